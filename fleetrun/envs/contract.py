@@ -1,0 +1,437 @@
+"""The environment contract: what a started process finds in its environment, written and read in one place.
+
+The launcher writes with `write`, the runtime reads with `read`; `read(write(member)) == member` for every role. Values are
+those of Paddle's launchers (both generations) and of torchrun, so that scripts of either world run unmodified. Standard
+library only, and nothing of fleetrun: `trainers` imports this file and no other of the launcher.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """How the processes of a job work together; the words are Paddle's `--run_mode`."""
+
+    COLLECTIVE = "collective"
+    PS = "ps"
+    PS_HETER = "ps-heter"
+    RPC = "rpc"
+
+    @property
+    def has_servers(self) -> bool:
+        return self in (Mode.PS, Mode.PS_HETER)
+
+
+class Role(StrEnum):
+    """What one process does. The value is the word in log file names and labels."""
+
+    SERVER = "ps"
+    TRAINER = "trainer"
+    HETER = "heter"
+    COORDINATOR = "coordinator"
+
+    @property
+    def training_role(self) -> str:
+        """The word in TRAINING_ROLE."""
+        return _TRAINING_ROLES[self]
+
+
+_TRAINING_ROLES = {
+    Role.SERVER: "PSERVER",
+    Role.TRAINER: "TRAINER",
+    Role.HETER: "HETER_TRAINER",
+    Role.COORDINATOR: "COORDINATOR",
+}
+_ROLES = {word: role for role, word in _TRAINING_ROLES.items()}
+
+
+class ContractError(ValueError):
+    """A variable of the contract is missing or does not parse; the message names it and its value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gloo:
+    """Paddle's CPU barrier service in ps modes. `rendezvous`: 1 hdfs, 2 file, 3 http."""
+
+    endpoint: str
+    fs_path: str
+    with_gloo: int = 0
+    rendezvous: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What all processes of one job agree on. Endpoints are `host:port`, in rank order.
+
+    `heter` holds the endpoints of stages 2, 3, ... in that order (stage 1 is the trainers); `stage_devices` the device
+    word of every stage, trainers first.
+    """
+
+    mode: Mode
+    trainers: tuple[str, ...]
+    master: str
+    servers: tuple[str, ...] = ()
+    heter: tuple[tuple[str, ...], ...] = ()
+    coordinators: tuple[str, ...] = ()
+    stage_devices: tuple[str, ...] = ()
+    nnodes: int = 1
+    gloo: Gloo | None = None
+    job_id: str = "default"
+    max_restart: int = 0
+
+    @property
+    def heter_flat(self) -> tuple[str, ...]:
+        return tuple(endpoint for stage in self.heter for endpoint in stage)
+
+    def stage(self, number: int) -> tuple[str, ...]:
+        """Endpoints of stage `number` (1 = trainers); empty past either end."""
+        if number == 1:
+            return self.trainers
+        return self.heter[number - 2] if 2 <= number <= len(self.heter) + 1 else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One process of the job: the cluster and its own place in it.
+
+    `rank` counts within the role over the whole job, `local_rank` within the role on this node; `local_size` is the number
+    of processes of that role on this node. `devices` are indices into what the process sees, `visible` is what it may see
+    (None: whatever the launcher saw).
+    """
+
+    cluster: Cluster
+    role: Role
+    rank: int
+    endpoint: str
+    local_rank: int = 0
+    local_size: int = 1
+    node_rank: int = 0
+    stage: int = 0
+    device_kind: str = "gpu"
+    devices: tuple[int, ...] = ()
+    visible: str | None = None
+    backend: str | None = None
+    pod: str = ""
+    log_dir: str = "log"
+    error_file: str = ""
+    restart_count: int = 0
+    omp_threads: int | None = None
+
+
+VISIBLE_VARIABLE = {"gpu": "CUDA_VISIBLE_DEVICES", "xpu": "XPU_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+
+_MARK = "FLEETRUN_CONTAINER"
+
+
+def write(member: Member) -> dict[str, str]:
+    """The variables of one process. Values are complete: nothing else of the contract may stay in its environment."""
+    values = _common(member)
+    values |= {
+        Mode.COLLECTIVE: _collective,
+        Mode.RPC: _rpc,
+        Mode.PS: _parameter_server,
+        Mode.PS_HETER: _parameter_server,
+    }[member.cluster.mode](member)
+    if member.role in (Role.TRAINER, Role.HETER):
+        values |= _devices(member)
+    if member.role is Role.TRAINER:
+        values |= _torch(member)
+    if member.omp_threads is not None:
+        values["OMP_NUM_THREADS"] = str(member.omp_threads)
+    return values
+
+
+def _join(endpoints: tuple[str, ...]) -> str:
+    return ",".join(endpoints)
+
+
+def _port(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]
+
+
+def _host(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0].strip("[]")
+
+
+def _common(member: Member) -> dict[str, str]:
+    return {
+        "POD_NAME": member.pod,
+        "PADDLE_JOB_ID": member.cluster.job_id,
+        "PADDLE_LOG_DIR": member.log_dir,
+        "PADDLE_RESTART_COUNT": str(member.restart_count),
+        "PADDLE_TRAINERS_NUM": str(len(member.cluster.trainers)),
+        "PADDLE_TRAINER_ENDPOINTS": _join(member.cluster.trainers),
+        "PADDLE_CURRENT_ENDPOINT": member.endpoint,
+        _MARK: f"{member.pod}.{member.role}.{member.rank}",
+        "FLEETRUN_LOCAL": f"{member.local_rank}/{member.local_size}",
+        "FLEETRUN_NODE": f"{member.node_rank}/{member.cluster.nnodes}",
+        "FLEETRUN_MASTER": member.cluster.master,
+        "FLEETRUN_MAX_RESTART": str(member.cluster.max_restart),
+        "FLEETRUN_ERROR_FILE": member.error_file,
+    }
+
+
+def _collective(member: Member) -> dict[str, str]:
+    cluster = member.cluster
+    values = {
+        "PADDLE_MASTER": cluster.master,
+        "PADDLE_TRAINER_ID": str(member.rank),
+        "PADDLE_GLOBAL_RANK": str(member.rank),
+        "PADDLE_GLOBAL_SIZE": str(len(cluster.trainers)),
+        "PADDLE_LOCAL_RANK": str(member.local_rank),
+        "PADDLE_LOCAL_SIZE": str(member.local_size),
+        "PADDLE_RANK_IN_NODE": str(member.local_rank),
+        "PADDLE_NNODES": str(cluster.nnodes),
+    }
+    if member.backend is not None:
+        values["PADDLE_DISTRI_BACKEND"] = member.backend
+    return values
+
+
+def _rpc(member: Member) -> dict[str, str]:
+    return {
+        "PADDLE_MASTER_ENDPOINT": member.cluster.master,
+        "PADDLE_WORKER_ENDPOINT": member.endpoint,
+        "PADDLE_TRAINER_ID": str(member.rank),
+    }
+
+
+def _parameter_server(member: Member) -> dict[str, str]:
+    cluster = member.cluster
+    values = {
+        "PADDLE_PSERVERS_IP_PORT_LIST": _join(cluster.servers),
+        "PADDLE_HETER_TRAINER_IP_PORT_LIST": _join(cluster.heter_flat),
+        "PADDLE_COORDINATOR_ENDPOINTS": _join(cluster.coordinators),
+        "PADDLE_COORDINATOR_NUM": str(len(cluster.coordinators)),
+        "PADDLE_PORT": _port(member.endpoint),
+        "POD_IP": _host(member.endpoint),
+        "TRAINING_ROLE": member.role.training_role,
+        "PADDLE_ROLE": member.role.training_role,
+        "PADDLE_NNODES": str(cluster.nnodes),
+    }
+    if member.role is not Role.SERVER:
+        values["PADDLE_TRAINER_ID"] = str(member.rank)
+    if cluster.gloo is not None:
+        values |= {
+            "PADDLE_WITH_GLOO": str(cluster.gloo.with_gloo),
+            "PADDLE_GLOO_RENDEZVOUS": str(cluster.gloo.rendezvous),
+            "PADDLE_GLOO_FS_PATH": cluster.gloo.fs_path,
+            "PADDLE_GLOO_HTTP_ENDPOINT": cluster.gloo.endpoint,
+        }
+    if cluster.mode is Mode.PS_HETER:
+        values |= _stages(member)
+    return values
+
+
+def _stages(member: Member) -> dict[str, str]:
+    cluster = member.cluster
+    values = {
+        "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": _join(cluster.heter_flat),
+        "PADDLE_STAGE_TRAINERS_NUM": str([len(cluster.trainers), *map(len, cluster.heter)]),
+        "STAGE_NUM": str(len(cluster.heter) + 1),
+        "FLEETRUN_STAGE_DEVICES": ";".join(cluster.stage_devices),
+    }
+    if member.stage:
+        values |= {
+            "STAGE_ID": str(member.stage),
+            "HETER_DEVICE_TYPE": cluster.stage_devices[member.stage - 1],
+            "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST": _join(cluster.stage(member.stage - 1)),
+            "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST": _join(cluster.stage(member.stage + 1)),
+        }
+    return values
+
+
+def _devices(member: Member) -> dict[str, str]:
+    if not member.devices:
+        return {}
+    values = {f"FLAGS_selected_{member.device_kind}s": ",".join(map(str, member.devices))}
+    if member.visible is not None:
+        values[VISIBLE_VARIABLE[member.device_kind]] = member.visible
+    return values
+
+
+def _torch(member: Member) -> dict[str, str]:
+    cluster = member.cluster
+    return {
+        "RANK": str(member.rank),
+        "WORLD_SIZE": str(len(cluster.trainers)),
+        "LOCAL_RANK": str(member.local_rank),
+        "LOCAL_WORLD_SIZE": str(member.local_size),
+        "GROUP_RANK": str(member.node_rank),
+        "GROUP_WORLD_SIZE": str(cluster.nnodes),
+        "NNODES": str(cluster.nnodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(member.rank),
+        "ROLE_WORLD_SIZE": str(len(cluster.trainers)),
+        "MASTER_ADDR": _host(cluster.master),
+        "MASTER_PORT": _port(cluster.master),
+        "TORCHELASTIC_RESTART_COUNT": str(member.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(cluster.max_restart),
+        "TORCHELASTIC_RUN_ID": cluster.job_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_ERROR_FILE": member.error_file,
+    }
+
+
+def inside_container(environ: Mapping[str, str]) -> str | None:
+    """`pod.role.rank` when this process was started by fleetrun, else None."""
+    return environ.get(_MARK) or None
+
+
+# Whatever the contract may set, and what earlier launchers leave behind. A child's environment is the launcher's without
+# these, plus `write`: so a launcher that runs inside a trainer, or after one in the same shell, starts clean.
+OWNED_PREFIXES = ("TORCHELASTIC_", "FLAGS_selected_", "FLEETRUN_")
+OWNED = frozenset(
+    """
+    POD_NAME POD_IP PADDLE_JOB_ID PADDLE_LOG_DIR PADDLE_RESTART_COUNT PADDLE_TRAINERS_NUM PADDLE_TRAINER_ENDPOINTS
+    PADDLE_CURRENT_ENDPOINT PADDLE_MASTER PADDLE_TRAINER_ID PADDLE_GLOBAL_RANK PADDLE_GLOBAL_SIZE PADDLE_LOCAL_RANK
+    PADDLE_LOCAL_SIZE PADDLE_RANK_IN_NODE PADDLE_NNODES PADDLE_DISTRI_BACKEND PADDLE_MASTER_ENDPOINT
+    PADDLE_WORKER_ENDPOINT PADDLE_PSERVERS_IP_PORT_LIST PADDLE_HETER_TRAINER_IP_PORT_LIST PADDLE_COORDINATOR_ENDPOINTS
+    PADDLE_COORDINATOR_NUM PADDLE_PORT TRAINING_ROLE PADDLE_ROLE PADDLE_WITH_GLOO PADDLE_GLOO_RENDEZVOUS
+    PADDLE_GLOO_FS_PATH PADDLE_GLOO_HTTP_ENDPOINT PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST PADDLE_STAGE_TRAINERS_NUM
+    PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST STAGE_ID STAGE_NUM
+    HETER_DEVICE_TYPE PADDLE_BACKUP_ENV_PATH PADDLE_WORLD_DEVICE_IDS PADDLE_LOCAL_DEVICE_IDS DISTRIBUTED_TRAINER_ENDPOINTS
+    RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE NNODES ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
+    MASTER_ADDR MASTER_PORT
+    """.split()
+)
+
+
+def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy of an environment with no variable of the contract in it."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in OWNED and not name.startswith(OWNED_PREFIXES)
+    }
+
+
+def read(environ: Mapping[str, str]) -> Member:
+    """The member that `write` described.
+
+    Raises ContractError when a variable is missing or malformed. Device visibility and the OMP thread count are read back
+    as they stand.
+    """
+    reader = _Reader(environ)
+    role = reader.role()
+    cluster = reader.cluster()
+    node_rank, _ = reader.fraction("FLEETRUN_NODE")
+    local_rank, local_size = reader.fraction("FLEETRUN_LOCAL")
+    kind, devices = reader.devices()
+    return Member(
+        cluster=cluster,
+        role=role,
+        rank=reader.rank(),
+        endpoint=reader.text("PADDLE_CURRENT_ENDPOINT"),
+        local_rank=local_rank,
+        local_size=local_size,
+        node_rank=node_rank,
+        stage=reader.integer("STAGE_ID", 0),
+        device_kind=kind,
+        devices=devices,
+        visible=environ.get(VISIBLE_VARIABLE[kind]) if devices else None,
+        backend=environ.get("PADDLE_DISTRI_BACKEND"),
+        pod=reader.text("POD_NAME"),
+        log_dir=reader.text("PADDLE_LOG_DIR"),
+        error_file=environ.get("FLEETRUN_ERROR_FILE", ""),
+        restart_count=reader.integer("PADDLE_RESTART_COUNT"),
+        omp_threads=reader.integer("OMP_NUM_THREADS") if "OMP_NUM_THREADS" in environ else None,
+    )
+
+
+class _Reader:
+    """Typed look-ups that name the variable when they fail."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def text(self, name: str) -> str:
+        try:
+            return self._environ[name]
+        except KeyError:
+            raise ContractError(f"{name} is not set; start this script with fleetrun") from None
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        if default is not None and name not in self._environ:
+            return default
+        value = self.text(name)
+        try:
+            return int(value)
+        except ValueError:
+            raise ContractError(f"{name} is {value!r}; it must be a whole number") from None
+
+    def fraction(self, name: str) -> tuple[int, int]:
+        value = self.text(name)
+        index, slash, total = value.partition("/")
+        if not (slash and index.isdigit() and total.isdigit()):
+            raise ContractError(f"{name} is {value!r}; it must look like 0/2")
+        return int(index), int(total)
+
+    def endpoints(self, name: str) -> tuple[str, ...]:
+        return tuple(filter(None, self._environ.get(name, "").split(",")))
+
+    def mode(self) -> Mode:
+        if "STAGE_NUM" in self._environ:
+            return Mode.PS_HETER
+        if "TRAINING_ROLE" in self._environ:
+            return Mode.PS
+        return Mode.RPC if "PADDLE_WORKER_ENDPOINT" in self._environ else Mode.COLLECTIVE
+
+    def role(self) -> Role:
+        word = self._environ.get("TRAINING_ROLE", "TRAINER")
+        if word not in _ROLES:
+            raise ContractError(f"TRAINING_ROLE is {word!r}; it must be one of {', '.join(_ROLES)}")
+        return _ROLES[word]
+
+    def rank(self) -> int:
+        mark = self.text(_MARK)
+        rank = mark.rpartition(".")[2]
+        if not rank.isdigit():
+            raise ContractError(f"{_MARK} is {mark!r}; it must look like pod.trainer.0")
+        return int(rank)
+
+    def cluster(self) -> Cluster:
+        return Cluster(
+            mode=self.mode(),
+            trainers=self.endpoints("PADDLE_TRAINER_ENDPOINTS"),
+            master=self.text("FLEETRUN_MASTER"),
+            servers=self.endpoints("PADDLE_PSERVERS_IP_PORT_LIST"),
+            heter=self._heter(),
+            coordinators=self.endpoints("PADDLE_COORDINATOR_ENDPOINTS"),
+            stage_devices=tuple(filter(None, self._environ.get("FLEETRUN_STAGE_DEVICES", "").split(";"))),
+            nnodes=self.fraction("FLEETRUN_NODE")[1],
+            gloo=self._gloo(),
+            job_id=self.text("PADDLE_JOB_ID"),
+            max_restart=self.integer("FLEETRUN_MAX_RESTART"),
+        )
+
+    def _heter(self) -> tuple[tuple[str, ...], ...]:
+        flat = self.endpoints("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST")
+        sizes = [int(size) for size in re.findall(r"\d+", self._environ.get("PADDLE_STAGE_TRAINERS_NUM", ""))]
+        starts = [sum(sizes[1:stage]) for stage in range(1, len(sizes))]
+        return tuple(flat[start : start + size] for start, size in zip(starts, sizes[1:], strict=True))
+
+    def _gloo(self) -> Gloo | None:
+        if "PADDLE_GLOO_HTTP_ENDPOINT" not in self._environ:
+            return None
+        return Gloo(
+            endpoint=self.text("PADDLE_GLOO_HTTP_ENDPOINT"),
+            fs_path=self.text("PADDLE_GLOO_FS_PATH"),
+            with_gloo=self.integer("PADDLE_WITH_GLOO"),
+            rendezvous=self.integer("PADDLE_GLOO_RENDEZVOUS"),
+        )
+
+    def devices(self) -> tuple[str, tuple[int, ...]]:
+        for kind in VISIBLE_VARIABLE:
+            name = f"FLAGS_selected_{kind}s"
+            value = self._environ.get(name, "")
+            if value:
+                try:
+                    return kind, tuple(map(int, value.split(",")))
+                except ValueError:
+                    raise ContractError(f"{name} is {value!r}; it must be a list of device numbers") from None
+        return "gpu", ()
