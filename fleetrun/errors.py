@@ -1,4 +1,6 @@
-"""What can go wrong on the launcher's side: what happened, what to do, and the exit code. Ground: imports nothing."""
+"""What can go wrong on the launcher's side: what happened, what to do, and the exit code. Ground: imports
+nothing.
+"""
 
 
 class LaunchError(Exception):

@@ -1,8 +1,9 @@
 """The environment contract: what a started process finds in its environment, written and read in one place.
 
-The launcher writes with `write`, the runtime reads with `read`; `read(write(member)) == member` for every role. Values are
-those of Paddle's launchers (both generations) and of torchrun, so that scripts of either world run unmodified. Standard
-library only, and nothing of fleetrun: `trainers` imports this file and no other of the launcher.
+The launcher writes with `write`, the runtime reads with `read`; `read(write(member)) == member` for every
+role. Values are those of Paddle's launchers (both generations) and of torchrun, so that scripts of either
+world run unmodified. Standard library only, and nothing of fleetrun: `trainers` imports this file and no
+other of the launcher.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Gloo:
 class Cluster:
     """What all processes of one job agree on. Endpoints are `host:port`, in rank order.
 
-    `heter` holds the endpoints of stages 2, 3, ... in that order (stage 1 is the trainers); `stage_devices` the device
-    word of every stage, trainers first.
+    `heter` holds the endpoints of stages 2, 3, ... in that order (stage 1 is the trainers); `stage_devices`
+    the device word of every stage, trainers first.
     """
 
     mode: Mode
@@ -98,9 +99,9 @@ class Cluster:
 class Member:
     """One process of the job: the cluster and its own place in it.
 
-    `rank` counts within the role over the whole job, `local_rank` within the role on this node; `local_size` is the number
-    of processes of that role on this node. `devices` are indices into what the process sees, `visible` is what it may see
-    (None: whatever the launcher saw).
+    `rank` counts within the role over the whole job, `local_rank` within the role on this node; `local_size`
+    is the number of processes of that role on this node. `devices` are indices into what the process sees,
+    `visible` is what it may see (None: whatever the launcher saw).
     """
 
     cluster: Cluster
@@ -122,13 +123,19 @@ class Member:
     omp_threads: int | None = None
 
 
-VISIBLE_VARIABLE = {"gpu": "CUDA_VISIBLE_DEVICES", "xpu": "XPU_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
+VISIBLE_VARIABLE = {
+    "gpu": "CUDA_VISIBLE_DEVICES",
+    "xpu": "XPU_VISIBLE_DEVICES",
+    "npu": "ASCEND_RT_VISIBLE_DEVICES",
+}
 
 _MARK = "FLEETRUN_CONTAINER"
 
 
 def write(member: Member) -> dict[str, str]:
-    """The variables of one process. Values are complete: nothing else of the contract may stay in its environment."""
+    """The variables of one process. Values are complete: nothing else of the contract may stay in its
+    environment.
+    """
     values = _common(member)
     values |= {
         Mode.COLLECTIVE: _collective,
@@ -282,23 +289,31 @@ def inside_container(environ: Mapping[str, str]) -> str | None:
     return environ.get(_MARK) or None
 
 
-# Whatever the contract may set, and what earlier launchers leave behind. A child's environment is the launcher's without
-# these, plus `write`: so a launcher that runs inside a trainer, or after one in the same shell, starts clean.
+# Whatever the contract may set, and what earlier launchers leave behind. A child's environment is the
+# launcher's without these, plus `write`: so a launcher that runs inside a trainer, or after one in the same
+# shell, starts clean.
 OWNED_PREFIXES = ("TORCHELASTIC_", "FLAGS_selected_", "FLEETRUN_")
+# fmt: off
 OWNED = frozenset(
-    """
-    POD_NAME POD_IP PADDLE_JOB_ID PADDLE_LOG_DIR PADDLE_RESTART_COUNT PADDLE_TRAINERS_NUM PADDLE_TRAINER_ENDPOINTS
-    PADDLE_CURRENT_ENDPOINT PADDLE_MASTER PADDLE_TRAINER_ID PADDLE_GLOBAL_RANK PADDLE_GLOBAL_SIZE PADDLE_LOCAL_RANK
-    PADDLE_LOCAL_SIZE PADDLE_RANK_IN_NODE PADDLE_NNODES PADDLE_DISTRI_BACKEND PADDLE_MASTER_ENDPOINT
-    PADDLE_WORKER_ENDPOINT PADDLE_PSERVERS_IP_PORT_LIST PADDLE_HETER_TRAINER_IP_PORT_LIST PADDLE_COORDINATOR_ENDPOINTS
-    PADDLE_COORDINATOR_NUM PADDLE_PORT TRAINING_ROLE PADDLE_ROLE PADDLE_WITH_GLOO PADDLE_GLOO_RENDEZVOUS
-    PADDLE_GLOO_FS_PATH PADDLE_GLOO_HTTP_ENDPOINT PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST PADDLE_STAGE_TRAINERS_NUM
-    PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST STAGE_ID STAGE_NUM
-    HETER_DEVICE_TYPE PADDLE_BACKUP_ENV_PATH PADDLE_WORLD_DEVICE_IDS PADDLE_LOCAL_DEVICE_IDS DISTRIBUTED_TRAINER_ENDPOINTS
-    RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE NNODES ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
-    MASTER_ADDR MASTER_PORT
-    """.split()
+    {
+        "POD_NAME", "POD_IP", "PADDLE_JOB_ID", "PADDLE_LOG_DIR", "PADDLE_RESTART_COUNT",
+        "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT",
+        "PADDLE_MASTER", "PADDLE_TRAINER_ID", "PADDLE_GLOBAL_RANK", "PADDLE_GLOBAL_SIZE",
+        "PADDLE_LOCAL_RANK", "PADDLE_LOCAL_SIZE", "PADDLE_RANK_IN_NODE", "PADDLE_NNODES",
+        "PADDLE_DISTRI_BACKEND", "PADDLE_MASTER_ENDPOINT", "PADDLE_WORKER_ENDPOINT",
+        "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_HETER_TRAINER_IP_PORT_LIST",
+        "PADDLE_COORDINATOR_ENDPOINTS", "PADDLE_COORDINATOR_NUM", "PADDLE_PORT", "TRAINING_ROLE",
+        "PADDLE_ROLE", "PADDLE_WITH_GLOO", "PADDLE_GLOO_RENDEZVOUS", "PADDLE_GLOO_FS_PATH",
+        "PADDLE_GLOO_HTTP_ENDPOINT", "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+        "PADDLE_STAGE_TRAINERS_NUM", "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
+        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST", "STAGE_ID", "STAGE_NUM", "HETER_DEVICE_TYPE",
+        "PADDLE_BACKUP_ENV_PATH", "PADDLE_WORLD_DEVICE_IDS", "PADDLE_LOCAL_DEVICE_IDS",
+        "DISTRIBUTED_TRAINER_ENDPOINTS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+        "GROUP_RANK", "GROUP_WORLD_SIZE", "NNODES", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
+        "MASTER_ADDR", "MASTER_PORT",
+    }
 )
+# fmt: on
 
 
 def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
@@ -313,8 +328,8 @@ def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
 def read(environ: Mapping[str, str]) -> Member:
     """The member that `write` described.
 
-    Raises ContractError when a variable is missing or malformed. Device visibility and the OMP thread count are read back
-    as they stand.
+    Raises ContractError when a variable is missing or malformed. Device visibility and the OMP thread count
+    are read back as they stand.
     """
     reader = _Reader(environ)
     role = reader.role()
@@ -367,7 +382,7 @@ class _Reader:
     def fraction(self, name: str) -> tuple[int, int]:
         value = self.text(name)
         index, slash, total = value.partition("/")
-        if not (slash and index.isdigit() and total.isdigit()):
+        if not (slash and index.isdecimal() and total.isdecimal()):
             raise ContractError(f"{name} is {value!r}; it must look like 0/2")
         return int(index), int(total)
 
@@ -390,7 +405,7 @@ class _Reader:
     def rank(self) -> int:
         mark = self.text(_MARK)
         rank = mark.rpartition(".")[2]
-        if not rank.isdigit():
+        if not rank.isdecimal():
             raise ContractError(f"{_MARK} is {mark!r}; it must look like pod.trainer.0")
         return int(rank)
 

@@ -1,61 +1,252 @@
-"""What the person asked for: one frozen value out of flags, environment and defaults. Knows no process and no port."""
+"""What the person asked for: one frozen value, whose fields are the options. Knows no process and no machine.
+
+Each option is declared once, here: default, parser, variables, help. `resolve.py` makes the value out of a
+command line and an environment, `usage.py` prints the help.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from fleetrun.envs.contract import Mode
+from fleetrun.envs import addresses, values
+from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.options import COLLECTIVE, HETER, PROCESSES, SERVERS, Group, Takes, of, option, switch
+
+DEVICE_KINDS = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "selected_xpus": "xpu", "npus": "npu"}
+"""The spellings of --devices that also say what kind of device."""
+
+PREFIXES = {"elastic_server": "etcd://", "PADDLE_ELASTIC_SERVER": "etcd://"}
+"""Where a value is written shorter than under the option's own name."""
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
+
+_job = partial(option, group=Group.JOB)
+_process = partial(option, group=Group.PROCESSES)
+_server = partial(option, group=Group.SERVERS, modes=SERVERS)
+_servers = partial(_server, makes=Mode.PS)
+_heter = partial(option, group=Group.SERVERS, modes=HETER, makes=Mode.PS_HETER)
+_network = partial(option, group=Group.NETWORK)
+_failure = partial(option, group=Group.FAILURE)
+_log = partial(option, group=Group.LOGS)
+_machine = partial(option, group=Group.MACHINES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings:
     """Every option under its own name, typed and checked. `None` and empty tuples mean: not given.
 
-    Times are seconds, sizes bytes. Endpoints are `host:port`.
+    Times are seconds, sizes bytes. Endpoints are `host:port`. In ps modes without endpoint lists,
+    `server_num` and `trainer_num` are numbers; in ps-heter, `heter_devices` has an entry for each stage after
+    the trainers'.
     """
 
     script: str
     script_args: tuple[str, ...] = ()
-    module: bool = False
-    run_mode: Mode = Mode.COLLECTIVE
-    job_id: str = "default"
 
-    nnodes: tuple[int, int] = (1, 1)
-    nproc_per_node: int | None = None
-    devices: tuple[str, ...] = ()
+    # A table, set by hand: one argument per line would make it three times as long.
+    # fmt: off
+    run_mode: Mode = _job(  # noqa: RUF009  (a field, like all of these; ruff knows the other types)
+        Mode.COLLECTIVE, values.run_mode, "MODE", choices=tuple(map(str, Mode)), env=("PADDLE_RUN_MODE",),
+        help="How the processes work together.",
+        shown_default="ps when servers or trainers are given, else collective")
+    module: bool = switch(
+        False, group=Group.JOB, short="-m", help="SCRIPT is a module, as in python -m.")
+    no_python: bool = switch(
+        False, group=Group.JOB, help="SCRIPT is a program, even if its name ends in .py.")
+    job_id: str = _job(
+        "default", values.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
+        help="Name of the job; the names of its log files begin with it.")
+    backend: str = _job(
+        "auto", values.choice(*_BACKENDS), "NAME", choices=_BACKENDS, env=("PADDLE_DISTRI_BACKEND",),
+        modes=COLLECTIVE,
+        help="What collectives run on; auto: nccl on GPUs, else gloo.")
+    timeout: float | None = _job(
+        None, values.seconds, "TIME", env=("FLEETRUN_TIMEOUT",),
+        help="Stop a job that takes longer, with exit code 124.")
+
+    nproc_per_node: int | str | None = _process(
+        None, values.count_or_word("auto", "gpu", "cpu"), "N", env=("PADDLE_NPROC_PER_NODE",),
+        modes=PROCESSES,
+        help="Number of processes. gpu: one per GPU; cpu: one per core; auto: gpu if there is one, else cpu.",
+        shown_default="one per device, 1 without devices")
+    devices: tuple[str, ...] = _process(
+        (), values.device_list, "LIST", aliases=tuple(DEVICE_KINDS), env=("PADDLE_DEVICES",),
+        help="Devices to use, as 0,1 or by UUID. Numbers count within CUDA_VISIBLE_DEVICES.",
+        shown_default="all visible ones")
     device_kind: str = "gpu"
-    visible_devices: str = "node"
-    backend: str = "auto"
+    visible_devices: str = _process(
+        "node", values.choice("node", "process"), "WHOSE", choices=("node", "process"),
+        env=("FLEETRUN_VISIBLE_DEVICES",),
+        help="What a process sees: the devices of its node, with LOCAL_RANK as index, or only its own.")
 
-    server_num: int | None = None
-    trainer_num: int | None = None
-    coordinator_num: int | None = None
-    heter_worker_num: tuple[int, ...] = ()
-    servers: tuple[str, ...] = ()
-    trainers: tuple[str, ...] = ()
-    coordinators: tuple[str, ...] = ()
-    heter_workers: tuple[tuple[str, ...], ...] = ()
-    heter_devices: tuple[str, ...] = ()
-    with_gloo: int = 0
-    gloo_port: int = 6767
-    http_port: int | None = None
+    server_num: int | None = _servers(
+        None, values.count, "N", env=("PADDLE_SERVER_NUM",),
+        help="Number of servers.", shown_default="1 in ps modes")
+    trainer_num: int | None = _servers(
+        None, values.count, "N", aliases=("worker_num",), env=("PADDLE_TRAINER_NUM",),
+        help="Number of trainers.", shown_default="1 in ps modes")
+    servers: tuple[str, ...] = _servers(
+        (), addresses.endpoint_list, "LIST", env=("PADDLE_SERVERS_ENDPOINTS",),
+        help="Endpoints of the servers, as host:port,host:port. Goes with --trainers.")
+    trainers: tuple[str, ...] = _servers(
+        (), addresses.trainer_list, "LIST", aliases=("workers",), env=("PADDLE_TRAINERS_ENDPOINTS",),
+        help="Endpoints of the trainers. Hosts without ports get 6170 + number of servers and upwards.")
+    coordinator_num: int | None = _servers(
+        None, values.count, "N", help="Number of coordinators.")
+    coordinators: tuple[str, ...] = _servers(
+        (), addresses.endpoint_list, "LIST", help="Endpoints of the coordinators.")
+    heter_worker_num: tuple[int, ...] = _heter(
+        (), values.stage_counts, "N;N",
+        help="Number of heter workers, by stage after the trainers. Makes the mode ps-heter.")
+    heter_workers: tuple[tuple[str, ...], ...] = _heter(
+        (), addresses.stage_endpoints, "LIST;LIST", help="Endpoints of the heter workers, by stage.")
+    heter_devices: tuple[str, ...] = _heter(
+        (), values.stage_devices, "KIND;KIND",
+        help="cpu, gpu, xpu or npu for each stage of heter workers.", shown_default="gpu")
+    with_gloo: int = _server(
+        0, values.whole(0, 2), "0|1|2", env=("PADDLE_WITH_GLOO",), help="PADDLE_WITH_GLOO of the processes.")
+    gloo_port: int = _server(
+        6767, addresses.port, "PORT", env=("PADDLE_GLOO_PORT",),
+        help="Port of the Gloo service with --servers.")
+    http_port: int | None = _server(
+        None, addresses.port, "PORT",
+        help="Port of the Gloo service with --server_num.", shown_default="a free port")
 
-    host: str | None = None
-    ips: tuple[str, ...] = ()
-    start_port: int | None = None
-    port_range: tuple[int, int] | None = None
+    host: str | None = _network(
+        None, addresses.host, "ADDRESS", env=("POD_IP",),
+        help="Address of this machine.", shown_default="127.0.0.1")
+    start_port: int | None = _network(
+        None, addresses.port, "PORT", env=("PADDLE_START_PORT", "FLAGS_START_PORT"),
+        help="Use the ports from this one upwards.", shown_default="free ports")
+    port_range: tuple[int, int] | None = _network(
+        None, addresses.port_range, "LOW:HIGH", env=("PORT_RANGE",),
+        help="Use free ports of this range.", shown_default="any")
+    master_addr: str | None = _network(
+        None, addresses.host, "ADDRESS", modes=COLLECTIVE,
+        help="MASTER_ADDR of the trainers; an address of this machine.", shown_default="that of --host")
+    master_port: int | None = _network(
+        None, addresses.port, "PORT", modes=COLLECTIVE,
+        help="MASTER_PORT of the trainers.", shown_default="a free port")
 
-    max_restart: int = 3
-    stop_timeout: float = 10.0
-    timeout: float | None = None
-    elastic_pre_hook: str | None = None
+    max_restart: int = _failure(
+        3, values.whole(0, 1_000_000), "N", aliases=("max_restarts",), env=("PADDLE_MAX_RESTART",),
+        help="How many failures are answered with a restart; 0: none.")
+    stop_timeout: float = _failure(
+        10.0, values.seconds, "TIME", env=("FLEETRUN_STOP_TIMEOUT",), help="From SIGTERM to SIGKILL.",
+        shown_default="10 s")
+    elastic_pre_hook: str | None = _failure(
+        None, values.shell_words, "COMMAND", help="Command to run before each start, without a shell.")
 
-    log_dir: str = "log"
-    log_level: str = "INFO"
-    log_overwrite: bool = False
-    log_rotate: int | None = None
-    follow: str = "trainer:0"
-    enable_gpu_log: bool = True
+    log_dir: str = _log(
+        "log", values.nonempty, "DIR", env=("PADDLE_LOG_DIR",),
+        help="Where the output of the processes goes.")
+    log_level: str = _log(
+        "INFO", values.choice(*_LEVELS, also={"warn": "WARNING", "fatal": "CRITICAL"}), "LEVEL",
+        choices=_LEVELS, env=("PADDLE_LOG_LEVEL",),
+        help="What fleetrun itself says.")
+    log_overwrite: bool = switch(
+        False, group=Group.LOGS, takes=Takes.BOOLEAN, env=("PADDLE_LOG_OVERWRITE",),
+        help="Empty log files first instead of appending.")
+    log_rotate: int | None = _log(
+        None, values.size, "SIZE", env=("FLEETRUN_LOG_ROTATE",),
+        help="Keep only the newest output, about this much of each process, as 100M.", shown_default="all")
+    follow: tuple[values.FollowRule, ...] = _log(
+        ((Role.TRAINER, (0,)),), values.follow, "WHAT", env=("FLEETRUN_FOLLOW",), repeats=True,
+        help="Output to show: all, none, or roles (trainer, ps, heter, coordinator) with or without "
+             "numbers, as trainer:0,1+ps.",
+        shown_default="trainer:0")
+    enable_gpu_log: bool = switch(
+        True, group=Group.LOGS, takes=Takes.BOOLEAN,
+        help="Log the state of the GPUs; --enable_gpu_log=0: do not.", shown_default="on")
+    dry_run: bool = switch(
+        False, group=Group.LOGS, help="Print what would be started, and start nothing.")
+    json: bool = switch(
+        False, group=Group.LOGS, help="With --dry_run: print one JSON document.")
 
-    dry_run: bool = False
-    json: bool = False
+    nnodes: tuple[int, int] = _machine(
+        (1, 1), addresses.node_range, "N|MIN:MAX", aliases=("np",),
+        env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP"),
+        help="Number of machines.", shown_default="1")
+    ips: tuple[str, ...] = _machine(
+        (), addresses.host_list, "LIST", env=("PADDLE_IPS",), help="The machines.", shown_default="this one")
+    master: str | None = _machine(
+        None, addresses.meeting_point, "ADDRESS", aliases=("elastic_server",),
+        env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER"),
+        help="Where machines meet: host:port or etcd://host:port.")
+    rank: int = _machine(
+        -1, values.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK",),
+        help="Rank of this machine; -1: any.")
+    sort_ip: bool = switch(
+        False, group=Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
+        help="Rank machines by address.")
+    elastic_level: int = _machine(
+        -1, values.whole(-1, 1), "LEVEL", env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
+        help="-1: off; 0: hold when a machine fails; 1: restart.")
+    elastic_timeout: float = _machine(
+        30.0, values.seconds, "TIME", env=("PADDLE_ELASTIC_TIMEOUT",), help="How long to wait for machines.",
+        shown_default="30 s")
+
+    legacy: bool = switch(
+        False, group=Group.COMPATIBLE, takes=Takes.BOOLEAN,
+        help="Only --legacy=0: there is one launcher here.")
+    standalone: bool = switch(
+        False, group=Group.COMPATIBLE, help="As torchrun's: one machine, which is what it is anyway.")
+    # fmt: on
+
+
+OPTIONS = of(LaunchSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Settings, and what to tell about them.
+
+    `origins` says where a setting came from: `--trainer_num` as it was typed, or `PADDLE_NNODES`; a default
+    is absent. `notices` are one-line remarks for the console.
+    """
+
+    settings: LaunchSettings
+    origins: Mapping[str, str]
+    notices: tuple[str, ...] = ()
+
+
+_ALWAYS_SHOWN = (
+    "devices", "elastic_level", "elastic_timeout", "gloo_port", "host", "job_id", "legacy", "log_dir",
+    "log_level", "master", "max_restart", "nnodes", "nproc_per_node", "rank", "run_mode", "server_num",
+    "servers", "trainer_num", "trainers", "with_gloo",
+)  # fmt: skip
+_EMPTY_AS_TEXT = frozenset({"servers", "trainers"})
+
+
+def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
+    """Rows (name, value, origin) of the configuration banner, by name.
+
+    The 22 rows of Paddle's banner are always there and written as Paddle writes them, others when they were
+    given. The origin of a default is None.
+    """
+    rows: list[tuple[str, str, str | None]] = [
+        ("training_script", resolved.settings.script, None),
+        ("training_script_args", str(list(resolved.settings.script_args)), None),
+    ]
+    for name in OPTIONS:
+        origin = resolved.origins.get(name)
+        if name in _ALWAYS_SHOWN or origin is not None:
+            rows.append((name, _shown(name, getattr(resolved.settings, name)), origin))
+    return sorted(rows)
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "follow":
+        return values.written_follow(value)
+    if name in ("nnodes", "port_range") and isinstance(value, tuple):
+        return ":".join(map(str, value if name == "port_range" else dict.fromkeys(value)))
+    if value == ():
+        return "" if name in _EMPTY_AS_TEXT else "None"
+    if isinstance(value, tuple):
+        joint = ";" if name.startswith("heter") else ","
+        return joint.join(",".join(part) if isinstance(part, tuple) else str(part) for part in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,123 @@
+"""The command: argv to settings to exit code. The only place that prints errors and exits."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from fleetrun import usage
+from fleetrun.envs import argv as command_line
+from fleetrun.envs.argv import Given
+from fleetrun.envs.choices import parsed
+from fleetrun.envs.resolve import resolve
+from fleetrun.envs.settings import Resolved
+from fleetrun.errors import LaunchError
+
+Run = Callable[[Resolved], int]
+"""Launches a job and returns its exit code."""
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str], run: Run) -> int:
+    """Run the command with these words and this environment; return its exit code."""
+    try:
+        return _command(argv, environ, run)
+    except LaunchError as error:
+        _report(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _discard(sys.stdout)  # or Python would complain when it flushes at exit
+        return 141
+    except Exception:  # noqa: BLE001  (the last resort: no other place may swallow a bug)
+        return _report_bug()
+
+
+def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run) -> int:
+    if environ.get("_FLEETRUN_COMPLETE"):
+        from fleetrun import completion  # imports click, which launching does without
+
+        return completion.answer(environ["_FLEETRUN_COMPLETE"])
+    if not argv:
+        _write(sys.stderr, usage.SHORT)
+        return 2
+    line = command_line.read(argv)
+    if line.action is not None:
+        _write(sys.stdout, _answer(line.action))
+        return 0
+    return run(resolve(line, environ))
+
+
+def _answer(action: Given) -> str:
+    """What `--help`, `--version` or `--show_completion` prints."""
+    if action.option.name == "help":
+        return usage.help_text(_columns(sys.stdout) or _asked_columns() or usage.WIDEST)
+    if action.option.name == "version":
+        from importlib.metadata import version
+
+        return f"fleetrun {version('fleetrun')}\n"
+    from fleetrun import completion
+
+    return completion.script(parsed(action.option, action.spelling, action.text))
+
+
+def _report(error: LaunchError) -> None:
+    """`fleetrun: error: MESSAGE` and the hint; wrapped at words on a terminal, whole lines elsewhere."""
+    lines = [f"fleetrun: error: {error.message}"]
+    if error.hint:
+        lines.append(f"  {error.hint}")
+    columns = _columns(sys.stderr)
+    if columns:
+        lines = [usage.wrapped(line, columns - 1, indent="    ", first="") for line in lines]
+    _write(sys.stderr, "\n".join(lines) + "\n")
+
+
+def _report_bug() -> int:
+    import traceback
+
+    _write(
+        sys.stderr,
+        f"{traceback.format_exc()}fleetrun: error: this is a bug in fleetrun, not in your script\n",
+    )
+    return 125
+
+
+def _columns(stream: TextIO | None) -> int | None:
+    """The width of a terminal; None for anything else."""
+    if stream is None or not stream.isatty():
+        return None
+    try:
+        return _asked_columns() or os.get_terminal_size(stream.fileno()).columns or usage.WIDEST
+    except OSError:
+        return usage.WIDEST
+
+
+def _asked_columns() -> int | None:
+    """COLUMNS, when it is a width that lines can have."""
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and 20 <= int(columns) < 10_000 else None
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """Print to a stream that may be closed (None), a broken pipe (told to the caller) or full (an error)."""
+    if stream is None:
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard(stream)
+        if stream is sys.stdout:
+            raise LaunchError(f"cannot write to the standard output: {error.strerror}") from None
+
+
+def _discard(stream: TextIO | None) -> None:
+    """Lead what is still buffered for a dead stream to nowhere."""
+    if stream is not None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

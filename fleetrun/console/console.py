@@ -1,0 +1,100 @@
+"""Every line a person sees. Two outputs: what fleetrun says goes to stderr, what the containers print to
+stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from fleetrun.console.sink import Sink
+from fleetrun.pod.loop import Loop
+
+LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
+_BOLD, _RED, _YELLOW, _RESET = "\033[1m", "\033[31m", "\033[33m", "\033[0m"
+_LABEL_COLOURS = tuple(f"\033[{code}m" for code in (36, 32, 35, 34, 33, 96, 92, 95, 94, 93))
+
+
+class Console:
+    """`level` is the least that is said. Colours are for terminals, and for those who did not say
+    NO_COLOR.
+    """
+
+    def __init__(self, out: Sink, err: Sink, level: str = "INFO", *, colour: bool = False) -> None:
+        self.out = out
+        self.err = err
+        self._least = LEVELS[level]
+        self._colour = colour
+
+    def attach(self, loop: Loop, room: Callable[[], None]) -> None:
+        """From now on output that cannot go out at once waits for the loop; `room` is called when stdout is
+        free again.
+        """
+        self.out.attach(loop, room)
+        if self.err is not self.out:
+            self.err.attach(loop, lambda: None)
+
+    def drain(self, interrupted: int) -> None:
+        """Wait until everything is written or its reader is gone, or `interrupted` becomes readable."""
+        self.out.drain(interrupted)
+        self.err.drain(interrupted)
+
+    def says(self, level: str) -> bool:
+        return LEVELS[level] >= self._least
+
+    def debug(self, text: str) -> None:
+        self._say("DEBUG", text)
+
+    def info(self, text: str) -> None:
+        self._say("INFO", text)
+
+    def warning(self, text: str) -> None:
+        self._say("WARNING", text, _YELLOW)
+
+    def error(self, text: str) -> None:
+        self._say("ERROR", text, _RED)
+
+    def show(self, label: bytes, lines: bytes) -> None:
+        """Whole lines of a container, each with the label before it."""
+        self.out.write(label + lines[:-1].replace(b"\n", b"\n" + label) + b"\n" if label else lines)
+
+    def block(self, lines: Iterable[str], *, level: str = "INFO") -> None:
+        """Lines without the stamp: tables and reports."""
+        if self.says(level):
+            self.err.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+
+    def _say(self, level: str, text: str, colour: str = "") -> None:
+        if not self.says(level):
+            return
+        now = time.time()
+        stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now % 1 * 1000):03d}"
+        head = self.paint(f"LAUNCH {level}", colour)
+        lines = "".join(f"{head} {stamp} {line}\n" for line in text.splitlines() or [""])
+        self.err.write(lines.encode("utf-8", "surrogateescape"))
+
+    def paint(self, text: str, colour: str) -> str:
+        return f"{colour}{text}{_RESET}" if self._colour and colour else text
+
+    def bold_red(self, text: str) -> str:
+        return self.paint(text, _BOLD + _RED)
+
+    def label(self, name: str, width: int, number: int) -> bytes:
+        """The head of a followed line: `trainer.1 | `."""
+        return self.paint(f"{name:<{width}} |", _LABEL_COLOURS[number % len(_LABEL_COLOURS)]).encode() + b" "
+
+
+def wants_colour(environ: Mapping[str, str]) -> bool:
+    """The customs: NO_COLOR, FORCE_COLOR, TERM=dumb, and no colour into files and pipes."""
+    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
+        return False
+    return bool(environ.get("FORCE_COLOR")) or (sys.stderr.isatty() and sys.stdout.isatty())
+
+
+def width(default: int = 100) -> int:
+    """Columns of the terminal; a fixed width where there is none."""
+    try:
+        return max(40, os.get_terminal_size(2).columns)
+    except OSError:
+        return default

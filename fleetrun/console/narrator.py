@@ -1,0 +1,52 @@
+"""Tells what happens to a pod, as it happens: one line each. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fleetrun.console import banner, report
+from fleetrun.console.console import Console
+from fleetrun.console.tail import read_tail
+from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.spec import PodSpec
+
+
+class Narrator:
+    """The supervisor's observer. `catch_up` shows what the followed logs hold so far, so that it comes before
+    the news.
+    """
+
+    def __init__(self, console: Console, spec: PodSpec, catch_up: Callable[[], None]) -> None:
+        self._console = console
+        self._spec = spec
+        self._catch_up = catch_up
+        self._told = False
+
+    def started(self, containers: list[Container]) -> None:
+        if not self._told:
+            self._told = True
+            self._console.info(banner.pod_line("Watching", self._spec, "running"))
+        for each in containers:
+            if each.process is not None:
+                self._console.debug(f"{each.spec.title}: pid {each.process.pid}, log {each.spec.log}")
+
+    def failed(self, ended: Ended, decision: Restart | GiveUp) -> None:
+        if isinstance(decision, GiveUp):
+            return  # the report says it all, in a moment
+        self._catch_up()
+        when = "now" if decision.after == 0 else f"in {decision.after:g} s"
+        what = ended.spec.title if self._spec.mode.has_servers else "all processes"
+        self._console.error(
+            f"{report.one_line(ended, read_tail(ended.spec.log))}; "
+            f"restart {decision.number} of {decision.limit} of {what} {when}; log {ended.spec.log}"
+        )
+
+    def restarting(self, containers: list[Container]) -> None:
+        self._console.debug(f"restarting {', '.join(each.spec.title for each in containers)}")
+
+    def leaving(self, rest: list[Container]) -> None:
+        self._console.debug(f"all trainers ended; waiting for {', '.join(each.spec.title for each in rest)}")
+
+    def ending(self, why: str) -> None:
+        self._console.warning(f"{why}; stopping the job")

@@ -1,0 +1,56 @@
+"""What a launch would do, for `--dry_run`: as text, or as one JSON document."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from fleetrun.console.secrets import masked
+from fleetrun.pod.spec import ContainerSpec, PodSpec
+
+
+def document(spec: PodSpec, environ: Mapping[str, str]) -> dict[str, Any]:
+    """`environ` is the launcher's own: only what differs from it is listed for each container."""
+    return {
+        "job": spec.job_id,
+        "mode": str(spec.mode),
+        "pod": spec.name,
+        "replicas": spec.replicas,
+        "log_dir": str(spec.log_dir),
+        "pre_hook": list(spec.pre_hook.argv) if spec.pre_hook else None,
+        "containers": [_container(each, environ) for each in spec.containers],
+    }
+
+
+def _container(spec: ContainerSpec, environ: Mapping[str, str]) -> dict[str, Any]:
+    changed = {name: value for name, value in spec.env.items() if environ.get(name) != value}
+    return {
+        "name": spec.name,
+        "role": str(spec.role),
+        "rank": spec.rank,
+        "endpoint": spec.endpoint,
+        "command": list(spec.argv),
+        "log": str(spec.log),
+        "environment": masked(dict(sorted(changed.items()))),
+        "removed_from_environment": sorted(name for name in environ if name not in spec.env),
+    }
+
+
+def as_json(spec: PodSpec, environ: Mapping[str, str]) -> str:
+    return json.dumps(document(spec, environ), indent=2, ensure_ascii=False)
+
+
+def as_text(spec: PodSpec, environ: Mapping[str, str]) -> list[str]:
+    plan = document(spec, environ)
+    lines = [f"job {plan['job']}, mode {plan['mode']}: {plan['replicas']} processes; nothing was started"]
+    if plan["pre_hook"]:
+        lines.append(f"before each start: {shlex.join(plan['pre_hook'])}")
+    for container in plan["containers"]:
+        lines += ["", f"{container['name']}  {container['endpoint']}"]
+        lines.append(f"  command  {shlex.join(container['command'])}")
+        lines.append(f"  log      {container['log']}")
+        lines += [f"  {name}={value}" for name, value in container["environment"].items()]
+    lines += ["", "Ports and the pod's name are examples: the next launch chooses its own."]
+    return lines

@@ -1,0 +1,49 @@
+"""One choice of the person's: an option, its value, and where it was made. Knows no rule between options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fleetrun.envs.options import Option, Takes
+from fleetrun.envs.values import BadValue, either
+from fleetrun.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`origin` is `--worker_num` as it was typed or `PADDLE_TRAINER_NUM`, `alias` its normal spelling."""
+
+    option: Option
+    value: Any
+    origin: str
+    text: str
+    alias: str
+    typed: bool
+
+    def __str__(self) -> str:
+        """As the person wrote it, to quote in a message."""
+        if not self.typed:
+            return f"{self.origin}={_short(self.text)}"
+        bare = self.option.takes is not Takes.VALUE and self.value is True
+        return self.origin if bare else f"{self.origin} {_short(self.text)}"
+
+
+Choices = dict[str, Choice]
+"""What was chosen, by the option's name; an option at its default is absent."""
+
+
+def parsed(option: Option, origin: str, text: str, prefix: str = "") -> Any:
+    """The value of a text, with `prefix` put before it if it is not there.
+
+    Raises UsageError, which names `origin`: the spelling or the variable.
+    """
+    try:
+        return option.parse(prefix + text.strip().removeprefix(prefix))
+    except BadValue as error:
+        hint = f"did you mean {either(error.meant)}?" if error.meant else None
+        raise UsageError(f"{origin} is {_short(text)!r}; {error}", hint=hint) from None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,88 @@
+"""Accelerators of this host, counted without torch, and which of them a job gets. Knows no process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetrun.envs.contract import VISIBLE_VARIABLE
+from fleetrun.errors import UsageError
+
+_DEVICE_FILES = {"gpu": "nvidia[0-9]*", "xpu": "xpu[0-9]*", "npu": "davinci[0-9]*"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What a launcher may hand out: `ids` as they stand in the visibility variable (numbers, GPU-... or
+    MIG-... names).
+    """
+
+    kind: str = "gpu"
+    ids: tuple[str, ...] = ()
+    restricted: bool = False
+
+    @property
+    def variable(self) -> str:
+        return VISIBLE_VARIABLE[self.kind]
+
+
+def count_devices(kind: str) -> int:
+    """How many there are. NVIDIA's are counted by NVML, which knows what a container may use; the others by
+    their files.
+    """
+    files = len(list(Path("/dev").glob(_DEVICE_FILES[kind])))
+    return _count_nvidia(files) if kind == "gpu" and files else files
+
+
+def _count_nvidia(files: int) -> int:
+    try:
+        import pynvml
+    except ImportError:
+        return files
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return files
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def detect(kind: str, environ: Mapping[str, str], count: Callable[[str], int] = count_devices) -> Devices:
+    """The devices this launcher may use: all, or those that the visibility variable leaves."""
+    value = environ.get(VISIBLE_VARIABLE[kind])
+    if value is None:
+        return Devices(kind=kind, ids=tuple(map(str, range(count(kind)))))
+    ids = []
+    for entry in filter(None, (part.strip() for part in value.split(","))):
+        if entry.startswith("-"):  # CUDA: a negative number hides itself and all after it
+            break
+        ids.append(entry)
+    present = count(kind)
+    return Devices(kind=kind, ids=tuple(ids) if present else (), restricted=True)
+
+
+def choose(wanted: tuple[str, ...], found: Devices) -> tuple[str, ...]:
+    """The ids of `--devices`, checked against what there is; all of them when none was named.
+
+    Ids are those of the visibility variable where there is one (`CUDA_VISIBLE_DEVICES=4,5 --gpus 5`); with
+    names there, numbers are positions. Raises UsageError that shows both lists.
+    """
+    if not wanted:
+        return found.ids
+    named = found.restricted and not all(each.isdigit() for each in found.ids)
+    chosen = tuple(
+        found.ids[int(each)] if named and each.isdigit() and int(each) < len(found.ids) else each
+        for each in wanted
+    )
+    missing = [each for each in chosen if each not in found.ids]
+    if missing:
+        there = (
+            f"{found.variable}={','.join(found.ids)}" if found.restricted else f"0 to {len(found.ids) - 1}"
+        )
+        raise UsageError(
+            f"--devices {','.join(wanted)}: there is no {found.kind} {', '.join(missing)}; there is {there}"
+        )
+    return chosen

@@ -1,0 +1,184 @@
+"""This host's address, and ports that stay reserved until the process that owns them has them. Linux.
+
+A reservation is a socket that is bound and never listens. The kernel gives such a port to nobody who asks for
+any free one and to nobody's outgoing connection; a process that sets SO_REUSEADDR (as TCPStore, zmq, gRPC,
+http.server and brpc do) can still bind and listen on it, again after a restart too. Beside it stands a name
+in the abstract unix namespace, which belongs to the same network namespace as the port: by it two launchers
+see each other's reservations, which TCP would let them share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+from fleetrun.errors import PortError
+
+LOOPBACK = "127.0.0.1"
+
+
+class Ports:
+    """The ports that this launcher holds. `close` gives all of them back."""
+
+    def __init__(self, port_range: tuple[int, int] | None = None) -> None:
+        self._range = port_range
+        self._held: dict[int, tuple[socket.socket, socket.socket]] = {}
+
+    def any(self) -> int:
+        """A free port: of the range if there is one, else the kernel's choice. Raises PortError when there is
+        none.
+        """
+        for port in self._candidates():
+            taken = self._try(port)
+            if isinstance(taken, int):
+                return taken
+        low, high = self._range or (0, 0)
+        raise PortError(
+            f"no free port in PORT_RANGE={low}:{high}; this job holds {len(self._held)} of them",
+            hint="Give a larger PORT_RANGE, or none.",
+        )
+
+    def fixed(self, port: int) -> int:
+        """This very port. Raises PortError that names who has it."""
+        if port in self._held:
+            raise PortError(f"port {port} is wanted twice by this job")
+        taken = self._try(port)
+        if isinstance(taken, int):
+            return taken
+        raise PortError(f"port {port} is taken: {_holder(port) or taken}")
+
+    def close(self) -> None:
+        for pair in self._held.values():
+            for each in pair:
+                each.close()
+        self._held.clear()
+
+    def _candidates(self) -> Iterator[int]:
+        if self._range is None:
+            yield from (0 for _ in range(100))
+            return
+        ports = range(self._range[0], self._range[1] + 1)
+        start = int.from_bytes(os.urandom(4)) % len(ports)
+        yield from (port for port in [*ports[start:], *ports[:start]] if port not in self._held)
+
+    def _try(self, port: int) -> int | str:
+        """The port now held, or why not."""
+        holder = _bind(port)
+        if not isinstance(holder, socket.socket):
+            return holder
+        port = holder.getsockname()[1]
+        name = _claim(port)
+        if name is None:
+            holder.close()
+            return "reserved by another fleetrun"
+        self._held[port] = (holder, name)
+        return port
+
+
+def _bind(port: int) -> socket.socket | str:
+    """A bound socket of both address families. For any port it asks first without SO_REUSEADDR: with it, the
+    kernel would take a port that somebody else has reserved for as free as any other.
+    """
+    holder = _tcp_socket()
+    try:
+        if port:
+            holder.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # TIME_WAIT of an earlier run is no obstacle
+        holder.bind(("", port))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError as error:
+        holder.close()
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            raise PortError(f"cannot reserve a port: {error.strerror}") from None
+        return error.strerror or "taken"
+    return holder
+
+
+def _tcp_socket() -> socket.socket:
+    try:
+        holder = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        raise PortError(f"cannot reserve a port: {error.strerror}", hint="See `ulimit -n`.") from None
+    holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return holder
+
+
+def _lock_name(port: int) -> str:
+    return f"\0fleetrun-port-{port}"
+
+
+def _claim(port: int) -> socket.socket | None:
+    try:
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise PortError(f"cannot reserve port {port}: {error.strerror}", hint="See `ulimit -n`.") from None
+    try:
+        name.bind(_lock_name(port))
+        name.listen(1)  # so that others can ask whose it is
+    except OSError:
+        name.close()
+        return None
+    return name
+
+
+def _holder(port: int) -> str | None:
+    """Who has the port, as far as this user may know."""
+    return _reserving_launcher(port) or _process_on(port)
+
+
+def _reserving_launcher(port: int) -> str | None:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ask:
+        ask.settimeout(0.2)
+        ask.connect(_lock_name(port))
+        pid, _, _ = struct.unpack("3i", ask.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        return f"reserved by another fleetrun, process {pid}"
+    return None
+
+
+def _process_on(port: int) -> str | None:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for connection in psutil.net_connections("inet"):
+            if connection.laddr and connection.laddr.port == port and connection.pid:
+                with contextlib.suppress(psutil.Error):
+                    name = psutil.Process(connection.pid).name()
+                    state = (
+                        "listens on it"
+                        if connection.status == psutil.CONN_LISTEN
+                        else "has a connection from it"
+                    )
+                    return f"process {connection.pid} ({name}) {state}"
+    return "by a process of another user" if os.getuid() else None
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` -> host without brackets, port."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def join_endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_this_host(host: str) -> bool:
+    """Whether `host`, a name or an address, is one of this machine's own. The kernel decides: only those can
+    be bound.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind((address[0], 0))
+            return True
+    return False

@@ -1,0 +1,141 @@
+"""From a command line and an environment to settings: who wins, and which mode it is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fleetrun.envs import checks, contract, machines
+from fleetrun.envs.addresses import with_ports
+from fleetrun.envs.argv import CommandLine, Given
+from fleetrun.envs.choices import Choice, Choices, parsed
+from fleetrun.envs.contract import Mode
+from fleetrun.envs.settings import DEVICE_KINDS, OPTIONS, PREFIXES, LaunchSettings, Resolved
+from fleetrun.errors import UsageError
+
+FIRST_TRAINER_PORT = 6170
+"""Paddle numbers trainers that were listed without ports from here, plus the number of servers."""
+
+_LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID")
+
+
+def resolve(line: CommandLine, environ: Mapping[str, str]) -> Resolved:
+    """Settings of a job on one machine. A typed option wins over a variable, a variable over the default.
+
+    Raises UsageError for a value or a combination that cannot be meant, NotSupportedError for a job on many
+    machines.
+    """
+    readable, notices = _without_leftovers(environ)
+    choices = _from_command_line(line.given)
+    choices |= _from_environment(readable, but=choices.keys())
+    mode, reason = _mode(choices)
+    notices += checks.settle(choices, mode, reason)
+    checks.check(choices, mode, reason)
+    notices += machines.refuse_many(choices, readable)
+    if line.script is None:
+        raise UsageError("no script was given", hint="usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]")
+    return Resolved(
+        settings=LaunchSettings(
+            script=line.script, script_args=line.script_args, **_values(choices, mode), run_mode=mode
+        ),
+        origins={name: choice.origin for name, choice in choices.items()}
+        | ({"run_mode": reason.origin} if reason else {}),
+        notices=tuple(notices),
+    )
+
+
+def _from_command_line(given: Iterable[Given]) -> Choices:
+    """One choice per option: of the same spelling the last counts, of different spellings all must agree."""
+    choices: Choices = {}
+    for word in given:
+        name = word.option.name
+        value = parsed(word.option, word.spelling, word.text, PREFIXES.get(word.alias, ""))
+        choice = Choice(word.option, value, word.spelling, word.text, word.alias, typed=True)
+        choices[name] = _combined(choices[name], choice) if name in choices else choice
+    return {name: choice for name, choice in choices.items() if choice.text or choice.value != ()}
+
+
+def _combined(earlier: Choice, later: Choice) -> Choice:
+    if later.option.repeats:
+        return replace(later, value=earlier.value + later.value, text=f"{earlier.text}+{later.text}")
+    kinds = [DEVICE_KINDS[choice.alias] for choice in (earlier, later) if choice.alias in DEVICE_KINDS]
+    if earlier.alias != later.alias and (earlier.value != later.value or len(set(kinds)) > 1):
+        raise UsageError(f"{earlier} and {later} are one option with two values; give one of them")
+    return earlier if kinds and later.alias not in DEVICE_KINDS else later
+
+
+def _from_environment(environ: Mapping[str, str], but: Collection[str]) -> Choices:
+    """The first variable of each option that is set and not empty, except for the options in `but`."""
+    choices: Choices = {}
+    for option in OPTIONS.values():
+        found = [name for name in option.env if environ.get(name, "").strip()]
+        if found and option.name not in but:
+            variable, text = found[0], environ[found[0]].strip()
+            value = parsed(option, variable, text, PREFIXES.get(variable, ""))
+            choices[option.name] = Choice(option, value, variable, text, option.name, typed=False)
+    return choices
+
+
+def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
+    """The environment that may be read, and what is said about the rest."""
+    outer = contract.inside_container(environ)
+    if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
+        readable = contract.without_contract(environ)
+        known = {variable for option in OPTIONS.values() for variable in option.env}
+        ignored = sorted(known & (environ.keys() - readable.keys()))
+        where = f"{outer} of another job" if outer else "a process of another launcher"
+        notice = f"started inside {where}; not read from its environment: {', '.join(ignored)}"
+        return readable, [notice] if ignored else []
+    if machines.on_paddle_cloud(environ):
+        return environ, []
+    left = [name for name in _LEFTOVERS if environ.get(name)]
+    return environ, [f"{name} is set, perhaps by another launcher; it is not used" for name in left]
+
+
+_Wish = tuple[Mode, Choice]
+
+
+def _mode(choices: Choices) -> _Wish | tuple[Mode, None]:
+    """The mode, and the choice that made it so (None: nothing did).
+
+    What was typed goes first; a variable counts as far as it fits what was typed.
+    """
+    typed = [choice for choice in choices.values() if choice.typed]
+    variables = [choice for choice in choices.values() if not choice.typed]
+    fitting = [
+        (mode, choice)
+        for mode, choice in _wishes(variables)
+        if all(mode in other.option.modes for other in typed)
+    ]
+    stated = [wish for wish in fitting if wish[1].option.name == "run_mode"]
+    wishes = [*_wishes(typed, "run_mode"), *stated, *_wishes(typed), *fitting]
+    return wishes[0] if wishes else (Mode.COLLECTIVE, None)
+
+
+def _wishes(choices: list[Choice], only: str | None = None) -> list[_Wish]:
+    """The modes that these choices ask for, the strongest wish first: stated, then ps-heter, then ps."""
+    wishes = [
+        (choice.value if choice.option.name == "run_mode" else choice.option.makes, choice)
+        for choice in choices
+        if only in (None, choice.option.name)
+    ]
+    found = [(mode, choice) for mode, choice in wishes if mode is not None]
+    return sorted(found, key=lambda wish: (wish[1].option.name != "run_mode", wish[0] is not Mode.PS_HETER))
+
+
+def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
+    """The value of each field, with what follows from others filled in."""
+    values = {name: choice.value for name, choice in choices.items() if name != "run_mode"}
+    if "devices" in choices:
+        values["device_kind"] = DEVICE_KINDS.get(choices["devices"].alias, "gpu")
+    if not mode.has_servers:
+        return values
+    if "servers" in values:
+        values["trainers"] = with_ports(values["trainers"], FIRST_TRAINER_PORT + len(values["servers"]))
+    else:
+        values = {"server_num": 1, "trainer_num": 1} | values
+    if mode is Mode.PS_HETER:
+        stages = values.get("heter_worker_num") or values["heter_workers"]
+        values = {"heter_devices": ("gpu",) * len(stages)} | values
+    return values

@@ -1,0 +1,196 @@
+"""The composition root of one launch on one machine: settings in, exit code out. Everything is made here,
+nothing decided.
+"""
+
+from __future__ import annotations
+
+import os
+import string
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from fleetrun.console import banner, plan
+from fleetrun.console.console import Console, wants_colour, width
+from fleetrun.console.narrator import Narrator
+from fleetrun.console.report import report
+from fleetrun.console.sink import sinks
+from fleetrun.console.tail import read_tail
+from fleetrun.envs import devices, topology
+from fleetrun.envs.contract import Role
+from fleetrun.envs.network import LOOPBACK, Ports, is_this_host, split_endpoint
+from fleetrun.envs.settings import LaunchSettings, Resolved
+from fleetrun.envs.settings import banner as banner_rows
+from fleetrun.errors import UsageError
+from fleetrun.pod import cgroup, logfiles, program
+from fleetrun.pod.follow import Watch
+from fleetrun.pod.gpulog import GpuLog
+from fleetrun.pod.job import command, pod_spec
+from fleetrun.pod.jobcontrol import dispatch
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.pod import Pod
+from fleetrun.pod.restarts import RestartPolicy
+from fleetrun.pod.result import JobResult
+from fleetrun.pod.signals import Signals
+from fleetrun.pod.spec import PodSpec
+from fleetrun.pod.supervisor import Supervisor
+
+
+def run(resolved: Resolved, signals: Signals, guard: int) -> int:
+    """Launch; return the exit code. Raises LaunchError for what cannot be started.
+
+    `signals` holds what came since the process began; `guard` is readable when the guard process is gone.
+    """
+    settings = resolved.settings
+    console = Console(*sinks(), settings.log_level, colour=wants_colour(os.environ))
+    ports = Ports(settings.port_range)
+    try:
+        _check_program(settings)
+        if not settings.dry_run:
+            logfiles.make_log_dir(Path(settings.log_dir))
+        for notice in resolved.notices:
+            console.warning(notice)
+        spec = _plan(settings, console, ports, os.environ)
+        if settings.dry_run:
+            _print_plan(settings, spec)
+            return 0
+        _announce(resolved, spec, console)
+        result = _supervise(settings, spec, console, signals, guard)
+        _conclude(result, spec, console)
+        return result.code
+    finally:
+        ports.close()
+        console.drain(signals.fileno())
+
+
+def _check_program(settings: LaunchSettings) -> None:
+    if settings.module:
+        program.check_module(settings.script)
+    elif settings.script.endswith(".py") and not settings.no_python:
+        program.check_python_script(settings.script)
+    else:
+        program.check_program(command(settings)[0], os.environ.get("PATH", os.defpath))
+
+
+def _plan(settings: LaunchSettings, console: Console, ports: Ports, environ: Mapping[str, str]) -> PodSpec:
+    host = _host(settings, console, environ)
+    members = topology.build(settings, host, lambda port: ports.any() if port is None else ports.fixed(port))
+    pod = "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(6))
+    return pod_spec(settings, members, pod=pod, cores=host.cores, environ=environ)
+
+
+def _host(settings: LaunchSettings, console: Console, environ: Mapping[str, str]) -> topology.Host:
+    """This machine. Raises UsageError for hosts that are another, and devices that are not there."""
+    address = settings.host or (settings.ips[0] if settings.ips else LOOPBACK)
+    stages = tuple(endpoint for stage in settings.heter_workers for endpoint in stage)
+    endpoints = (*settings.servers, *settings.trainers, *stages, *settings.coordinators)
+    for host in dict.fromkeys([address, *(split_endpoint(each)[0] for each in endpoints)]):
+        if not is_this_host(host):
+            raise UsageError(
+                f"{host} is not an address of this machine", hint="This version starts jobs on one machine."
+            )
+    found = devices.detect(settings.device_kind, environ)
+    if settings.devices and not found.ids:
+        console.warning(
+            f"--devices {','.join(settings.devices)}: there is no {settings.device_kind} here; "
+            f"{len(settings.devices)} processes will compute on CPUs (Gloo)"
+        )
+    chosen = devices.choose(settings.devices, found) if found.ids else ()
+    return topology.Host(
+        address=address,
+        devices=chosen,
+        device_kind=settings.device_kind,
+        wanted_devices=len(settings.devices),
+        cores=len(os.sched_getaffinity(0)),
+    )
+
+
+def _print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
+    text = plan.as_json(spec, os.environ) if settings.json else "\n".join(plan.as_text(spec, os.environ))
+    sys.stdout.write(text + "\n")
+
+
+def _announce(resolved: Resolved, spec: PodSpec, console: Console) -> None:
+    for line in banner.configuration(banner_rows(resolved)):
+        console.info(line)
+    console.info(banner.job_line(spec))
+    console.info(banner.pod_line("Run", spec, "ready"))
+    if console.says("DEBUG"):
+        console.block(banner.environments(spec), level="DEBUG")
+    if logfiles.is_full(spec.log_dir):
+        console.warning(f"the disk of {spec.log_dir} is full: the job goes on, but its output will be lost")
+
+
+def _supervise(
+    settings: LaunchSettings, spec: PodSpec, console: Console, signals: Signals, guard: int
+) -> JobResult:
+    if settings.log_overwrite:
+        logfiles.remove_earlier(spec.log_dir, spec.job_id, Role)
+    guard_pid = os.getppid()
+    cgroup.enter(guard_pid)
+    pod = Pod(spec)
+    pod.prepare()
+    logfiles.point_latest(spec.log_dir, spec.name, [(each.name, each.log) for each in spec.containers])
+    loop = Loop()
+    watch = Watch(loop, lambda: console.out.room)
+    console.attach(loop, watch.go_on)
+    _choose_logs(settings, spec, console, watch)
+    supervisor = Supervisor(
+        pod,
+        loop,
+        RestartPolicy(limit=settings.max_restart),
+        Narrator(console, spec, watch.catch_up),
+        stop_timeout=settings.stop_timeout,
+        timeout=settings.timeout,
+    )
+
+    def guard_lost() -> None:
+        loop.remove(guard)
+        supervisor.guard_lost()
+        cgroup.kill_all(guard_pid)
+        cgroup.remove(guard_pid)
+
+    loop.add(guard, guard_lost)
+    loop.add(signals.fileno(), lambda: dispatch(signals.read(), pod, supervisor.interrupt, console.info))
+    watch.start()
+    GpuLog.start_if(settings.enable_gpu_log, spec, loop)
+    result = supervisor.run()
+    watch.drain(lambda: console.out.drain(signals.fileno()))
+    for path in watch.unbounded:
+        console.warning(
+            f"--log_rotate could not shorten {path}: its file system cannot take blocks out of a file"
+        )
+    return result
+
+
+def _choose_logs(settings: LaunchSettings, spec: PodSpec, console: Console, watch: Watch) -> None:
+    """What the console follows: one container as it is, several with their names before each line."""
+    followed = [
+        each
+        for each in spec.containers
+        if any(
+            each.role is role and (numbers is None or each.index in numbers)
+            for role, numbers in settings.follow
+        )
+    ]
+    widest = max((len(each.name) for each in followed), default=0)
+    for number, each in enumerate(followed):
+        label = console.label(each.name, widest, number) if len(followed) > 1 else b""
+        watch.follow(each.log, partial(console.show, label))
+    if settings.log_rotate is not None:
+        for each in spec.containers:
+            watch.bound(each.log, settings.log_rotate)
+
+
+def _conclude(result: JobResult, spec: PodSpec, console: Console) -> None:
+    if result.strays:
+        console.warning(f"{result.strays} processes that had left their container were ended with the job")
+    if result.cause is not None:
+        tail = read_tail(result.cause.spec.log)
+        lines = report(result, tail, width=width(), log_full=logfiles.is_full(spec.log_dir))
+        console.block(lines, level="ERROR")
+    if result.code == 0:
+        console.info(f"Pod completed: {spec.name}")
+    else:
+        console.error(f"Pod failed: {spec.name}, exit code {result.code}")

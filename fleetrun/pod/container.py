@@ -1,0 +1,123 @@
+"""A container: one process of the job, over all its attempts. Knows its spec, log and process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleetrun.pod import logfiles
+from fleetrun.pod.errorfile import ErrorRecord, read_dismissed, read_error
+from fleetrun.pod.process import Process
+from fleetrun.pod.spec import ContainerSpec
+from fleetrun.pod.status import Exit, Status, move
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How one attempt of a container ended. Times are seconds since the epoch.
+
+    `asked` is the signal that fleetrun itself had sent before, if any: such an end is a consequence.
+    `out_of_memory` tells that the kernel's OOM killer did it.
+    """
+
+    spec: ContainerSpec
+    exit: Exit
+    pid: int
+    started: float
+    ended: float
+    attempt: int
+    asked: int | None = None
+    record: ErrorRecord | None = None
+    out_of_memory: bool = False
+    dismissed: bool = False
+
+    @property
+    def failed_at(self) -> float:
+        """When it went wrong: what the process wrote of itself, else when it ended."""
+        return self.record.time if self.record is not None else self.ended
+
+
+class Container:
+    """The handle of a running spec."""
+
+    def __init__(self, spec: ContainerSpec, wall: Callable[[], float] = time.time) -> None:
+        self.spec = spec
+        self.status = Status.UNINIT
+        self.process: Process | None = None
+        self.restarts = 0
+        self.ended: Ended | None = None
+        self._asked: int | None = None
+        self._wall = wall
+        self._started = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.exit is None
+
+    def prepare(self) -> None:
+        """Make the log file, so that one that cannot be written is known before anything starts."""
+        os.close(logfiles.open_log(self.spec.log))
+        self._to(Status.READY)
+
+    def start(self) -> Process:
+        """Raises what `Process.spawn` raises; the container is FAILED then."""
+        if self.spec.error_file is not None:
+            self.spec.error_file.unlink(missing_ok=True)
+        output = logfiles.open_log(self.spec.log)
+        try:
+            if self.restarts:
+                logfiles.mark(output, f"restart {self.restarts} of {self.spec.title}")
+            self._started = self._wall()
+            self._asked = None
+            self.process = Process.spawn(self.spec.argv, self.spec.environment(self.restarts), output)
+        finally:
+            os.close(output)
+        self._to(Status.RUNNING)
+        return self.process
+
+    def ask(self, number: int) -> None:
+        """A signal from fleetrun that is meant to end it; to the whole group."""
+        if self.process is not None and self.alive:
+            if self._asked is None:
+                self._asked = number
+                self._to(Status.TERMINATING)
+            self.process.signal_group(number)
+
+    def collect(self, out_of_memory: Callable[[int], bool]) -> Ended:
+        """After the pidfd became readable: reap, and remember how it ended.
+
+        What a failed leader leaves in its group is ended with it, unless it was asked to go: then its
+        children have been asked too and have their grace.
+        """
+        process = self.process
+        assert process is not None, "collect before start"
+        exit = process.reap(with_group=self._asked is None)
+        record = read_error(self.spec.error_file) if not exit.ok else None
+        self.ended = Ended(
+            spec=self.spec,
+            exit=exit,
+            pid=process.pid,
+            started=self._started,
+            ended=self._wall(),
+            attempt=self.restarts,
+            asked=self._asked,
+            record=record,
+            dismissed=exit.ok and read_dismissed(self.spec.error_file),
+            out_of_memory=exit.code == -9 and self._asked is None and out_of_memory(process.pid),
+        )
+        if self.ended.dismissed and self.spec.error_file is not None:
+            self.spec.error_file.unlink(missing_ok=True)
+        self._to(Status.COMPLETED if exit.ok else Status.FAILED)
+        return self.ended
+
+    def renew(self) -> None:
+        """Make ready for another attempt, if there has been one."""
+        if self.process is not None:
+            self.restarts += 1
+            self._to(Status.RESTARTING)
+            self.process = None
+
+    def _to(self, status: Status) -> None:
+        self.status = move(self.status, status)

@@ -1,0 +1,68 @@
+"""A line per GPU every five seconds into `<job>.<pod>.gpu.log`: use, memory, temperature, power. Only where
+NVML is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from fleetrun.pod.logfiles import open_log
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.spec import PodSpec
+
+_PERIOD = 5.0
+
+Sample = Callable[[], list[str]]
+
+
+class GpuLog:
+    def __init__(self, path: Path, loop: Loop, sample: Sample) -> None:
+        self._fd = open_log(path)
+        self._loop = loop
+        self._sample = sample
+
+    @classmethod
+    def start_if(cls, wanted: bool, spec: PodSpec, loop: Loop) -> None:
+        """Begin to log, if it is wanted and a process of this pod has a GPU."""
+        if wanted and any("FLAGS_selected_gpus" in each.env for each in spec.containers):
+            sample = nvml_sample()
+            if sample is not None:
+                cls(spec.log_dir / f"{spec.job_id}.{spec.name}.gpu.log", loop, sample).write()
+
+    def write(self) -> None:
+        """One line per GPU now, and again after a while. A disk that is full must not end a job."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        with contextlib.suppress(OSError):
+            os.write(self._fd, "".join(f"{stamp} {row}\n" for row in self._sample()).encode())
+        self._loop.after(_PERIOD, self.write)
+
+
+def nvml_sample() -> Sample | None:
+    """Reads all GPUs; None where NVML is not there."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    except (ImportError, OSError):
+        return None
+    except pynvml.NVMLError:
+        return None
+    return lambda: [_row(pynvml, number, handle) for number, handle in enumerate(handles)]
+
+
+def _row(nvml: ModuleType, number: int, handle: object) -> str:
+    try:
+        use = nvml.nvmlDeviceGetUtilizationRates(handle)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        heat = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+        power = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+    except nvml.NVMLError as error:
+        return f"gpu {number}: {error}"
+    used = f"{use.gpu} % used, {memory.used >> 20} of {memory.total >> 20} MiB"
+    return f"gpu {number}: {used}, {heat} C, {power:.0f} W"

@@ -1,0 +1,95 @@
+"""From members to what would run: commands, environments and files. Pure but for the look at this machine's
+Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fleetrun.envs import contract
+from fleetrun.envs.contract import Member, Role
+from fleetrun.envs.settings import LaunchSettings
+from fleetrun.pod.logfiles import log_path
+from fleetrun.pod.spec import ContainerSpec, PodSpec
+
+_RESTARTS = ("PADDLE_RESTART_COUNT",)
+_RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
+
+
+def command(settings: LaunchSettings) -> tuple[str, ...]:
+    """Python scripts and modules run under this Python, unbuffered; anything else is a program of its own."""
+    script = settings.script
+    if settings.module:
+        return (sys.executable, "-u", "-m", script, *settings.script_args)
+    if script.endswith(".py") and not settings.no_python:
+        return (sys.executable, "-u", script, *settings.script_args)
+    program = script if "/" in script or not Path(script).is_file() else f"./{script}"
+    return (program, *settings.script_args)
+
+
+def pod_spec(
+    settings: LaunchSettings, members: Sequence[Member], *, pod: str, cores: int, environ: Mapping[str, str]
+) -> PodSpec:
+    """`environ` is the launcher's own; of the contract nothing of it is handed down."""
+    base = contract.without_contract(environ)
+    if settings.visible_devices == "process" or members[0].devices:
+        base = {**base}
+    threads = None if "OMP_NUM_THREADS" in environ else max(1, cores // _local_trainers(members))
+    log_dir = Path(settings.log_dir).absolute()
+    argv = command(settings)
+    containers = []
+    for member in members:
+        log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
+        error_file = log.with_suffix(".error.json")
+        placed = dataclasses.replace(
+            member,
+            pod=pod,
+            log_dir=str(log_dir),
+            error_file=str(error_file),
+            omp_threads=threads if member.role is Role.TRAINER else None,
+        )
+        containers.append(
+            ContainerSpec(
+                role=member.role,
+                rank=member.rank,
+                index=member.local_rank,
+                argv=argv,
+                env={**base, **contract.write(placed)},
+                log=log,
+                endpoint=member.endpoint,
+                error_file=error_file,
+                restart_variables=_RESTARTS_TORCH if member.role is Role.TRAINER else _RESTARTS,
+            )
+        )
+    return PodSpec(
+        name=pod,
+        job_id=settings.job_id,
+        mode=settings.run_mode,
+        containers=tuple(containers),
+        log_dir=log_dir,
+        pre_hook=_pre_hook(settings, log_dir, pod, base),
+    )
+
+
+def _local_trainers(members: Sequence[Member]) -> int:
+    return max(1, sum(member.role is Role.TRAINER for member in members))
+
+
+def _pre_hook(
+    settings: LaunchSettings, log_dir: Path, pod: str, env: Mapping[str, str]
+) -> ContainerSpec | None:
+    if settings.elastic_pre_hook is None:
+        return None
+    return ContainerSpec(
+        role=Role.TRAINER,
+        rank=0,
+        index=0,
+        argv=tuple(shlex.split(settings.elastic_pre_hook)),
+        env=env,
+        log=log_path(log_dir, settings.job_id, pod, "pre_hook", 0),
+        label="pre_hook",
+    )

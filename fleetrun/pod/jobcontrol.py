@@ -1,0 +1,57 @@
+"""Signals that are meant for the job rather than for the launcher: passing on, stopping and continuing. Acts
+on a pod.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from fleetrun.pod.pod import Pod
+from fleetrun.pod.process import descendants, reap_adopted, signal_all
+from fleetrun.pod.signals import PASSED_ON
+from fleetrun.pod.status import signal_name
+
+
+def dispatch(numbers: bytes, pod: Pod, interrupt: Callable[[int], None], say: Callable[[str], None]) -> None:
+    """Act on signals in the order in which they came; `interrupt` gets those that mean: end."""
+    for number in numbers:
+        if number == signal.SIGCHLD:
+            continue
+        if number in PASSED_ON:
+            say(pass_on(pod, number))
+        elif number == signal.SIGTSTP:
+            say("stopping all processes; `fg` continues them")
+            suspend()
+        elif number != signal.SIGCONT:
+            interrupt(number)
+    if signal.SIGCHLD in numbers:
+        reap_adopted(pod.pids())
+
+
+def pass_on(pod: Pod, number: int) -> str:
+    """Send a user signal to every process that has a handler for it, and say whom it reached.
+
+    The default action of SIGUSR1 and SIGUSR2 is to die; a process without a handler is left alone.
+    """
+    reached, spared = [], []
+    for container in pod.alive:
+        process = container.process
+        if process is not None and process.handles(number):
+            process.signal_leader(number)
+            reached.append(container.spec.title)
+        else:
+            spared.append(container.spec.title)
+    text = f"{signal_name(number)} passed on to {', '.join(reached) or 'nobody'}"
+    return f"{text}; no handler for it in {', '.join(spared)}" if spared else text
+
+
+def suspend() -> None:
+    """Ctrl-Z: stop every process of the job, then this one. Returns when it is continued, and they are too.
+
+    SIGSTOP, because the kernel does not deliver SIGTSTP to the sessions that the containers lead.
+    """
+    signal_all(descendants(), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    signal_all(descendants(), signal.SIGCONT)

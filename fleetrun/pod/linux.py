@@ -1,0 +1,84 @@
+"""The system calls that Python has no name for. Knows libc and numbers; decides nothing.
+
+Every call fails with OSError, as those of `os` do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_PR_SET_CHILD_SUBREAPER = 36
+_FALLOC_FL_KEEP_SIZE = 0x01
+_FALLOC_FL_PUNCH_HOLE = 0x02
+_FALLOC_FL_COLLAPSE_RANGE = 0x08
+_IN_MODIFY = 0x02
+_INOTIFY_EVENT_SIZE = 16
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def become_subreaper() -> None:
+    """From now on orphaned descendants of this process become its children (prctl(2), Linux 3.4)."""
+    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER")
+
+
+def set_comm(name: str) -> None:
+    """The name that `ps -o comm` and `top` show; at most 15 bytes."""
+    Path("/proc/self/comm").write_text(name[:15])
+
+
+def collapse_range(fd: int, length: int) -> None:
+    """Take `length` bytes (a multiple of the file system's block) out of the head of a file; the rest moves
+    down.
+    """
+    _fallocate(fd, _FALLOC_FL_COLLAPSE_RANGE, length)
+
+
+def punch_hole(fd: int, length: int) -> None:
+    """Free the blocks of the first `length` bytes; the size stays and they read as zeros."""
+    _fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, length)
+
+
+def _fallocate(fd: int, mode: int, length: int) -> None:
+    call = _libc.fallocate
+    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    _checked(call(fd, mode, 0, length), "fallocate")
+
+
+class Inotify:
+    """Tells which files were written to. `fileno()` is readable when there is news."""
+
+    def __init__(self) -> None:
+        self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1")
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def watch(self, path: Path) -> int:
+        """A number that stands for `path` in what `read` returns."""
+        return _checked(_libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY), f"inotify {path}")
+
+    def read(self) -> set[int]:
+        """The numbers of the files written to since the last call."""
+        changed: set[int] = set()
+        try:
+            data = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return changed
+        offset = 0
+        while offset < len(data):
+            changed.add(int.from_bytes(data[offset : offset + 4], "little", signed=True))
+            offset += _INOTIFY_EVENT_SIZE + int.from_bytes(data[offset + 12 : offset + 16], "little")
+        return changed
+
+    def close(self) -> None:
+        os.close(self._fd)

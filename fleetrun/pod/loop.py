@@ -1,0 +1,89 @@
+"""One loop for everything that happens: files that become readable, signals, deadlines. Sleeps until there is
+a cause.
+
+Handlers run in the order in which the kernel saw the events: epoll keeps its ready list in order of arrival,
+so of two processes that died before the loop woke up, the one that died first is handled first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import select
+import time
+from collections.abc import Callable
+
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+_MAX_EVENTS = 4096
+
+
+class Timer:
+    """A deadline that can be called off."""
+
+    __slots__ = ("_handler",)
+
+    def __init__(self, handler: Callable[[], None]) -> None:
+        self._handler: Callable[[], None] | None = handler
+
+    def cancel(self) -> None:
+        self._handler = None
+
+    def fire(self) -> None:
+        if self._handler is not None:
+            handler, self._handler = self._handler, None
+            handler()
+
+    @property
+    def pending(self) -> bool:
+        return self._handler is not None
+
+
+class Loop:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._sequence = itertools.count()
+        self._running = False
+
+    def add(self, fd: int, handler: Callable[[], None], events: int = READ) -> None:
+        self._epoll.register(fd, events)
+        self._handlers[fd] = handler
+
+    def remove(self, fd: int) -> None:
+        """Before the descriptor is closed. Unknown descriptors are fine."""
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def after(self, seconds: float, handler: Callable[[], None]) -> Timer:
+        timer = Timer(handler)
+        heapq.heappush(self._timers, (self.clock() + seconds, next(self._sequence), timer))
+        return timer
+
+    def stop(self) -> None:
+        self._running = False
+
+    def run(self) -> None:
+        """Until `stop`."""
+        self._running = True
+        while self._running:
+            for fd, _ in self._epoll.poll(self._patience(), _MAX_EVENTS):
+                handler = self._handlers.get(fd)  # a handler before it may have removed it
+                if handler is not None and self._running:
+                    handler()
+            self._fire_timers()
+
+    def close(self) -> None:
+        self._epoll.close()
+
+    def _patience(self) -> float:
+        while self._timers and not self._timers[0][2].pending:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - self.clock()) if self._timers else -1
+
+    def _fire_timers(self) -> None:
+        now = self.clock()
+        while self._running and self._timers and self._timers[0][0] <= now:
+            heapq.heappop(self._timers)[2].fire()

@@ -1,0 +1,216 @@
+"""Processes of this host: start, signal, reap, and end whole trees. Knows the operating system and no job.
+
+A process that has already gone is success everywhere here. A process started here leads its own session and
+group, so that `signal_group` reaches its children too; what left the group is found as a descendant
+(`end_descendants`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, SpawnError
+from fleetrun.pod.status import Exit
+
+
+class Process:
+    """A child of this process: a pidfd that is readable once it has ended, and its group."""
+
+    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+        self._popen = popen
+        self.pid = popen.pid
+        self._pidfd = os.pidfd_open(popen.pid)
+        self.exit: Exit | None = None
+
+    @classmethod
+    def spawn(cls, argv: Sequence[str], env: Mapping[str, str], output: int) -> Process:
+        """Start `argv` with stdout and stderr on the descriptor `output` and no stdin.
+
+        Raises ScriptNotFoundError, ScriptNotExecutableError, or SpawnError when the kernel is out of
+        something.
+        """
+        try:
+            popen = subprocess.Popen(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            raise ScriptNotFoundError(f"cannot start {argv[0]}: there is no such program") from None
+        except PermissionError as error:
+            raise ScriptNotExecutableError(f"cannot start {argv[0]}: {error.strerror}") from None
+        except OSError as error:
+            raise _spawn_error(argv[0], error) from None
+        try:
+            return cls(popen)
+        except OSError as error:  # no descriptor left for the pidfd: take the child back
+            popen.kill()
+            popen.wait()
+            raise _spawn_error(argv[0], error) from None
+
+    def _left_well(self) -> bool:
+        info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+        return info is not None and info.si_code == os.CLD_EXITED and info.si_status == 0
+
+    def fileno(self) -> int:
+        return self._pidfd
+
+    def signal_group(self, number: int) -> None:
+        """To the leader and all that stayed in its group. Only before `reap`: until then the group's id is
+        not reused.
+        """
+        if self.exit is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def signal_leader(self, number: int) -> None:
+        if self.exit is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def handles(self, number: int) -> bool:
+        """Whether the leader has a handler for this signal, or ignores it, so that it does not die of it."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return False
+        masks = dict(
+            line.split(":\t", 1) for line in status.splitlines() if line.startswith(("SigIgn", "SigCgt"))
+        )
+        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks.values())
+
+    def reap(self, *, with_group: bool = False) -> Exit:
+        """Once the pidfd is readable: the exit. Gives the pid back to the kernel.
+
+        With `with_group` the rest of a failed leader's group (data loaders, shells) is killed with it: before
+        the reaping, because from then on the group's id may be another's.
+        """
+        if self.exit is None:
+            if with_group and not self._left_well():
+                self.signal_group(signal.SIGKILL)
+            self.exit = Exit(self._popen.wait())
+            os.close(self._pidfd)
+        return self.exit
+
+
+_HINTS = {
+    "EAGAIN": "The limit on processes is reached: see `ulimit -u` or the cgroup's pids.max.",
+    "EMFILE": "The limit on open files is reached: raise it with `ulimit -n`.",
+    "ENFILE": "The system's limit on open files is reached.",
+    "ENOMEM": "The system is out of memory.",
+    "E2BIG": "The arguments and the environment together are larger than the kernel allows.",
+    "ENOEXEC": "It has no #! line and is not a binary for this machine.",
+}
+
+
+def _spawn_error(program: str, error: OSError) -> LaunchError:
+    name = errno.errorcode.get(error.errno or 0, "")
+    kind = ScriptNotExecutableError if name == "ENOEXEC" else SpawnError
+    return kind(f"cannot start {program}: {error.strerror}", hint=_HINTS.get(name))
+
+
+def children() -> list[int]:
+    """The children of this process, adopted ones included (it must be single-threaded)."""
+    with contextlib.suppress(OSError):
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return [pid for pid in _all_pids() if _parent_of(pid) == os.getpid()]
+
+
+def _all_pids() -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            yield int(entry.name)
+
+
+def _parent_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return -1
+
+
+def descendants() -> list[int]:
+    """All processes below this one, nearest first."""
+    found: list[int] = []
+    wave = children()
+    while wave:
+        found += wave
+        wave = [child for pid in wave for child in _children_of(pid) if child not in found]
+    return found
+
+
+def _children_of(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+    return []
+
+
+def signal_all(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def reap_adopted(own: Sequence[int] | set[int] = ()) -> None:
+    """Give orphans that ended back to the kernel; leave the processes named in `own` to their handles."""
+    for pid in children():
+        if pid not in own:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def has_children() -> bool:
+    """Whether anything is left below this process, after reaping what has ended."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+
+
+def end_descendants(grace: float) -> int:
+    """SIGTERM to everything below this process, SIGKILL after `grace` seconds, until nothing is left.
+
+    For a process that is a sub-reaper and whose own children have all been reaped or may be: the orphans of
+    what dies become children here, so a pass that finds none has found the last. Returns how many were there
+    at first. Gives up after five seconds of killing (a process in uninterruptible sleep cannot be ended).
+    """
+    if not has_children():
+        return 0
+    first = descendants()
+    if grace > 0:
+        signal_all(first, signal.SIGTERM)
+        signal_all(first, signal.SIGCONT)
+        _wait_childless(time.monotonic() + grace)
+    deadline = time.monotonic() + 5.0
+    while has_children() and time.monotonic() < deadline:
+        signal_all(descendants(), signal.SIGKILL)
+        _wait_childless(time.monotonic() + 0.01)
+    return len(first)
+
+
+def _wait_childless(deadline: float) -> None:
+    while has_children():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        poll = select.poll()
+        fds = []
+        for pid in children()[:256]:
+            with contextlib.suppress(OSError):
+                fds.append(os.pidfd_open(pid))
+                poll.register(fds[-1], select.POLLIN)
+        poll.poll(max(1, min(left, 0.2) * 1000) if fds else 1)
+        for fd in fds:
+            os.close(fd)

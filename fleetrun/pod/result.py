@@ -1,0 +1,46 @@
+"""What became of a job: the failure that counts, and the exit code it makes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleetrun.pod.container import Ended
+
+TIMEOUT = 124
+LOST_GUARD = 125
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """`cause` is the failure that ended the job, `others` what else failed of its own doing, in order.
+
+    `strays` counts processes that no container owned any more and that were ended with the job.
+    """
+
+    code: int
+    cause: Ended | None = None
+    others: tuple[Ended, ...] = ()
+    reason: str = ""
+    restarts: int = 0
+    strays: int = 0
+
+
+def first_failure(failures: Sequence[Ended]) -> tuple[Ended | None, tuple[Ended, ...]]:
+    """The failure that came first in time, and the rest.
+
+    Exits are given in the order in which the kernel reported them. That order decides, unless a process wrote
+    down when it failed: a rank may raise first and be slow to leave, while its peers see the broken
+    connection and leave at once.
+    """
+    if not failures:
+        return None, ()
+    first = min(failures, key=lambda ended: ended.failed_at)
+    return first, tuple(ended for ended in failures if ended is not first)
+
+
+def code_of(ended: Ended) -> int:
+    """The exit code for a job that this ended: never 0, nor that of a signal that fleetrun itself sent."""
+    if ended.asked is not None and ended.exit.signal == ended.asked:
+        return 1
+    return ended.exit.shell_code or 1

@@ -1,0 +1,59 @@
+"""What would run: values that can be printed, compared and tested without a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleetrun.envs.contract import Mode, Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """One process: its command, its complete environment and its files.
+
+    `rank` counts within the role over the whole job, `index` within the role on this node (the number in file
+    names). `restart_variables` name the variables that count restarts; `environment(n)` fills them in.
+    `label` is the name of what is no role (the pre-hook).
+    """
+
+    role: Role
+    rank: int
+    index: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    log: Path
+    endpoint: str = ""
+    error_file: Path | None = None
+    restart_variables: tuple[str, ...] = ("PADDLE_RESTART_COUNT",)
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """`trainer.0`: the label on the console and the middle of the log file's name."""
+        return self.label or f"{self.role}.{self.index}"
+
+    @property
+    def title(self) -> str:
+        """`trainer 3`: how messages call it, by its rank in the job."""
+        return self.label or f"{'server' if self.role is Role.SERVER else self.role} {self.rank}"
+
+    def environment(self, restart_count: int) -> dict[str, str]:
+        return {**self.env, **dict.fromkeys(self.restart_variables, str(restart_count))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSpec:
+    """The processes of one job on this node, servers first. `pre_hook` runs to its end before every start."""
+
+    name: str
+    job_id: str
+    mode: Mode
+    containers: tuple[ContainerSpec, ...]
+    log_dir: Path
+    pre_hook: ContainerSpec | None = None
+
+    @property
+    def replicas(self) -> int:
+        return len(self.containers)

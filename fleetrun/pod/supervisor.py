@@ -1,0 +1,256 @@
+"""Watches a pod from start to end: exits, signals and deadlines in, decisions out. Wakes only for a cause.
+
+                 all trainers 0                 servers gone
+start --> WATCHING ------------> LEAVING -------------------> result 0
+            |  ^                    | a moment later
+    failure |  | restart            v
+            v  | (collective: all;  ladder --------------------> result 0
+          policy  ps: what failed)
+            | gives up
+signal, ----+------------------> ENDING: ladder ------------> result: the first failure's code,
+timeout                                                       128 + n, 124
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import Protocol
+
+from fleetrun.envs.contract import Role
+from fleetrun.errors import LaunchError
+from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.ladder import Ladder
+from fleetrun.pod.loop import Loop, Timer
+from fleetrun.pod.oom import OomWatch
+from fleetrun.pod.pod import Pod
+from fleetrun.pod.process import end_descendants
+from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
+from fleetrun.pod.result import LOST_GUARD, TIMEOUT, JobResult, code_of, first_failure
+from fleetrun.pod.status import signal_name
+
+# How long servers may take to leave by themselves once the last trainer has ended (scripts that call
+# stop_worker).
+SERVERS_LEAVE = 1.0
+# How long trainers may go on after a server that ended with 0: it may have been told that they are done.
+TRAINERS_FOLLOW = 1.0
+# How long processes that no container owns any more (daemons) get between SIGTERM and SIGKILL.
+STRAYS_LEAVE = 0.5
+
+
+class Observer(Protocol):
+    """Who wants to know. Calls come from the loop and must return at once."""
+
+    def started(self, containers: list[Container]) -> None: ...
+    def failed(self, ended: Ended, decision: Restart | GiveUp) -> None: ...
+    def restarting(self, containers: list[Container]) -> None: ...
+    def leaving(self, rest: list[Container]) -> None: ...
+    def ending(self, why: str) -> None: ...
+
+
+class Phase(Enum):
+    WATCHING = auto()
+    LEAVING = auto()
+    RESTARTING = auto()
+    ENDING = auto()
+
+
+class Supervisor:
+    """Runs one pod, once."""
+
+    def __init__(
+        self,
+        pod: Pod,
+        loop: Loop,
+        policy: RestartPolicy,
+        observer: Observer,
+        *,
+        stop_timeout: float,
+        timeout: float | None = None,
+        sweep: Callable[[float], int] = end_descendants,
+    ) -> None:
+        """`sweep(grace)` ends what is left below this process and tells how much that was."""
+        self._pod = pod
+        self._loop = loop
+        self._policy = policy
+        self._observer = observer
+        self._stop_timeout = stop_timeout
+        self._timeout = timeout
+        self._sweep = sweep
+        self._oom = OomWatch()
+        self._phase = Phase.WATCHING
+        self._ladder: Ladder | None = None
+        self._timers: list[Timer] = []
+        self._failures: list[Ended] = []
+        self._restarts = 0
+        self._code: int | None = None
+        self._reason = ""
+
+    def run(self) -> JobResult:
+        """Start, watch, stop. Raises LaunchError when a process cannot be started; what had started is ended
+        then.
+        """
+        try:
+            self._deploy(self._pod.containers)
+            if self._timeout is not None:
+                self._timers.append(self._loop.after(self._timeout, self._timed_out))
+            self._loop.run()
+        except LaunchError:
+            self._kill_all()
+            raise
+        return self._result(self._sweep(STRAYS_LEAVE))
+
+    def _result(self, strays: int) -> JobResult:
+        cause, others = first_failure(self._failures)
+        code = self._code
+        if code is None:
+            code = code_of(cause) if cause is not None else 0
+        return JobResult(
+            code=code, cause=cause, others=others, reason=self._reason, restarts=self._restarts, strays=strays
+        )
+
+    # ---- starting
+
+    def _deploy(self, containers: list[Container]) -> None:
+        """Start these containers; the pod's hook runs to its end before."""
+        hook = self._pod.hook
+        if hook is None:
+            self._start(containers)
+        else:
+            hook.renew()
+            self._watch(hook, lambda ended: self._hook_ended(ended, containers))
+
+    def _hook_ended(self, ended: Ended, containers: list[Container]) -> None:
+        if ended.exit.ok:
+            self._start(containers)
+        else:
+            self._failed(ended, containers)
+
+    def _start(self, containers: list[Container]) -> None:
+        for container in containers:
+            self._watch(container, partial(self._exited, container))
+        self._pod.running()
+        self._observer.started(containers)
+
+    def _watch(self, container: Container, then: Callable[[Ended], None]) -> None:
+        process = container.start()
+
+        def on_exit() -> None:
+            self._loop.remove(process.fileno())
+            ended = container.collect(self._oom.killed)
+            if self._phase is Phase.WATCHING:
+                then(ended)
+            else:
+                self._exited_late(ended)
+
+        self._loop.add(process.fileno(), on_exit)
+
+    # ---- exits
+
+    def _exited(self, container: Container, ended: Ended) -> None:
+        if (
+            not ended.exit.ok or container.spec.role is Role.SERVER
+        ):  # a server has no reason to leave before the trainers
+            alone = self._pod.spec.mode.has_servers
+            self._failed(ended, [container] if alone else self._pod.containers)
+        elif self._pod.trainers_completed:
+            self._leave()
+
+    def _exited_late(self, ended: Ended) -> None:
+        """While stopping. It counts as a failure only if fleetrun did not ask for it."""
+        if not ended.exit.ok and self._phase is not Phase.LEAVING and (ended.asked is None or ended.record):
+            self._failures.append(ended)
+        if self._ladder is not None:
+            self._ladder.step()
+        elif not self._pod.alive:
+            self._loop.stop()
+
+    def _failed(self, ended: Ended, together: list[Container]) -> None:
+        self._failures.append(ended)
+        decision = self._policy.decide(ended.exit, self._restarts)
+        self._observer.failed(ended, decision)
+        if isinstance(decision, GiveUp):
+            self._reason = decision.reason
+            self._end()
+            return
+        self._restarts += 1
+        if self._pod.spec.mode.has_servers:
+            self._restart(together, decision.after)
+        else:
+            self._phase = Phase.RESTARTING
+            self._stop(lambda: self._restart(together, decision.after))
+
+    def _restart(self, containers: list[Container], after: float) -> None:
+        self._phase = Phase.WATCHING
+        self._ladder = None
+        self._failures.clear()
+        if not self._pod.alive:
+            self._sweep(0.0)  # a daemon of the last attempt may still hold a port or a device
+        for container in containers:
+            container.renew()
+
+        def start() -> None:
+            self._observer.restarting(containers)
+            self._deploy(containers)
+
+        self._timers.append(self._loop.after(after, start))
+
+    # ---- the end
+
+    def _leave(self) -> None:
+        """All trainers ended well: the job is done. What served them may leave, and is asked to after a
+        moment.
+        """
+        self._phase = Phase.LEAVING
+        self._cancel_timers()
+        rest = self._pod.alive
+        if not rest:
+            self._loop.stop()
+            return
+        self._observer.leaving(rest)
+        self._timers.append(self._loop.after(SERVERS_LEAVE, lambda: self._stop(self._loop.stop)))
+
+    def _end(self) -> None:
+        """Stop everything, then the loop."""
+        self._phase = Phase.ENDING
+        self._cancel_timers()
+        self._stop(self._loop.stop)
+
+    def _cancel_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def _stop(self, then: Callable[[], None]) -> None:
+        self._ladder = Ladder(self._loop, self._pod.stop_order, self._stop_timeout, then)
+        self._ladder.step()
+
+    def interrupt(self, number: int) -> None:
+        """A signal that means: end. The second Ctrl-C (or SIGQUIT) means: at once."""
+        if self._phase is not Phase.ENDING:
+            self._code = 128 + number
+            self._observer.ending(f"got {signal_name(number)}")
+            self._end()
+        elif number in (signal.SIGINT, signal.SIGQUIT) and self._ladder is not None:
+            self._observer.ending(f"got {signal_name(number)} again: killing what is left")
+            self._ladder.kill()
+
+    def _timed_out(self) -> None:
+        if self._phase is not Phase.ENDING:
+            self._code = TIMEOUT
+            self._reason = f"the job took longer than --timeout {self._timeout:g} s"
+            self._observer.ending(self._reason)
+            self._end()
+
+    def guard_lost(self) -> None:
+        """Nobody would clean up after this process any more: end everything now."""
+        self._code = LOST_GUARD
+        self._kill_all()
+        self._loop.stop()
+
+    def _kill_all(self) -> None:
+        for container in self._pod.alive:
+            container.ask(signal.SIGKILL)
+        self._sweep(0.0)

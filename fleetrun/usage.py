@@ -1,0 +1,97 @@
+"""What `--help` says, laid out for a width. Text in, text out: prints nothing, parses nothing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from fleetrun.envs.options import ACTIONS, Group, Option, Takes
+from fleetrun.envs.settings import OPTIONS
+
+NARROWEST, WIDEST = 60, 80
+_TWO_COLUMNS = 76
+"""From this width on the texts stand beside the options, below it under them."""
+
+SHORT = """\
+usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]
+
+  fleetrun --gpus 0,1 train.py                      one process per device
+  fleetrun --server_num=1 --trainer_num=2 train.py  parameter server
+  fleetrun --help                                   all options
+"""
+
+_INTRODUCTION = """\
+Start the processes of a training job on this machine, show what they do, and stop them together. SCRIPT is a
+Python file, a module (-m), or any program; all that follows it goes to it.
+
+Every option can be written with _ or -, and its value after a space or =. The variable after env: is read
+when the option is not given. TIME is in seconds, or as 30s, 5m, 2h. SIZE is in bytes, or as 100M, 1GiB.
+"""
+
+_EPILOGUE = """\
+Exit code: that of the first process that failed, 128 + n if signal n ended it; 130 after Ctrl-C, 143 after
+SIGTERM; 2: usage; 124: --timeout; 125: fleetrun itself; 126, 127: SCRIPT cannot be run, is not there.
+
+Completion: add  eval "$(fleetrun --show_completion bash)"  to ~/.bashrc. zsh: the same with zsh in ~/.zshrc.
+fish: fleetrun --show_completion fish > ~/.config/fish/completions/fleetrun.fish
+"""
+
+
+def help_text(columns: int) -> str:
+    """All of `--help` for a terminal of so many columns."""
+    width = max(NARROWEST, min(columns, WIDEST)) - 1
+    parts = [SHORT.partition("\n")[0], *_paragraphs(_INTRODUCTION, width)]
+    for group in Group:
+        options = [option for option in (*OPTIONS.values(), *ACTIONS.values()) if option.group is group]
+        parts.append("\n".join([f"{group}:", *(_entry(option, width) for option in options)]))
+    return "\n\n".join([*parts, *_paragraphs(_EPILOGUE, width)]) + "\n"
+
+
+def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> str:
+    """`text` in lines of at most `width`, broken at spaces only: a longer word stays whole."""
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _paragraphs(text: str, width: int) -> Iterable[str]:
+    return (wrapped(paragraph, width) for paragraph in text.strip().split("\n\n"))
+
+
+def _entry(option: Option, width: int) -> str:
+    names = wrapped(_names(option), width, indent="      ", first="  ")
+    margin = 26 if width + 1 >= _TWO_COLUMNS else 6
+    text = wrapped(_description(option), width, indent=" " * margin)
+    if len(names) <= margin - 2:
+        return names + text[len(names) :]
+    return f"{names}\n{text}"
+
+
+def _names(option: Option) -> str:
+    spellings = [option.short, option.flag, *(f"--{alias}" for alias in option.aliases)]
+    return f"{', '.join(filter(None, spellings))} {option.metavar}".rstrip()
+
+
+def _description(option: Option) -> str:
+    notes = []
+    if option.choices and option.metavar != "|".join(option.choices):
+        notes.append(", ".join(option.choices))
+    if option.group is not Group.OTHER and option.takes is Takes.VALUE:
+        notes.append(f"default: {default(option)}")
+    elif option.shown_default:
+        notes.append(f"default: {option.shown_default}")
+    if option.env:
+        notes.append(f"env: {' or '.join(option.env)}")
+    return f"{option.help} [{'; '.join(notes)}]" if notes else option.help
+
+
+def default(option: Option) -> str:
+    """The default as `--help` and the documentation write it."""
+    if option.shown_default is not None:
+        return option.shown_default
+    return "none" if option.default in (None, ()) else str(option.default)

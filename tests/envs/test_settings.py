@@ -1,0 +1,89 @@
+"""The table of options holds together, and the banner has the rows of the user's documents."""
+
+import dataclasses
+
+import pytest
+
+from fleetrun.envs.argv import read
+from fleetrun.envs.options import ACTIONS, RETIRED, Takes, by_spelling, normal
+from fleetrun.envs.resolve import resolve
+from fleetrun.envs.settings import OPTIONS, LaunchSettings, banner
+
+SEED = """\
+devices: None
+elastic_level: -1
+elastic_timeout: 30
+gloo_port: 6767
+host: None
+job_id: default
+legacy: False
+log_dir: log
+log_level: INFO
+master: None
+max_restart: 3
+nnodes: 1
+nproc_per_node: None
+rank: -1
+run_mode: ps (--server_num)
+server_num: 1 (--server_num)
+servers: 
+trainer_num: 2 (--trainer_num)
+trainers: 
+training_script: train.py
+training_script_args: []
+with_gloo: 0
+"""  # noqa: W291  (Paddle's line of an empty list ends in a space)
+
+
+def rows(argv: list[str], environ: dict[str, str] | None = None) -> dict[str, tuple[str, str | None]]:
+    return {name: (text, origin) for name, text, origin in banner(resolve(read(argv), environ or {}))}
+
+
+def test_the_banner_of_the_documents_command():
+    resolved = resolve(read(["--server_num=1", "--trainer_num=2", "train.py"]), {})
+    lines = [
+        f"{name}: {text}" + (f" ({origin})" if origin else "") for name, text, origin in banner(resolved)
+    ]
+    assert "\n".join(lines) + "\n" == SEED
+
+
+def test_the_banner_says_where_a_value_came_from_and_shows_what_else_was_given():
+    got = rows(
+        ["--gpus=0,1", "--follow", "ps", "x.py", "--lr", "1"], {"PADDLE_NNODES": "1:1", "PORT_RANGE": "5:9"}
+    )
+    assert got["devices"] == ("0,1", "--gpus")
+    assert got["nnodes"] == ("1", "PADDLE_NNODES")
+    assert got["port_range"] == ("5:9", "PORT_RANGE")
+    assert got["follow"] == ("ps", "--follow")
+    assert got["training_script_args"] == ("['--lr', '1']", None)
+    assert "stop_timeout" not in got
+
+
+def test_lists_in_the_banner_are_written_as_they_are_typed():
+    got = rows(["--servers", "a:1,b:1", "--trainers", "a:2", "--heter_workers", "a:3;b:3,b:4", "x.py"])
+    assert got["servers"][0] == "a:1,b:1"
+    assert got["heter_workers"][0] == "a:3;b:3,b:4"
+
+
+def test_every_field_but_the_script_and_what_follows_from_others_is_an_option():
+    fields = {field.name for field in dataclasses.fields(LaunchSettings)}
+    assert fields - set(OPTIONS) == {"script", "script_args", "device_kind"}
+
+
+def test_a_spelling_means_one_option():
+    options = [*OPTIONS.values(), *ACTIONS.values()]
+    spellings = [word for option in options for word in (option.name, *option.aliases, option.short) if word]
+    assert len(spellings) == len(set(spellings)) == len(by_spelling(options))
+    assert not set(spellings) & set(RETIRED)
+    assert all(normal(word) == word for word in spellings if not word.startswith("-"))
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS.keys())
+def test_an_option_says_what_a_person_needs(option):
+    assert option.help.endswith(".")
+    assert bool(option.metavar) is (option.takes is Takes.VALUE)
+    assert (
+        option.choices == ()
+        or option.parse(option.choices[0]) == option.choices[0]
+        or option.name == "with_gloo"
+    )
