@@ -128,7 +128,6 @@ def _supervise(
     if settings.log_overwrite:
         logfiles.remove_earlier(spec.log_dir, spec.job_id, Role)
     guard_pid = os.getppid()
-    cgroup.enter(guard_pid)
     pod = Pod(spec)
     pod.prepare()
     logfiles.point_latest(spec.log_dir, spec.name, [(each.name, each.log) for each in spec.containers])

@@ -1,0 +1,35 @@
+"""fleetrun's runtime: what lives inside a training script. Torch is imported at the first name that needs
+it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from trainers import excepthook
+
+if TYPE_CHECKING:
+    from trainers import fleet
+    from trainers.collective.data_parallel import DataParallel
+    from trainers.collective.parallel_env import get_rank, get_world_size, init_parallel_env
+
+__all__ = ["DataParallel", "fleet", "get_rank", "get_world_size", "init_parallel_env"]
+
+_HOMES = {
+    "DataParallel": "trainers.collective.data_parallel",
+    "get_rank": "trainers.collective.parallel_env",
+    "get_world_size": "trainers.collective.parallel_env",
+    "init_parallel_env": "trainers.collective.parallel_env",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "fleet":
+        return importlib.import_module("trainers.fleet")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'trainers' has no attribute {name!r}")
+
+
+excepthook.install()

@@ -13,25 +13,18 @@ import time
 from pathlib import Path
 
 
-def enter(guard: int) -> bool:
-    """Move this process, and so all that it starts from now on, into the launch's group. False where that may
-    not be.
+def enclose(launcher: int) -> None:
+    """Called by the guard: move its launcher, and so all that it will start, into a group of its own.
+
+    The kernel takes up to 20 ms for the move (it waits for all processors); the launcher does not wait for it.
     """
     here = _own()
     if here is None:
-        return False
-    group = here / _name(guard)
-    try:
+        return
+    group = here / _name(os.getpid())
+    with contextlib.suppress(OSError):
         group.mkdir()
-    except OSError:
-        return False
-    try:
-        _write(group / "cgroup.procs", os.getpid())
-    except OSError:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-        return False
-    return True
+        _write(group / "cgroup.procs", launcher)
 
 
 def kill_all(guard: int) -> None:

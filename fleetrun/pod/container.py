@@ -19,7 +19,8 @@ class Ended:
     """How one attempt of a container ended. Times are seconds since the epoch.
 
     `asked` is the signal that fleetrun itself had sent before, if any: such an end is a consequence.
-    `out_of_memory` tells that the kernel's OOM killer did it.
+    `out_of_memory` tells that the kernel's OOM killer did it, `dismissed` that a server ended because its
+    trainers had let it go.
     """
 
     spec: ContainerSpec

@@ -41,6 +41,7 @@ def guarded(work: Callable[[Signals, int], int]) -> int:
     if launcher == 0:
         _launcher(work, numbers, guard)
     linux.set_comm("fleetrun-guard")
+    cgroup.enclose(launcher)
     return _guard(launcher, numbers)
 
 

@@ -43,14 +43,21 @@ def _counter_files() -> list[Path]:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
-                found += [root / path.lstrip("/") / "memory.events" for root in _V2_ROOTS]
+                found += _nearest(Path("/sys/fs/cgroup"), path, "memory.events")
             elif "memory" in controllers.split(","):
-                found.append(Path("/sys/fs/cgroup/memory") / path.lstrip("/") / "memory.oom_control")
-        return [file for file in found if file.exists()]
+                found += _nearest(Path("/sys/fs/cgroup/memory"), path, "memory.oom_control")
+        return found
     return []
 
 
-_V2_ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+def _nearest(root: Path, path: str, name: str) -> list[Path]:
+    """The counter of this group or of the closest one above that has it; it counts all that is below."""
+    group = root / path.lstrip("/")
+    while group.is_relative_to(root):
+        if (group / name).exists():
+            return [group / name]
+        group = group.parent
+    return []
 
 
 def _in_kernel_log(pid: int) -> bool:

@@ -150,13 +150,19 @@ class Supervisor:
     # ---- exits
 
     def _exited(self, container: Container, ended: Ended) -> None:
-        if (
-            not ended.exit.ok or container.spec.role is Role.SERVER
-        ):  # a server has no reason to leave before the trainers
-            alone = self._pod.spec.mode.has_servers
-            self._failed(ended, [container] if alone else self._pod.containers)
+        if not ended.exit.ok:
+            self._failed(ended, [container] if self._pod.spec.mode.has_servers else self._pod.containers)
+        elif container.spec.role is Role.SERVER:
+            if not ended.dismissed:
+                early = partial(self._left_early, container, ended)
+                self._timers.append(self._loop.after(TRAINERS_FOLLOW, early))
         elif self._pod.trainers_completed:
             self._leave()
+
+    def _left_early(self, container: Container, ended: Ended) -> None:
+        """A server ended, well but unasked, and the trainers still run: whom would they talk to?"""
+        if self._phase is Phase.WATCHING:
+            self._failed(ended, [container])
 
     def _exited_late(self, ended: Ended) -> None:
         """While stopping. It counts as a failure only if fleetrun did not ask for it."""

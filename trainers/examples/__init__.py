@@ -1,0 +1,1 @@
+"""Runnable scripts: `fleetrun -m trainers.examples.NAME`, or by path."""

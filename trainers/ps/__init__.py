@@ -1,0 +1,1 @@
+"""The parameter server: Table, Partition, Wire, Server, Client; pull and push."""
