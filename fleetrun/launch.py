@@ -132,7 +132,7 @@ def _supervise(
     pod.prepare()
     logfiles.point_latest(spec.log_dir, spec.name, [(each.name, each.log) for each in spec.containers])
     loop = Loop()
-    watch = Watch(loop, lambda: console.out.room)
+    watch = Watch(loop, spec.log_dir, lambda: console.out.room)
     console.attach(loop, watch.go_on)
     _choose_logs(settings, spec, console, watch)
     supervisor = Supervisor(
@@ -151,7 +151,11 @@ def _supervise(
         cgroup.remove(guard_pid)
 
     loop.add(guard, guard_lost)
-    loop.add(signals.fileno(), lambda: dispatch(signals.read(), pod, supervisor.interrupt, console.info))
+
+    def signalled() -> None:
+        dispatch(signals.read(), pod, interrupt=supervisor.interrupt, written=watch.told, say=console.info)
+
+    loop.add(signals.fileno(), signalled)
     watch.start()
     GpuLog.start_if(settings.enable_gpu_log, spec, loop)
     result = supervisor.run()

@@ -16,7 +16,7 @@ from pathlib import Path
 def enclose(launcher: int) -> None:
     """Called by the guard: move its launcher, and so all that it will start, into a group of its own.
 
-    The kernel takes up to 20 ms for the move (it waits for all processors); the launcher does not wait for it.
+    The move takes the kernel up to 20 ms (it waits for all processors); the launcher does not wait for it.
     """
     here = _own()
     if here is None:

@@ -1,23 +1,24 @@
 """Follows log files that others write: whole lines, as soon as they are there, however many there are.
 
-Woken by inotify; where there is none (a limit, an odd file system) by a timer. After a burst it rests for a
-moment, so that a flood costs few wake-ups and not one per line. Reads only as long as the reader has room:
-the file is the buffer.
+Woken by the kernel, or where it does not tell (an odd file system) by a timer. Rests for a moment between two
+looks, so that a flood costs few wake-ups and not one per line. Reads only as long as the reader has room: the
+file is the buffer.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetrun.pod.linux import Inotify
 from fleetrun.pod.logfiles import Trimmer
-from fleetrun.pod.loop import Loop
+from fleetrun.pod.loop import Loop, Timer
 
 _PIECE = 256 * 1024
 _REST = 0.01  # seconds between two looks at a file in a flood
-_FALLBACK = 0.1  # seconds between two looks where the kernel does not tell
+_LONGEST_REST = 0.2  # the same while only others write
+_FALLBACK = 0.1  # the same where the kernel does not tell
 _LONGEST_LINE = 64 * 1024
 
 Emit = Callable[[bytes], None]
@@ -30,7 +31,7 @@ class Follower:
         self.path = path
         self._emit = emit
         self._fd: int | None = None
-        self._offset = 0
+        self.offset = 0
         self._partial = b""
 
     def pump(self) -> bool:
@@ -54,7 +55,7 @@ class Follower:
 
     def shortened(self, by: int) -> None:
         """The file lost so many bytes at its head."""
-        self._offset = max(0, self._offset - by)
+        self.offset = max(0, self.offset - by)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -65,29 +66,33 @@ class Follower:
         try:
             if self._fd is None:
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            data = os.pread(self._fd, _PIECE, self._offset)
-            if not data and os.fstat(self._fd).st_size < self._offset:
-                self._offset = 0  # somebody emptied the file (logrotate's copytruncate); appends start over
+            data = os.pread(self._fd, _PIECE, self.offset)
+            if not data and os.fstat(self._fd).st_size < self.offset:
+                self.offset = 0  # somebody emptied the file (logrotate's copytruncate); appends start over
                 data = os.pread(self._fd, _PIECE, 0)
         except OSError:
             return b""
-        self._offset += len(data)
+        self.offset += len(data)
         return data
 
 
 class Watch:
-    """All files of a pod that somebody looks at: followed to the console, trimmed to a size, or both."""
+    """All files of a pod that somebody looks at: followed to the console, trimmed to a size, or both.
 
-    def __init__(self, loop: Loop, has_room: Callable[[], bool]) -> None:
+    The kernel is asked to tell of the next write into the log directory (fcntl F_NOTIFY: one SIGIO, then no
+        """After the writers are gone: what is left of it; `flush` waits until there is room again."""
+    20 ms at its exit, for a grace period of the kernel.
+    """
+
+    def __init__(self, loop: Loop, log_dir: Path, has_room: Callable[[], bool]) -> None:
         self._loop = loop
         self._has_room = has_room
+        self._log_dir = log_dir
+        self._fd: int | None = None
         self._followers: dict[Path, Follower] = {}
         self._trimmers: dict[Path, Trimmer] = {}
-        self._paths: dict[int, Path] = {}
-        self._inotify: Inotify | None = None
-        self._changed: set[Path] = set()
-        self._held_back: set[Path] = set()
-        self._resting = False
+        self._rest = _REST
+        self._timer: Timer | None = None
 
     def follow(self, path: Path, emit: Emit) -> None:
         self._followers[path] = Follower(path, emit)
@@ -102,23 +107,19 @@ class Watch:
 
     def start(self) -> None:
         """After the files exist."""
-        paths = [*dict.fromkeys([*self._followers, *self._trimmers])]
-        if not paths:
-            return
-        try:
-            self._inotify = Inotify()
-            self._paths = {self._inotify.watch(path): path for path in paths}
-        except OSError:
-            self._close_inotify()
-            self._look_again()
-            return
-        self._loop.add(self._inotify.fileno(), self._told)
+        if self._followers or self._trimmers:
+            self._fd = os.open(self._log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._look()
+
+    def told(self) -> None:
+        """Something in the log directory was written to."""
+        if self._fd is not None and self._timer is None and self._has_room():
+            self._rest = _REST if self._serve() else min(2 * self._rest, _LONGEST_REST)
+            self._timer = self._loop.after(self._rest, self._look)
 
     def go_on(self) -> None:
-        """There is room again."""
-        self._changed |= self._held_back
-        self._held_back.clear()
-        if not self._resting:
+        """The reader has room again."""
+        if self._fd is not None and self._timer is None:
             self._look()
 
     def catch_up(self) -> None:
@@ -128,58 +129,44 @@ class Watch:
                 pass
 
     def drain(self, flush: Callable[[], None]) -> None:
-        """After the writers are gone: everything that is left; `flush` waits until there is room again."""
+        """After the writers are gone: all that is left; `flush` waits until there is room again."""
         for follower in self._followers.values():
             while follower.pump():
                 if not self._has_room():
                     flush()
             follower.finish()
 
-    def close(self) -> None:
-        self._close_inotify()
-        for follower in self._followers.values():
-            follower.close()
-
-    def _close_inotify(self) -> None:
-        if self._inotify is not None:
-            self._loop.remove(self._inotify.fileno())
-            self._inotify.close()
-            self._inotify = None
-
-    def _told(self) -> None:
-        assert self._inotify is not None, "told by a closed inotify"
-        self._changed |= {self._paths[number] for number in self._inotify.read() if number in self._paths}
-        if not self._resting:
-            self._look()
-
     def _look(self) -> None:
-        """Serve what changed, then rest; while resting, news only gathers."""
-        self._resting = False
-        if not self._changed:
+        """Ask for news, then see what is there already: in this order, so that no write falls between.
+
+        Without room, nothing is asked: `go_on` comes when there is.
+        """
+        self._timer = None
+        if not self._has_room():
             return
-        changed, self._changed = self._changed, set()
-        for path in changed:
-            if self._serve(path):
-                self._changed.add(path)
-        self._resting = True
-        self._loop.after(_REST, self._look)
+        will_tell = self._ask()
+        found = self._serve()
+        if found or not will_tell:
+            self._rest = _REST if will_tell else _FALLBACK
+            self._timer = self._loop.after(self._rest, self._look)
 
-    def _look_again(self) -> None:
-        for path in [*self._followers, *self._trimmers]:
-            self._serve(path)
-        self._loop.after(_FALLBACK, self._look_again)
+    def _ask(self) -> bool:
+        """Whether the kernel will tell."""
+        try:
+            fcntl.fcntl(self._fd or 0, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
+        except OSError:
+            return False
+        return True
 
-    def _serve(self, path: Path) -> bool:
-        """True when there is more to do soon."""
-        follower = self._followers.get(path)
-        more = False
-        if follower is not None and self._has_room():
-            more = follower.pump()
-        elif follower is not None:
-            self._held_back.add(path)
-        trimmer = self._trimmers.get(path)
-        if trimmer is not None and trimmer.supported:
-            shorter = trimmer.trim()
-            if follower is not None:
-                follower.shortened(shorter)
-        return more
+    def _serve(self) -> bool:
+        """Whether anything was there."""
+        found = False
+        for follower in self._followers.values():
+            before = follower.offset
+            follower.pump()
+            found |= follower.offset != before
+        for path, trimmer in self._trimmers.items():
+            shorter = trimmer.trim() if trimmer.supported else 0
+            if shorter and path in self._followers:
+                self._followers[path].shortened(shorter)
+        return found

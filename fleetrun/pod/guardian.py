@@ -51,7 +51,7 @@ def _launcher(work: Callable[[Signals, int], int], numbers: set[int], guard: int
     linux.set_comm("fleetrun")
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it writes to the terminal from the background
     guard_pidfd = os.pidfd_open(guard) if os.getppid() == guard else os.open("/dev/null", os.O_RDONLY)
-    signals = Signals(numbers | {signal.SIGCHLD})
+    signals = Signals(numbers | {signal.SIGCHLD, signal.SIGIO})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers | {signal.SIGCHLD})
     try:
         code = work(signals, guard_pidfd)

@@ -14,10 +14,20 @@ from fleetrun.pod.signals import PASSED_ON
 from fleetrun.pod.status import signal_name
 
 
-def dispatch(numbers: bytes, pod: Pod, interrupt: Callable[[int], None], say: Callable[[str], None]) -> None:
-    """Act on signals in the order in which they came; `interrupt` gets those that mean: end."""
+def dispatch(
+    numbers: bytes,
+    pod: Pod,
+    *,
+    interrupt: Callable[[int], None],
+    written: Callable[[], None],
+    say: Callable[[str], None],
+) -> None:
+    """Act on signals in the order in which they came.
+
+    `interrupt` gets those that mean: end. `written` is called when a log was written to.
+    """
     for number in numbers:
-        if number == signal.SIGCHLD:
+        if number in (signal.SIGCHLD, signal.SIGIO):
             continue
         if number in PASSED_ON:
             say(pass_on(pod, number))
@@ -28,6 +38,8 @@ def dispatch(numbers: bytes, pod: Pod, interrupt: Callable[[int], None], say: Ca
             interrupt(number)
     if signal.SIGCHLD in numbers:
         reap_adopted(pod.pids())
+    if signal.SIGIO in numbers:
+        written()
 
 
 def pass_on(pod: Pod, number: int) -> str:

@@ -15,8 +15,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _FALLOC_FL_KEEP_SIZE = 0x01
 _FALLOC_FL_PUNCH_HOLE = 0x02
 _FALLOC_FL_COLLAPSE_RANGE = 0x08
-_IN_MODIFY = 0x02
-_INOTIFY_EVENT_SIZE = 16
 
 
 def _checked(result: int, what: str) -> int:
@@ -52,33 +50,3 @@ def _fallocate(fd: int, mode: int, length: int) -> None:
     call = _libc.fallocate
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     _checked(call(fd, mode, 0, length), "fallocate")
-
-
-class Inotify:
-    """Tells which files were written to. `fileno()` is readable when there is news."""
-
-    def __init__(self) -> None:
-        self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify_init1")
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def watch(self, path: Path) -> int:
-        """A number that stands for `path` in what `read` returns."""
-        return _checked(_libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY), f"inotify {path}")
-
-    def read(self) -> set[int]:
-        """The numbers of the files written to since the last call."""
-        changed: set[int] = set()
-        try:
-            data = os.read(self._fd, 65536)
-        except BlockingIOError:
-            return changed
-        offset = 0
-        while offset < len(data):
-            changed.add(int.from_bytes(data[offset : offset + 4], "little", signed=True))
-            offset += _INOTIFY_EVENT_SIZE + int.from_bytes(data[offset + 12 : offset + 16], "little")
-        return changed
-
-    def close(self) -> None:
-        os.close(self._fd)

@@ -23,6 +23,7 @@ _NEVER = frozenset(
         signal.SIGTTIN,
         signal.SIGURG,
         signal.SIGCHLD,
+        signal.SIGIO,
         signal.SIGWINCH,
     }
 )

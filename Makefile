@@ -1,0 +1,40 @@
+# Two commands from a bare clone: `make demo` and `make test`. Both make the virtual environment first.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+# torch first and by its exact version: an open range would fetch gigabytes of CUDA packages.
+TORCH = $(shell grep '^torch==' constraints.txt)
+
+.PHONY: venv demo test lint types unit bench clean
+
+venv: $(VENV)/.made
+
+$(VENV)/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat \
+	    -c constraints.txt -e '.[examples,dev]'
+	touch $@
+
+demo: venv
+	$(BIN)/fleetrun --server_num=1 --trainer_num=2 trainers/examples/parameter_server_trainer.py
+	$(BIN)/fleetrun --nproc_per_node 2 trainers/examples/collective_trainer.py
+
+test: venv lint types unit
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv
+	$(BIN)/mypy
+
+unit: venv
+	$(BIN)/pytest
+
+bench: venv
+	$(BIN)/python bench/launch.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info log
