@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainers import excepthook
+from trainers.excepthook import install
 
 if TYPE_CHECKING:
     from trainers import fleet
@@ -32,4 +32,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'trainers' has no attribute {name!r}")
 
 
-excepthook.install()
+install()
