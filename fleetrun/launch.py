@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from fleetrun.console import banner, plan
-from fleetrun.console.console import Console, wants_colour, width
+from fleetrun.console.console import Console, terminal_columns, wants_colour
 from fleetrun.console.narrator import Narrator
-from fleetrun.console.report import report
+from fleetrun.console.report import report, restarts_in_words
 from fleetrun.console.sink import sinks
 from fleetrun.console.tail import read_tail
 from fleetrun.envs import devices, topology
@@ -43,7 +43,8 @@ def run(resolved: Resolved, signals: Signals, guard: int) -> int:
     `signals` holds what came since the process began; `guard` is readable when the guard process is gone.
     """
     settings = resolved.settings
-    console = Console(*sinks(), settings.log_level, colour=wants_colour(os.environ))
+    columns = terminal_columns()
+    console = Console(*sinks(), settings.log_level, colour=wants_colour(os.environ), columns=columns)
     ports = Ports(settings.port_range)
     try:
         _check_program(settings)
@@ -85,7 +86,8 @@ def _host(settings: LaunchSettings, console: Console, environ: Mapping[str, str]
     address = settings.host or (settings.ips[0] if settings.ips else LOOPBACK)
     stages = tuple(endpoint for stage in settings.heter_workers for endpoint in stage)
     endpoints = (*settings.servers, *settings.trainers, *stages, *settings.coordinators)
-    for host in dict.fromkeys([address, *(split_endpoint(each)[0] for each in endpoints)]):
+    named = [address, *([settings.master_addr] if settings.master_addr else [])]
+    for host in dict.fromkeys([*named, *(split_endpoint(each)[0] for each in endpoints)]):
         if not is_this_host(host):
             raise UsageError(
                 f"{host} is not an address of this machine", hint="This version starts jobs on one machine."
@@ -93,8 +95,8 @@ def _host(settings: LaunchSettings, console: Console, environ: Mapping[str, str]
     found = devices.detect(settings.device_kind, environ)
     if settings.devices and not found.ids:
         console.warning(
-            f"--devices {','.join(settings.devices)}: there is no {settings.device_kind} here; "
-            f"{len(settings.devices)} processes will compute on CPUs (Gloo)"
+            f"--devices {','.join(settings.devices)}: there is no {settings.device_kind.upper()} on this machine; "
+            "computing on CPUs (Gloo)"
         )
     chosen = devices.choose(settings.devices, found) if found.ids else ()
     return topology.Host(
@@ -191,9 +193,12 @@ def _conclude(result: JobResult, spec: PodSpec, console: Console) -> None:
         console.warning(f"{result.strays} processes that had left their container were ended with the job")
     if result.cause is not None:
         tail = read_tail(result.cause.spec.log)
-        lines = report(result, tail, width=width(), log_full=logfiles.is_full(spec.log_dir))
+        lines = report(result, tail, width=terminal_columns() or 100, log_full=logfiles.is_full(spec.log_dir))
         console.block(lines, level="ERROR")
     if result.code == 0:
-        console.info(f"Pod completed: {spec.name}")
+        restarts = f", {restarts_in_words(result.restarts)}" if result.restarts else ""
+        console.info(f"Pod completed: {spec.name}{restarts}")
+    elif result.cause is None:
+        console.error(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
     else:
         console.error(f"Pod failed: {spec.name}, exit code {result.code}")

@@ -18,15 +18,16 @@ _LABEL_COLOURS = tuple(f"\033[{code}m" for code in (36, 32, 35, 34, 33, 96, 92, 
 
 
 class Console:
-    """`level` is the least that is said. Colours are for terminals, and for those who did not say
-    NO_COLOR.
-    """
+    """`level` is the least that is said, `columns` the width of the terminal that stderr is (None: none)."""
 
-    def __init__(self, out: Sink, err: Sink, level: str = "INFO", *, colour: bool = False) -> None:
+    def __init__(
+        self, out: Sink, err: Sink, level: str = "INFO", *, colour: bool = False, columns: int | None = None
+    ) -> None:
         self.out = out
         self.err = err
         self._least = LEVELS[level]
         self._colour = colour
+        self._columns = columns
 
     def attach(self, loop: Loop, room: Callable[[], None]) -> None:
         """From now on output that cannot go out at once waits for the loop; `room` is called when stdout is
@@ -70,9 +71,22 @@ class Console:
             return
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now % 1 * 1000):03d}"
-        head = self.paint(f"LAUNCH {level}", colour)
-        lines = "".join(f"{head} {stamp} {line}\n" for line in text.splitlines() or [""])
-        self.err.write(lines.encode("utf-8", "surrogateescape"))
+        head = f"LAUNCH {level} {stamp} "
+        lines = [piece for line in text.splitlines() or [""] for piece in self._fitted(head + line)]
+        painted = [
+            line.replace(f"LAUNCH {level}", self.paint(f"LAUNCH {level}", colour), 1) for line in lines
+        ]
+        self.err.write("".join(f"{line}\n" for line in painted).encode("utf-8", "surrogateescape"))
+
+    def _fitted(self, line: str) -> list[str]:
+        """On a terminal a long line goes on below, broken between words."""
+        if self._columns is None or len(line) <= self._columns:
+            return [line]
+        import textwrap
+
+        return textwrap.wrap(
+            line, self._columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
 
     def paint(self, text: str, colour: str) -> str:
         return f"{colour}{text}{_RESET}" if self._colour and colour else text
@@ -92,9 +106,9 @@ def wants_colour(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("FORCE_COLOR")) or (sys.stderr.isatty() and sys.stdout.isatty())
 
 
-def width(default: int = 100) -> int:
-    """Columns of the terminal; a fixed width where there is none."""
+def terminal_columns() -> int | None:
+    """Columns of the terminal that stderr is, None where it is none."""
     try:
         return max(40, os.get_terminal_size(2).columns)
     except OSError:
-        return default
+        return None

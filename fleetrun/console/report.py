@@ -56,8 +56,7 @@ def report(result: JobResult, tail: Tail, *, width: int, log_full: bool = False)
     facts = [
         f"pid {ended.pid}",
         f"at {_clock(ended.failed_at)}",
-        f"restarts {result.restarts}",
-        *([result.reason] if result.reason else []),
+        *_attempts(result),
     ]
     lines = ["=" * min(width, 80), *_wrapped(first, width), *_wrapped(f"  {', '.join(facts)}", width)]
     lines += _last_words(ended, tail)
@@ -67,10 +66,24 @@ def report(result: JobResult, tail: Tail, *, width: int, log_full: bool = False)
     return lines
 
 
+def _attempts(result: JobResult) -> list[str]:
+    if not result.restarts:
+        return [result.reason] if result.reason else []
+    times = restarts_in_words(result.restarts)
+    return [f"{times} ({result.reason})" if result.reason else times]
+
+
+def restarts_in_words(number: int) -> str:
+    return f"after {number} restart{'s' if number > 1 else ''}"
+
+
 def _last_words(ended: Ended, tail: Tail) -> list[str]:
     traceback: Sequence[str] = tail.traceback
     if ended.record is not None and ended.record.traceback:
         traceback = ended.record.traceback.rstrip().splitlines()
+    traceback = [
+        line for line in traceback if line.strip(" ^~")
+    ]  # Python's underlining takes a line of the screen each
     if not traceback:
         shown = [*tail.before, *tail.after][-(_LOG_LINES + 5) :]
         return ["Its last lines:", *(f"  {line}" for line in shown)] if shown else ["It printed nothing."]

@@ -255,7 +255,9 @@ def _stages(member: Member) -> dict[str, str]:
 def _devices(member: Member) -> dict[str, str]:
     if not member.devices:
         return {}
-    values = {f"FLAGS_selected_{member.device_kind}s": ",".join(map(str, member.devices))}
+    own = ",".join(map(str, member.devices))
+    values = {f"FLAGS_selected_{member.device_kind}s": own, "FLAGS_selected_accelerators": own}
+    values["PADDLE_LOCAL_DEVICE_IDS"] = own
     if member.visible is not None:
         values[VISIBLE_VARIABLE[member.device_kind]] = member.visible
     return values

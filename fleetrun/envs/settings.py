@@ -150,7 +150,7 @@ class LaunchSettings:
         help="What fleetrun itself says.")
     log_overwrite: bool = switch(
         False, group=Group.LOGS, takes=Takes.BOOLEAN, env=("PADDLE_LOG_OVERWRITE",),
-        help="Empty log files first instead of appending.")
+        help="Delete the logs of earlier runs of this job first.")
     log_rotate: int | None = _log(
         None, values.size, "SIZE", env=("FLEETRUN_LOG_ROTATE",),
         help="Keep only the newest output, about this much of each process, as 100M.", shown_default="all")

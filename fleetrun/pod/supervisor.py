@@ -237,7 +237,8 @@ class Supervisor:
         """A signal that means: end. The second Ctrl-C (or SIGQUIT) means: at once."""
         if self._phase is not Phase.ENDING:
             self._code = 128 + number
-            self._observer.ending(f"got {signal_name(number)}")
+            self._reason = f"got {signal_name(number)}"
+            self._observer.ending(self._reason)
             self._end()
         elif number in (signal.SIGINT, signal.SIGQUIT) and self._ladder is not None:
             self._observer.ending(f"got {signal_name(number)} again: killing what is left")
