@@ -95,7 +95,7 @@ def _host(settings: LaunchSettings, console: Console, environ: Mapping[str, str]
     found = devices.detect(settings.device_kind, environ)
     if settings.devices and not found.ids:
         console.warning(
-            f"--devices {','.join(settings.devices)}: there is no {settings.device_kind.upper()} on this machine; "
+            f"--devices {','.join(settings.devices)}: there is no {settings.device_kind.upper()} here; "
             "computing on CPUs (Gloo)"
         )
     chosen = devices.choose(settings.devices, found) if found.ids else ()
