@@ -10,9 +10,21 @@ from fleetrun.pod.signals import Signals
 
 
 def main() -> None:
+    _open_standard_streams()
     code = guarded(_command)
     flush()
     os._exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Started with one of them closed (`2>&-`), the next file to be opened would take its place."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor: this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 def _command(signals: Signals, guard: int) -> int:

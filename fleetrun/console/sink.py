@@ -25,12 +25,12 @@ _CHUNK = select.PIPE_BUF
 
 class Sink:
     def __init__(self, fd: int) -> None:
-        self._fd, self._nonblocking = _reopened(fd)
         self._waiting = bytearray()
         self._loop: Loop | None = None
         self._armed = False
         self._emptied: Callable[[], None] | None = None
         self.closed = False
+        self._fd, self._nonblocking = _reopened(fd)
 
     def attach(self, loop: Loop, emptied: Callable[[], None]) -> None:
         """From now on the loop writes what has to wait, and `emptied` is called when all of it is out."""

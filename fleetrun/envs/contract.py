@@ -129,7 +129,8 @@ VISIBLE_VARIABLE = {
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
 }
 
-_MARK = "FLEETRUN_CONTAINER"
+MARK = "FLEETRUN_CONTAINER"
+"""Whose process this is: `pod.role.rank`. Everything that a container starts inherits it."""
 
 
 def write(member: Member) -> dict[str, str]:
@@ -173,7 +174,7 @@ def _common(member: Member) -> dict[str, str]:
         "PADDLE_TRAINERS_NUM": str(len(member.cluster.trainers)),
         "PADDLE_TRAINER_ENDPOINTS": _join(member.cluster.trainers),
         "PADDLE_CURRENT_ENDPOINT": member.endpoint,
-        _MARK: f"{member.pod}.{member.role}.{member.rank}",
+        MARK: f"{member.pod}.{member.role}.{member.rank}",
         "FLEETRUN_LOCAL": f"{member.local_rank}/{member.local_size}",
         "FLEETRUN_NODE": f"{member.node_rank}/{member.cluster.nnodes}",
         "FLEETRUN_MASTER": member.cluster.master,
@@ -288,7 +289,7 @@ def _torch(member: Member) -> dict[str, str]:
 
 def inside_container(environ: Mapping[str, str]) -> str | None:
     """`pod.role.rank` when this process was started by fleetrun, else None."""
-    return environ.get(_MARK) or None
+    return environ.get(MARK) or None
 
 
 # Whatever the contract may set, and what earlier launchers leave behind. A child's environment is the
@@ -405,10 +406,10 @@ class _Reader:
         return _ROLES[word]
 
     def rank(self) -> int:
-        mark = self.text(_MARK)
+        mark = self.text(MARK)
         rank = mark.rpartition(".")[2]
         if not rank.isdecimal():
-            raise ContractError(f"{_MARK} is {mark!r}; it must look like pod.trainer.0")
+            raise ContractError(f"{MARK} is {mark!r}; it must look like pod.trainer.0")
         return int(rank)
 
     def cluster(self) -> Cluster:

@@ -154,6 +154,18 @@ def _children_of(pid: int) -> list[int]:
     return []
 
 
+def kill_marked(mark: str) -> None:
+    """SIGKILL to what is below this process and has `NAME=value` in the environment that it was started with.
+
+    So a container's daemons are told from those of others, whatever session they gave themselves.
+    """
+    wanted = mark.encode()
+    for pid in descendants():
+        with contextlib.suppress(OSError):
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+
+
 def signal_all(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fleetrun.envs import contract
 from fleetrun.envs.contract import Mode, Role
 
 
@@ -38,6 +39,11 @@ class ContainerSpec:
     def title(self) -> str:
         """`trainer 3`: how messages call it, by its rank in the job."""
         return self.label or f"{'server' if self.role is Role.SERVER else self.role} {self.rank}"
+
+    @property
+    def mark(self) -> str:
+        """`NAME=value` as it stands in the environment of all that this container started."""
+        return f"{contract.MARK}={self.env.get(contract.MARK, '')}"
 
     def environment(self, restart_count: int) -> dict[str, str]:
         return {**self.env, **dict.fromkeys(self.restart_variables, str(restart_count))}

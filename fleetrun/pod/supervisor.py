@@ -26,7 +26,7 @@ from fleetrun.pod.ladder import Ladder
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.oom import OomWatch
 from fleetrun.pod.pod import Pod
-from fleetrun.pod.process import end_descendants
+from fleetrun.pod.process import end_descendants, kill_marked
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
 from fleetrun.pod.result import LOST_GUARD, TIMEOUT, JobResult, code_of, first_failure
 from fleetrun.pod.status import signal_name
@@ -192,9 +192,10 @@ class Supervisor:
         self._phase = Phase.WATCHING
         self._ladder = None
         self._failures.clear()
-        if not self._pod.alive:
-            self._sweep(0.0)  # a daemon of the last attempt may still hold a port or a device
+        if not self._pod.alive:  # a daemon of the last attempt may still hold a port or a device
+            self._sweep(0.0)
         for container in containers:
+            kill_marked(container.spec.mark)
             container.renew()
 
         def start() -> None:
