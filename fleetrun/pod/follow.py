@@ -159,14 +159,16 @@ class Watch:
         return True
 
     def _serve(self) -> bool:
-        """Whether anything was there."""
+        """Whether there was anything to do."""
         found = False
         for follower in self._followers.values():
             before = follower.offset
             follower.pump()
             found |= follower.offset != before
         for path, trimmer in self._trimmers.items():
+            before = trimmer.trimmed
             shorter = trimmer.trim() if trimmer.supported else 0
+            found |= trimmer.trimmed != before
             if shorter and path in self._followers:
                 self._followers[path].shortened(shorter)
         return found
