@@ -26,7 +26,7 @@ from fleetrun.errors import UsageError
 from fleetrun.pod import cgroup, logfiles, program
 from fleetrun.pod.follow import Watch
 from fleetrun.pod.gpulog import GpuLog
-from fleetrun.pod.job import command, pod_spec
+from fleetrun.pod.job import command, job_spec, pod_spec
 from fleetrun.pod.jobcontrol import dispatch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.pod import Pod
@@ -116,7 +116,7 @@ def _print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
 def _announce(resolved: Resolved, spec: PodSpec, console: Console) -> None:
     for line in banner.configuration(banner_rows(resolved)):
         console.info(line)
-    console.info(banner.job_line(spec))
+    console.info(banner.job_line(job_spec(resolved.settings)))
     console.info(banner.pod_line("Run", spec, "ready"))
     if console.says("DEBUG"):
         console.block(banner.environments(spec), level="DEBUG")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from fleetrun.console.secrets import masked
 from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
-from fleetrun.pod.spec import ContainerSpec, PodSpec
+from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 
 _TABLE_WIDTH = 89
 
@@ -21,8 +21,9 @@ def configuration(rows: Sequence[tuple[str, str, str | None]]) -> list[str]:
     return lines
 
 
-def job_line(spec: PodSpec) -> str:
-    return f"Job: {spec.job_id}, mode {spec.mode}, replicas 1[1:1], elastic False"
+def job_line(job: JobSpec) -> str:
+    span = f"{job.replicas}[{job.replicas_min}:{job.replicas_max}]"
+    return f"Job: {job.job_id}, mode {job.mode}, replicas {span}, elastic {job.elastic}"
 
 
 def pod_line(verb: str, spec: PodSpec, status: str) -> str:

@@ -14,7 +14,7 @@ from fleetrun.envs import contract
 from fleetrun.envs.contract import Member, Role
 from fleetrun.envs.settings import LaunchSettings
 from fleetrun.pod.logfiles import log_path
-from fleetrun.pod.spec import ContainerSpec, PodSpec
+from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 
 _RESTARTS = ("PADDLE_RESTART_COUNT",)
 _RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
@@ -31,13 +31,22 @@ def command(settings: LaunchSettings) -> tuple[str, ...]:
     return (program, *settings.script_args)
 
 
+def job_spec(settings: LaunchSettings) -> JobSpec:
+    fewest, most = settings.nnodes
+    return JobSpec(
+        job_id=settings.job_id,
+        mode=settings.run_mode,
+        replicas=most,
+        replicas_min=fewest,
+        replicas_max=most,
+    )
+
+
 def pod_spec(
     settings: LaunchSettings, members: Sequence[Member], *, pod: str, cores: int, environ: Mapping[str, str]
 ) -> PodSpec:
     """`environ` is the launcher's own; of the contract nothing of it is handed down."""
     base = contract.without_contract(environ)
-    if settings.visible_devices == "process" or members[0].devices:
-        base = {**base}
     threads = None if "OMP_NUM_THREADS" in environ else max(1, cores // _local_trainers(members))
     log_dir = Path(settings.log_dir).absolute()
     argv = command(settings)
