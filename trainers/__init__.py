@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainers.excepthook import install
+from trainers.lastwords import install
 
 if TYPE_CHECKING:
     from trainers import fleet

@@ -1,0 +1,41 @@
+"""The examples of the README, on real digits, by real processes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import ROOT, Process, job
+
+EXAMPLES = ROOT / "trainers" / "examples"
+LINE = r"^time: \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\], batch: \[1\], loss\[1\]:\[\d\.\d{6}\]$"
+
+
+def expect_learned(first: Process, others: list[Process]) -> None:
+    accuracy = re.findall(r"^test accuracy: (0\.\d{4})$", first.output, re.MULTILINE)
+    assert len(accuracy) == 1
+    assert float(accuracy[0]) >= 0.95
+    for trainer in (first, *others):
+        assert re.search(LINE, trainer.output, re.MULTILINE)
+        assert "Traceback" not in trainer.output
+    assert not any("test accuracy" in trainer.output for trainer in others)
+
+
+@pytest.mark.slow
+def test_collective_training_learns_digits(tmp_path: Path) -> None:
+    with job(tmp_path, trainers=2) as running:
+        running.start_all([str(EXAMPLES / "collective_trainer.py")])
+        running.expect_success()
+        expect_learned(running.trainers[0], running.trainers[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("servers", "options"), [(1, []), (2, ["--sync"])])
+def test_parameter_server_training_learns_digits(tmp_path: Path, servers: int, options: list[str]) -> None:
+    with job(tmp_path, trainers=2, servers=servers) as running:
+        running.start_all(["-m", "trainers.examples.parameter_server_trainer", *options])
+        running.expect_success()
+        expect_learned(running.trainers[0], running.trainers[1:])
+        for server in running.servers:
+            assert f"rank id: {server.member.rank}, endpoint: {server.member.endpoint}" in server.output
+            assert "Traceback" not in server.output

@@ -1,0 +1,123 @@
+"""Retries, deadlines and refusals, against servers that misbehave."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import zmq
+
+from tests.support.cluster import reserved_endpoints
+from trainers.errors import ServerError, TrainerLostError
+from trainers.ps.client import Client, Request
+from trainers.ps.wire import VERSION, Code, Field, Kind, Message, bytes_part, decode, encode
+from trainers.strategy import PsConfigs
+
+Answer = Callable[[int, Message], list[Message]]
+
+
+@contextmanager
+def served_by(answer: Answer, **configs: float) -> Iterator[Client]:
+    """A client of a server that answers its n-th message (0, 1, ...) with whatever `answer` says."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stop_here, stop_there = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    stop_here.bind("inproc://stop")
+    stop_there.connect("inproc://stop")
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.LINGER, 0)
+
+    def serve() -> None:
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(stop_there, zmq.POLLIN)
+        count = 0
+        while stop_there not in dict(poller.poll()):
+            route, *frames = router.recv_multipart()
+            for reply in answer(count, decode(frames)):
+                router.send_multipart([route, *encode(reply)])
+            count += 1
+
+    with reserved_endpoints(1) as (endpoint,):
+        router.bind(f"tcp://{endpoint}")
+        thread = threading.Thread(target=serve)
+        thread.start()
+        client = Client([endpoint], 0, PsConfigs(**configs), first_retry_s=0.02)  # type: ignore[arg-type]
+        try:
+            yield client
+        finally:
+            client.close()
+            stop_here.send(b"")
+            thread.join()
+            for each in (router, stop_here, stop_there):
+                each.close()
+            context.term()
+
+
+ASK = [Request(server=0, kind=Kind.PULL)]
+
+
+def test_a_lost_answer_is_asked_for_again_with_the_same_sequence() -> None:
+    seen = []
+
+    def answer(count: int, request: Message) -> list[Message]:
+        seen.append(request.sequence)
+        return [request.reply(Kind.DONE, number=9)] if count >= 3 else []
+
+    with served_by(answer) as client:
+        assert client.ask(ASK)[0].number == 9
+    assert len(seen) >= 4
+    assert len(set(seen)) == 1
+
+
+def test_a_server_that_says_wait_is_waited_for_beyond_the_timeout() -> None:
+    def answer(count: int, request: Message) -> list[Message]:
+        return [request.reply(Kind.DONE if count >= 8 else Kind.WAIT)]
+
+    with served_by(answer, request_timeout_s=0.2) as client:
+        assert client.ask(ASK)[0].kind is Kind.DONE
+
+
+def test_a_silent_server_is_named_after_the_timeout() -> None:
+    words = r"server 0 at 127.0.0.1:\d+ has not answered PULL for 0.3 s"
+    with (
+        served_by(lambda count, request: [], request_timeout_s=0.3) as client,
+        pytest.raises(ServerError, match=words),
+    ):
+        client.ask(ASK)
+
+
+def test_second_answers_probes_and_answers_to_others_are_passed_over() -> None:
+    def answer(count: int, request: Message) -> list[Message]:
+        probe = Message(kind=Kind.PROBE)
+        other = Message(kind=Kind.DONE, incarnation=1, sequence=request.sequence, number=66)
+        mine = request.reply(Kind.DONE, number=request.sequence)
+        return [probe, other, mine, mine]
+
+    with served_by(answer) as client:
+        assert [client.ask(ASK)[0].number for _ in range(3)] == [1, 2, 3]
+
+
+def test_refusals_become_errors_that_name_the_server() -> None:
+    def answer(count: int, request: Message) -> list[Message]:
+        text = (bytes_part(Field.TEXT, b"trainer 1 is lost" if count else b"no such table"),)
+        code = Code.TRAINER_LOST if count else Code.UNKNOWN_TABLE
+        return [request.reply(Kind.REFUSED, code=code, parts=text)]
+
+    with served_by(answer) as client:
+        with pytest.raises(
+            ServerError, match=r"server 0 at .* refused PULL \(UNKNOWN_TABLE\): no such table"
+        ):
+            client.ask(ASK)
+        with pytest.raises(TrainerLostError, match="trainer 1 is lost; server 0 at"):
+            client.ask(ASK)
+
+
+def test_another_version_of_the_protocol_is_an_error_at_once() -> None:
+    def answer(count: int, request: Message) -> list[Message]:
+        text = bytes_part(Field.TEXT, f"protocol version {VERSION}".encode())
+        return [Message(kind=Kind.REFUSED, code=Code.BAD_VERSION, parts=(text,))]
+
+    with served_by(answer) as client, pytest.raises(ServerError, match="another version of fleetrun"):
+        client.ask(ASK)

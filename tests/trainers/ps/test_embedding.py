@@ -1,0 +1,164 @@
+"""Served embeddings against torch's own, with rows that live in a tensor instead of on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from trainers.errors import NotSupportedError
+from trainers.ps.embedding import EmbeddingModule, Serving, find
+
+MODULES: dict[str, Callable[[], EmbeddingModule]] = {
+    "plain": lambda: torch.nn.Embedding(10, 3, sparse=True),
+    "padding": lambda: torch.nn.Embedding(10, 3, padding_idx=4, sparse=True),
+    "last_padding": lambda: torch.nn.Embedding(10, 3, padding_idx=-1, sparse=True),
+    "bag_sum": lambda: torch.nn.EmbeddingBag(10, 3, mode="sum", sparse=True),
+    "bag_mean": lambda: torch.nn.EmbeddingBag(10, 3, mode="mean", padding_idx=4, sparse=True),
+}
+BATCHES = {
+    "repeated": torch.tensor([[1, 4, 1], [9, 1, 0]]),
+    "one": torch.tensor([[4]]),
+    "int32": torch.tensor([[2, 9]], dtype=torch.int32),
+}
+
+
+class LocalRows:
+    """A table in this process; gradients are kept as they come."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+        self.gradient = torch.zeros_like(weight)
+        self.touched: set[int] = set()
+
+    def pull_rows(self, keys: torch.Tensor) -> torch.Tensor:
+        assert bool((keys[1:] > keys[:-1]).all())
+        return self.weight[keys]
+
+    def pull_all(self) -> torch.Tensor:
+        return self.weight.clone()
+
+    def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
+        self.touched |= set(keys.tolist())
+        self.gradient.index_add_(0, keys, grad)
+
+
+def served(
+    make: Callable[[], EmbeddingModule],
+) -> tuple[EmbeddingModule, EmbeddingModule, LocalRows, Serving]:
+    """(torch's own, a served twin, its rows, the serving)."""
+    torch.manual_seed(0)
+    own = make()
+    torch.manual_seed(0)
+    twin = make()
+    rows = LocalRows(twin.weight.detach().clone())
+    return own, twin, rows, Serving("twin", twin, rows)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("name", MODULES)
+def test_values_and_gradients_are_torchs(name: str, batch: str) -> None:
+    own, twin, rows, _ = served(MODULES[name])
+    ids = BATCHES[batch]
+    wanted, got = own(ids), twin(ids)
+    assert torch.equal(wanted, got)
+    factors = torch.randn_like(wanted)
+    (wanted * factors).sum().backward()
+    (got * factors).sum().backward()
+    assert own.weight.grad is not None
+    gradient = own.weight.grad.coalesce()
+    assert torch.allclose(rows.gradient, gradient.to_dense(), atol=1e-6)
+    if isinstance(own, torch.nn.Embedding):  # the bag's gradient in torch names the padding row, with zeros
+        assert rows.touched == set(gradient.indices()[0].tolist())
+
+
+def test_gradients_may_be_scaled_by_frequency() -> None:
+    """Which torch itself does for dense gradients only."""
+    own, twin, rows, _ = served(lambda: torch.nn.Embedding(10, 3, scale_grad_by_freq=True))
+    for module in (own, twin):
+        module(BATCHES["repeated"]).square().sum().backward()
+    assert own.weight.grad is not None
+    assert torch.allclose(rows.gradient, own.weight.grad)
+
+
+def test_bags_with_offsets_and_weights() -> None:
+    own, twin, rows, _ = served(lambda: torch.nn.EmbeddingBag(10, 3, mode="sum", sparse=True))
+    ids, offsets, weights = torch.tensor([1, 2, 4, 1]), torch.tensor([0, 3]), torch.rand(4)
+    wanted, got = (module(ids, offsets, weights) for module in (own, twin))
+    assert torch.allclose(wanted, got)
+    wanted.sum().backward()
+    got.sum().backward()
+    assert own.weight.grad is not None
+    assert torch.allclose(rows.gradient, own.weight.grad.to_dense())
+
+
+def test_two_uses_and_two_backward_passes_add_up() -> None:
+    own, twin, rows, _ = served(MODULES["plain"])
+    for module in (own, twin):
+        (module(torch.tensor([1, 2])).sum() + 2 * module(torch.tensor([2, 3])).sum()).backward()
+        loss = module(torch.tensor([7])).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert own.weight.grad is not None
+    assert torch.allclose(rows.gradient, own.weight.grad.to_dense())
+
+
+def test_nothing_is_collected_without_gradients() -> None:
+    _, twin, rows, _ = served(MODULES["plain"])
+    with torch.no_grad():
+        twin(torch.tensor([1]))
+    twin(torch.tensor([1])).detach()
+    assert rows.touched == set()
+
+
+def test_an_empty_batch_is_looked_up() -> None:
+    _, twin, _, _ = served(MODULES["plain"])
+    assert twin(torch.empty(0, 2, dtype=torch.int64)).shape == (0, 2, 3)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10])
+def test_an_id_out_of_range_is_named(wrong: int) -> None:
+    _, twin, _, _ = served(MODULES["plain"])
+    with pytest.raises(IndexError, match=rf"'twin' has rows 0 to 9; id {wrong} is out of range"):
+        twin(torch.tensor([1, wrong]))
+
+
+def test_state_dict_is_whole_while_served_and_after() -> None:
+    _, twin, rows, serving = served(MODULES["plain"])
+    assert twin.weight.numel() == 0
+    rows.weight += 1
+    assert torch.equal(torch.nn.Sequential(twin).state_dict()["0.weight"], rows.weight)
+    serving.end(rows.pull_all())
+    assert torch.equal(twin.state_dict()["weight"], rows.weight)
+    assert torch.equal(twin(torch.tensor([3])), rows.weight[3:4])
+    assert "forward" not in vars(twin)
+
+
+class Own(torch.nn.Embedding):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * 2
+
+
+def tied() -> torch.nn.Module:
+    model = torch.nn.ModuleDict({"a": torch.nn.Embedding(4, 2, sparse=True), "b": torch.nn.Linear(2, 4)})
+    model["b"].weight = model["a"].weight
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (torch.nn.Sequential(torch.nn.Embedding(4, 2, max_norm=1.0, sparse=True)), "max_norm"),
+        (torch.nn.Sequential(Own(4, 2, sparse=True)), "forward of its own"),
+        (torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True, dtype=torch.float64)), "float32"),
+        (tied(), "shares its weight with a, b"),
+    ],
+)
+def test_an_embedding_that_cannot_be_served_is_named(model: torch.nn.Module, words: str) -> None:
+    with pytest.raises(NotSupportedError, match=words):
+        find(model)
+
+
+def test_dense_embeddings_are_left_alone() -> None:
+    assert find(torch.nn.Sequential(torch.nn.Embedding(4, 2))) == []

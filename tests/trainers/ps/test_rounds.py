@@ -1,0 +1,50 @@
+import torch
+
+from trainers.ps.rounds import Gradient, Round, merge_rows
+
+
+def dense(*values: float, lr: float = 0.1) -> Gradient:
+    return Gradient(0, torch.tensor(values, dtype=torch.float32), None, lr)
+
+
+def sparse(keys: list[int], rows: list[list[float]]) -> Gradient:
+    return Gradient(1, torch.tensor(rows, dtype=torch.float32), torch.tensor(keys), 0.1)
+
+
+def test_the_average_is_over_trainers() -> None:
+    step = Round()
+    step.add(1, [dense(3, 5, lr=9), sparse([2, 7], [[2], [4]])])
+    step.add(0, [dense(1, 1, lr=0.5), sparse([1, 7], [[6], [8]])])
+    of_dense, of_sparse = step.average()
+    assert of_dense.values.tolist() == [2, 3]
+    assert of_dense.lr == 0.5  # the lowest rank's
+    assert of_sparse.keys is not None
+    assert of_sparse.keys.tolist() == [1, 2, 7]
+    assert of_sparse.values.tolist() == [[3], [1], [6]]
+
+
+def test_a_trainer_without_a_gradient_counts_as_zero() -> None:
+    step = Round()
+    step.add(0, [dense(4)])
+    step.add(1, [])
+    (mean,) = step.average()
+    assert mean.values.tolist() == [2]
+
+
+def test_the_order_of_arrival_does_not_change_a_bit() -> None:
+    pushes = {rank: [dense(*torch.randn(100).tolist())] for rank in range(5)}
+    results = []
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        step = Round()
+        for rank in order:
+            step.add(rank, pushes[rank])
+        results.append(step.average()[0].values)
+    assert torch.equal(*results)
+
+
+def test_equal_keys_are_merged_and_sorted() -> None:
+    keys, rows = merge_rows(
+        [(torch.tensor([3, 9]), torch.ones(2, 2)), (torch.tensor([1, 9]), torch.full((2, 2), 5.0))]
+    )
+    assert keys.tolist() == [1, 3, 9]
+    assert rows.tolist() == [[5, 5], [1, 1], [6, 6]]

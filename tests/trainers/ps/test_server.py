@@ -1,0 +1,162 @@
+"""A real server on a real port, in a thread; and what strangers may send there."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import zmq
+
+from tests.support.cluster import reserved_endpoints
+from tests.trainers.ps.test_wire import mutate
+from trainers.errors import ServerError
+from trainers.ps.client import Client, Request
+from trainers.ps.rules import Adam, SparseAdam
+from trainers.ps.server import Server
+from trainers.ps.spec import TableKind, TableSpec, job_words
+from trainers.ps.wire import Field, Kind, Message, Part, bytes_part, decode, encode
+from trainers.strategy import PsConfigs
+
+CONFIGS = PsConfigs(request_timeout_s=20)
+SPECS = {
+    0: TableSpec(kind=TableKind.DENSE, name="w", size=6, rule=Adam()),
+    1: TableSpec(kind=TableKind.SPARSE, name="e", size=2, rule=SparseAdam()),
+}
+KEYS = torch.arange(10)
+WANT = (Part(0, Field.WANT, torch.empty(0)), Part(1, Field.KEYS, KEYS))
+
+
+class Port:
+    """A served port with one trainer that has joined and pushed."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        server = Server([endpoint], 0, 1, sync=False, configs=CONFIGS)
+        self.thread = threading.Thread(target=server.run)
+        self.thread.start()
+        self.client = Client([endpoint], 0, CONFIGS)
+        words = bytes_part(Field.TEXT, job_words(False, 1, 1, 0).encode())
+        specs = [bytes_part(Field.SPEC, spec.encode(), number) for number, spec in SPECS.items()]
+        self.ask(Kind.HELLO, words, *specs)
+        self.ask(Kind.ASSIGN, Part(0, Field.VALUES, torch.ones(6)), *self.rows(torch.ones(10, 2)))
+        self.ask(Kind.READY)
+        self.push()
+
+    def ask(self, kind: Kind, *parts: Part) -> Message:
+        (reply,) = self.client.ask([Request(server=0, kind=kind, parts=parts)])
+        return reply
+
+    def rows(self, values: torch.Tensor) -> tuple[Part, Part]:
+        return Part(1, Field.KEYS, KEYS), Part(1, Field.ROWS, values, lr=0.1)
+
+    def push(self) -> None:
+        self.ask(Kind.PUSH, Part(0, Field.VALUES, torch.randn(6), lr=0.1), *self.rows(torch.randn(10, 2)))
+
+    def values(self) -> list[torch.Tensor]:
+        return [part.data for part in self.ask(Kind.PULL, *WANT).parts]
+
+    def close(self) -> None:
+        if self.thread.is_alive():
+            self.ask(Kind.LEAVE)
+        self.client.close()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    with reserved_endpoints(1) as (endpoint,):
+        served = Port(endpoint)
+        yield served
+        served.close()
+
+
+@pytest.fixture
+def stranger(port: Port) -> Iterator[zmq.Socket[bytes]]:
+    """A connection that speaks zmq, without any of our care."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.RCVTIMEO, 20_000)
+    dealer.connect(f"tcp://{port.endpoint}")
+    yield dealer
+    dealer.close()
+    context.term()
+
+
+def test_the_first_line_is_the_one_of_paddles_servers(capfd: pytest.CaptureFixture[str], port: Port) -> None:
+    line = (
+        r"^I\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ server\.py:\d+\] running server with rank id: 0, endpoint: "
+        + re.escape(port.endpoint)
+    )
+    assert re.search(line, capfd.readouterr().err, re.MULTILINE)
+
+
+def test_mutated_messages_are_refused_and_change_nothing(port: Port, stranger: zmq.Socket[bytes]) -> None:
+    rng = random.Random(7)
+    before = port.values()
+    samples = [
+        valid_frames(port, kind) for kind in (Kind.HELLO, Kind.ASSIGN, Kind.PULL, Kind.PUSH, Kind.LEAVE)
+    ]
+    sent = 0
+    for _ in range(4000):
+        frames = rng.choice(samples)
+        broken = mutate(rng, frames)
+        if broken != frames and broken:
+            stranger.send_multipart(broken)
+            sent += 1
+    for _ in range(sent):
+        reply = decode(stranger.recv_multipart())
+        assert reply.kind is Kind.REFUSED
+    assert all(map(torch.equal, before, port.values()))
+    port.push()
+    assert not torch.equal(before[0], port.values()[0])
+
+
+def valid_frames(port: Port, kind: Kind) -> list[bytes]:
+    """What the trainer itself could send next."""
+    message = Message(
+        kind=kind,
+        incarnation=port.client._incarnation,
+        sequence=1 << 40,
+        parts=(Part(0, Field.VALUES, torch.randn(6), lr=0.1), *port.rows(torch.randn(10, 2))),
+    )
+    return [bytes(frame) for frame in encode(message)]
+
+
+def test_a_stranger_with_valid_messages_is_not_known(port: Port, stranger: zmq.Socket[bytes]) -> None:
+    before = port.values()
+    frames = encode(Message(kind=Kind.PUSH, incarnation=5, sequence=1, parts=(WANT[0],)))
+    stranger.send_multipart(frames)
+    assert "not known here" in decode(stranger.recv_multipart()).text
+    assert all(map(torch.equal, before, port.values()))
+
+
+def test_garbage_bytes_on_the_port_change_nothing(port: Port) -> None:
+    rng = random.Random(11)
+    host, _, number = port.endpoint.rpartition(":")
+    before = port.values()
+    greetings = [b"", b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03", b"GET / HTTP/1.1\r\n\r\n", b"\x01\x00"]
+    for _ in range(200):
+        with socket.create_connection((host, int(number))) as connection:
+            connection.sendall(rng.choice(greetings) + rng.randbytes(rng.randrange(1, 200)))
+    assert all(map(torch.equal, before, port.values()))
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
+        with pytest.raises(ServerError, match=re.escape(f"cannot listen on {endpoint}")):
+            Server([endpoint], 0, 1, sync=False, configs=CONFIGS)
+
+
+def test_an_endpoint_without_a_host_is_named() -> None:
+    with pytest.raises(ServerError, match=r"'127\.0\.0\.1:port'"):
+        Server(["127.0.0.1:port"], 0, 1, sync=False, configs=CONFIGS)

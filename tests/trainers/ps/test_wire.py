@@ -1,0 +1,128 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
+
+
+def push() -> Message:
+    return Message(
+        kind=Kind.PUSH,
+        rank=3,
+        incarnation=2**62,
+        sequence=7,
+        number=12,
+        parts=(
+            Part(0, Field.VALUES, torch.arange(5.0), lr=0.1),
+            Part(1, Field.KEYS, torch.tensor([-(2**63), 0, 2**63 - 1])),
+            Part(1, Field.ROWS, torch.arange(6.0).reshape(3, 2), lr=0.2),
+            Part(2, Field.KEYS, torch.empty(0, dtype=torch.int64)),
+            Part(2, Field.ROWS, torch.empty(0, 4)),
+            bytes_part(Field.TEXT, "学习".encode()),
+        ),
+    )
+
+
+def frames_of(message: Message) -> list[bytes]:
+    return [bytes(frame) for frame in encode(message)]
+
+
+def test_a_message_comes_back_as_it_was() -> None:
+    sent = push()
+    back = decode(frames_of(sent))
+    for name in ("kind", "rank", "incarnation", "sequence", "number", "code"):
+        assert getattr(back, name) == getattr(sent, name)
+    assert back.text == "学习"
+    for mine, other in zip(sent.parts, back.parts, strict=True):
+        assert (mine.table, mine.field, mine.lr) == (other.table, other.field, other.lr)
+        assert torch.equal(mine.data, other.data)
+        assert mine.data.shape == other.data.shape
+
+
+def test_a_decoded_tensor_may_be_written_and_may_come_from_an_odd_address() -> None:
+    frames = frames_of(Message(kind=Kind.DATA, parts=(Part(0, Field.VALUES, torch.arange(4.0)),)))
+    shifted = memoryview(bytearray(b"x" + frames[1]))[1:]
+    (part,) = decode([frames[0], shifted]).parts
+    part.data.add_(1)
+    assert part.data.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "code"),
+    [
+        (0, b"X", Code.BAD_MESSAGE),  # magic
+        (4, b"\x63", Code.BAD_VERSION),
+        (12, b"\x07", Code.BAD_MESSAGE),  # number of parts
+        (24, b"\xff", Code.BAD_MESSAGE),  # sequence: only the checksum can tell
+    ],
+)
+def test_a_wrong_header_is_refused_with_its_reason(where: int, value: bytes, code: Code) -> None:
+    frames = frames_of(push())
+    frames[0] = frames[0][:where] + value + frames[0][where + 1 :]
+    with pytest.raises(WireError) as refused:
+        decode(frames)
+    assert refused.value.code is code
+
+
+def test_no_frames_and_missing_frames_are_refused() -> None:
+    frames = frames_of(push())
+    for broken in ([], [b""], frames[:1], frames[:-1], [*frames, b""], [frames[0][:30]]):
+        with pytest.raises(WireError):
+            decode(broken)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part(0, Field.ROWS, torch.arange(3.0)),  # rows without a second dimension
+        Part(0, Field.KEYS, torch.arange(3.0)),  # keys that are no integers
+        Part(0, Field.VALUES, torch.ones(2, 2)),
+        Part(0, Field.VALUES, torch.ones(2), lr=float("nan")),
+        Part(0, Field.VALUES, torch.ones(2), lr=float("inf")),
+    ],
+)
+def test_parts_that_contradict_their_field_are_refused(part: Part) -> None:
+    with pytest.raises(WireError):
+        decode(frames_of(Message(kind=Kind.PUSH, parts=(part,))))
+
+
+def test_no_mutation_of_a_message_passes() -> None:
+    """Bits flipped, frames cut, grown, lost, doubled and swapped: refused every time, with a WireError."""
+    rng = random.Random(5)
+    original = frames_of(push())
+    for _ in range(3000):
+        frames = mutate(rng, original)
+        if frames == original:
+            continue
+        with pytest.raises(WireError):
+            decode(frames)
+
+
+def mutate(rng: random.Random, original: list[bytes]) -> list[bytes]:
+    frames = list(original)
+    which = rng.randrange(len(frames))
+    frame = bytearray(frames[which])
+    match rng.randrange(6):
+        case 0 if frame:
+            frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
+        case 1:
+            frame = frame[: rng.randrange(len(frame) + 1)]
+        case 2:
+            frame += rng.randbytes(rng.randrange(1, 9))
+        case 3:
+            return frames[:which] + frames[which + 1 :]
+        case 4:
+            return [*frames, bytes(frame)]
+        case _:
+            other = rng.randrange(len(frames))
+            frames[which], frames[other] = frames[other], frames[which]
+            return frames
+    frames[which] = bytes(frame)
+    return frames
+
+
+def test_numpy_is_little_endian_on_the_wire() -> None:
+    frames = frames_of(Message(kind=Kind.DATA, parts=(Part(0, Field.KEYS, torch.tensor([1])),)))
+    assert frames[1] == np.array([1], dtype="<i8").tobytes()

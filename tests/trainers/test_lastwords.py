@@ -1,0 +1,61 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import ROOT
+from trainers import lastwords
+
+
+def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("variable", ["FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"])
+def test_an_uncaught_exception_is_written_and_still_printed(tmp_path: Path, variable: str) -> None:
+    before = time.time_ns()
+    path = tmp_path / "error.json"
+    ended = run("import trainers\ndef 失败(): raise ValueError('坏数据')\n失败()", **{variable: str(path)})
+    assert ended.returncode == 1
+    assert "ValueError: 坏数据" in ended.stderr
+    message = json.loads(path.read_text(encoding="utf-8"))["message"]
+    assert message["message"] == "ValueError: 坏数据"
+    extra = message["extraInfo"]
+    assert "in 失败" in extra["py_callstack"]
+    assert before < extra["time_ns"] < time.time_ns()
+    assert extra["timestamp"] == str(extra["time_ns"] // 10**9)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_without_a_file_only_the_traceback_is_printed(tmp_path: Path) -> None:
+    ended = run("import trainers; 1 / 0", FLEETRUN_ERROR_FILE="", TORCHELASTIC_ERROR_FILE="")
+    assert "ZeroDivisionError" in ended.stderr
+
+
+def test_a_file_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    ended = run("import trainers; 1 / 0", FLEETRUN_ERROR_FILE=str(tmp_path / "no" / "folder"))
+    assert "could not be written to" in ended.stderr
+    assert "ZeroDivisionError" in ended.stderr
+    assert ended.returncode == 1
+
+
+def test_importing_trainers_is_cheap() -> None:
+    ended = run("import trainers, sys; print('torch' in sys.modules)")
+    assert ended.stdout == "False\n"
+
+
+def test_the_first_named_file_wins_and_empty_ones_do_not_count() -> None:
+    assert lastwords.error_file({"FLEETRUN_ERROR_FILE": "", "TORCHELASTIC_ERROR_FILE": "b"}) == "b"
+    assert lastwords.error_file({"FLEETRUN_ERROR_FILE": "a", "TORCHELASTIC_ERROR_FILE": "b"}) == "a"
+    assert lastwords.error_file({}) == ""

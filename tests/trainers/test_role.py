@@ -1,0 +1,74 @@
+import pytest
+
+from fleetrun.envs import contract
+from fleetrun.envs.contract import Cluster, Member, Mode, Role
+from trainers.errors import NotSupportedError, UsageError
+from trainers.role import EnvironmentRoleMaker, Identity
+
+CLUSTER = Cluster(
+    mode=Mode.PS,
+    trainers=("10.0.0.1:7000", "10.0.0.1:7001"),
+    servers=("10.0.0.1:8000",),
+    master="10.0.0.1:9000",
+)
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}  # fmt: skip
+
+
+def identity(environ: dict[str, str]) -> Identity:
+    return EnvironmentRoleMaker(environ).identity()
+
+
+def test_a_process_on_its_own_is_rank_0_of_1() -> None:
+    alone = identity({"PATH": "/bin"})
+    assert (alone.index, alone.worker_num, alone.alone, alone.is_server) == (0, 1, True, False)
+
+
+def test_a_trainer_of_fleetrun() -> None:
+    member = Member(
+        cluster=CLUSTER, role=Role.TRAINER, rank=1, endpoint="10.0.0.1:7001", devices=(0,), restart_count=2
+    )
+    me = identity(contract.write(member))
+    assert (me.index, me.worker_num, me.is_server, me.launched_as_ps) == (1, 2, False, True)
+    assert (me.trainers, me.servers) == (CLUSTER.trainers, CLUSTER.servers)
+    assert (me.device, me.restart_count, me.source) == (0, 2, "fleetrun")
+
+
+def test_a_server_of_fleetrun() -> None:
+    me = identity(contract.write(Member(cluster=CLUSTER, role=Role.SERVER, rank=0, endpoint="10.0.0.1:8000")))
+    assert (me.index, me.is_server, me.worker_num) == (0, True, 2)
+
+
+def test_a_process_of_torchrun() -> None:
+    me = identity(TORCHRUN)
+    assert (me.index, me.worker_num, me.local_rank, me.master) == (3, 4, 1, "10.0.0.1:29500")
+    assert (me.trainers, me.restart_count, me.launched_as_ps) == ((), 2, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"MASTER_PORT": ""}, "MASTER_PORT is not set"),
+        ({"RANK": "x"}, "RANK is 'x'"),
+        ({"RANK": "4"}, "RANK is 4 and WORLD_SIZE 4"),
+        ({"WORLD_SIZE": "²"}, "WORLD_SIZE is '²'"),
+    ],
+)
+def test_broken_torchrun_variables_are_named(changes: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        identity(TORCHRUN | changes)
+
+
+def test_a_broken_contract_is_named() -> None:
+    member = Member(cluster=CLUSTER, role=Role.TRAINER, rank=1, endpoint="10.0.0.1:7001")
+    environ = contract.write(member) | {"PADDLE_RESTART_COUNT": "many"}
+    with pytest.raises(UsageError, match="PADDLE_RESTART_COUNT is 'many'"):
+        identity(environ)
+
+
+def test_a_role_of_a_later_version_is_refused() -> None:
+    member = Member(cluster=CLUSTER, role=Role.COORDINATOR, rank=0, endpoint="10.0.0.1:1")
+    with pytest.raises(NotSupportedError, match="coordinator"):
+        identity(contract.write(member))

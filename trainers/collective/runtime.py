@@ -1,0 +1,53 @@
+"""Collective training behind the fleet API: process group, DataParallel, the optimizer as it is."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from trainers.collective.data_parallel import DataParallel
+from trainers.collective.group import start
+from trainers.errors import UsageError
+from trainers.optimizer import DistributedOptimizer
+from trainers.role import Identity
+from trainers.strategy import DistributedStrategy
+
+
+class CollectiveRuntime:
+    """Joins the process group when made."""
+
+    def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
+        self.strategy = strategy
+        start(identity)
+
+    def distributed_model(self, model: torch.nn.Module) -> DataParallel:
+        return DataParallel(
+            model,
+            find_unused_parameters=self.strategy.find_unused_parameters,
+            bucket_cap_mb=self.strategy.fuse_grad_size_in_MB,
+        )
+
+    def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
+        return DistributedOptimizer(optimizer)
+
+    def barrier_worker(self) -> None:
+        dist.barrier()
+
+    def init_server(self) -> None:
+        raise _no_servers("init_server")
+
+    def run_server(self) -> None:
+        raise _no_servers("run_server")
+
+    def init_worker(self) -> None:
+        raise _no_servers("init_worker")
+
+    def stop_worker(self) -> None:
+        raise _no_servers("stop_worker")
+
+
+def _no_servers(call: str) -> UsageError:
+    return UsageError(
+        f"fleet.{call}() belongs to parameter-server training, and this job is collective; "
+        "remove the call, or use fleet.init(is_collective=False) and start with --server_num"
+    )

@@ -1,0 +1,25 @@
+"""What can go wrong inside a training script: what happened, with the value, and what to do. Ground:
+imports nothing.
+"""
+
+
+class FleetError(RuntimeError):
+    """Any error that the runtime raises on purpose."""
+
+
+class UsageError(FleetError):
+    """A call in the wrong order, in the wrong role, or with a value that cannot be used."""
+
+
+class NotSupportedError(FleetError):
+    """Understood, but not something that this version does."""
+
+
+class ServerError(FleetError):
+    """A parameter server does not answer, or refused a request; the message names it by index and
+    endpoint.
+    """
+
+
+class TrainerLostError(FleetError):
+    """Another trainer of this job is gone and a step cannot be completed without it."""

@@ -1,0 +1,50 @@
+"""Synchronous data parallel training of an MLP on handwritten digits.
+
+fleetrun --gpus 0,1 trainers/examples/collective_trainer.py
+fleetrun --nproc_per_node 2 -m trainers.examples.collective_trainer --data DIR
+"""
+
+import os
+
+import torch
+
+from trainers import fleet
+from trainers.data.shard import shard_loader
+from trainers.examples.mnist import mnist_on_mlp_model, options, report, test_accuracy
+
+
+def main() -> None:
+    args = options("Collective training of an MLP on digits", epochs=30).parse_args()
+    train_data, test_data, mlp = mnist_on_mlp_model(args.data, args.seed)
+    place = torch.device("cpu")
+    gpus = os.environ.get("FLAGS_selected_gpus")  # noqa: SIM112  # Paddle's name
+    if gpus and torch.cuda.is_available():
+        place = torch.device("cuda", int(gpus.split(",")[0]))
+
+    fleet.init(is_collective=True)
+    strategy = fleet.DistributedStrategy()
+    model = fleet.distributed_model(mlp.to(place))
+    adam = torch.optim.Adam(model.parameters(), lr=args.lr)
+    optimizer = fleet.distributed_optimizer(adam, strategy=strategy)
+
+    train_dataloader = shard_loader(
+        train_data, args.batch_size, rank=fleet.worker_index(), trainers=fleet.worker_num(), seed=args.seed
+    )
+    cross_entropy = torch.nn.CrossEntropyLoss()
+    step = 0
+    for _ in range(args.epochs):
+        for x, y in train_dataloader:
+            if step == args.steps:
+                break
+            step += 1
+            cost = cross_entropy(model(x.to(place)), y.to(place))
+            optimizer.minimize(cost)
+            if step == 1 or step % 20 == 0:
+                report(step, cost)
+
+    if fleet.is_first_worker():
+        print(f"test accuracy: {test_accuracy(model, test_data, place):.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Last words: what a process leaves in a file for the launcher when it ends. Knows torchrun's shape of it;
+leaves the report to the launcher and the printing to the hook that was there before.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
+
+_failed = False
+
+
+def failed() -> bool:
+    """Whether an uncaught exception is ending this process."""
+    return _failed
+
+
+def document(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None, now_ns: int
+) -> str:
+    """The JSON text: `{"message": {"message": ..., "extraInfo": {"py_callstack", "timestamp",
+    "time_ns"}}}`.
+
+    torchrun's shape (torch.distributed.elastic.multiprocessing.errors.ErrorHandler) with one key more,
+    `time_ns`: the launcher orders failures by it, and seconds are too coarse for that.
+    """
+    extra = {
+        "py_callstack": "".join(traceback.format_exception(kind, error, trace)),
+        "timestamp": str(now_ns // 1_000_000_000),
+        "time_ns": now_ns,
+    }
+    return json.dumps({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": extra}})
+
+
+def error_file(environ: Mapping[str, str]) -> str:
+    """The file that the launcher reads, or an empty string."""
+    return next((environ[name] for name in FILE_VARIABLES if environ.get(name)), "")
+
+
+def install() -> None:
+    """Chain the hook in front of `sys.excepthook`. Calling it again changes nothing."""
+    if getattr(sys.excepthook, "_fleetrun", False):
+        return
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global _failed
+        _failed = True
+        path = error_file(os.environ)
+        if path:
+            _write(Path(path), document(kind, error, trace, time.time_ns()))
+        previous(kind, error, trace)
+
+    hook._fleetrun = True  # type: ignore[attr-defined]  # a mark on a function, so that it is installed once
+    sys.excepthook = hook
+
+
+def leave_dismissed() -> None:
+    """For a server whose trainers have all let it go: the launcher must not take its end for a failure."""
+    path = error_file(os.environ)
+    if path:
+        _write(Path(path), json.dumps({"dismissed": True}))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        aside = path.with_name(f"{path.name}.{os.getpid()}")
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)  # the launcher never reads half a file
+    except OSError as problem:
+        sys.stderr.write(f"fleetrun: the last words could not be written to {path}: {problem}\n")

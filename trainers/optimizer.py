@@ -1,0 +1,54 @@
+"""The optimizer that `fleet.distributed_optimizer` returns. Knows `minimize` and delegation; leaves where
+the update happens to its `step`: here in this process, in `trainers.ps` on the servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """A torch optimizer in fleet's clothes. It shares parameter groups and state with the one it wraps, so
+    that learning rate schedulers may be given either of the two.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, inner.defaults)  # the same group dicts: a change shows in both
+        self.inner = inner
+        self.state = inner.state
+
+    def minimize(self, loss: torch.Tensor) -> None:
+        """One whole training step: backward, update, gradients cleared.
+
+        Gradients that are already there are used as they are, and `loss.backward()` is not called again:
+        Paddle's scripts write `loss.backward(); optimizer.minimize(loss); model.clear_gradients()`.
+        """
+        if not self.has_gradients():
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+        self.step()
+        self.zero_grad()
+
+    def has_gradients(self) -> bool:
+        """Whether a backward pass has left gradients that no step has used."""
+        return any(param.grad is not None for group in self.param_groups for param in group["params"])
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if "inner" in self.__dict__ and param_group not in self.inner.param_groups:
+            self.inner.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state

@@ -1,0 +1,143 @@
+"""Members: which trainers have joined, finished, left or been lost. Pure: connections and time are
+arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from trainers.ps.wire import Code, Message
+
+Reachable = Callable[[bytes], bool]
+
+
+class Refusal(Exception):
+    """A request that the server will not do; becomes a REFUSED reply with this code and text."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(slots=True)
+class Member:
+    """One trainer as the server sees it. `applied` is the sequence of the last push that counted."""
+
+    rank: int
+    route: bytes = b""
+    incarnation: int | None = None
+    restart_count: int = 0
+    applied: int = 0
+    barrier: int = 0
+    gone_since: float | None = None
+    away: float = 0.0
+    finished: bool = False
+    left: bool = False
+
+    @property
+    def joined(self) -> bool:
+        return self.incarnation is not None
+
+
+class Members:
+    """All trainers of the job, by rank. `grace` and `join_timeout` in seconds."""
+
+    def __init__(self, count: int, grace: float, join_timeout: float, now: float) -> None:
+        self._all = [Member(rank) for rank in range(count)]
+        self._started = now
+        self._grace = grace
+        self._join_timeout = join_timeout
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._all)
+
+    def may_join(self, message: Message, reachable: Reachable) -> bool:
+        """Whether a HELLO can be accepted now; False: later. Raises Refusal for a rank that is taken.
+
+        A restarted trainer takes the place of its former self once that one's connection is gone. One that
+        has left and is back without a restart belongs to the next job on this endpoint.
+        """
+        if message.rank >= len(self._all):
+            raise Refusal(
+                Code.MISMATCH, f"there is no trainer {message.rank}: this job has {len(self._all)} trainers"
+            )
+        member = self._all[message.rank]
+        if not member.joined or member.incarnation == message.incarnation:
+            return True
+        restarted = message.number > member.restart_count
+        if member.left:
+            return restarted
+        if not reachable(member.route):
+            return True
+        if not restarted:
+            raise Refusal(Code.MISMATCH, f"there is already a trainer {message.rank} in this job")
+        return False
+
+    def join(self, route: bytes, message: Message) -> Member:
+        """Register the sender of a HELLO that `may_join`."""
+        member = self._all[message.rank]
+        if member.incarnation != message.incarnation:
+            self._all[message.rank] = member = Member(
+                message.rank,
+                route=route,
+                incarnation=message.incarnation,
+                restart_count=message.number,
+            )
+        return member
+
+    def known(self, message: Message) -> Member:
+        """The sender of any other request."""
+        member = self._all[message.rank] if message.rank < len(self._all) else None
+        if member is None or member.incarnation != message.incarnation:
+            raise Refusal(
+                Code.UNKNOWN_CLIENT,
+                f"trainer {message.rank} is not known here: this server was restarted and its tables are "
+                "gone, or a newer instance of that trainer has taken its place",
+            )
+        return member
+
+    def heard(self, route: bytes, message: Message) -> None:
+        """A message arrived: whoever sent it is there."""
+        if message.rank < len(self._all):
+            member = self._all[message.rank]
+            if member.incarnation == message.incarnation:
+                member.route, member.gone_since, member.away = route, None, 0.0
+
+    def watch(self, reachable: Reachable, now: float) -> None:
+        """Find out for how long each trainer has had no connection."""
+        for member in self._all:
+            if not member.joined:
+                member.away = now - self._started
+            elif reachable(member.route):
+                member.gone_since, member.away = None, 0.0
+            elif member.gone_since is None:
+                member.gone_since = now
+            else:
+                member.away = now - member.gone_since
+
+    def active(self) -> list[Member]:
+        """Those who may still push."""
+        return [member for member in self._all if not member.finished]
+
+    def lost(self, *, may_return: bool = False) -> list[Member]:
+        """Those whose connection has been gone for too long, and who had not finished.
+
+        Too long is `grace`; with `may_return`, and for those who have not come yet, `join_timeout`.
+        """
+        return [member for member in self.active() if member.away > self._limit(member, may_return)]
+
+    def why_lost(self, *, may_return: bool = False) -> str:
+        """One sentence for each of them."""
+        return "; ".join(
+            f"trainer {member.rank} is lost: "
+            + ("its connection has been gone for" if member.joined else "it has not joined for")
+            + f" over {self._limit(member, may_return):g} s"
+            for member in self.lost(may_return=may_return)
+        )
+
+    def _limit(self, member: Member, may_return: bool) -> float:
+        return self._grace if member.joined and not may_return else self._join_timeout
+
+    def everyone_left(self) -> bool:
+        return all(member.left for member in self._all)

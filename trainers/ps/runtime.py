@@ -1,0 +1,184 @@
+"""Parameter-server training behind the fleet API: which call may come when, on a server and on a trainer.
+Leaves tables to `server` and `worker`.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable
+from enum import Enum
+
+import torch
+
+from trainers.errors import UsageError
+from trainers.lastwords import failed, leave_dismissed
+from trainers.optimizer import DistributedOptimizer
+from trainers.ps.layout import plan
+from trainers.ps.optimizers import check_supported
+from trainers.ps.served import ServedOptimizer, watch_model
+from trainers.ps.server import Server
+from trainers.ps.worker import Worker
+from trainers.role import Identity
+from trainers.strategy import DistributedStrategy
+
+
+class ServerRuntime:
+    """A server's process: it takes model and optimizer as they are; their tables come from the trainers."""
+
+    def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
+        self.strategy = strategy
+        self._identity = identity
+        self._server: Server | None = None
+
+    def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        return model
+
+    def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
+        check_supported(optimizer)
+        return ServedOptimizer(optimizer, self)
+
+    def barrier_worker(self) -> None:
+        raise _not_a_trainer("barrier_worker")
+
+    def init_server(self) -> None:
+        if self._server is not None:
+            raise UsageError("fleet.init_server() was called twice")
+        self._server = Server(
+            self._identity.servers,
+            self._identity.index,
+            self._identity.worker_num,
+            sync=not self.strategy.a_sync,
+            configs=self.strategy.ps(),
+        )
+
+    def run_server(self) -> None:
+        if self._server is None:
+            raise UsageError("fleet.run_server() was called before fleet.init_server()")
+        self._server.run()
+        if self._server.dismissed:
+            leave_dismissed()
+
+    def init_worker(self) -> None:
+        raise _not_a_trainer("init_worker")
+
+    def stop_worker(self) -> None:
+        raise _not_a_trainer("stop_worker")
+
+    def step(self) -> None:
+        raise _not_a_trainer("distributed_optimizer(...).step")
+
+    def has_rows(self) -> bool:
+        return False
+
+    def drop_rows(self) -> None:
+        return
+
+
+class _Stage(Enum):
+    """How far a trainer has come."""
+
+    NEW = "fleet.init_worker() has not been called"
+    TRAINING = "fleet.init_worker() has been called"
+    STOPPED = "fleet.stop_worker() has been called"
+
+
+class TrainerRuntime:
+    """A trainer's process: from init_worker to stop_worker the servers hold the model's values."""
+
+    def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
+        self.strategy = strategy
+        self._identity = identity
+        self._stage = _Stage.NEW
+        self._model: torch.nn.Module | None = None
+        self._optimizer: ServedOptimizer | None = None
+        self._worker: Worker | None = None
+        self._unwatch: Callable[[], None] = _nothing
+
+    def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The same model; nn.Embedding(sparse=True) in it is served from init_worker on."""
+        self._expect(_Stage.NEW, "distributed_model")
+        if self._model is not None:
+            raise UsageError("fleet.distributed_model() was called twice; a job serves one model")
+        self._model = model
+        model.__dict__.setdefault("clear_gradients", lambda: model.zero_grad())
+        return model
+
+    def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
+        self._expect(_Stage.NEW, "distributed_optimizer")
+        check_supported(optimizer)
+        self._optimizer = ServedOptimizer(optimizer, self)
+        return self._optimizer
+
+    def init_server(self) -> None:
+        raise _not_a_server("init_server")
+
+    def run_server(self) -> None:
+        raise _not_a_server("run_server")
+
+    def init_worker(self) -> None:
+        self._expect(_Stage.NEW, "init_worker")
+        if self._model is None:
+            raise UsageError("fleet.init_worker() was called before fleet.distributed_model(model)")
+        if self._optimizer is None:
+            raise UsageError("fleet.init_worker() was called before fleet.distributed_optimizer(optimizer)")
+        configs = self.strategy.ps()
+        layout = plan(self._model, self._optimizer.inner, len(self._identity.servers), configs)
+        self._worker = Worker(self._identity, layout, configs, sync=not self.strategy.a_sync)
+        self._worker.start()
+        self._stage = _Stage.TRAINING
+        self._unwatch = watch_model(self._model, self._worker, refresh=self.strategy.a_sync)
+        self._optimizer.freeze_options()
+        atexit.register(self._leave_at_exit)
+
+    def barrier_worker(self) -> None:
+        self._training("barrier_worker").barrier()
+
+    def stop_worker(self) -> None:
+        self._training("stop_worker").finish()
+        self._unwatch()  # from here on an ordinary torch model
+        self._stage = _Stage.STOPPED
+
+    def step(self) -> None:
+        self._training("distributed_optimizer(...).step").step()
+
+    def has_rows(self) -> bool:
+        return self._worker is not None and self._worker.has_rows()
+
+    def drop_rows(self) -> None:
+        if self._worker is not None:
+            self._worker.drop_rows()
+
+    def _training(self, call: str) -> Worker:
+        self._expect(_Stage.TRAINING, call)
+        if self._worker is None:
+            raise AssertionError("a trainer in training without a worker")
+        return self._worker
+
+    def _expect(self, stage: _Stage, call: str) -> None:
+        if self._stage is not stage:
+            when = "between fleet.init_worker() and fleet.stop_worker()"
+            if stage is _Stage.NEW:
+                when = "before fleet.init_worker()"
+            raise UsageError(f"fleet.{call}() belongs {when}, and {self._stage.value}")
+
+    def _leave_at_exit(self) -> None:
+        # A script that forgot stop_worker has still finished; one that died has not, and others must know.
+        if self._stage is _Stage.TRAINING and self._worker is not None and not failed():
+            self._stage = _Stage.STOPPED
+            self._worker.leave()
+
+
+def _nothing() -> None:
+    return
+
+
+def _not_a_trainer(call: str) -> UsageError:
+    return UsageError(
+        f"fleet.{call}() was called on a server; put trainers' code under `if fleet.is_worker():`"
+    )
+
+
+def _not_a_server(call: str) -> UsageError:
+    return UsageError(
+        f"fleet.{call}() was called on a trainer; put servers' code under `if fleet.is_server():`"
+    )

@@ -1,0 +1,120 @@
+"""Who am I: this process's place in the job. Knows where each environment keeps it; leaves what to do with
+it to others.
+
+`EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, or nothing at all (a process on its
+own). Another source of identity is another object with an `identity` method, given to
+`fleet.init(role_maker=...)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from fleetrun.envs import contract
+from trainers.errors import NotSupportedError, UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """One process of the job. The default is a process on its own: rank 0 of 1.
+
+    `index` counts within the role; `trainers` and `servers` are `host:port` in rank order, `trainers` is
+    empty where the environment does not tell. `source` says who started this process, for messages.
+    """
+
+    index: int = 0
+    worker_num: int = 1
+    trainers: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    is_server: bool = False
+    launched_as_ps: bool = False
+    local_rank: int = 0
+    master: str = ""
+    device: int | None = None
+    backend: str | None = None
+    restart_count: int = 0
+    source: str = "a process on its own"
+
+    @property
+    def alone(self) -> bool:
+        return not self.master
+
+
+class RoleMaker(Protocol):
+    """Anything that knows this process's identity."""
+
+    def identity(self) -> Identity: ...
+
+
+class EnvironmentRoleMaker:
+    """Identity out of environment variables. Raises UsageError naming the variable that is missing or
+    malformed.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def identity(self) -> Identity:
+        if contract.inside_container(self._environ):
+            try:
+                return _of_member(contract.read(self._environ))
+            except contract.ContractError as error:
+                raise UsageError(str(error)) from error
+        if "RANK" in self._environ or "WORLD_SIZE" in self._environ:
+            return self._torchrun()
+        return Identity()
+
+    def _torchrun(self) -> Identity:
+        host, port = self._text("MASTER_ADDR"), self._number("MASTER_PORT")
+        rank, size = self._number("RANK"), self._number("WORLD_SIZE")
+        if rank >= size:
+            raise UsageError(f"RANK is {rank} and WORLD_SIZE {size}; ranks go from 0 to WORLD_SIZE - 1")
+        return Identity(
+            index=rank,
+            worker_num=size,
+            local_rank=self._number("LOCAL_RANK", 0),
+            master=f"{host}:{port}",
+            backend=self._environ.get("PADDLE_DISTRI_BACKEND"),
+            restart_count=self._number("TORCHELASTIC_RESTART_COUNT", 0),
+            source="torchrun",
+        )
+
+    def _text(self, name: str) -> str:
+        value = self._environ.get(name, "")
+        if not value:
+            raise UsageError(
+                f"{name} is not set, but RANK or WORLD_SIZE is; torchrun and fleetrun set all of them"
+            )
+        return value
+
+    def _number(self, name: str, default: int | None = None) -> int:
+        if default is not None and name not in self._environ:
+            return default
+        value = self._text(name)
+        if not (value.isascii() and value.isdigit()):
+            raise UsageError(f"{name} is {value!r}; it must be a whole number")
+        return int(value)
+
+
+def _of_member(member: contract.Member) -> Identity:
+    if member.role not in (contract.Role.SERVER, contract.Role.TRAINER):
+        raise NotSupportedError(
+            f"this process is a {member.role}; this version of trainers runs servers and trainers"
+        )
+    cluster = member.cluster
+    return Identity(
+        index=member.rank,
+        worker_num=len(cluster.trainers),
+        trainers=cluster.trainers,
+        servers=cluster.servers,
+        is_server=member.role is contract.Role.SERVER,
+        launched_as_ps=cluster.mode.has_servers,
+        local_rank=member.local_rank,
+        master=cluster.master,
+        device=member.devices[0] if member.devices and member.device_kind == "gpu" else None,
+        backend=member.backend,
+        restart_count=member.restart_count,
+        source="fleetrun",
+    )
