@@ -5,7 +5,7 @@ imported.
 import os
 import sys
 
-from fleetrun.pod.guardian import flush, guarded
+from fleetrun.pod.guardian import Guard, flush, guarded
 from fleetrun.pod.signals import Signals
 
 
@@ -27,13 +27,13 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
-def _command(signals: Signals, guard: int) -> int:
+def _command(signals: Signals, guard: Guard) -> int:
     from fleetrun.cli import main as command
 
     return command(sys.argv[1:], os.environ, lambda resolved: _launch(resolved, signals, guard))
 
 
-def _launch(resolved: object, signals: Signals, guard: int) -> int:
+def _launch(resolved: object, signals: Signals, guard: Guard) -> int:
     from fleetrun.launch import run
 
     return run(resolved, signals, guard)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +32,17 @@ def main(argv: Sequence[str], environ: Mapping[str, str], run: Run) -> int:
     except BrokenPipeError:
         _discard(sys.stdout)  # or Python would complain when it flushes at exit
         return 141
-    except Exception:  # noqa: BLE001  (the last resort: no other place may swallow a bug)
+    except Exception as error:  # noqa: BLE001  (the last resort: no other place may swallow a bug)
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            _report(LaunchError(f"cannot go on: {error.strerror}", hint=_EXHAUSTED[error.errno]))
+            return LaunchError.exit_code
         return _report_bug()
+
+
+_EXHAUSTED = {
+    errno.EMFILE: "The limit on open files is reached: raise it with `ulimit -n`.",
+    errno.ENFILE: "The system's limit on open files is reached.",
+}
 
 
 def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run) -> int:

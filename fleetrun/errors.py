@@ -27,10 +27,8 @@ class NotSupportedError(UsageError):
     """Understood, but not something that this version does."""
 
 
-class PortError(UsageError):
+class PortError(LaunchError):
     """A port that was asked for is taken, or a range has no room."""
-
-    exit_code = 125
 
 
 class ScriptNotFoundError(LaunchError):

@@ -5,6 +5,7 @@ nothing decided.
 from __future__ import annotations
 
 import os
+import select
 import string
 import sys
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from fleetrun.errors import UsageError
 from fleetrun.pod import cgroup, logfiles, program
 from fleetrun.pod.follow import Watch
 from fleetrun.pod.gpulog import GpuLog
+from fleetrun.pod.guardian import Guard
 from fleetrun.pod.job import command, job_spec, pod_spec
 from fleetrun.pod.jobcontrol import dispatch
 from fleetrun.pod.loop import Loop
@@ -37,15 +39,16 @@ from fleetrun.pod.spec import PodSpec
 from fleetrun.pod.supervisor import Supervisor
 
 
-def run(resolved: Resolved, signals: Signals, guard: int) -> int:
+def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
     """Launch; return the exit code. Raises LaunchError for what cannot be started.
 
-    `signals` holds what came since the process began; `guard` is readable when the guard process is gone.
+    `signals` holds what came since the process began.
     """
     settings = resolved.settings
     columns = terminal_columns()
     console = Console(*sinks(), settings.log_level, colour=wants_colour(os.environ), columns=columns)
     ports = Ports(settings.port_range)
+    hurry = _hurry(signals, guard)
     try:
         _check_program(settings)
         if not settings.dry_run:
@@ -57,12 +60,21 @@ def run(resolved: Resolved, signals: Signals, guard: int) -> int:
             _print_plan(settings, spec)
             return 0
         _announce(resolved, spec, console)
-        result = _supervise(settings, spec, console, signals, guard)
+        result = _supervise(settings, spec, console, signals, guard, hurry)
         _conclude(result, spec, console)
         return result.code
     finally:
         ports.close()
-        console.drain(signals.fileno())
+        signals.only_endings()
+        console.drain(hurry.fileno())
+
+
+def _hurry(signals: Signals, guard: Guard) -> select.epoll:
+    """Readable when the last output cannot wait for a slow reader: the job shall end, or nobody guards it."""
+    either = select.epoll()
+    either.register(signals.fileno(), select.EPOLLIN)
+    either.register(guard.fileno(), select.EPOLLIN)
+    return either
 
 
 def _check_program(settings: LaunchSettings) -> None:
@@ -125,14 +137,14 @@ def _announce(resolved: Resolved, spec: PodSpec, console: Console) -> None:
 
 
 def _supervise(
-    settings: LaunchSettings, spec: PodSpec, console: Console, signals: Signals, guard: int
+    settings: LaunchSettings,
+    spec: PodSpec,
+    console: Console,
+    signals: Signals,
+    guard: Guard,
+    hurry: select.epoll,
 ) -> JobResult:
-    if settings.log_overwrite:
-        logfiles.remove_earlier(spec.log_dir, spec.job_id, Role)
-    guard_pid = os.getppid()
-    pod = Pod(spec)
-    pod.prepare()
-    logfiles.point_latest(spec.log_dir, spec.name, [(each.name, each.log) for each in spec.containers])
+    pod = _prepared(settings, spec)
     loop = Loop()
     watch = Watch(loop, spec.log_dir, lambda: console.out.room)
     console.attach(loop, watch.go_on)
@@ -146,27 +158,42 @@ def _supervise(
         timeout=settings.timeout,
     )
 
-    def guard_lost() -> None:
-        loop.remove(guard)
-        supervisor.guard_lost()
-        cgroup.kill_all(guard_pid)
-        cgroup.remove(guard_pid)
-
-    loop.add(guard, guard_lost)
-
     def signalled() -> None:
         dispatch(signals.read(), pod, interrupt=supervisor.interrupt, written=watch.told, say=console.info)
 
     loop.add(signals.fileno(), signalled)
+    loop.add(guard.fileno(), partial(_guard_lost, loop, supervisor, guard))
     watch.start()
     GpuLog.start_if(settings.enable_gpu_log, spec, loop)
     result = supervisor.run()
-    watch.drain(lambda: console.out.drain(signals.fileno()))
+    signals.only_endings()
+    watch.drain(lambda: console.out.drain(hurry.fileno()))
+    _warn_of_unbounded(watch, console)
+    return result
+
+
+def _prepared(settings: LaunchSettings, spec: PodSpec) -> Pod:
+    """The pod, and its log files in place."""
+    if settings.log_overwrite:
+        logfiles.remove_earlier(spec.log_dir, spec.job_id, Role)
+    pod = Pod(spec)
+    pod.prepare()
+    logfiles.point_latest(spec.log_dir, spec.name, [(each.name, each.log) for each in spec.containers])
+    return pod
+
+
+def _guard_lost(loop: Loop, supervisor: Supervisor, guard: Guard) -> None:
+    loop.remove(guard.fileno())
+    supervisor.guard_lost()
+    cgroup.kill_all(guard.pid)
+    cgroup.remove(guard.pid)
+
+
+def _warn_of_unbounded(watch: Watch, console: Console) -> None:
     for path in watch.unbounded:
         console.warning(
             f"--log_rotate could not shorten {path}: its file system cannot take blocks out of a file"
         )
-    return result
 
 
 def _choose_logs(settings: LaunchSettings, spec: PodSpec, console: Console, watch: Watch) -> None:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fleetrun.console.tail import Tail
+from fleetrun.console.tail import Tail, printable
 from fleetrun.pod.container import Ended
 from fleetrun.pod.result import JobResult
 
 _TRACEBACK_LINES = 16
 _LOG_LINES = 10
+_INDENT = 6
 _HINTS = {
     "Address already in use": "fleetrun holds each port with a bound socket; a server must set SO_REUSEADDR.",
     "CUDA out of memory": "Fewer processes per GPU, a smaller batch, or another GPU with --gpus.",
@@ -24,6 +25,8 @@ _HINTS = {
 def headline(ended: Ended) -> str:
     """`trainer 1 exited with code 3`: one failure in few words."""
     what = f"{ended.spec.title} {ended.exit}"
+    if ended.stopped:
+        what = f"{ended.spec.title} failed and did not end by itself"
     if ended.exit.ok:
         what += " before the trainers had ended"
     if ended.out_of_memory:
@@ -41,7 +44,7 @@ def one_line(ended: Ended, tail: Tail) -> str:
 def error_line(ended: Ended, tail: Tail) -> str:
     """The exception's own line, if there is one."""
     if ended.record is not None and ended.record.message:
-        return ended.record.message.splitlines()[0]
+        return printable(ended.record.message.splitlines()[0])
     if tail.traceback:
         return next((line for line in reversed(tail.traceback) if line and not line.startswith(" ")), "")
     return ""
@@ -59,9 +62,9 @@ def report(result: JobResult, tail: Tail, *, width: int, log_full: bool = False)
         *_attempts(result),
     ]
     lines = ["=" * min(width, 80), *_wrapped(first, width), *_wrapped(f"  {', '.join(facts)}", width)]
-    lines += _last_words(ended, tail)
+    lines += _last_words(ended, tail, width)
     lines += _wrapped(_others(result.others), width) if result.others else []
-    lines += [f"Hint: {hint}" for hint in _hints(ended, tail, log_full)]
+    lines += [row for hint in _hints(ended, tail, log_full) for row in _wrapped(f"Hint: {hint}", width)]
     lines += [f"Log: {_short_path(ended.spec.log)}", "=" * min(width, 80)]
     return lines
 
@@ -77,19 +80,28 @@ def restarts_in_words(number: int) -> str:
     return f"after {number} restart{'s' if number > 1 else ''}"
 
 
-def _last_words(ended: Ended, tail: Tail) -> list[str]:
+def _last_words(ended: Ended, tail: Tail, width: int) -> list[str]:
     traceback: Sequence[str] = tail.traceback
     if ended.record is not None and ended.record.traceback:
-        traceback = ended.record.traceback.rstrip().splitlines()
+        traceback = [printable(line) for line in ended.record.traceback.rstrip().splitlines()]
     traceback = [
         line for line in traceback if line.strip(" ^~")
     ]  # Python's underlining takes a line of the screen each
     if not traceback:
-        shown = [*tail.before, *tail.after][-(_LOG_LINES + 5) :]
-        return ["Its last lines:", *(f"  {line}" for line in shown)] if shown else ["It printed nothing."]
-    lines = [f"  {line}" for line in _middle_out(traceback, _TRACEBACK_LINES)]
-    after = [line for line in tail.after if line.strip()][-_LOG_LINES // 2 :]
-    return [*lines, *(["After that:", *(f"  {line}" for line in after)] if after else [])]
+        shown = _rows([*tail.before, *tail.after], width)[-(_LOG_LINES + 5) :]
+        return ["Its last lines:", *shown] if shown else ["It printed nothing."]
+    rows = _middle_out(_rows(traceback, width), _TRACEBACK_LINES)
+    after = _rows([line for line in tail.after if line.strip()], width)[-_LOG_LINES // 2 :]
+    return [*rows, *(["After that:", *after] if after else [])]
+
+
+def _rows(lines: Sequence[str], width: int) -> list[str]:
+    """Lines of a log as rows of the screen: three for each at most."""
+    most = 3 * (width - _INDENT)
+    cut = (line if len(line) <= most else f"{line[: most - 4]} ..." for line in lines)
+    return [
+        f"  {row}" for line in cut for row in ([line] if len(line) < width - 1 else _wrapped(line, width - 2))
+    ]
 
 
 def _middle_out(lines: Sequence[str], most: int) -> list[str]:

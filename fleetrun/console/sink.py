@@ -58,7 +58,8 @@ class Sink:
         if interrupted is not None:
             poll.register(interrupted, select.POLLIN)
         while self._waiting and not self.closed:
-            self._write_some()
+            if self._writable():
+                self._write_some()
             if self._waiting and not self.closed and any(fd == interrupted for fd, _ in poll.poll()):
                 return
 

@@ -5,10 +5,13 @@ or not.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 _LOOK_BACK = 64 * 1024
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")  # colours, titles
+_WIDE_SPACE = "\u3000"  # of Chinese text
 _TRACEBACK = "Traceback (most recent call last):"
 _CONTINUES = (
     "The above exception was the direct cause of the following exception:",
@@ -50,15 +53,16 @@ def _decoded(data: bytes, *, cut: bool) -> list[str]:
         lines = lines[1:]
     while lines and not lines[-1].strip(b"\r\0 "):
         lines.pop()
-    return [
-        _printable(line.rpartition(b"\r")[2] if line.rstrip(b"\r").count(b"\r") else line) for line in lines
-    ]
+    shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)  # of a progress bar its last state
+    return [printable(line.lstrip(b"\0").decode("utf-8", "backslashreplace")) for line in shown]
 
 
-def _printable(line: bytes) -> str:
-    """One line as text that does nothing to a terminal."""
-    text = line.rstrip(b"\r").decode("utf-8", "backslashreplace").replace("\t", "    ").lstrip("\0")
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+def printable(line: str) -> str:
+    """One line as text that does nothing to a terminal and can be encoded."""
+    return "".join(
+        char if char.isprintable() or char == _WIDE_SPACE else char.encode("unicode_escape").decode()
+        for char in _ESCAPES.sub("", line).replace("\t", "    ")
+    )
 
 
 def parse(lines: list[str]) -> Tail:
@@ -66,18 +70,26 @@ def parse(lines: list[str]) -> Tail:
     starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
     if not starts:
         return Tail(tuple(lines))
-    end = _end_of_traceback(lines, starts[-1])
     first = starts[-1]
+    prefix = _prefix(lines, first)
+    bare = [line.removeprefix(prefix) for line in lines]
+    end = _end_of_traceback(bare, first)
     for start in reversed(starts[:-1]):
-        if not any(line.strip() in _CONTINUES for line in lines[start:first]):
+        if not any(line.strip() in _CONTINUES for line in bare[start:first]):
             break
         first = start
-    return Tail(tuple(lines[:first]), tuple(lines[first:end]), tuple(lines[end:]))
+    return Tail(tuple(lines[:first]), tuple(bare[first:end]), tuple(lines[end:]))
+
+
+def _prefix(lines: list[str], start: int) -> str:
+    """What stands before every line of a traceback: torch.distributed prints them with `[rank0]: `."""
+    prefix = lines[start].removesuffix(_TRACEBACK)
+    return prefix if start + 1 < len(lines) and lines[start + 1].startswith(prefix) else ""
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int:
-    """One past the line that names the exception, and its further indented or noted lines."""
+    """One past the line that names the exception."""
     end = start + 1
-    while end < len(lines) and (lines[end].startswith((" ", "  ")) or not lines[end]):
+    while end < len(lines) and (lines[end].startswith(" ") or not lines[end]):
         end += 1
     return min(len(lines), end + 1)

@@ -2,125 +2,38 @@
 
 The launcher writes with `write`, the runtime reads with `read`; `read(write(member)) == member` for every
 role. Values are those of Paddle's launchers (both generations) and of torchrun, so that scripts of either
-world run unmodified. Standard library only, and nothing of fleetrun: `trainers` imports this file and no
-other of the launcher.
+world run unmodified. `trainers` imports this file and no other of the launcher: so it hands on what its
+siblings define, the nouns (`members.py`) and the list of what it owns (`inherited.py`). Standard library
+only, all of them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 
+from fleetrun.envs.inherited import OWNED, OWNED_PREFIXES, without_contract
+from fleetrun.envs.members import Cluster, Gloo, Member, Mode, Role
+from fleetrun.envs.variables import ContractError, Variables
 
-class Mode(StrEnum):
-    """How the processes of a job work together; the words are Paddle's `--run_mode`."""
+__all__ = [
+    "MARK",
+    "OWNED",
+    "OWNED_PREFIXES",
+    "VISIBLE_VARIABLE",
+    "Cluster",
+    "ContractError",
+    "Gloo",
+    "Member",
+    "Mode",
+    "Role",
+    "inside_container",
+    "read",
+    "without_contract",
+    "write",
+]
 
-    COLLECTIVE = "collective"
-    PS = "ps"
-    PS_HETER = "ps-heter"
-    RPC = "rpc"
-
-    @property
-    def has_servers(self) -> bool:
-        return self in (Mode.PS, Mode.PS_HETER)
-
-
-class Role(StrEnum):
-    """What one process does. The value is the word in log file names and labels."""
-
-    SERVER = "ps"
-    TRAINER = "trainer"
-    HETER = "heter"
-    COORDINATOR = "coordinator"
-
-    @property
-    def training_role(self) -> str:
-        """The word in TRAINING_ROLE."""
-        return _TRAINING_ROLES[self]
-
-
-_TRAINING_ROLES = {
-    Role.SERVER: "PSERVER",
-    Role.TRAINER: "TRAINER",
-    Role.HETER: "HETER_TRAINER",
-    Role.COORDINATOR: "COORDINATOR",
-}
-_ROLES = {word: role for role, word in _TRAINING_ROLES.items()}
-
-
-class ContractError(ValueError):
-    """A variable of the contract is missing or does not parse; the message names it and its value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gloo:
-    """Paddle's CPU barrier service in ps modes. `rendezvous`: 1 hdfs, 2 file, 3 http."""
-
-    endpoint: str
-    fs_path: str
-    with_gloo: int = 0
-    rendezvous: int = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """What all processes of one job agree on. Endpoints are `host:port`, in rank order.
-
-    `heter` holds the endpoints of stages 2, 3, ... in that order (stage 1 is the trainers); `stage_devices`
-    the device word of every stage, trainers first.
-    """
-
-    mode: Mode
-    trainers: tuple[str, ...]
-    master: str
-    servers: tuple[str, ...] = ()
-    heter: tuple[tuple[str, ...], ...] = ()
-    coordinators: tuple[str, ...] = ()
-    stage_devices: tuple[str, ...] = ()
-    nnodes: int = 1
-    gloo: Gloo | None = None
-    job_id: str = "default"
-    max_restart: int = 0
-
-    @property
-    def heter_flat(self) -> tuple[str, ...]:
-        return tuple(endpoint for stage in self.heter for endpoint in stage)
-
-    def stage(self, number: int) -> tuple[str, ...]:
-        """Endpoints of stage `number` (1 = trainers); empty past either end."""
-        if number == 1:
-            return self.trainers
-        return self.heter[number - 2] if 2 <= number <= len(self.heter) + 1 else ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One process of the job: the cluster and its own place in it.
-
-    `rank` counts within the role over the whole job, `local_rank` within the role on this node; `local_size`
-    is the number of processes of that role on this node. `devices` are indices into what the process sees,
-    `visible` is what it may see (None: whatever the launcher saw).
-    """
-
-    cluster: Cluster
-    role: Role
-    rank: int
-    endpoint: str
-    local_rank: int = 0
-    local_size: int = 1
-    node_rank: int = 0
-    stage: int = 0
-    device_kind: str = "gpu"
-    devices: tuple[int, ...] = ()
-    visible: str | None = None
-    backend: str | None = None
-    pod: str = ""
-    log_dir: str = "log"
-    error_file: str = ""
-    restart_count: int = 0
-    omp_threads: int | None = None
+_ROLES = {role.training_role: role for role in Role}
 
 
 VISIBLE_VARIABLE = {
@@ -292,42 +205,6 @@ def inside_container(environ: Mapping[str, str]) -> str | None:
     return environ.get(MARK) or None
 
 
-# Whatever the contract may set, and what earlier launchers leave behind. A child's environment is the
-# launcher's without these, plus `write`: so a launcher that runs inside a trainer, or after one in the same
-# shell, starts clean.
-OWNED_PREFIXES = ("TORCHELASTIC_", "FLAGS_selected_", "FLEETRUN_")
-# fmt: off
-OWNED = frozenset(
-    {
-        "POD_NAME", "POD_IP", "PADDLE_JOB_ID", "PADDLE_LOG_DIR", "PADDLE_RESTART_COUNT",
-        "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT",
-        "PADDLE_MASTER", "PADDLE_TRAINER_ID", "PADDLE_GLOBAL_RANK", "PADDLE_GLOBAL_SIZE",
-        "PADDLE_LOCAL_RANK", "PADDLE_LOCAL_SIZE", "PADDLE_RANK_IN_NODE", "PADDLE_NNODES",
-        "PADDLE_DISTRI_BACKEND", "PADDLE_MASTER_ENDPOINT", "PADDLE_WORKER_ENDPOINT",
-        "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_HETER_TRAINER_IP_PORT_LIST",
-        "PADDLE_COORDINATOR_ENDPOINTS", "PADDLE_COORDINATOR_NUM", "PADDLE_PORT", "TRAINING_ROLE",
-        "PADDLE_ROLE", "PADDLE_WITH_GLOO", "PADDLE_GLOO_RENDEZVOUS", "PADDLE_GLOO_FS_PATH",
-        "PADDLE_GLOO_HTTP_ENDPOINT", "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
-        "PADDLE_STAGE_TRAINERS_NUM", "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
-        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST", "STAGE_ID", "STAGE_NUM", "HETER_DEVICE_TYPE",
-        "PADDLE_BACKUP_ENV_PATH", "PADDLE_WORLD_DEVICE_IDS", "PADDLE_LOCAL_DEVICE_IDS",
-        "DISTRIBUTED_TRAINER_ENDPOINTS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-        "GROUP_RANK", "GROUP_WORLD_SIZE", "NNODES", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
-        "MASTER_ADDR", "MASTER_PORT",
-    }
-)
-# fmt: on
-
-
-def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy of an environment with no variable of the contract in it."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in OWNED and not name.startswith(OWNED_PREFIXES)
-    }
-
-
 def read(environ: Mapping[str, str]) -> Member:
     """The member that `write` described.
 
@@ -361,46 +238,18 @@ def read(environ: Mapping[str, str]) -> Member:
     )
 
 
-class _Reader:
-    """Typed look-ups that name the variable when they fail."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-
-    def text(self, name: str) -> str:
-        try:
-            return self._environ[name]
-        except KeyError:
-            raise ContractError(f"{name} is not set; start this script with fleetrun") from None
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        if default is not None and name not in self._environ:
-            return default
-        value = self.text(name)
-        try:
-            return int(value)
-        except ValueError:
-            raise ContractError(f"{name} is {value!r}; it must be a whole number") from None
-
-    def fraction(self, name: str) -> tuple[int, int]:
-        value = self.text(name)
-        index, slash, total = value.partition("/")
-        if not (slash and index.isdecimal() and total.isdecimal()):
-            raise ContractError(f"{name} is {value!r}; it must look like 0/2")
-        return int(index), int(total)
-
-    def endpoints(self, name: str) -> tuple[str, ...]:
-        return tuple(filter(None, self._environ.get(name, "").split(",")))
+class _Reader(Variables):
+    """The contract's own look-ups."""
 
     def mode(self) -> Mode:
-        if "STAGE_NUM" in self._environ:
+        if "STAGE_NUM" in self.environ:
             return Mode.PS_HETER
-        if "TRAINING_ROLE" in self._environ:
+        if "TRAINING_ROLE" in self.environ:
             return Mode.PS
-        return Mode.RPC if "PADDLE_WORKER_ENDPOINT" in self._environ else Mode.COLLECTIVE
+        return Mode.RPC if "PADDLE_WORKER_ENDPOINT" in self.environ else Mode.COLLECTIVE
 
     def role(self) -> Role:
-        word = self._environ.get("TRAINING_ROLE", "TRAINER")
+        word = self.environ.get("TRAINING_ROLE", "TRAINER")
         if word not in _ROLES:
             raise ContractError(f"TRAINING_ROLE is {word!r}; it must be one of {', '.join(_ROLES)}")
         return _ROLES[word]
@@ -420,7 +269,7 @@ class _Reader:
             servers=self.endpoints("PADDLE_PSERVERS_IP_PORT_LIST"),
             heter=self._heter(),
             coordinators=self.endpoints("PADDLE_COORDINATOR_ENDPOINTS"),
-            stage_devices=tuple(filter(None, self._environ.get("FLEETRUN_STAGE_DEVICES", "").split(";"))),
+            stage_devices=tuple(filter(None, self.environ.get("FLEETRUN_STAGE_DEVICES", "").split(";"))),
             nnodes=self.fraction("FLEETRUN_NODE")[1],
             gloo=self._gloo(),
             job_id=self.text("PADDLE_JOB_ID"),
@@ -429,12 +278,12 @@ class _Reader:
 
     def _heter(self) -> tuple[tuple[str, ...], ...]:
         flat = self.endpoints("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST")
-        sizes = [int(size) for size in re.findall(r"\d+", self._environ.get("PADDLE_STAGE_TRAINERS_NUM", ""))]
+        sizes = [int(size) for size in re.findall(r"\d+", self.environ.get("PADDLE_STAGE_TRAINERS_NUM", ""))]
         starts = [sum(sizes[1:stage]) for stage in range(1, len(sizes))]
         return tuple(flat[start : start + size] for start, size in zip(starts, sizes[1:], strict=True))
 
     def _gloo(self) -> Gloo | None:
-        if "PADDLE_GLOO_HTTP_ENDPOINT" not in self._environ:
+        if "PADDLE_GLOO_HTTP_ENDPOINT" not in self.environ:
             return None
         return Gloo(
             endpoint=self.text("PADDLE_GLOO_HTTP_ENDPOINT"),
@@ -445,11 +294,7 @@ class _Reader:
 
     def devices(self) -> tuple[str, tuple[int, ...]]:
         for kind in VISIBLE_VARIABLE:
-            name = f"FLAGS_selected_{kind}s"
-            value = self._environ.get(name, "")
-            if value:
-                try:
-                    return kind, tuple(map(int, value.split(",")))
-                except ValueError:
-                    raise ContractError(f"{name} is {value!r}; it must be a list of device numbers") from None
+            own = self.numbers(f"FLAGS_selected_{kind}s")
+            if own:
+                return kind, own
         return "gpu", ()

@@ -55,12 +55,12 @@ def detect(kind: str, environ: Mapping[str, str], count: Callable[[str], int] = 
     value = environ.get(VISIBLE_VARIABLE[kind])
     if value is None:
         return Devices(kind=kind, ids=tuple(map(str, range(count(kind)))))
-    ids = []
-    for entry in filter(None, (part.strip() for part in value.split(","))):
-        if entry.startswith("-"):  # CUDA: a negative number hides itself and all after it
-            break
-        ids.append(entry)
     present = count(kind)
+    ids: list[str] = []
+    for entry in filter(None, (part.strip() for part in value.split(","))):
+        if entry.startswith("-") or (entry.isdecimal() and int(entry) >= present):
+            break  # CUDA: a number that is no device hides itself and all after it
+        ids.append(entry)
     return Devices(kind=kind, ids=tuple(ids) if present else (), restricted=True)
 
 

@@ -36,7 +36,9 @@ class Ports:
             taken = self._try(port)
             if isinstance(taken, int):
                 return taken
-        low, high = self._range or (0, 0)
+        if self._range is None:
+            raise PortError(f"the kernel has no free port left; this job holds {len(self._held)}")
+        low, high = self._range
         raise PortError(
             f"no free port in PORT_RANGE={low}:{high}; this job holds {len(self._held)} of them",
             hint="Give a larger PORT_RANGE, or none.",

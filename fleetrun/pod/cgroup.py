@@ -12,6 +12,8 @@ import os
 import time
 from pathlib import Path
 
+_PREFIX = "fleetrun-"
+
 
 def enclose(launcher: int) -> None:
     """Called by the guard: move its launcher, and so all that it will start, into a group of its own.
@@ -47,15 +49,38 @@ def remove(guard: int) -> None:
         return
     with contextlib.suppress(OSError):
         _write(group / "cgroup.kill", 1)
-    for _ in range(50):
-        try:
-            return group.rmdir()
-        except OSError:
-            time.sleep(0.001)  # what was killed is still leaving
+    for _ in range(1000):
+        if _taken_away(group):
+            return
+        time.sleep(0.001)  # what was killed is still leaving
+
+
+def remove_stale() -> None:
+    """Take away the empty groups of guards that were killed in their very last moment."""
+    here = _own()
+    if here is None:
+        return
+    with contextlib.suppress(OSError):
+        for group in here.glob(f"{_PREFIX}*"):
+            if not Path("/proc", group.name.removeprefix(_PREFIX)).exists():
+                _taken_away(group)
+
+
+def _taken_away(group: Path) -> bool:
+    """Whether the group is gone now, with those of launches inside it. Not while a process is in one."""
+    try:
+        for inner in group.glob(f"{_PREFIX}*"):
+            _taken_away(inner)
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _name(guard: int) -> str:
-    return f"fleetrun-{guard}"
+    return f"{_PREFIX}{guard}"
 
 
 def _write(file: Path, value: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fleetrun.errors import LaunchError
 from fleetrun.pod import logfiles
 from fleetrun.pod.errorfile import ErrorRecord, read_dismissed, read_error
 from fleetrun.pod.process import Process
@@ -33,6 +35,11 @@ class Ended:
     record: ErrorRecord | None = None
     out_of_memory: bool = False
     dismissed: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended by a signal that fleetrun sent, SIGTERM or the SIGKILL after it."""
+        return self.asked is not None and self.exit.signal in (self.asked, signal.SIGKILL)
 
     @property
     def failed_at(self) -> float:
@@ -73,6 +80,9 @@ class Container:
             self._started = self._wall()
             self._asked = None
             self.process = Process.spawn(self.spec.argv, self.spec.environment(self.restarts), output)
+        except LaunchError:
+            self._to(Status.FAILED)
+            raise
         finally:
             os.close(output)
         self._to(Status.RUNNING)
@@ -81,7 +91,7 @@ class Container:
     def ask(self, number: int) -> None:
         """A signal from fleetrun that is meant to end it; to the whole group."""
         if self.process is not None and self.alive:
-            if self._asked is None:
+            if self._asked is None and not self.process.ended:
                 self._asked = number
                 self._to(Status.TERMINATING)
             self.process.signal_group(number)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _MAX_BYTES = 1 << 20
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def read_error(path: Path | None) -> ErrorRecord | None:
         with path.open("rb") as file:
             written = os.fstat(file.fileno()).st_mtime
             return _parse(json.loads(file.read(_MAX_BYTES)), written)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, *_MALFORMED):
         return None
 
 
@@ -38,7 +39,7 @@ def read_dismissed(path: Path | None) -> bool:
     """Whether a server wrote that its trainers let it go: then it may end before they do."""
     try:
         return path is not None and json.loads(path.read_bytes()) == {"dismissed": True}
-    except (OSError, ValueError):
+    except (OSError, *_MALFORMED):
         return False
 
 
@@ -52,4 +53,6 @@ def _parse(document: Any, written: float) -> ErrorRecord:
     extra = message["extraInfo"]
     nanoseconds = extra.get("time_ns")
     when = int(nanoseconds) / 1e9 if nanoseconds is not None else written
+    if not 0 <= when <= written + 1:
+        when = written  # no moment at which this file can have been about to be written
     return ErrorRecord(str(message["message"]), str(extra["py_callstack"]), when)

@@ -53,9 +53,11 @@ class Follower:
             self._emit(self._partial + b"\n")
             self._partial = b""
 
-    def shortened(self, by: int) -> None:
-        """The file lost so many bytes at its head."""
-        self.offset = max(0, self.offset - by)
+    def shortened(self, by: int, start: int) -> None:
+        """The file lost so many bytes at its head, and has nothing before `start` any more."""
+        self.offset -= by
+        if self.offset < start:  # what was not read yet is gone, and the line that had begun with it
+            self.offset, self._partial = start, b""
 
     def close(self) -> None:
         if self._fd is not None:
@@ -76,6 +78,11 @@ class Follower:
         return data
 
 
+def ask_for_writes(directory: int) -> None:
+    """One SIGIO to this process at the next write into a file of the directory."""
+    fcntl.fcntl(directory, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
+
+
 class Watch:
     """All files of a pod that somebody looks at: followed to the console, trimmed to a size, or both.
 
@@ -84,10 +91,17 @@ class Watch:
     20 ms at its exit (a grace period of the kernel).
     """
 
-    def __init__(self, loop: Loop, log_dir: Path, has_room: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        log_dir: Path,
+        has_room: Callable[[], bool],
+        ask: Callable[[int], None] = ask_for_writes,
+    ) -> None:
         self._loop = loop
         self._has_room = has_room
         self._log_dir = log_dir
+        self._ask_kernel = ask
         self._fd: int | None = None
         self._followers: dict[Path, Follower] = {}
         self._trimmers: dict[Path, Trimmer] = {}
@@ -113,7 +127,7 @@ class Watch:
 
     def told(self) -> None:
         """Something in the log directory was written to."""
-        if self._fd is not None and self._timer is None and self._has_room():
+        if self._fd is not None and self._timer is None:
             self._rest = _REST if self._serve() else min(2 * self._rest, _LONGEST_REST)
             self._timer = self._loop.after(self._rest, self._look)
 
@@ -129,20 +143,24 @@ class Watch:
                 pass
 
     def drain(self, flush: Callable[[], None]) -> None:
-        """After the writers are gone: all that is left; `flush` waits until there is room again."""
+        """After the writers are gone: all that is left; `flush` waits until there is room again. If there is
+        none even then, it was interrupted, and the rest stays in the files.
+        """
         for follower in self._followers.values():
             while follower.pump():
                 if not self._has_room():
                     flush()
+                if not self._has_room():
+                    return
             follower.finish()
 
     def _look(self) -> None:
         """Ask for news, then see what is there already: in this order, so that no write falls between.
 
-        Without room, nothing is asked: `go_on` comes when there is.
+        Without room, and without files to bound, nothing is asked: `go_on` comes when there is room.
         """
         self._timer = None
-        if not self._has_room():
+        if not self._has_room() and not self._trimmers:
             return
         will_tell = self._ask()
         found = self._serve()
@@ -153,7 +171,7 @@ class Watch:
     def _ask(self) -> bool:
         """Whether the kernel will tell."""
         try:
-            fcntl.fcntl(self._fd or 0, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
+            self._ask_kernel(self._fd or 0)
         except OSError:
             return False
         return True
@@ -163,12 +181,13 @@ class Watch:
         found = False
         for follower in self._followers.values():
             before = follower.offset
-            follower.pump()
+            if self._has_room():
+                follower.pump()
             found |= follower.offset != before
         for path, trimmer in self._trimmers.items():
             before = trimmer.trimmed
             shorter = trimmer.trim() if trimmer.supported else 0
             found |= trimmer.trimmed != before
-            if shorter and path in self._followers:
-                self._followers[path].shortened(shorter)
+            if path in self._followers:
+                self._followers[path].shortened(shorter, trimmer.start)
         return found

@@ -15,9 +15,11 @@ and not twice.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 from fleetrun.pod import cgroup, linux
@@ -26,10 +28,46 @@ from fleetrun.pod.signals import Signals, governed
 from fleetrun.pod.status import Exit
 
 
-def guarded(work: Callable[[Signals, int], int]) -> int:
-    """Run `work(signals, guard_pidfd)` in a guarded process; its result is the exit code of both.
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The guard as its launcher knows it. The descriptor is readable once it is gone."""
 
-    Returns in the guard only. `guard_pidfd` is readable once the guard is gone.
+    pid: int
+    descriptor: int
+
+    @classmethod
+    def of_this_process(cls, pid: int) -> Guard:
+        """`pid` was this process's parent; it may have died since."""
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return cls(pid, _readable())
+        if os.getppid() != pid:  # it died before, and that was the pid of another
+            os.close(descriptor)
+            return cls(pid, _readable())
+        return cls(pid, descriptor)
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    @property
+    def gone(self) -> bool:
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+def _readable() -> int:
+    """A descriptor that is readable for ever: the end of a pipe that nobody writes to."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    os.close(write)
+    return read
+
+
+def guarded(work: Callable[[Signals, Guard], int]) -> int:
+    """Run `work(signals, guard)` in a guarded process; its result is the exit code of both.
+
+    Returns in the guard only.
     """
     numbers = governed()
     linux.become_subreaper()
@@ -37,28 +75,40 @@ def guarded(work: Callable[[Signals, int], int]) -> int:
         signal.SIG_BLOCK, numbers | {signal.SIGCHLD}
     )  # none is lost before its handler is there
     guard = os.getpid()
-    launcher = os.fork()
+    try:
+        launcher = os.fork()
+    except OSError as error:
+        sys.stderr.write(
+            f"fleetrun: error: cannot start: {error.strerror}\n"
+            "  The limit on processes is reached: see `ulimit -u` or the cgroup's pids.max.\n"
+        )
+        return 125
     if launcher == 0:
         _launcher(work, numbers, guard)
     linux.set_comm("fleetrun-guard")
     cgroup.enclose(launcher)
+    cgroup.remove_stale()
     return _guard(launcher, numbers)
 
 
-def _launcher(work: Callable[[Signals, int], int], numbers: set[int], guard: int) -> NoReturn:
+def _launcher(work: Callable[[Signals, Guard], int], numbers: set[int], parent: int) -> NoReturn:
     os.setpgid(0, 0)
     linux.become_subreaper()
     linux.set_comm("fleetrun")
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it writes to the terminal from the background
-    guard_pidfd = os.pidfd_open(guard) if os.getppid() == guard else os.open("/dev/null", os.O_RDONLY)
+    guard = Guard.of_this_process(parent)
     signals = Signals(numbers | {signal.SIGCHLD, signal.SIGIO})
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers | {signal.SIGCHLD})
     try:
-        code = work(signals, guard_pidfd)
+        code = work(signals, guard)
     except BaseException:  # noqa: BLE001 - the last line of this process: nothing may get past it into the guard's code
         sys.excepthook(*sys.exc_info())
         code = 125
     flush()
+    if guard.gone:  # then what it does at the end is to be done here
+        end_descendants(grace=0.0)
+        cgroup.kill_all(guard.pid)
+        cgroup.remove(guard.pid)
     os._exit(code)  # no interpreter teardown: it costs milliseconds and there is nothing left to free
 
 
@@ -77,6 +127,8 @@ def _guard(launcher: int, numbers: set[int]) -> int:
         number = signal.sigwaitinfo(numbers | {signal.SIGCHLD}).si_signo
         if number != signal.SIGCHLD:
             handed_on.add(number)
+            if number == signal.SIGCONT:
+                handed_on.discard(signal.SIGTSTP)
             os.kill(launcher, number)
             continue
         pid, status = os.waitpid(launcher, os.WNOHANG | os.WUNTRACED)
@@ -86,7 +138,8 @@ def _guard(launcher: int, numbers: set[int]) -> int:
             return _ended(Exit(os.waitstatus_to_exitcode(status)), handed_on)
         if signal.SIGTSTP in handed_on:  # Ctrl-Z: the job has stopped, now the command stops too
             handed_on.discard(signal.SIGTSTP)
-            os.kill(os.getpid(), signal.SIGSTOP)
+            if signal.SIGCONT not in signal.sigpending():
+                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _ended(exit: Exit, handed_on: set[int]) -> int:

@@ -26,11 +26,13 @@ def dispatch(
 
     `interrupt` gets those that mean: end. `written` is called when a log was written to.
     """
-    for number in numbers:
+    for position, number in enumerate(numbers):
         if number in (signal.SIGCHLD, signal.SIGIO):
             continue
         if number in PASSED_ON:
             say(pass_on(pod, number))
+        elif number == signal.SIGTSTP and signal.SIGCONT in numbers[position:]:
+            continue  # it was called off before it could be followed
         elif number == signal.SIGTSTP:
             say("stopping all processes; `fg` continues them")
             suspend()
@@ -64,6 +66,9 @@ def suspend() -> None:
 
     SIGSTOP, because the kernel does not deliver SIGTSTP to the sessions that the containers lead.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     signal_all(descendants(), signal.SIGSTOP)
-    os.kill(os.getpid(), signal.SIGSTOP)
+    if signal.SIGCONT not in signal.sigpending():  # else nobody would continue this process again
+        os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCONT})
     signal_all(descendants(), signal.SIGCONT)

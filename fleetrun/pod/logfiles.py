@@ -138,13 +138,13 @@ class Trimmer:
 
     ext4 and xfs collapse the range, so that the file shrinks. Where the file system cannot (tmpfs, btrfs),
     the head is punched out: the blocks are freed, the size stays, and a reader finds zeros there. Elsewhere
-    `supported` turns False.
+    `supported` turns False. `start` is the first byte that has not been punched out.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
         self._path = path
         self._keep = keep
-        self._holes_to = 0
+        self.start = 0
         self.supported = True
         self.trimmed = 0
 
@@ -164,18 +164,20 @@ class Trimmer:
 
     def _trim(self, fd: int) -> int:
         state = os.fstat(fd)
-        if state.st_size - self._holes_to <= 2 * self._keep:
+        if state.st_size < self.start:
+            self.start = 0  # somebody emptied the file
+        if state.st_size - self.start <= 2 * self._keep:
             return 0
         block = max(4096, state.st_blksize)
         excess = (state.st_size - self._keep) // block * block
-        if excess <= self._holes_to:
+        if excess <= self.start:
             return 0
-        if not self._holes_to:
+        if not self.start:
             with contextlib.suppress(OSError):
                 linux.collapse_range(fd, excess)
                 self.trimmed += excess
                 return excess
         linux.punch_hole(fd, excess)
-        self.trimmed += excess - self._holes_to
-        self._holes_to = excess
+        self.trimmed += excess - self.start
+        self.start = excess
         return 0

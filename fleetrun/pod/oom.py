@@ -13,11 +13,12 @@ _MAX_RECORDS = 20_000
 
 
 class OomWatch:
-    """Remembers the counters at the start, so that later kills can be told from earlier ones."""
+    """Remembers where counter and log stood at the start, to tell later kills from earlier ones."""
 
     def __init__(self) -> None:
         self._counters = list(_counter_files())
         self._before = self._count()
+        self._log = KernelLog()
 
     def killed(self, pid: int) -> bool:
         """Whether process `pid`, ended by a SIGKILL that we did not send, was killed for lack of memory.
@@ -26,7 +27,7 @@ class OomWatch:
         """
         now = self._count()
         counted, self._before = now > self._before, now
-        return counted or _in_kernel_log(pid)
+        return counted or self._log.names(pid)
 
     def _count(self) -> int:
         total = 0
@@ -60,22 +61,35 @@ def _nearest(root: Path, path: str, name: str) -> list[Path]:
     return []
 
 
-def _in_kernel_log(pid: int) -> bool:
-    """Readable by root, or by everyone where kernel.dmesg_restrict is 0."""
-    pattern = re.compile(rb"Killed process %d \(" % pid)
-    try:
-        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
+class KernelLog:
+    """What the kernel's log says of killed processes from now on. Readable by root, or by everyone where
+    kernel.dmesg_restrict is 0; elsewhere it names nobody.
+    """
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        self._killed: set[int] = set()
+        with contextlib.suppress(OSError):
+            self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._fd, 0, os.SEEK_END)
+
+    def names(self, pid: int) -> bool:
+        """Whether a record since the start says that this process was killed."""
         for _ in range(_MAX_RECORDS):
-            try:
-                if pattern.search(os.read(fd, 8192)):
-                    return True
-            except BrokenPipeError:
-                continue  # a record was overwritten while we read: the next is there
-            except OSError:
-                return False
-    finally:
-        os.close(fd)
-    return False
+            record = self._next()
+            if record is None:
+                break
+            found = re.search(rb"Killed process (\d+) \(", record)
+            if found:
+                self._killed.add(int(found.group(1)))
+        return pid in self._killed
+
+    def _next(self) -> bytes | None:
+        if self._fd is None:
+            return None
+        try:
+            return os.read(self._fd, 8192)
+        except BrokenPipeError:
+            return b""  # records were overwritten before we read them: the next is there
+        except OSError:
+            return None

@@ -42,6 +42,10 @@ class Process:
                 argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
         except (FileNotFoundError, NotADirectoryError):
+            if "/" in argv[0] and Path(argv[0]).exists():
+                raise ScriptNotExecutableError(
+                    f"cannot start {argv[0]}: its interpreter is not there", hint="See its #! line."
+                ) from None
             raise ScriptNotFoundError(f"cannot start {argv[0]}: there is no such program") from None
         except PermissionError as error:
             raise ScriptNotExecutableError(f"cannot start {argv[0]}: {error.strerror}") from None
@@ -60,6 +64,15 @@ class Process:
 
     def fileno(self) -> int:
         return self._pidfd
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is over, reaped or not."""
+        if self.exit is not None:
+            return True
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     def signal_group(self, number: int) -> None:
         """To the leader and all that stayed in its group. Only before `reap`: until then the group's id is
@@ -123,9 +136,10 @@ def children() -> list[int]:
 
 
 def _all_pids() -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            yield int(entry.name)
+    with contextlib.suppress(OSError):  # no descriptor left
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                yield int(entry.name)
 
 
 def _parent_of(pid: int) -> int:

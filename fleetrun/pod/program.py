@@ -22,13 +22,14 @@ def check_python_script(script: str) -> None:
 def check_module(module: str) -> None:
     """Looks for the top-level package only: finding more would mean importing it."""
     from importlib.machinery import PathFinder
+    from importlib.util import find_spec
 
     top = module.partition(".")[0]
-    if not top.isidentifier():
+    if not top.isidentifier() or top == "__main__":
         raise ScriptNotFoundError(
             f"-m {module}: that is not the name of a module", hint="Without -m it is a file."
         )
-    if PathFinder.find_spec(top, [str(Path.cwd())]) is None and PathFinder.find_spec(top) is None:
+    if PathFinder.find_spec(top, [str(Path.cwd())]) is None and find_spec(top) is None:
         raise ScriptNotFoundError(
             f"there is no module {top}", hint="Modules are looked for from the current directory."
         )

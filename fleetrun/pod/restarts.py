@@ -42,5 +42,6 @@ class RestartPolicy:
             return GiveUp(
                 f"--max_restart is {self.limit}" if restarts else "restarts are off (--max_restart 0)"
             )
-        after = 0.0 if restarts == 0 else min(self.longest, self.backoff * 2 ** (restarts - 1))
+        doublings = min(restarts - 1, 60)  # far past any `longest`, and within what a float can hold
+        after = 0.0 if restarts == 0 else min(self.longest, self.backoff * 2**doublings)
         return Restart(after, restarts + 1, self.limit)

@@ -41,6 +41,4 @@ def first_failure(failures: Sequence[Ended]) -> tuple[Ended | None, tuple[Ended,
 
 def code_of(ended: Ended) -> int:
     """The exit code for a job that this ended: never 0, nor that of a signal that fleetrun itself sent."""
-    if ended.asked is not None and ended.exit.signal == ended.asked:
-        return 1
-    return ended.exit.shell_code or 1
+    return 1 if ended.stopped else ended.exit.shell_code or 1

@@ -84,6 +84,7 @@ class Supervisor:
         self._ladder: Ladder | None = None
         self._timers: list[Timer] = []
         self._failures: list[Ended] = []
+        self._behind_hook: list[list[Container]] = []
         self._restarts = 0
         self._code: int | None = None
         self._reason = ""
@@ -118,6 +119,8 @@ class Supervisor:
         hook = self._pod.hook
         if hook is None:
             self._start(containers)
+        elif hook.alive:  # that of another restart; this one has its own run after it
+            self._behind_hook.append(containers)
         else:
             hook.renew()
             self._watch(hook, lambda ended: self._hook_ended(ended, containers))
@@ -127,6 +130,8 @@ class Supervisor:
             self._start(containers)
         else:
             self._failed(ended, containers)
+        if self._behind_hook and self._phase is Phase.WATCHING:
+            self._deploy(self._behind_hook.pop(0))
 
     def _start(self, containers: list[Container]) -> None:
         for container in containers:
@@ -255,6 +260,7 @@ class Supervisor:
     def guard_lost(self) -> None:
         """Nobody would clean up after this process any more: end everything now."""
         self._code = LOST_GUARD
+        self._reason = "the guard process was killed"
         self._kill_all()
         self._loop.stop()
 

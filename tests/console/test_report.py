@@ -1,0 +1,233 @@
+"""The report of a failure: what it says, on one screen."""
+
+import dataclasses
+import time
+
+import pytest
+
+from fleetrun.console.report import error_line, headline, one_line, report
+from fleetrun.console.tail import Tail
+from fleetrun.envs.contract import Role
+from fleetrun.pod.container import Ended
+from fleetrun.pod.errorfile import ErrorRecord
+from fleetrun.pod.result import JobResult
+from fleetrun.pod.spec import ContainerSpec
+from fleetrun.pod.status import Exit
+
+NOON = time.mktime((2022, 5, 18, 12, 0, 0, 0, 0, -1))
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 7, in <module>',
+    "    main()",
+    "    ^^^^^^",
+    "ValueError: bad input",
+)
+
+
+@pytest.fixture
+def ended(tmp_path):
+    def make(code=3, rank=1, role=Role.TRAINER, **changes):
+        spec = ContainerSpec(
+            role=role,
+            rank=rank,
+            index=rank,
+            argv=("x",),
+            env={},
+            log=tmp_path / f"default.evjsyn.{role}.{rank}.log",
+        )
+        known = {
+            "spec": spec,
+            "exit": Exit(code),
+            "pid": 4711,
+            "started": NOON - 2.5,
+            "ended": NOON,
+            "attempt": 0,
+        }
+        return Ended(**{**known, **changes})
+
+    return make
+
+
+NOTHING = Tail(())
+
+
+def lines_of(cause, tail=NOTHING, *, width=100, log_full=False, **result):
+    return report(JobResult(code=3, cause=cause, **result), tail, width=width, log_full=log_full)
+
+
+# ---- one failure in few words
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "trainer 1 exited with code 3"),
+        ({"code": -9}, "trainer 1 was killed by SIGKILL"),
+        ({"code": -11}, "trainer 1 was killed by SIGSEGV"),
+        ({"role": Role.SERVER, "rank": 0}, "server 0 exited with code 3"),
+        ({"role": Role.SERVER, "code": 0}, "server 1 exited with code 0 before the trainers had ended"),
+        (
+            {"code": -9, "out_of_memory": True},
+            "trainer 1 was killed by SIGKILL for lack of memory (the kernel's OOM killer)",
+        ),
+        ({"code": -9, "asked": 15}, "trainer 1 failed and did not end by itself"),
+        ({"code": -15, "asked": 15}, "trainer 1 failed and did not end by itself"),
+        ({"code": 4, "asked": 15}, "trainer 1 exited with code 4"),
+    ],
+)
+def test_headline(ended, changes, words):
+    assert headline(ended(**changes)) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0 s"),
+        (2.5, "2.5 s"),
+        (119.9, "119.9 s"),
+        (125, "2 min 5 s"),
+        (7200, "2 h 0 min"),
+        (-1, "0.0 s"),
+    ],
+)
+def test_how_long_it_took(ended, seconds, words):
+    assert one_line(ended(started=NOON - seconds), Tail(())) == f"trainer 1 exited with code 3 after {words}"
+
+
+def test_the_line_of_a_failure_that_is_followed_by_a_restart(ended):
+    assert one_line(ended(), Tail((), TRACEBACK)) == (
+        "trainer 1 exited with code 3 after 2.5 s: ValueError: bad input"
+    )
+
+
+def test_the_error_is_what_the_process_wrote_of_itself_else_what_is_in_its_log(ended):
+    record = ErrorRecord("KeyError: 'x'\nand more", "Traceback", NOON)
+    assert error_line(ended(record=record), Tail((), TRACEBACK)) == "KeyError: 'x'"
+    assert error_line(ended(), Tail((), TRACEBACK)) == "ValueError: bad input"
+    assert error_line(ended(), Tail(("no traceback",))) == ""
+
+
+# ---- the report
+
+
+def test_it_says_who_how_when_and_where(ended):
+    lines = lines_of(ended(), Tail(("epoch 1",)), reason="--max_restart is 3", restarts=3)
+    text = "\n".join(lines)
+    assert lines[1] == "First failure: trainer 1 exited with code 3, after 2.5 s"
+    assert "pid 4711, at 12:00:00.000, after 3 restarts (--max_restart is 3)" in text
+    assert "Its last lines:\n  epoch 1\n" in text
+    assert lines[-2].startswith("Log: ")
+    assert lines[-2].endswith("default.evjsyn.trainer.1.log")
+
+
+def test_its_traceback_is_the_one_in_the_log(ended):
+    lines = lines_of(ended(), Tail(("noise",) * 100, TRACEBACK, ("", "closing")))
+    assert "  ValueError: bad input" in lines
+    assert "  noise" not in lines
+    assert lines[lines.index("After that:") + 1] == "  closing"
+    assert not any("^^^" in line for line in lines)
+
+
+def test_or_the_one_that_the_process_wrote_down(ended):
+    record = ErrorRecord("KeyError: 'x'", "Traceback (most recent call last):\nKeyError: 'x'\n", NOON - 1.25)
+    lines = lines_of(ended(record=record), Tail((), TRACEBACK))
+    assert "  KeyError: 'x'" in lines
+    assert "  ValueError: bad input" not in lines
+    assert any("at 11:59:58.750" in line for line in lines)
+
+
+def test_what_a_process_wrote_does_nothing_to_the_terminal(ended):
+    record = ErrorRecord("\x1b[2Jboom \ud83d", "Traceback\n  \x1b[2J\nboom \ud83d", NOON)
+    text = "\n".join(lines_of(ended(record=record)))
+    assert "\x1b" not in text + error_line(ended(record=record), Tail(()))
+    assert text.encode()
+
+
+def test_silence(ended):
+    assert "It printed nothing." in lines_of(ended())
+
+
+def test_chinese(ended):
+    assert "  ValueError: 数据为空" in lines_of(ended(), Tail((), (*TRACEBACK[:-1], "ValueError: 数据为空")))
+
+
+def test_those_that_failed_after_it(ended):
+    others = tuple(ended(code=1, rank=rank, ended=NOON + rank) for rank in (2, 3))
+    text = " ".join(lines_of(ended(), others=others))
+    assert (
+        "Then: trainer 2 exited with code 1 at 12:00:02.000; trainer 3 exited with code 1 at 12:00:03.000"
+        in text
+    )
+
+
+def test_not_all_of_many_others(ended):
+    others = tuple(ended(code=1, rank=rank) for rank in range(2, 64))
+    text = " ".join(" ".join(lines_of(ended(), others=others)).split())
+    assert "trainer 5" in text
+    assert "trainer 6" not in text
+    assert "and 58 more" in text
+
+
+@pytest.mark.parametrize(
+    ("sign", "hint"),
+    [
+        ("OSError: [Errno 98] Address already in use", "SO_REUSEADDR"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "batch"),
+        ("OSError: [Errno 28] No space left on device", "df -h"),
+    ],
+)
+def test_hints(ended, sign, hint):
+    assert any(
+        line.startswith("Hint: ") and hint in line for line in lines_of(ended(), Tail((sign,)), width=200)
+    )
+    assert any(hint in line for line in lines_of(ended(record=ErrorRecord(sign, "", NOON)), width=200))
+
+
+def test_no_hint_without_a_sign(ended):
+    assert not any(line.startswith("Hint") for line in lines_of(ended(), Tail(("fine",))))
+
+
+def test_a_full_disk_is_said(ended):
+    assert any("The disk of" in line for line in lines_of(ended(), log_full=True, width=300))
+
+
+LONG = (
+    TRACEBACK[0],
+    *(f'  File "/work/a/long/path/to/some/module_{number}.py", line {number}, in f' for number in range(200)),
+    "RecursionError: " + "maximum recursion depth exceeded and so on " * 20,
+)
+
+
+def test_a_long_traceback_keeps_both_its_ends(ended):
+    lines = lines_of(ended(), Tail((), LONG))
+    assert lines[3] == f"  {TRACEBACK[0]}"
+    assert any("module_199.py" in line for line in lines)
+    assert any("lines ..." in line for line in lines)
+    assert any(line.startswith("  RecursionError: maximum") for line in lines)
+
+
+WORST = {
+    "traceback": Tail(("x" * 1000,) * 50, LONG, ("one " * 100,) * 50),
+    "log": Tail(tuple("word " * 50 + str(number) for number in range(500))),
+    "one enormous line": Tail(("word " * 20_000,)),
+    "lines without end": Tail(("x",) * 30_000),
+}
+
+
+@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("tail", WORST.values(), ids=WORST)
+def test_one_screen(ended, tail, width):
+    others = tuple(ended(code=1, rank=rank) for rank in range(2, 64))
+    lines = lines_of(ended(), tail, width=width, others=others, reason="--max_restart is 3", restarts=3)
+    assert len(lines) <= 36
+    long = [line for line in lines if len(line) > width and not line.startswith("Log: ")]
+    assert not [line for line in long if " " in line.strip()], "only a word that is too long may be so"
+
+
+def test_the_usual_report_has_24_lines(ended):
+    record = ErrorRecord("x", "\n".join(LONG[:100]), NOON)
+    assert len(lines_of(ended(record=record), others=(ended(rank=2),), reason="--max_restart is 3")) <= 24
+
+
+def test_a_record_changes_nothing_for_those_without(ended):
+    assert dataclasses.replace(ended(), record=None).failed_at == NOON

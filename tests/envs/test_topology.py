@@ -1,0 +1,342 @@
+"""From settings to members: roles, ranks, endpoints and devices, as in the tables of Paddle's launchers
+(paddle_launch.md, 2.1 to 2.3).
+"""
+
+import pytest
+
+from fleetrun.envs.argv import read
+from fleetrun.envs.contract import Mode, Role, write
+from fleetrun.envs.resolve import resolve
+from fleetrun.envs.topology import Counts, Host, Share, build, counts, share
+from fleetrun.errors import UsageError
+
+GPUS = ("0", "1", "2", "3")
+
+
+class Reserve:
+    """Hands out what is asked for, else 50001, 50002, ...; remembers both."""
+
+    def __init__(self):
+        self.fixed = []
+        self.free = 50_000
+
+    def __call__(self, port):
+        if port is None:
+            self.free += 1
+            return self.free
+        self.fixed.append(port)
+        return port
+
+
+def members_of(words, *, reserve=None, devices=(), wanted=None, cores=8, kind="gpu"):
+    settings = resolve(read([*words.split(), "train.py"]), {}).settings
+    host = Host(
+        address=settings.host or "127.0.0.1", devices=devices, device_kind=kind, cores=cores,
+        wanted_devices=len(settings.devices) if wanted is None else wanted,
+    )  # fmt: skip
+    return build(settings, host, reserve or Reserve())
+
+
+def env_of(words, name="trainer.0", **host):
+    found = {f"{each.role}.{each.rank}": each for each in members_of(words, **host)}
+    return write(found[name])
+
+
+def names(members):
+    return [f"{each.role}.{each.rank}" for each in members]
+
+
+# ---- how many
+
+
+@pytest.mark.parametrize(
+    ("words", "host", "expected"),
+    [
+        ("", {}, Counts(trainers=1)),
+        ("--nproc_per_node 3", {}, Counts(trainers=3)),
+        ("--nproc_per_node cpu", {}, Counts(trainers=8)),
+        ("--nproc_per_node auto", {}, Counts(trainers=8)),
+        ("--nproc_per_node auto", {"devices": GPUS}, Counts(trainers=4)),
+        ("--nproc_per_node gpu", {"devices": GPUS}, Counts(trainers=4)),
+        ("", {"devices": GPUS}, Counts(trainers=4)),
+        ("--gpus 0,1", {"devices": GPUS[:2]}, Counts(trainers=2)),
+        ("--gpus 0,1", {}, Counts(trainers=2)),
+        ("--gpus 0,1,2,3 --nproc_per_node 2", {"devices": GPUS}, Counts(trainers=2)),
+        ("--run_mode rpc --nproc_per_node 2", {}, Counts(trainers=2)),
+        ("--server_num 2 --trainer_num 3", {}, Counts(servers=2, trainers=3)),
+        ("--run_mode ps", {}, Counts(servers=1, trainers=1)),
+        ("--servers 127.0.0.1:1,127.0.0.1:2 --trainers 127.0.0.1:3", {}, Counts(servers=2, trainers=1)),
+        (
+            "--server_num 1 --trainer_num 2 --coordinator_num 1",
+            {},
+            Counts(servers=1, trainers=2, coordinators=1),
+        ),
+        (
+            "--heter_worker_num 1;2 --server_num 1 --trainer_num 2",
+            {},
+            Counts(servers=1, trainers=2, heter=(1, 2)),
+        ),
+    ],
+)
+def test_counts(words, host, expected):
+    settings = resolve(read([*words.split(), "train.py"]), {}).settings
+    machine = Host(address="127.0.0.1", cores=8, wanted_devices=len(settings.devices), **host)
+    assert counts(settings, machine) == expected
+    assert len(members_of(words, **host)) == expected.total
+
+
+def test_gpu_without_a_gpu():
+    with pytest.raises(UsageError, match="there is no GPU"):
+        members_of("--nproc_per_node gpu")
+
+
+# ---- table 2.1, collective
+
+
+def test_a_collective_job():
+    for rank in (0, 1):
+        env = env_of("--nproc_per_node 2", f"trainer.{rank}")
+        expected = {
+            "PADDLE_MASTER": "127.0.0.1:50003",
+            "PADDLE_GLOBAL_SIZE": "2",
+            "PADDLE_LOCAL_SIZE": "2",
+            "PADDLE_GLOBAL_RANK": str(rank),
+            "PADDLE_LOCAL_RANK": str(rank),
+            "PADDLE_RANK_IN_NODE": str(rank),
+            "PADDLE_NNODES": "1",
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": "2",
+            "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:5000{rank + 1}",
+            "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:50001,127.0.0.1:50002",
+            "PADDLE_DISTRI_BACKEND": "gloo",
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "50003",
+        }
+        assert {name: env.get(name) for name in expected} == expected
+        assert "TRAINING_ROLE" not in env
+        assert "PADDLE_PSERVERS_IP_PORT_LIST" not in env
+
+
+def test_no_two_endpoints_are_one():
+    members = members_of("--server_num 3 --trainer_num 3")
+    cluster = members[0].cluster
+    ports = [*cluster.servers, *cluster.trainers, cluster.master, cluster.gloo.endpoint]
+    assert len(set(ports)) == len(ports) == 8
+
+
+def test_the_backend():
+    assert "PADDLE_DISTRI_BACKEND" not in env_of("", devices=GPUS)
+    assert env_of("--backend nccl", devices=GPUS)["PADDLE_DISTRI_BACKEND"] == "nccl"
+    assert env_of("--backend gloo", devices=GPUS)["PADDLE_DISTRI_BACKEND"] == "gloo"
+    assert "PADDLE_DISTRI_BACKEND" not in env_of("--server_num 1 --trainer_num 1")
+
+
+def test_the_master_of_torch_is_where_it_is_wanted():
+    env = env_of("--master_addr localhost --master_port 29500")
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["PADDLE_MASTER"]) == (
+        "localhost",
+        "29500",
+        "localhost:29500",
+    )
+
+
+def test_an_ipv6_host():
+    env = env_of("--host ::1")
+    assert env["PADDLE_CURRENT_ENDPOINT"] == "[::1]:50001"
+    assert (env["MASTER_ADDR"], env["PADDLE_MASTER"]) == ("::1", "[::1]:50002")
+
+
+# ---- table 2.1, parameter servers
+
+
+def test_a_parameter_server_job():
+    words = "--server_num 1 --trainer_num 2 --with_gloo 1"
+    server, trainer = env_of(words, "ps.0"), env_of(words, "trainer.1")
+    common = {
+        "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:50001",
+        "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:50002,127.0.0.1:50003",
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_NNODES": "1",
+        "POD_IP": "127.0.0.1",
+        "PADDLE_GLOO_RENDEZVOUS": "3",
+        "PADDLE_GLOO_HTTP_ENDPOINT": "127.0.0.1:50004",
+        "PADDLE_WITH_GLOO": "1",
+    }
+    for env in (server, trainer):
+        assert {name: env.get(name) for name in common} == common
+    assert (server["TRAINING_ROLE"], server["PADDLE_ROLE"], server["PADDLE_PORT"]) == (
+        "PSERVER",
+        "PSERVER",
+        "50001",
+    )
+    assert (trainer["TRAINING_ROLE"], trainer["PADDLE_PORT"]) == ("TRAINER", "50003")
+    assert "PADDLE_TRAINER_ID" not in server
+    assert trainer["PADDLE_TRAINER_ID"] == "1"
+
+
+def test_servers_start_first():
+    assert names(members_of("--server_num 2 --trainer_num 2")) == ["ps.0", "ps.1", "trainer.0", "trainer.1"]
+
+
+def test_endpoint_lists_stay_as_typed_and_are_reserved():
+    reserve = Reserve()
+    words = "--servers 127.0.0.1:7001,localhost:7002 --trainers 127.0.0.1:7003"
+    members = members_of(words, reserve=reserve)
+    assert [each.endpoint for each in members] == ["127.0.0.1:7001", "localhost:7002", "127.0.0.1:7003"]
+    assert reserve.fixed[:3] == [7001, 7002, 7003]
+    assert members[0].cluster.gloo.endpoint == "127.0.0.1:6767"
+
+
+def test_the_port_of_gloo():
+    assert env_of("--server_num 1 --http_port 8899")["PADDLE_GLOO_HTTP_ENDPOINT"] == "127.0.0.1:8899"
+    words = "--servers 127.0.0.1:7001 --trainers 127.0.0.1:7003 --gloo_port 8877"
+    assert env_of(words)["PADDLE_GLOO_HTTP_ENDPOINT"] == "127.0.0.1:8877"
+
+
+# ---- table 2.1, rpc
+
+
+def test_an_rpc_job():
+    env = env_of("--run_mode rpc --nproc_per_node 2", "trainer.1")
+    expected = {
+        "PADDLE_MASTER_ENDPOINT": "127.0.0.1:50003",
+        "PADDLE_WORKER_ENDPOINT": "127.0.0.1:50002",
+        "PADDLE_TRAINER_ID": "1",
+        "PADDLE_TRAINERS_NUM": "2",
+    }
+    assert {name: env.get(name) for name in expected} == expected
+    assert "PADDLE_GLOBAL_RANK" not in env
+
+
+# ---- table 2.2, heter stages and coordinators
+
+
+def test_a_job_with_stages():
+    words = "--server_num 1 --trainer_num 2 --heter_worker_num 1;2 --heter_devices gpu;cpu"
+    members = members_of(words)
+    assert names(members) == ["ps.0", "trainer.0", "trainer.1", "heter.0", "heter.1", "heter.2"]
+    assert [each.stage for each in members] == [0, 1, 1, 2, 3, 3]
+    trainer, first, last = (env_of(words, name) for name in ("trainer.0", "heter.0", "heter.2"))
+    assert trainer["STAGE_ID"] == "1"
+    assert trainer["HETER_DEVICE_TYPE"] == "cpu"
+    assert trainer["PADDLE_STAGE_TRAINERS_NUM"] == "[2, 1, 2]"
+    assert trainer["STAGE_NUM"] == "3"
+    assert trainer["PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST"] == ""
+    assert trainer["PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST"] == "127.0.0.1:50004"
+    assert first["TRAINING_ROLE"] == "HETER_TRAINER"
+    assert first["HETER_DEVICE_TYPE"] == "gpu"
+    assert first["PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST"] == "127.0.0.1:50002,127.0.0.1:50003"
+    assert first["PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST"] == "127.0.0.1:50005,127.0.0.1:50006"
+    assert (last["STAGE_ID"], last["PADDLE_TRAINER_ID"]) == ("3", "2")
+    assert last["PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST"] == ""
+    assert last["PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"] == "127.0.0.1:50004,127.0.0.1:50005,127.0.0.1:50006"
+
+
+def test_stages_by_endpoint():
+    words = (
+        "--servers 127.0.0.1:1 --trainers 127.0.0.1:2 --heter_workers 127.0.0.1:3;127.0.0.1:4,127.0.0.1:5 "
+        "--heter_devices gpu;gpu"
+    )
+    members = members_of(words)
+    assert members[0].cluster.heter == (("127.0.0.1:3",), ("127.0.0.1:4", "127.0.0.1:5"))
+
+
+def test_coordinators():
+    words = "--server_num 1 --trainer_num 1 --coordinator_num 1"
+    assert names(members_of(words)) == ["ps.0", "trainer.0", "coordinator.0"]
+    env = env_of(words, "coordinator.0")
+    assert (env["TRAINING_ROLE"], env["PADDLE_COORDINATOR_NUM"]) == ("COORDINATOR", "1")
+    assert env["PADDLE_COORDINATOR_ENDPOINTS"] == env["PADDLE_CURRENT_ENDPOINT"]
+    assert env_of(words, "ps.0")["PADDLE_COORDINATOR_ENDPOINTS"] == env["PADDLE_CURRENT_ENDPOINT"]
+
+
+# ---- table 2.3, ports
+
+
+def test_a_start_port_counts_upwards_in_the_order_of_paddle():
+    """FLAGS_START_PORT=7000, 2 servers, 2 workers, 2 heter: 7000-1, 7002-3, 7004-5, gloo 7006."""
+    reserve = Reserve()
+    words = "--start_port 7000 --server_num 2 --trainer_num 2 --heter_worker_num 2 --heter_devices cpu"
+    cluster = members_of(words, reserve=reserve)[0].cluster
+    assert cluster.servers == ("127.0.0.1:7000", "127.0.0.1:7001")
+    assert cluster.trainers == ("127.0.0.1:7002", "127.0.0.1:7003")
+    assert cluster.heter == (("127.0.0.1:7004", "127.0.0.1:7005"),)
+    assert cluster.gloo.endpoint == "127.0.0.1:7006"
+    assert cluster.master == "127.0.0.1:7007"
+    assert reserve.fixed == list(range(7000, 7008))
+
+
+def test_a_start_port_without_room():
+    with pytest.raises(UsageError, match="port 65536 would be needed"):
+        members_of("--start_port 65535 --nproc_per_node 2")
+
+
+# ---- devices
+
+
+@pytest.mark.parametrize(
+    ("ids", "size", "whole_node", "shares"),
+    [
+        ((), 2, True, [Share()] * 2),
+        (GPUS, 4, True, [Share(GPUS, (rank,)) for rank in range(4)]),
+        (GPUS, 4, False, [Share((gpu,), (0,)) for gpu in GPUS]),
+        (GPUS, 2, True, [Share(("0", "1"), (0, 1)), Share(("2", "3"), (0, 1))]),
+        (GPUS, 1, True, [Share(GPUS, (0, 1, 2, 3))]),
+        (GPUS, 3, True, [Share(("0", "1", "2"), (rank,)) for rank in range(3)]),
+        (GPUS, 5, True, [Share()] * 5),
+        (("GPU-a", "GPU-b"), 2, True, [Share(("GPU-a", "GPU-b"), (rank,)) for rank in range(2)]),
+        (("5",), 1, True, [Share(("5",), (0,))]),
+    ],
+)
+def test_shares(ids, size, whole_node, shares):
+    assert [share(ids, index, size, whole_node=whole_node) for index in range(size)] == shares
+
+
+def test_each_sees_all_of_its_node_and_takes_its_own():
+    env = env_of("--gpus 4,5", "trainer.1", devices=("4", "5"))
+    assert (env["CUDA_VISIBLE_DEVICES"], env["FLAGS_selected_gpus"], env["LOCAL_RANK"]) == ("4,5", "1", "1")
+
+
+def test_or_sees_its_own_only():
+    env = env_of("--gpus 4,5 --visible_devices process", "trainer.1", devices=("4", "5"))
+    assert (env["CUDA_VISIBLE_DEVICES"], env["FLAGS_selected_gpus"], env["LOCAL_RANK"]) == ("5", "0", "1")
+
+
+def test_without_the_devices_that_were_wanted_nothing_is_bound():
+    env = env_of("--gpus 0,1")
+    assert "CUDA_VISIBLE_DEVICES" not in env
+    assert "FLAGS_selected_gpus" not in env
+    assert env["PADDLE_DISTRI_BACKEND"] == "gloo"
+
+
+def test_other_kinds():
+    env = env_of("--xpus 0,1", "trainer.1", devices=("0", "1"), kind="xpu")
+    assert (env["XPU_VISIBLE_DEVICES"], env["FLAGS_selected_xpus"]) == ("0,1", "1")
+
+
+def test_with_servers_only_what_is_asked_for_is_bound_one_each_in_turn():
+    words = "--server_num 1 --trainer_num 3"
+    assert "CUDA_VISIBLE_DEVICES" not in env_of(words, devices=GPUS)
+    seen = [
+        env_of(f"--gpus 0,1 {words}", f"trainer.{rank}", devices=("0", "1"))["CUDA_VISIBLE_DEVICES"]
+        for rank in range(3)
+    ]
+    assert seen == ["0", "1", "0"]
+    assert "CUDA_VISIBLE_DEVICES" not in env_of(f"--gpus 0,1 {words}", "ps.0", devices=("0", "1"))
+
+
+def test_with_stages_only_those_that_compute_on_it_get_one():
+    words = "--gpus 0,1 --server_num 1 --trainer_num 1 --heter_worker_num 1;1 --heter_devices gpu;cpu"
+    bound = {f"{each.role}.{each.rank}": each.visible for each in members_of(words, devices=("0", "1"))}
+    assert bound == {"ps.0": None, "trainer.0": None, "heter.0": "0", "heter.1": None}
+
+
+def test_all_members_agree_on_the_cluster():
+    members = members_of("--server_num 2 --trainer_num 2")
+    assert all(each.cluster is members[0].cluster for each in members)
+    assert members[0].cluster.mode is Mode.PS
+    assert {each.role for each in members} == {Role.SERVER, Role.TRAINER}

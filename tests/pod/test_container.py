@@ -1,0 +1,187 @@
+"""One process over all its attempts: its log, its error record, what is told of its end."""
+
+import os
+import select
+import signal
+import stat
+
+import pytest
+
+from fleetrun.errors import LaunchError, ScriptNotFoundError
+from fleetrun.pod.container import Container
+from fleetrun.pod.status import Exit, Status
+from tests.support.pods import spec_of
+
+RECORD = (
+    """{"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "T", "time_ns": 5000000000}}}"""
+)
+
+
+class Times:
+    """A clock that is read: 100, 101, 102, ..."""
+
+    def __init__(self):
+        self._now = 99.0
+
+    def __call__(self):
+        self._now += 1
+        return self._now
+
+
+@pytest.fixture
+def container(tmp_path):
+    made = []
+
+    def make(script):
+        made.append(Container(spec_of(tmp_path, script), wall=Times()))
+        made[-1].prepare()
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.alive:
+            each.process.signal_group(signal.SIGKILL)
+            each.process.reap()
+
+
+def ended(container, *, out_of_memory=False):
+    assert select.select([container.process], [], [], 20.0)[0], "it does not end"
+    return container.collect(lambda pid: out_of_memory)
+
+
+def run(container):
+    container.start()
+    return ended(container)
+
+
+def test_an_attempt(container):
+    made = container("echo out; echo error >&2; exit 3")
+    assert made.status is Status.READY
+    process = made.start()
+    assert (made.status, made.alive) == (Status.RUNNING, True)
+    end = ended(made)
+    assert (made.status, made.alive) == (Status.FAILED, False)
+    assert (end.exit, end.pid, end.attempt) == (Exit(3), process.pid, 0)
+    assert (end.started, end.ended, end.failed_at) == (100.0, 101.0, 101.0)
+    assert made.spec.log.read_text() == "out\nerror\n"
+
+
+def test_the_log_is_for_its_owner_only(container):
+    made = container("exit 0")
+    assert stat.S_IMODE(made.spec.log.stat().st_mode) == 0o600
+
+
+def test_a_log_that_cannot_be_made_is_known_before_anything_starts(tmp_path):
+    spec = spec_of(tmp_path / "none", "exit 0")
+    with pytest.raises(LaunchError, match="cannot open the log file"):
+        Container(spec).prepare()
+
+
+def test_a_second_attempt_is_told_in_the_log_and_to_the_script(container):
+    made = container('echo "attempt $PADDLE_RESTART_COUNT"; exit 3')
+    run(made)
+    made.renew()
+    assert (made.status, made.restarts) == (Status.RESTARTING, 1)
+    end = run(made)
+    assert end.attempt == 1
+    lines = made.spec.log.read_text().splitlines()
+    assert (lines[0], lines[2]) == ("attempt 0", "attempt 1")
+    assert lines[1].startswith("--- fleetrun: restart 1 of trainer 0, 20")
+
+
+def test_what_has_not_run_needs_no_renewal(container):
+    made = container("exit 0")
+    made.renew()
+    assert (made.status, made.restarts) == (Status.READY, 0)
+
+
+def test_a_program_that_cannot_be_started(tmp_path):
+    made = Container(spec_of(tmp_path, tmp_path / "none"))
+    made.prepare()
+    with pytest.raises(ScriptNotFoundError):
+        made.start()
+    assert (made.status, made.alive) == (Status.FAILED, False)
+
+
+def test_what_the_process_wrote_of_its_failure(container):
+    end = run(container(f"printf '%s' '{RECORD}' >\"$ERROR_FILE\"; exit 1"))
+    assert end.record.message == "ValueError: x"
+    assert end.failed_at == 5.0
+
+
+def test_a_record_of_an_attempt_that_ended_well_does_not_count(container):
+    assert run(container(f"printf '%s' '{RECORD}' >\"$ERROR_FILE\"; exit 0")).record is None
+
+
+def test_the_record_of_an_earlier_attempt_does_not_count(container):
+    made = container(f"[ \"$PADDLE_RESTART_COUNT\" = 1 ] || printf '%s' '{RECORD}' >\"$ERROR_FILE\"; exit 1")
+    assert run(made).record is not None
+    made.renew()
+    assert run(made).record is None
+
+
+def test_a_dismissed_server(container):
+    made = container("""printf '{"dismissed": true}' >"$ERROR_FILE"; exit 0""")
+    assert run(made).dismissed
+    assert not made.spec.error_file.exists()
+
+
+def test_dismissed_and_failed_is_failed(container):
+    assert not run(container("""printf '{"dismissed": true}' >"$ERROR_FILE"; exit 1""")).dismissed
+
+
+@pytest.mark.parametrize(
+    ("script", "kernel", "told"),
+    [("kill -KILL $$", True, True), ("kill -KILL $$", False, False), ("exit 1", True, False)],
+)
+def test_only_a_sigkill_may_be_the_oom_killers(container, script, kernel, told):
+    made = container(script)
+    made.start()
+    assert ended(made, out_of_memory=kernel).out_of_memory is told
+
+
+def test_our_own_sigkill_is_not_the_oom_killers(container):
+    made = container("exec sleep 100")
+    made.start()
+    made.ask(signal.SIGKILL)
+    end = ended(made, out_of_memory=True)
+    assert (end.out_of_memory, end.asked, end.stopped) == (False, signal.SIGKILL, True)
+
+
+def test_the_first_signal_is_the_one_that_asked(container):
+    made = container("trap '' TERM; echo ready >\"$NOTES/ready\"; while :; do sleep 100; done")
+    os.mkfifo(made.spec.log.parent / "ready")
+    made.start()
+    (made.spec.log.parent / "ready").read_text()
+    made.ask(signal.SIGTERM)
+    assert made.status is Status.TERMINATING
+    made.ask(signal.SIGKILL)
+    end = ended(made)
+    assert (end.asked, end.exit, end.stopped) == (signal.SIGTERM, Exit(-9), True)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_who_leaves_by_himself_was_not_stopped(container, code):
+    made = container(f"exit {code}")
+    made.start()
+    assert select.select([made.process], [], [], 20.0)[0]
+    made.ask(signal.SIGTERM)
+    end = ended(made)
+    assert (end.stopped, end.asked) == (False, None), "it had ended before it was asked"
+
+
+def test_that_an_earlier_attempt_was_asked_to_go_does_not_count(container):
+    made = container('[ "$PADDLE_RESTART_COUNT" = 1 ] && exit 3; exec sleep 100')
+    made.start()
+    made.ask(signal.SIGTERM)
+    assert ended(made).asked == signal.SIGTERM
+    made.renew()
+    assert run(made).asked is None
+
+
+def test_asking_what_does_not_run_is_nothing(container):
+    made = container("exit 0")
+    made.ask(signal.SIGTERM)
+    run(made)
+    made.ask(signal.SIGTERM)
+    assert made.status is Status.COMPLETED

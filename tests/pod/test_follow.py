@@ -1,0 +1,356 @@
+"""Following files that real processes write: whole lines, all of them, however they come."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fleetrun.pod.follow import Follower, Watch
+from fleetrun.pod.logfiles import Trimmer
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.signals import Signals
+
+PIECE = 256 * 1024
+
+
+class Followed:
+    """A follower of a file, and what it emitted."""
+
+    def __init__(self, path):
+        self.path = path
+        self.emitted = []
+        self.follower = Follower(path, self.emitted.append)
+
+    def write(self, data):
+        with self.path.open("ab") as file:
+            file.write(data)
+
+    def pump_all(self):
+        while self.follower.pump():
+            pass
+
+    @property
+    def text(self):
+        return b"".join(self.emitted)
+
+
+@pytest.fixture
+def followed(tmp_path):
+    made = Followed(tmp_path / "trainer.0.log")
+    yield made
+    made.follower.close()
+
+
+# ---- one file
+
+
+def test_lines_are_handed_on_whole(followed):
+    followed.write(b"one\ntwo\nth")
+    followed.pump_all()
+    assert followed.emitted == [b"one\ntwo\n"]
+    followed.write(b"ree\n")
+    followed.pump_all()
+    assert followed.emitted == [b"one\ntwo\n", b"three\n"]
+
+
+def test_what_stands_after_the_last_newline_comes_at_the_end(followed):
+    followed.write(b"one\ntwo")
+    followed.pump_all()
+    followed.follower.finish()
+    followed.follower.finish()
+    assert followed.emitted == [b"one\n", b"two\n"]
+
+
+def test_a_character_that_is_cut_is_put_together(followed):
+    text = "训练失败\n".encode()
+    for byte in text:
+        followed.write(bytes([byte]))
+        followed.pump_all()
+    assert followed.emitted == [text]
+
+
+def test_any_bytes(followed):
+    data = bytes(range(256)) + b"\n"
+    followed.write(data)
+    followed.pump_all()
+    assert followed.text == data
+
+
+@pytest.mark.parametrize("size", [64 * 1024 - 1, 64 * 1024 + 1, PIECE, 3 * PIECE + 7])
+def test_a_line_may_be_long(followed, size):
+    """Longer than 64 KiB it comes in pieces; no byte of it is lost."""
+    followed.write(b"before\n" + b"x" * size + b"\nafter\n")
+    followed.pump_all()
+    followed.follower.finish()
+    assert followed.text.replace(b"\n", b"") == b"before" + b"x" * size + b"after"
+    assert followed.text.startswith(b"before\nx")
+    assert followed.text.endswith(b"x\nafter\n")
+    assert followed.text.count(b"\n") == 3 or size > 64 * 1024
+
+
+def test_a_long_line_without_its_end_is_shown_before_it_ends(followed):
+    followed.write(b"x" * 100_000)
+    followed.pump_all()
+    assert followed.text == b"x" * 100_000 + b"\n"
+
+
+def test_a_full_piece_tells_that_there_is_more(followed):
+    followed.write(b"0123456\n" * (PIECE // 8) + b"rest\n")
+    assert followed.follower.pump() is True
+    assert followed.follower.pump() is False
+    assert followed.text.endswith(b"0123456\nrest\n")
+
+
+def test_a_file_that_is_emptied_is_read_from_its_new_start(followed):
+    followed.write(b"long line before\n")
+    followed.pump_all()
+    followed.path.open("w").close()
+    for text in (b"new\n", b"newer\n", b"newest of all\n"):
+        followed.write(text)
+        followed.pump_all()
+    assert followed.emitted == [b"long line before\n", b"new\n", b"newer\n", b"newest of all\n"]
+
+
+def test_a_file_may_come_later(followed):
+    assert followed.follower.pump() is False
+    followed.write(b"now\n")
+    followed.pump_all()
+    assert followed.text == b"now\n"
+
+
+def test_a_head_that_was_taken_off_moves_the_place(followed):
+    followed.write(b"a" * 4095 + b"\nb\n")
+    followed.pump_all()
+    followed.path.write_bytes(b"b\nc\n")
+    followed.follower.shortened(4096, 0)
+    followed.pump_all()
+    assert followed.emitted[1:] == [b"c\n"]
+
+
+def test_lines_that_were_taken_off_unread_are_not_mixed_with_later_ones(followed):
+    followed.write(b"begun")
+    followed.pump_all()
+    followed.path.write_bytes(b"\0" * 10 + b"later\n")
+    followed.follower.shortened(0, 10)
+    followed.pump_all()
+    assert followed.text == b"later\n"
+
+
+# ---- many files, as they are written
+
+
+class Watched:
+    """A loop with a watch, woken by SIGIO as in the launcher; it stops when `enough` says so."""
+
+    def __init__(self, folder, **options):
+        self.folder = folder
+        self.has_room = True
+        self.loop = Loop()
+        self.signals = Signals({signal.SIGIO})
+        self.watch = Watch(self.loop, folder, lambda: self.has_room, **options)
+        self.loop.add(self.signals.fileno(), self._signalled)
+        self.text = {}
+        self.woken = 0
+        self._enough = lambda: False
+
+    def follow(self, name):
+        self.text[name] = b""
+        path = self.folder / name
+        path.touch()
+        self.watch.follow(path, lambda lines: self._emitted(name, lines))
+
+    def until(self, enough):
+        self._enough = enough
+
+        def too_long():
+            raise AssertionError(
+                f"not within 30 s; { ({name: len(text) for name, text in self.text.items()}) }"
+            )
+
+        bound = self.loop.after(30.0, too_long)
+        if not enough():
+            self.loop.run()
+        bound.cancel()
+
+    def close(self):
+        self.signals.close()
+        self.loop.close()
+
+    def _signalled(self):
+        self.signals.read()
+        self.woken += 1
+        self.watch.told()
+
+    def _emitted(self, name, lines):
+        assert lines.endswith(b"\n")
+        self.text[name] += lines
+        if self._enough():
+            self.loop.stop()
+
+
+@pytest.fixture
+def watched(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(Watched(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def writer(path, code):
+    with path.open("ab") as output:
+        return subprocess.Popen([sys.executable, "-c", code], stdout=output, stdin=subprocess.PIPE)
+
+
+def test_a_write_wakes_the_watch(watched):
+    seen = watched()
+    seen.follow("a.log")
+    seen.watch.start()
+    child = writer(seen.folder / "a.log", "import sys; sys.stdin.read(1); print('late')")
+    seen.loop.after(0, lambda: (child.stdin.write(b"x"), child.stdin.flush()))
+    seen.until(lambda: seen.text["a.log"] == b"late\n")
+    assert seen.woken >= 1
+    child.communicate()
+
+
+def test_what_was_there_before_comes_too(watched):
+    seen = watched()
+    seen.follow("a.log")
+    (seen.folder / "a.log").write_bytes(b"early\n")
+    seen.watch.start()
+    assert seen.text["a.log"] == b"early\n"
+
+
+def test_of_a_flood_nothing_is_lost_and_nothing_comes_twice(watched):
+    """100,000 numbered lines in each of two files, as fast as they can be written."""
+    seen = watched()
+    for name in ("a.log", "b.log"):
+        seen.follow(name)
+    seen.watch.start()
+    children = [writer(seen.folder / name, "for i in range(100_000): print(i)") for name in seen.text]
+    last = b"\n99999\n"
+    seen.until(lambda: all(text.endswith(last) for text in seen.text.values()))
+    expected = "".join(f"{i}\n" for i in range(100_000)).encode()
+    assert all(text == expected for text in seen.text.values())
+    assert seen.woken < 10_000, "a wake-up per line"
+    for child in children:
+        child.communicate()
+
+
+def test_without_room_nothing_is_read_until_there_is(watched):
+    seen = watched()
+    seen.follow("a.log")
+    seen.watch.start()
+    seen.has_room = False
+    child = writer(seen.folder / "a.log", "for i in range(50_000): print(i)")
+    child.communicate()
+    seen.loop.after(0.0, seen.loop.stop)
+    seen.loop.run()
+    assert seen.text["a.log"] == b""
+    seen.has_room = True
+    seen.loop.after(0.0, seen.watch.go_on)
+    seen.until(lambda: seen.text["a.log"].endswith(b"\n49999\n"))
+    assert seen.text["a.log"].count(b"\n") == 50_000
+
+
+def test_at_the_end_all_that_is_left_is_handed_on(watched):
+    seen = watched()
+    seen.follow("a.log")
+    seen.follow("b.log")
+    seen.watch.start()
+    (seen.folder / "a.log").write_bytes(b"x\n" * 500_000 + b"no newline")
+    (seen.folder / "b.log").write_bytes(b"b\n")
+    flushes = []
+
+    def flush():
+        flushes.append(len(seen.text["a.log"]))
+        seen.has_room = True
+
+    seen.has_room = False
+    seen.watch.drain(flush)
+    assert seen.text == {"a.log": b"x\n" * 500_000 + b"no newline\n", "b.log": b"b\n"}
+    assert flushes == [PIECE]
+
+
+def test_catching_up_reads_what_there_is_so_far(watched):
+    seen = watched()
+    seen.follow("a.log")
+    seen.watch.start()
+    (seen.folder / "a.log").write_bytes(b"x\n" * 500_000 + b"half")
+    seen.watch.catch_up()
+    assert seen.text["a.log"] == b"x\n" * 500_000
+
+
+def test_where_the_kernel_does_not_tell_a_timer_looks(watched):
+    def refuse(directory):
+        raise OSError(22, "Invalid argument")
+
+    seen = watched(ask=refuse)
+    seen.follow("a.log")
+    seen.watch.start()
+    seen.loop.after(0, lambda: (seen.folder / "a.log").write_bytes(b"late\n"))
+    seen.until(lambda: seen.text["a.log"] == b"late\n")
+    assert seen.woken == 0
+
+
+def test_no_write_falls_between_asking_and_looking(watched):
+    """It asks first: a write just after the look would otherwise be told to nobody."""
+    seen = watched(ask=lambda directory: (seen.folder / "a.log").write_bytes(b"just now\n"))
+    seen.follow("a.log")
+    seen.watch.start()
+    assert seen.text["a.log"] == b"just now\n"
+
+
+def test_nothing_to_watch_asks_for_nothing(watched):
+    asked = []
+    seen = watched(ask=asked.append)
+    seen.watch.start()
+    assert asked == []
+
+
+def test_a_log_is_followed_and_bounded_at_once(watched):
+    """Read as fast as it is trimmed: all lines come, and the file stays small."""
+    seen = watched()
+    path = seen.folder / "a.log"
+    seen.follow("a.log")
+    seen.watch.bound(path, 64 * 1024)
+    seen.watch.start()
+    code = "import sys\nfor i in range(20_000):\n    print(f'{i:050}')\n    i % 1000 or sys.stdout.flush()"
+    child = writer(path, code)
+    seen.until(lambda: seen.text["a.log"].endswith(b"19999\n"))
+    child.communicate()
+    lines = seen.text["a.log"].split()
+    numbers = [int(line) for line in lines if len(line) == 50]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] == 19_999
+    assert seen.watch.unbounded == []
+    Trimmer(path, 64 * 1024).trim()
+    assert path.stat().st_blocks * 512 <= 3 * 64 * 1024
+
+
+def test_a_log_is_bounded_though_nobody_reads_the_console(watched):
+    seen = watched()
+    path = seen.folder / "a.log"
+    seen.follow("a.log")
+    seen.watch.bound(path, 64 * 1024)
+    seen.watch.start()
+    seen.has_room = False
+    child = writer(path, "for i in range(40_000): print(f'{i:050}')")
+    trimmed = seen.watch._trimmers[path]
+    seen.loop.after(0.0, lambda: look_until(seen, child, trimmed))
+    seen.loop.run()
+    assert trimmed.trimmed > 1 << 20
+    assert seen.text["a.log"] == b""
+
+
+def look_until(seen, child, trimmer):
+    """Stop the loop once the writer has ended and its output has been cut."""
+    if child.poll() is not None and trimmer.trimmed > 1 << 20:
+        seen.loop.stop()
+    else:
+        seen.loop.after(0.01, lambda: look_until(seen, child, trimmer))

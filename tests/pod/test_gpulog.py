@@ -1,0 +1,50 @@
+"""The log of the GPUs, with made-up ones."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fleetrun.envs.contract import Mode, Role
+from fleetrun.pod.gpulog import GpuLog
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.spec import ContainerSpec, PodSpec
+from tests.support.pods import Clock
+
+
+@pytest.fixture
+def loop():
+    made = Loop(Clock())
+    yield made
+    made.close()
+
+
+def test_a_line_per_gpu_now_and_every_five_seconds(tmp_path, loop):
+    samples = []
+
+    def sample():
+        samples.append(loop.clock())
+        if len(samples) == 3:
+            loop.stop()
+        else:
+            loop.after(0.0, lambda: loop.clock.advance(5.0))
+        return ["gpu 0: 3 % used", "gpu 1: 5 % used"]
+
+    GpuLog(tmp_path / "gpu.log", loop, sample).write()
+    loop.run()
+    lines = (tmp_path / "gpu.log").read_text().splitlines()
+    assert len(lines) == 6
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d gpu 0: 3 % used", lines[0])
+    assert all(later - sooner >= 5.0 for sooner, later in pairwise(samples))
+
+
+def test_a_full_disk_ends_nothing(loop):
+    GpuLog(Path("/dev/full"), loop, lambda: ["gpu 0"]).write()
+
+
+def test_no_gpu_no_log(tmp_path, loop):
+    container = ContainerSpec(role=Role.TRAINER, rank=0, index=0, argv=("x",), env={}, log=tmp_path / "x")
+    spec = PodSpec(name="x", job_id="x", mode=Mode.COLLECTIVE, containers=(container,), log_dir=tmp_path)
+    GpuLog.start_if(True, spec, loop)
+    assert list(tmp_path.iterdir()) == []

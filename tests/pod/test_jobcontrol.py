@@ -1,0 +1,137 @@
+"""Signals for the job: whom they reach. Stopping is tried in a process of its own."""
+
+import os
+import select
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fleetrun.envs.contract import Mode, Role
+from fleetrun.pod.jobcontrol import dispatch, suspend
+from fleetrun.pod.pod import Pod
+from fleetrun.pod.spec import PodSpec
+from tests.support.isolated import isolated
+from tests.support.pods import spec_of
+from tests.support.waiting import eventually, state_of
+
+LISTENS = """trap 'echo got >>"$NOTES/$NAME.got"; exit 0' USR1; {}; while :; do sleep 0.01; done"""
+DEAF = "{}; while :; do sleep 0.01; done"
+READY = 'echo >"$NOTES/ready.$NAME"'
+
+
+@pytest.fixture
+def pod(tmp_path):
+    made = []
+
+    def make(*scripts):
+        specs = [
+            spec_of(tmp_path, script.format(READY), Role.TRAINER, rank) for rank, script in enumerate(scripts)
+        ]
+        made.append(
+            Pod(
+                PodSpec(name="x", job_id="x", mode=Mode.COLLECTIVE, containers=tuple(specs), log_dir=tmp_path)
+            )
+        )
+        made[-1].prepare()
+        for container in made[-1].containers:
+            os.mkfifo(tmp_path / f"ready.{container.spec.name}")
+            container.start()
+            (tmp_path / f"ready.{container.spec.name}").read_text()
+        return made[-1]
+
+    yield make
+    for each in made:
+        for container in each.alive:
+            container.process.signal_group(signal.SIGKILL)
+            container.process.reap()
+
+
+class Calls:
+    def __init__(self):
+        self.interrupts = []
+        self.written = 0
+        self.said = []
+
+    def dispatch(self, numbers, pod):
+        dispatch(
+            bytes(numbers), pod, interrupt=self.interrupts.append, written=self._written, say=self.said.append
+        )
+
+    def _written(self):
+        self.written += 1
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM]
+)
+def test_what_ends_the_job(pod, number):
+    calls = Calls()
+    calls.dispatch([number], pod())
+    assert calls.interrupts == [number]
+
+
+def test_in_the_order_in_which_they_came(pod):
+    calls = Calls()
+    calls.dispatch([signal.SIGTERM, signal.SIGIO, signal.SIGINT, signal.SIGIO, signal.SIGCONT], pod())
+    assert calls.interrupts == [signal.SIGTERM, signal.SIGINT]
+    assert calls.written == 1, "however often the kernel told"
+
+
+def test_a_user_signal_reaches_those_that_have_a_handler(pod, tmp_path):
+    """And only them: its default action is to die."""
+    made = pod(LISTENS, DEAF)
+    calls = Calls()
+    calls.dispatch([signal.SIGUSR1], made)
+    assert calls.said == ["SIGUSR1 passed on to trainer 0; no handler for it in trainer 1"]
+    assert select.select([made.containers[0].process], [], [], 20.0)[0]
+    assert (tmp_path / "trainer.0.got").read_text() == "got\n"
+    assert not select.select([made.containers[1].process], [], [], 0)[0]
+    assert calls.interrupts == []
+
+
+def test_a_user_signal_for_nobody(pod):
+    calls = Calls()
+    calls.dispatch([signal.SIGUSR2], pod())
+    assert calls.said == ["SIGUSR2 passed on to nobody"]
+
+
+def stop_and_go_on():
+    """A launcher with one process below it."""
+    child = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    suspend()
+    assert state_of(child.pid) != "T"
+    child.kill()
+    child.wait()
+
+
+def ctrl_z_and_fg():
+    pid = os.fork()
+    if pid == 0:
+        stop_and_go_on()
+        os._exit(0)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    below = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    assert below
+    eventually(lambda: all(state_of(each) == "T" for each in below))
+    os.kill(pid, signal.SIGCONT)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def orphans_are_reaped_and_containers_left():
+    orphan = subprocess.run(
+        ["/bin/sh", "-c", "sleep 0.001 >/dev/null & echo $!"], stdout=subprocess.PIPE, check=True
+    )
+    pid = int(orphan.stdout)
+    eventually(lambda: state_of(pid) == "Z")
+    spec = PodSpec(name="x", job_id="x", mode=Mode.COLLECTIVE, containers=(), log_dir=None)
+    Calls().dispatch([signal.SIGCHLD], Pod(spec))
+    assert state_of(pid) == ""
+
+
+@pytest.mark.parametrize("case", [ctrl_z_and_fg, orphans_are_reaped_and_containers_left])
+def test_alone(case):
+    isolated(case)

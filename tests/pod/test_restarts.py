@@ -1,0 +1,42 @@
+"""From an exit and a count to a decision."""
+
+import pytest
+
+from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
+from fleetrun.pod.status import Exit
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "decision"),
+    [
+        (1, 0, Restart(0.0, 1, 3)),
+        (1, 1, Restart(0.5, 2, 3)),
+        (1, 2, Restart(1.0, 3, 3)),
+        (1, 3, GiveUp("--max_restart is 3")),
+        (1, 4, GiveUp("--max_restart is 3")),
+        (0, 0, Restart(0.0, 1, 3)),
+        (-9, 0, Restart(0.0, 1, 3)),
+        (-2, 0, Restart(0.0, 1, 3)),
+        (143, 2, Restart(1.0, 3, 3)),
+        (2, 0, GiveUp("exit code 2 cannot heal by a restart")),
+        (126, 1, GiveUp("exit code 126 cannot heal by a restart")),
+        (127, 0, GiveUp("exit code 127 cannot heal by a restart")),
+    ],
+)
+def test_decisions(code, restarts, decision):
+    assert RestartPolicy(limit=3).decide(Exit(code), restarts) == decision
+
+
+def test_restarts_can_be_off():
+    assert RestartPolicy(limit=0).decide(Exit(1), 0) == GiveUp("restarts are off (--max_restart 0)")
+
+
+def test_the_wait_doubles_up_to_the_longest():
+    policy = RestartPolicy(limit=1000, backoff=0.5, longest=30.0)
+    waits = [policy.decide(Exit(1), restarts).after for restarts in range(10)]
+    assert waits == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert policy.decide(Exit(1), 999).after == 30.0
+
+
+def test_even_a_million_restarts_have_a_wait():
+    assert RestartPolicy(limit=1_000_000).decide(Exit(1), 999_999).after == 30.0

@@ -1,0 +1,463 @@
+"""The supervisor over small real processes: whom it stops and restarts, when, and what it says at the end."""
+
+import signal
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from fleetrun.envs.contract import Mode
+from fleetrun.errors import ScriptNotExecutableError
+from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.status import Exit
+from tests.support.isolated import isolated
+from tests.support.pods import CARING, OBEDIENT, STUBBORN, Supervision
+from tests.support.waiting import ended, eventually
+
+ATTEMPT = '[ "$PADDLE_RESTART_COUNT" = {} ] || '
+"""Only in this attempt goes on with what follows: `ATTEMPT.format(0) + "exit 0; exit 3"`."""
+
+LEAVE_ON_GO = 'tell ready; while [ ! -e "$NOTES/go" ]; do sleep 0.005; done; exit {}'
+
+
+# ---- the end of a job
+
+
+def test_all_trainers_that_end_well_make_0(job):
+    supervision = job({"trainer.0": "exit 0", "trainer.1": "exit 0"})
+    result = supervision.run()
+    assert (result.code, result.cause, result.others, result.restarts) == (0, None, (), 0)
+    assert supervision.story == ["started trainer.0 trainer.1"]
+
+
+def test_a_job_goes_on_while_a_trainer_runs(job):
+    supervision = job({"trainer.0": "exit 0", "trainer.1": LEAVE_ON_GO.format(0)})
+    go = (supervision.folder / "go").touch
+    supervision.on("trainer.1 ready", lambda: supervision.once_ended("trainer.0", go))
+    assert supervision.run().code == 0
+    assert supervision.container("trainer.1").ended.exit.ok
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("exit 3", 3),
+        ("exit 255", 255),
+        ("exit 2", 2),
+        ("kill -KILL $$", 137),
+        ("kill -SEGV $$", 139),
+        ("kill -TERM $$", 143),
+    ],
+)
+def test_the_code_is_that_of_the_failure(job, script, code):
+    supervision = job({"trainer.0": script})
+    result = supervision.run()
+    assert result.code == code
+    assert result.cause.spec.name == "trainer.0"
+    assert result.cause.exit.shell_code == code
+
+
+def test_a_failure_stops_the_others_and_its_code_counts(job):
+    supervision = job({"trainer.0": OBEDIENT, "trainer.1": LEAVE_ON_GO.format(7), "trainer.2": OBEDIENT})
+    supervision.after({"trainer.0 ready": 1, "trainer.2 ready": 1}, (supervision.folder / "go").touch)
+    result = supervision.run()
+    assert (result.code, result.cause.spec.name, result.others) == (7, "trainer.1", ())
+    assert result.reason == "restarts are off (--max_restart 0)"
+    for name in ("trainer.0", "trainer.2"):
+        end = supervision.container(name).ended
+        assert (end.exit, end.asked) == (Exit(-signal.SIGTERM), signal.SIGTERM)
+
+
+def test_peers_may_clean_up_before_they_go(job):
+    supervision = job({"trainer.0": CARING, "trainer.1": LEAVE_ON_GO.format(7)})
+    supervision.on("trainer.0 ready", (supervision.folder / "go").touch)
+    assert supervision.run().code == 7
+    assert supervision.told("trainer.0 asked") == 1
+    assert supervision.container("trainer.0").ended.exit.ok
+
+
+def test_a_peer_that_ignores_sigterm_is_killed_after_stop_timeout(job):
+    supervision = job({"trainer.0": STUBBORN, "trainer.1": LEAVE_ON_GO.format(7)}, stop_timeout=0.05)
+    supervision.on("trainer.0 ready", (supervision.folder / "go").touch)
+    assert supervision.run().code == 7
+    assert supervision.container("trainer.0").ended.exit == Exit(-signal.SIGKILL)
+
+
+def test_the_first_to_fail_is_the_one_that_wrote_down_so(job):
+    """Rank 0 raises first and is slow to leave; rank 1 sees the broken connection and is out before it."""
+    record = (
+        r"""printf '{"message": {"message": "ValueError: first", "extraInfo": """
+        r"""{"py_callstack": "Traceback", "time_ns": 1000000000}}}' >"$ERROR_FILE"; tell wrote; """
+    )
+    slow = record + "trap 'exit 4' TERM; while :; do sleep 100 & wait; done"
+    supervision = job({"trainer.0": slow, "trainer.1": LEAVE_ON_GO.format(7)})
+    supervision.on("trainer.0 wrote", (supervision.folder / "go").touch)
+    result = supervision.run()
+    assert (result.code, result.cause.spec.name, result.cause.failed_at) == (4, "trainer.0", 1.0)
+    assert [each.spec.name for each in result.others] == ["trainer.1"]
+
+
+def test_the_cause_is_never_a_signal_of_our_own(job):
+    """It wrote that it had failed, hung on its way out, and had to be killed."""
+    record = (
+        r"""printf '{"message": {"message": "ValueError: first", "extraInfo": """
+        r"""{"py_callstack": "Traceback", "time_ns": 1000000000}}}' >"$ERROR_FILE"; """
+    )
+    supervision = job({"trainer.0": record + STUBBORN, "trainer.1": LEAVE_ON_GO.format(7)}, stop_timeout=0.05)
+    supervision.on("trainer.0 ready", (supervision.folder / "go").touch)
+    result = supervision.run()
+    assert (result.code, result.cause.spec.name) == (1, "trainer.0")
+
+
+def test_a_failed_leader_takes_its_group_with_it(job):
+    supervision = job({"trainer.0": 'sleep 100 & echo $! >"$NOTES/helper"; exit 3'})
+    assert supervision.run().code == 3
+    helper = int((supervision.folder / "helper").read_text())
+    eventually(lambda: ended(helper))
+
+
+# ---- collective: all or nothing
+
+
+def test_a_collective_job_restarts_whole(job):
+    supervision = job(
+        {
+            "trainer.0": 'tell "started in $PADDLE_RESTART_COUNT"; '
+            + ATTEMPT.format(0)
+            + "exit 0; "
+            + CARING,
+            "trainer.1": ATTEMPT.format(0) + "exit 0; " + LEAVE_ON_GO.format(7),
+        },
+        restarts=1,
+    )
+    supervision.on("trainer.0 ready", (supervision.folder / "go").touch)
+    result = supervision.run()
+    assert (result.code, result.restarts, result.cause) == (0, 1, None)
+    assert supervision.told("trainer.0 started in 0") == 1
+    assert supervision.told("trainer.0 started in 1") == 1
+    assert supervision.told("restarting trainer.0 trainer.1") == 1
+    assert "restart 1 of trainer 0" in supervision.log("trainer.0")
+    assert supervision.sweeps[0] == 0.0, "daemons of the first attempt are ended before the second"
+
+
+def test_those_that_had_ended_well_start_again_too(job):
+    supervision = job(
+        {
+            "trainer.0": "tell ran",
+            "trainer.1": ATTEMPT.format(0) + "exit 0; " + LEAVE_ON_GO.format(1),
+        },
+        restarts=1,
+    )
+    wait = {"trainer.0 ran": 1, "trainer.1 ready": 1}
+    supervision.after(wait, (supervision.folder / "go").touch)
+    assert supervision.run().code == 0
+    assert supervision.told("trainer.0 ran") == 2
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_so_many_restarts_and_not_one_more(job, limit):
+    supervision = job({"trainer.0": "tell ran; exit 5"}, restarts=limit)
+    result = supervision.run()
+    assert (result.code, result.restarts) == (5, limit)
+    assert supervision.told("trainer.0 ran") == limit + 1
+    assert [decision for _, decision in supervision.decisions[:-1]] == [
+        Restart(0.01 * 2 ** (number - 1) / 2 if number > 1 else 0.0, number, limit)
+        for number in range(1, limit + 1)
+    ]
+    assert isinstance(supervision.decisions[-1][1], GiveUp)
+
+
+def test_the_first_restart_is_at_once_and_the_wait_doubles(job):
+    supervision = job({"trainer.0": "exit 5"}, restarts=4, backoff=0.02)
+    supervision.run()
+    asked = [decision.after for _, decision in supervision.decisions[:-1]]
+    assert asked == [0.0, 0.02, 0.04, 0.08]
+    for (failed, decision), restarted in zip(
+        supervision.decisions[:-1], supervision.restarted_at, strict=True
+    ):
+        assert restarted - failed >= decision.after
+
+
+@pytest.mark.parametrize("code", [2, 126, 127])
+def test_what_cannot_heal_is_not_tried_again(job, code):
+    supervision = job({"trainer.0": f"tell ran; exit {code}"}, restarts=3)
+    result = supervision.run()
+    assert (result.code, result.restarts) == (code, 0)
+    assert supervision.told("trainer.0 ran") == 1
+
+
+# ---- parameter servers: only what failed
+
+
+def test_with_servers_only_what_failed_restarts(job):
+    supervision = job(
+        {
+            "ps.0": "trap 'exit 0' TERM; tell ready; while :; do sleep 100 & wait; done",
+            "trainer.0": 'tell ready; while [ ! -e "$NOTES/done" ]; do sleep 0.005; done',
+            "trainer.1": ATTEMPT.format(0) + 'touch "$NOTES/done"; '
+            + ATTEMPT.format(0) + "exit 0; " + LEAVE_ON_GO.format(9),
+        },
+        mode=Mode.PS,
+        restarts=2,
+    )  # fmt: skip
+    ready = {"ps.0 ready": 1, "trainer.0 ready": 1, "trainer.1 ready": 1}
+    supervision.after(ready, (supervision.folder / "go").touch)
+    supervision.on("leaving ps.0", lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0)))
+    result = supervision.run()
+    assert (result.code, result.restarts) == (0, 1)
+    assert supervision.told("restarting trainer.1") == 1
+    assert (supervision.told("ps.0 ready"), supervision.told("trainer.0 ready")) == (1, 1)
+
+
+def test_a_server_comes_back(job):
+    supervision = job(
+        {
+            "ps.0": ATTEMPT.format(1) + 'exit 9; touch "$NOTES/done"; exec sleep 100',
+            "trainer.0": 'while [ ! -e "$NOTES/done" ]; do sleep 0.005; done',
+        },
+        mode=Mode.PS,
+        restarts=1,
+    )
+    supervision.on("leaving ps.0", lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0)))
+    result = supervision.run()
+    assert (result.code, result.restarts) == (0, 1)
+    assert supervision.container("ps.0").restarts == 1
+    assert supervision.container("trainer.0").restarts == 0
+
+
+def test_servers_are_asked_to_stop_once_the_trainers_have_ended(job):
+    supervision = job({"ps.0": CARING, "ps.1": CARING, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+    supervision.after({"ps.0 ready": 1, "ps.1 ready": 1}, (supervision.folder / "go").touch)
+    supervision.on(
+        "leaving ps.0 ps.1", lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0))
+    )
+    assert supervision.run().code == 0
+    assert (supervision.told("ps.0 asked"), supervision.told("ps.1 asked")) == (1, 1)
+
+
+def test_servers_may_leave_by_themselves(job):
+    """Without being asked: the clock stands still as far as the supervisor's patience goes."""
+    server = 'tell ready; while [ ! -e "$NOTES/leave" ]; do sleep 0.005; done; exit 0'
+    supervision = job({"ps.0": server, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+    supervision.on("ps.0 ready", (supervision.folder / "go").touch)
+    supervision.on("leaving ps.0", (supervision.folder / "leave").touch)
+    assert supervision.run().code == 0
+    assert supervision.container("ps.0").ended.exit.ok
+
+
+def test_how_servers_end_after_the_trainers_does_not_count(job):
+    server = "trap 'exit 6' TERM; tell ready; while :; do sleep 100 & wait; done"
+    supervision = job({"ps.0": server, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+    supervision.on("ps.0 ready", (supervision.folder / "go").touch)
+    supervision.on("leaving ps.0", lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0)))
+    result = supervision.run()
+    assert (result.code, result.cause) == (0, None)
+
+
+def test_nor_how_they_end_before_they_are_asked(job):
+    server = 'tell ready; while [ ! -e "$NOTES/leave" ]; do sleep 0.005; done; exit 6'
+    supervision = job({"ps.0": server, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+    supervision.on("ps.0 ready", (supervision.folder / "go").touch)
+    supervision.on("leaving ps.0", (supervision.folder / "leave").touch)
+    result = supervision.run()
+    assert (result.code, result.cause) == (0, None)
+    assert supervision.container("ps.0").ended.exit == Exit(6)
+
+
+def daemons_of_what_restarts_are_ended():
+    """They hide in a session of their own; those of the others are left alone."""
+    daemon = "setsid sh -c 'echo $$ >\"$NOTES/daemon.$NAME\"; exec sleep 100' & "
+    written = 'while [ ! -s "$NOTES/daemon.$NAME" ]; do sleep 0.005; done; '
+    with TemporaryDirectory() as folder:
+        supervision = Supervision(
+            Path(folder),
+            {
+                "ps.0": daemon + written + OBEDIENT,
+                "trainer.0": ATTEMPT.format(0) + "exit 0; " + daemon + written + LEAVE_ON_GO.format(3),
+            },
+            mode=Mode.PS,
+            restarts=1,
+        )
+
+        def look():
+            trainers, servers = (
+                int((supervision.folder / f"daemon.{name}.0").read_text()) for name in ("trainer", "ps")
+            )
+            eventually(lambda: ended(trainers))
+            assert not ended(servers)
+
+        both = {"ps.0 ready": 1, "trainer.0 ready": 1}
+        supervision.after(both, (supervision.folder / "go").touch)
+        supervision.on("restarting trainer.0", look)
+        supervision.on(
+            "leaving ps.0", lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0))
+        )
+        assert supervision.run().code == 0
+        assert supervision.told("restarting trainer.0") == 1
+
+
+def test_daemons_of_what_restarts_are_ended():
+    isolated(daemons_of_what_restarts_are_ended)
+
+
+def test_a_server_that_ends_with_0_while_trainers_run_is_a_failure_after_a_moment(job):
+    supervision = job({"ps.0": "exit 0", "trainer.0": OBEDIENT}, mode=Mode.PS)
+    supervision.on(
+        "trainer.0 ready", lambda: supervision.once_ended("ps.0", lambda: supervision.clock.advance(1.0))
+    )
+    result = supervision.run()
+    assert (result.code, result.cause.spec.name) == (1, "ps.0")
+    assert result.cause.exit.ok
+
+
+def test_a_server_that_ends_with_0_just_before_its_trainers_is_none(job):
+    supervision = job({"ps.0": "exit 0", "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+    go = (supervision.folder / "go").touch
+    supervision.on("trainer.0 ready", lambda: supervision.once_ended("ps.0", go))
+    assert supervision.run().code == 0
+
+
+def test_a_dismissed_server_may_be_gone_long_before_its_trainers(job):
+    dismissed = """printf '{"dismissed": true}' >"$ERROR_FILE"; exit 0"""
+    supervision = job({"ps.0": dismissed, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+
+    def go_on_later():
+        supervision.clock.advance(20.0)
+        supervision.loop.after(0.0, (supervision.folder / "go").touch)
+
+    supervision.on("trainer.0 ready", lambda: supervision.once_ended("ps.0", go_on_later))
+    result = supervision.run()
+    assert (result.code, result.cause) == (0, None)
+
+
+def test_trainers_stop_before_their_servers(job):
+    trainer = "trap 'kill $!; tell asked; exit 0' TERM; sleep 100 & tell ready; wait"
+    supervision = job({"ps.0": CARING, "trainer.0": trainer, "trainer.1": OBEDIENT}, mode=Mode.PS)
+    ready = {"ps.0 ready": 1, "trainer.0 ready": 1, "trainer.1 ready": 1}
+    supervision.after(ready, lambda: supervision.supervisor.interrupt(signal.SIGTERM))
+    assert supervision.run().code == 143
+    asked = [line for line in supervision.story if line.endswith("asked")]
+    assert asked == ["trainer.0 asked", "ps.0 asked"]
+
+
+# ---- from outside
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_the_job_with_its_own_code(job, number, code):
+    supervision = job({"trainer.0": CARING, "trainer.1": OBEDIENT}, restarts=3)
+    ready = {"trainer.0 ready": 1, "trainer.1 ready": 1}
+    supervision.after(ready, lambda: supervision.supervisor.interrupt(number))
+    result = supervision.run()
+    assert (result.code, result.cause, result.restarts) == (code, None, 0)
+    assert supervision.told("trainer.0 asked") == 1
+    assert f"ending: got {number.name}" in supervision.story
+
+
+def test_the_second_ctrl_c_kills(job):
+    supervision = job({"trainer.0": STUBBORN, "ps.0": STUBBORN}, mode=Mode.PS)
+
+    def twice():
+        supervision.supervisor.interrupt(signal.SIGINT)
+        supervision.supervisor.interrupt(signal.SIGINT)
+
+    supervision.after({"trainer.0 ready": 1, "ps.0 ready": 1}, twice)
+    assert supervision.run().code == 130
+    for name in ("trainer.0", "ps.0"):
+        assert supervision.container(name).ended.exit == Exit(-signal.SIGKILL)
+
+
+def test_a_signal_during_the_wait_for_a_restart_starts_nothing(job):
+    """Not even what would have been due before the last of the others has gone."""
+    supervision = job(
+        {"ps.0": STUBBORN, "trainer.0": LEAVE_ON_GO.format(5)},
+        mode=Mode.PS,
+        restarts=3,
+        backoff=0.01,
+        stop_timeout=0.1,
+    )
+    first = iter([lambda: None, lambda: supervision.loop.after(0, interrupt)])
+
+    def interrupt():
+        supervision.supervisor.interrupt(signal.SIGTERM)
+
+    supervision.after({"ps.0 ready": 1, "trainer.0 ready": 1}, (supervision.folder / "go").touch)
+    supervision.on("trainer.0 exited with code 5", lambda: next(first)())
+    assert supervision.run().code == 143
+    assert supervision.told("started trainer.0") == 1
+
+
+def test_a_job_that_takes_too_long_ends_with_124(job):
+    supervision = job({"trainer.0": CARING}, timeout=10.0)
+    supervision.on("trainer.0 ready", lambda: supervision.clock.advance(10.0))
+    result = supervision.run()
+    assert (result.code, result.reason) == (124, "the job took longer than --timeout 10 s")
+    assert supervision.told("trainer.0 asked") == 1
+
+
+def test_a_lost_guard_ends_everything_at_once(job):
+    supervision = job({"trainer.0": STUBBORN})
+    supervision.on("trainer.0 ready", lambda: supervision.supervisor.guard_lost())
+    assert supervision.run().code == 125
+    eventually(lambda: ended(supervision.container("trainer.0").process.pid))
+
+
+def test_a_process_that_cannot_be_started_ends_what_had_started(job, tmp_path):
+    supervision = job({"trainer.0": STUBBORN, "trainer.1": tmp_path})
+    with pytest.raises(ScriptNotExecutableError):
+        supervision.run()
+    eventually(lambda: ended(supervision.container("trainer.0").process.pid))
+    assert supervision.sweeps == [0.0]
+
+
+# ---- the hook
+
+
+def test_the_hook_runs_to_its_end_before_each_start(job):
+    supervision = job(
+        {"trainer.0": 'tell "ran after $(cat "$NOTES/hooks")"; ' + ATTEMPT.format(1) + "exit 3; exit 0"},
+        hook='printf x >>"$NOTES/hooks"',
+        restarts=1,
+    )
+    result = supervision.run()
+    assert (result.code, result.restarts) == (0, 1)
+    assert [line for line in supervision.story if " ran after " in line] == [
+        "trainer.0 ran after x", "trainer.0 ran after xx"
+    ]  # fmt: skip
+
+
+def test_a_hook_that_fails_is_a_failure_and_nothing_starts(job):
+    supervision = job({"trainer.0": "tell ran"}, hook="tell hook; exit 4", restarts=2)
+    result = supervision.run()
+    assert (result.code, result.cause.spec.name, result.restarts) == (4, "pre_hook", 2)
+    assert (supervision.told("pre_hook hook"), supervision.told("trainer.0 ran")) == (3, 0)
+
+
+def test_one_hook_at_a_time(job):
+    """With servers, a second failure may come while the hook of the first still runs."""
+    hook = (
+        'mkdir "$NOTES/in" || { tell together; exit 1; }; tell "begins $PADDLE_RESTART_COUNT"; '
+        '[ "$PADDLE_RESTART_COUNT" = 0 ] || while [ ! -e "$NOTES/second" ]; do sleep 0.005; done; '
+        'rmdir "$NOTES/in"'
+    )
+    supervision = job(
+        {
+            "ps.0": "exec sleep 100",
+            "trainer.0": ATTEMPT.format(0) + "exit 0; exit 3",
+            "trainer.1": ATTEMPT.format(0)
+            + 'exit 0; while [ ! -e "$NOTES/first" ]; do sleep 0.005; done; exit 4',
+        },
+        mode=Mode.PS,
+        restarts=5,
+        hook=hook,
+    )
+    supervision.on("pre_hook begins 1", (supervision.folder / "first").touch)
+    second = (supervision.folder / "second").touch
+    supervision.on("restarting trainer.1", lambda: supervision.loop.after(0, second))
+    supervision.on("leaving ps.0", lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0)))
+    assert supervision.run().code == 0
+    assert supervision.told("pre_hook together") == 0
+    assert supervision.container("trainer.0").restarts == 1
+    assert supervision.container("trainer.1").restarts == 1

@@ -1,0 +1,33 @@
+"""Cases that must not run in the process of the tests: they reap, kill or move whatever is below them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_RUN = """
+from fleetrun.pod.linux import become_subreaper
+become_subreaper()
+from fleetrun.pod.process import end_descendants
+from {module} import {name}
+try:
+    {name}({arguments})
+finally:
+    end_descendants(0.0)
+"""
+
+
+def isolated(case: Callable[..., None], *arguments: str | int) -> str:
+    """Run a function of a test module in a process of its own, a sub-reaper; return what it printed.
+
+    Raises AssertionError with its traceback when it fails.
+    """
+    code = _RUN.format(module=case.__module__, name=case.__name__, arguments=", ".join(map(repr, arguments)))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
