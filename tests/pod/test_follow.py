@@ -344,6 +344,7 @@ def test_a_log_is_bounded_though_nobody_reads_the_console(watched):
     trimmed = seen.watch._trimmers[path]
     seen.loop.after(0.0, lambda: look_until(seen, child, trimmed))
     seen.loop.run()
+    child.communicate()
     assert trimmed.trimmed > 1 << 20
     assert seen.text["a.log"] == b""
 
