@@ -23,7 +23,7 @@ from fleetrun.envs.contract import Role
 from fleetrun.envs.network import LOOPBACK, Ports, is_this_host, split_endpoint
 from fleetrun.envs.settings import LaunchSettings, Resolved
 from fleetrun.envs.settings import banner as banner_rows
-from fleetrun.errors import UsageError
+from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod import cgroup, logfiles, program
 from fleetrun.pod.follow import Watch
 from fleetrun.pod.gpulog import GpuLog
@@ -38,6 +38,9 @@ from fleetrun.pod.signals import Signals
 from fleetrun.pod.spec import PodSpec
 from fleetrun.pod.supervisor import Supervisor
 
+_WIDE = 100  # columns of a report that goes to no terminal
+_STAMP = 36  # columns of `LAUNCH INFO 2022-05-18 11:27:17,761 `
+
 
 def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
     """Launch; return the exit code. Raises LaunchError for what cannot be started.
@@ -51,14 +54,13 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
     hurry = _hurry(signals, guard)
     try:
         _check_program(settings)
-        if not settings.dry_run:
-            logfiles.make_log_dir(Path(settings.log_dir))
         for notice in resolved.notices:
             console.warning(notice)
-        spec = _plan(settings, console, ports, os.environ)
+        spec = _plan(resolved, console, ports, os.environ)
         if settings.dry_run:
             _print_plan(settings, spec)
             return 0
+        logfiles.make_log_dir(Path(settings.log_dir))
         _announce(resolved, spec, console)
         result = _supervise(settings, spec, console, signals, guard, hurry)
         _conclude(result, spec, console)
@@ -78,6 +80,12 @@ def _hurry(signals: Signals, guard: Guard) -> select.epoll:
 
 
 def _check_program(settings: LaunchSettings) -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the current directory does not exist any more", hint="Try `cd .` or another."
+        ) from None
     if settings.module:
         program.check_module(settings.script)
     elif settings.script.endswith(".py") and not settings.no_python:
@@ -86,15 +94,31 @@ def _check_program(settings: LaunchSettings) -> None:
         program.check_program(command(settings)[0], os.environ.get("PATH", os.defpath))
 
 
-def _plan(settings: LaunchSettings, console: Console, ports: Ports, environ: Mapping[str, str]) -> PodSpec:
-    host = _host(settings, console, environ)
+def _plan(resolved: Resolved, console: Console, ports: Ports, environ: Mapping[str, str]) -> PodSpec:
+    settings = resolved.settings
+    host = _host(resolved, console, environ)
     members = topology.build(settings, host, lambda port: ports.any() if port is None else ports.fixed(port))
     pod = "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(6))
-    return pod_spec(settings, members, pod=pod, cores=host.cores, environ=environ)
+    spec = pod_spec(settings, members, pod=pod, cores=host.cores, environ=environ)
+    _check_followed(settings, spec)
+    return spec
 
 
-def _host(settings: LaunchSettings, console: Console, environ: Mapping[str, str]) -> topology.Host:
+def _check_followed(settings: LaunchSettings, spec: PodSpec) -> None:
+    """Raises UsageError for a process that --follow names and that there is not."""
+    if {role for role, _ in settings.follow} == set(Role):  # all
+        return
+    for role, numbers in settings.follow:
+        there = [each.index for each in spec.containers if each.role is role]
+        missing = [number for number in numbers or there[:1] or (0,) if number not in there]
+        if missing:
+            have = f"there are {role}:0 to {role}:{len(there) - 1}" if there else f"this job has no {role}"
+            raise UsageError(f"--follow {role}:{missing[0]}: there is no such process; {have}")
+
+
+def _host(resolved: Resolved, console: Console, environ: Mapping[str, str]) -> topology.Host:
     """This machine. Raises UsageError for hosts that are another, and devices that are not there."""
+    settings = resolved.settings
     address = settings.host or (settings.ips[0] if settings.ips else LOOPBACK)
     stages = tuple(endpoint for stage in settings.heter_workers for endpoint in stage)
     endpoints = (*settings.servers, *settings.trainers, *stages, *settings.coordinators)
@@ -107,7 +131,8 @@ def _host(settings: LaunchSettings, console: Console, environ: Mapping[str, str]
     found = devices.detect(settings.device_kind, environ)
     if settings.devices and not found.ids:
         console.warning(
-            f"--devices {','.join(settings.devices)}: there is no {settings.device_kind.upper()} here; "
+            f"{resolved.origins['devices']} {','.join(settings.devices)}: "
+            f"there is no {settings.device_kind.upper()} here; "
             "computing on CPUs (Gloo)"
         )
     chosen = devices.choose(settings.devices, found) if found.ids else ()
@@ -122,11 +147,18 @@ def _host(settings: LaunchSettings, console: Console, environ: Mapping[str, str]
 
 def _print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
     text = plan.as_json(spec, os.environ) if settings.json else "\n".join(plan.as_text(spec, os.environ))
-    sys.stdout.write(text + "\n")
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise LaunchError(f"the plan could not be written: {error.strerror}") from None
 
 
 def _announce(resolved: Resolved, spec: PodSpec, console: Console) -> None:
-    for line in banner.configuration(banner_rows(resolved)):
+    columns = terminal_columns() or _WIDE
+    for line in banner.configuration(banner_rows(resolved), rule=min(50, columns - _STAMP)):
         console.info(line)
     console.info(banner.job_line(job_spec(resolved.settings)))
     console.info(banner.pod_line("Run", spec, "ready"))
@@ -146,9 +178,7 @@ def _supervise(
 ) -> JobResult:
     pod = _prepared(settings, spec)
     loop = Loop()
-    watch = Watch(loop, spec.log_dir, lambda: console.out.room)
-    console.attach(loop, watch.go_on)
-    _choose_logs(settings, spec, console, watch)
+    watch = _watch(settings, spec, console, loop)
     supervisor = Supervisor(
         pod,
         loop,
@@ -159,7 +189,14 @@ def _supervise(
     )
 
     def signalled() -> None:
-        dispatch(signals.read(), pod, interrupt=supervisor.interrupt, written=watch.told, say=console.info)
+        dispatch(
+            signals.read(),
+            pod,
+            interrupt=supervisor.interrupt,
+            written=watch.told,
+            resumed=loop.postpone,
+            say=console.info,
+        )
 
     loop.add(signals.fileno(), signalled)
     loop.add(guard.fileno(), partial(_guard_lost, loop, supervisor, guard))
@@ -175,7 +212,7 @@ def _supervise(
 def _prepared(settings: LaunchSettings, spec: PodSpec) -> Pod:
     """The pod, and its log files in place."""
     if settings.log_overwrite:
-        logfiles.remove_earlier(spec.log_dir, spec.job_id, Role)
+        logfiles.remove_earlier(spec.log_dir, spec.job_id)
     pod = Pod(spec)
     pod.prepare()
     logfiles.point_latest(spec.log_dir, spec.name, [(each.name, each.log) for each in spec.containers])
@@ -196,8 +233,10 @@ def _warn_of_unbounded(watch: Watch, console: Console) -> None:
         )
 
 
-def _choose_logs(settings: LaunchSettings, spec: PodSpec, console: Console, watch: Watch) -> None:
+def _watch(settings: LaunchSettings, spec: PodSpec, console: Console, loop: Loop) -> Watch:
     """What the console follows: one container as it is, several with their names before each line."""
+    watch = Watch(loop, spec.log_dir, lambda: console.out.room)
+    console.attach(loop, watch.go_on)
     followed = [
         each
         for each in spec.containers
@@ -209,10 +248,11 @@ def _choose_logs(settings: LaunchSettings, spec: PodSpec, console: Console, watc
     widest = max((len(each.name) for each in followed), default=0)
     for number, each in enumerate(followed):
         label = console.label(each.name, widest, number) if len(followed) > 1 else b""
-        watch.follow(each.log, partial(console.show, label))
+        watch.follow(each.log, partial(console.show, label), live=not label)
     if settings.log_rotate is not None:
         for each in spec.containers:
             watch.bound(each.log, settings.log_rotate)
+    return watch
 
 
 def _conclude(result: JobResult, spec: PodSpec, console: Console) -> None:
@@ -220,7 +260,9 @@ def _conclude(result: JobResult, spec: PodSpec, console: Console) -> None:
         console.warning(f"{result.strays} processes that had left their container were ended with the job")
     if result.cause is not None:
         tail = read_tail(result.cause.spec.log)
-        lines = report(result, tail, width=terminal_columns() or 100, log_full=logfiles.is_full(spec.log_dir))
+        lines = report(
+            result, tail, width=terminal_columns() or _WIDE, log_full=logfiles.is_full(spec.log_dir)
+        )
         console.block(lines, level="ERROR")
     if result.code == 0:
         restarts = f", {restarts_in_words(result.restarts)}" if result.restarts else ""

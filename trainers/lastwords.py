@@ -71,6 +71,7 @@ def leave_dismissed() -> None:
 def _write(path: Path, text: str) -> None:
     try:
         aside = path.with_name(f"{path.name}.{os.getpid()}")
+        aside.touch(mode=0o600)  # a traceback may hold values that are nobody else's business
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)  # the launcher never reads half a file
     except OSError as problem:

@@ -13,11 +13,11 @@ from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 _TABLE_WIDTH = 89
 
 
-def configuration(rows: Sequence[tuple[str, str, str | None]]) -> list[str]:
-    """One line per setting; what is not a default says where it comes from."""
-    lines = ["-----------  Configuration  ----------------------"]
+def configuration(rows: Sequence[tuple[str, str, str | None]], *, rule: int = 50) -> list[str]:
+    """One line per setting; what is not a default says where it comes from. `rule`: width of the rules."""
+    lines = ["-----------  Configuration  ----------------------"[:rule]]
     lines += [f"{name}: {value}" + (f"  (from {origin})" if origin else "") for name, value, origin in rows]
-    lines.append("-" * 50)
+    lines.append("-" * rule)
     return lines
 
 

@@ -91,9 +91,6 @@ class Console:
     def paint(self, text: str, colour: str) -> str:
         return f"{colour}{text}{_RESET}" if self._colour and colour else text
 
-    def bold_red(self, text: str) -> str:
-        return self.paint(text, _BOLD + _RED)
-
     def label(self, name: str, width: int, number: int) -> bytes:
         """The head of a followed line: `trainer.1 | `."""
         return self.paint(f"{name:<{width}} |", _LABEL_COLOURS[number % len(_LABEL_COLOURS)]).encode() + b" "

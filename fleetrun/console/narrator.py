@@ -7,8 +7,9 @@ from collections.abc import Callable
 from fleetrun.console import banner, report
 from fleetrun.console.console import Console
 from fleetrun.console.tail import read_tail
-from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.container import Container
+from fleetrun.pod.restarts import GiveUp
+from fleetrun.pod.result import Failure
 from fleetrun.pod.spec import PodSpec
 
 
@@ -31,16 +32,23 @@ class Narrator:
             if each.process is not None:
                 self._console.debug(f"{each.spec.title}: pid {each.process.pid}, log {each.spec.log}")
 
-    def failed(self, ended: Ended, decision: Restart | GiveUp) -> None:
-        if isinstance(decision, GiveUp):
-            return  # the report says it all, in a moment
+    def failed(self, failure: Failure) -> None:
+        ended, decision = failure.ended, failure.decision
+        if isinstance(decision, GiveUp) and not failure.alive:
+            return  # the report comes at once and says it all
         self._catch_up()
+        said = [report.one_line(ended, read_tail(ended.spec.log))]
+        said += [f"{spec.title} had failed before: {record.message}" for spec, record in failure.earlier]
+        said.append(self._answer(failure))
+        self._console.error("; ".join(said))
+
+    def _answer(self, failure: Failure) -> str:
+        spec, decision = failure.ended.spec, failure.decision
+        if isinstance(decision, GiveUp):
+            return f"stopping the {failure.alive} processes that still run"
         when = "now" if decision.after == 0 else f"in {decision.after:g} s"
-        what = ended.spec.title if self._spec.mode.has_servers else "all processes"
-        self._console.error(
-            f"{report.one_line(ended, read_tail(ended.spec.log))}; "
-            f"restart {decision.number} of {decision.limit} of {what} {when}; log {ended.spec.log}"
-        )
+        what = spec.title if self._spec.mode.has_servers else "all processes"
+        return f"restart {decision.number} of {decision.limit} of {what} {when}; log {spec.log}"
 
     def restarting(self, containers: list[Container]) -> None:
         self._console.debug(f"restarting {', '.join(each.spec.title for each in containers)}")
@@ -49,4 +57,4 @@ class Narrator:
         self._console.debug(f"all trainers ended; waiting for {', '.join(each.spec.title for each in rest)}")
 
     def ending(self, why: str) -> None:
-        self._console.warning(f"{why}; stopping the job")
+        self._console.warning(why)

@@ -36,6 +36,7 @@ class Sink:
         """From now on the loop writes what has to wait, and `emptied` is called when all of it is out."""
         self._loop = loop
         self._emptied = emptied
+        self._arm(bool(self._waiting) and not self.closed)
 
     @property
     def room(self) -> bool:

@@ -51,6 +51,10 @@ class Ports:
         taken = self._try(port)
         if isinstance(taken, int):
             return taken
+        if taken == os.strerror(errno.EACCES):
+            raise PortError(
+                f"port {port} may not be used by this user: {taken}", hint="Choose one above 1023."
+            )
         raise PortError(f"port {port} is taken: {_holder(port) or taken}")
 
     def close(self) -> None:

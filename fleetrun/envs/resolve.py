@@ -90,6 +90,9 @@ def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], l
     if machines.on_paddle_cloud(environ):
         return environ, []
     left = [name for name in _LEFTOVERS if environ.get(name)]
+    left += (
+        ["WORLD_SIZE"] if environ.get("WORLD_SIZE", "1") not in ("", "1") else []
+    )  # of a scheduler's script
     return environ, [f"{name} is set, perhaps by another launcher; it is not used" for name in left]
 
 

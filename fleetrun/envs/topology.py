@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role
 from fleetrun.envs.network import join_endpoint, split_endpoint
 from fleetrun.envs.settings import LaunchSettings
-from fleetrun.errors import UsageError
+from fleetrun.errors import PortError, UsageError
+
+PADDLES_GLOO_PORT = 6767
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,13 @@ def _gloo(settings: LaunchSettings, ports: _PortPlan, servers: tuple[str, ...]) 
     without.
     """
     wanted = settings.http_port or (settings.gloo_port if settings.servers else None)
-    endpoint = join_endpoint(split_endpoint(servers[0])[0], ports.one(wanted))
+    try:
+        port = ports.one(wanted)
+    except PortError:
+        if wanted != PADDLES_GLOO_PORT:  # asked for by name
+            raise
+        port = ports.one()
+    endpoint = join_endpoint(split_endpoint(servers[0])[0], port)
     return Gloo(
         endpoint=endpoint,
         fs_path=f"/tmp/fleetrun-gloo-{split_endpoint(endpoint)[1]}",

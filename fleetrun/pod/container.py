@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -72,11 +73,12 @@ class Container:
     def start(self) -> Process:
         """Raises what `Process.spawn` raises; the container is FAILED then."""
         if self.spec.error_file is not None:
-            self.spec.error_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the script may have done anything to its log directory
+                self.spec.error_file.unlink(missing_ok=True)
         output = logfiles.open_log(self.spec.log)
         try:
             if self.restarts:
-                logfiles.mark(output, f"restart {self.restarts} of {self.spec.title}")
+                logfiles.mark(self.spec.log, f"restart {self.restarts} of {self.spec.title}")
             self._started = self._wall()
             self._asked = None
             self.process = Process.spawn(self.spec.argv, self.spec.environment(self.restarts), output)
@@ -119,9 +121,14 @@ class Container:
             out_of_memory=exit.code == -9 and self._asked is None and out_of_memory(process.pid),
         )
         if self.ended.dismissed and self.spec.error_file is not None:
-            self.spec.error_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.spec.error_file.unlink(missing_ok=True)
         self._to(Status.COMPLETED if exit.ok else Status.FAILED)
         return self.ended
+
+    def record(self) -> ErrorRecord | None:
+        """What the process has written of its own failure so far, in this attempt."""
+        return read_error(self.spec.error_file)
 
     def renew(self) -> None:
         """Make ready for another attempt, if there has been one."""

@@ -25,11 +25,15 @@ Emit = Callable[[bytes], None]
 
 
 class Follower:
-    """One file. `emit` gets whole lines, newline included."""
+    """One file. `emit` gets whole lines, newline included.
 
-    def __init__(self, path: Path, emit: Emit) -> None:
+    With `live`, also what ends in a carriage return: progress bars move, where no label stands before them.
+    """
+
+    def __init__(self, path: Path, emit: Emit, *, live: bool = False) -> None:
         self.path = path
         self._emit = emit
+        self._live = live
         self._fd: int | None = None
         self.offset = 0
         self._partial = b""
@@ -40,6 +44,9 @@ class Follower:
         if not data:
             return False
         lines, newline, rest = (self._partial + data).rpartition(b"\n")
+        if self._live and b"\r" in rest:
+            moved, end, rest = rest.rpartition(b"\r")
+            lines, newline = lines + newline + moved, end
         if len(rest) > _LONGEST_LINE:  # no line, but what else should a reader be shown
             lines, newline, rest = lines + newline + rest, b"\n", b""
         self._partial = rest
@@ -108,8 +115,8 @@ class Watch:
         self._rest = _REST
         self._timer: Timer | None = None
 
-    def follow(self, path: Path, emit: Emit) -> None:
-        self._followers[path] = Follower(path, emit)
+    def follow(self, path: Path, emit: Emit, *, live: bool = False) -> None:
+        self._followers[path] = Follower(path, emit, live=live)
 
     def bound(self, path: Path, keep: int) -> None:
         self._trimmers[path] = Trimmer(path, keep)

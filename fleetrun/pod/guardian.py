@@ -14,6 +14,7 @@ and not twice.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -70,6 +71,9 @@ def guarded(work: Callable[[Signals, Guard], int]) -> int:
     Returns in the guard only.
     """
     numbers = governed()
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # ignored, the kernel would reap the launcher and tell nobody
     linux.become_subreaper()
     signal.pthread_sigmask(
         signal.SIG_BLOCK, numbers | {signal.SIGCHLD}
@@ -129,7 +133,8 @@ def _guard(launcher: int, numbers: set[int]) -> int:
             handed_on.add(number)
             if number == signal.SIGCONT:
                 handed_on.discard(signal.SIGTSTP)
-            os.kill(launcher, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(launcher, number)
             continue
         pid, status = os.waitpid(launcher, os.WNOHANG | os.WUNTRACED)
         if pid == 0:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 from fleetrun.pod.pod import Pod
@@ -20,11 +21,13 @@ def dispatch(
     *,
     interrupt: Callable[[int], None],
     written: Callable[[], None],
+    resumed: Callable[[float], None],
     say: Callable[[str], None],
 ) -> None:
     """Act on signals in the order in which they came.
 
-    `interrupt` gets those that mean: end. `written` is called when a log was written to.
+    `interrupt` gets those that mean: end. `written` is called when a log was written to, `resumed` with the
+    seconds for which the job had been stopped.
     """
     for position, number in enumerate(numbers):
         if number in (signal.SIGCHLD, signal.SIGIO):
@@ -35,7 +38,7 @@ def dispatch(
             continue  # it was called off before it could be followed
         elif number == signal.SIGTSTP:
             say("stopping all processes; `fg` continues them")
-            suspend()
+            resumed(suspend())
         elif number != signal.SIGCONT:
             interrupt(number)
     if signal.SIGCHLD in numbers:
@@ -61,14 +64,17 @@ def pass_on(pod: Pod, number: int) -> str:
     return f"{text}; no handler for it in {', '.join(spared)}" if spared else text
 
 
-def suspend() -> None:
-    """Ctrl-Z: stop every process of the job, then this one. Returns when it is continued, and they are too.
+def suspend() -> float:
+    """Ctrl-Z: stop every process of the job, then this one. Returns when it is continued, and they are too:
+    for how many seconds they stood still.
 
     SIGSTOP, because the kernel does not deliver SIGTSTP to the sessions that the containers lead.
     """
+    began = time.monotonic()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     signal_all(descendants(), signal.SIGSTOP)
     if signal.SIGCONT not in signal.sigpending():  # else nobody would continue this process again
         os.kill(os.getpid(), signal.SIGSTOP)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCONT})
     signal_all(descendants(), signal.SIGCONT)
+    return time.monotonic() - began

@@ -41,6 +41,11 @@ class Ladder:
             self._signal(signal.SIGCONT)  # a stopped process would not see its SIGTERM
             self._timer = self._loop.after(self._grace, lambda: self._signal(signal.SIGKILL))
 
+    def abandon(self) -> None:
+        """Another ladder takes over."""
+        self._cancel()
+        self._then = None
+
     def kill(self) -> None:
         """No more patience: SIGKILL to everything at once."""
         self._cancel()

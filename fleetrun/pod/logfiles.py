@@ -14,9 +14,10 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod import linux
 
@@ -48,13 +49,16 @@ _HINTS = {
 }
 
 
-def mark(fd: int, text: str) -> None:
-    """A line of fleetrun's own in a log. A full disk must not stop a restart, so a failure to write is let
-    go.
+def mark(path: Path, text: str) -> None:
+    """A line of fleetrun's own in a log, after what the last attempt left unfinished.
+
+    A full disk must not stop a restart, so a failure to write is let go.
     """
-    line = f"--- fleetrun: {text}, {time.strftime('%Y-%m-%d %H:%M:%S')} ---\n"
-    with contextlib.suppress(OSError):
-        os.write(fd, line.encode())
+    with contextlib.suppress(OSError), path.open("r+b") as log:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(0, size - 1))
+        begin = "" if log.read(1) in (b"", b"\n") else "\n"
+        log.write(f"{begin}--- fleetrun: {text}, {time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
 
 
 def make_log_dir(path: Path) -> None:
@@ -87,19 +91,18 @@ def log_path(log_dir: Path, job: str, pod: str, role: str, index: int) -> Path:
     return log_dir / f"{job}.{pod}.{role}.{index}.log"
 
 
-def remove_earlier(log_dir: Path, job: str, roles: Iterable[str]) -> None:
-    """`--log_overwrite`: delete the logs of earlier runs of this job, but not those that a process still
-    writes.
-    """
-    for role in roles:
-        for path in log_dir.glob(f"{_literal(job)}.??????.{role}.*.log"):
-            with contextlib.suppress(OSError):
-                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
-                finally:
-                    os.close(fd)
+def remove_earlier(log_dir: Path, job: str) -> None:
+    """`--log_overwrite`: delete the logs of earlier runs of this job that no process writes any more."""
+    kinds = [*(f"{role}.*" for role in Role), "pre_hook.*", "gpu"]
+    for path in (each for kind in kinds for each in log_dir.glob(f"{_literal(job)}.??????.{kind}.log")):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                path.with_suffix(".error.json").unlink(missing_ok=True)
+            finally:
+                os.close(fd)
 
 
 def _literal(text: str) -> str:

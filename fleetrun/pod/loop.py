@@ -62,6 +62,10 @@ class Loop:
         heapq.heappush(self._timers, (self.clock() + seconds, next(self._sequence), timer))
         return timer
 
+    def postpone(self, seconds: float) -> None:
+        """Every deadline comes so much later: for the time that this process was stopped."""
+        self._timers = [(when + seconds, number, timer) for when, number, timer in self._timers]
+
     def stop(self) -> None:
         self._running = False
 

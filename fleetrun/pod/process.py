@@ -176,8 +176,12 @@ def kill_marked(mark: str) -> None:
     wanted = mark.encode()
     for pid in descendants():
         with contextlib.suppress(OSError):
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
+            pidfd = os.pidfd_open(pid)  # before the look: what is killed is what was looked at
+            try:
+                if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)
 
 
 def signal_all(pids: Sequence[int], number: int) -> None:

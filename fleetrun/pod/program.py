@@ -25,11 +25,12 @@ def check_module(module: str) -> None:
     from importlib.util import find_spec
 
     top = module.partition(".")[0]
+    here = os.path.curdir
     if not top.isidentifier() or top == "__main__":
         raise ScriptNotFoundError(
             f"-m {module}: that is not the name of a module", hint="Without -m it is a file."
         )
-    if PathFinder.find_spec(top, [str(Path.cwd())]) is None and find_spec(top) is None:
+    if PathFinder.find_spec(top, [here]) is None and find_spec(top) is None:
         raise ScriptNotFoundError(
             f"there is no module {top}", hint="Modules are looked for from the current directory."
         )

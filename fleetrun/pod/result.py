@@ -6,9 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleetrun.pod.container import Ended
+from fleetrun.pod.errorfile import ErrorRecord
+from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.spec import ContainerSpec
 
 TIMEOUT = 124
 LOST_GUARD = 125
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failure as it happens, and what is done about it.
+
+    `earlier` are processes that wrote down a failure before this one and have not ended yet; `alive` counts
+    those that are still running.
+    """
+
+    ended: Ended
+    decision: Restart | GiveUp
+    earlier: tuple[tuple[ContainerSpec, ErrorRecord], ...] = ()
+    alive: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

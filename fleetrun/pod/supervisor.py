@@ -13,7 +13,9 @@ timeout                                                       128 + n, 124
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Callable
 from enum import Enum, auto
 from functools import partial
@@ -28,7 +30,7 @@ from fleetrun.pod.oom import OomWatch
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.process import end_descendants, kill_marked
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
-from fleetrun.pod.result import LOST_GUARD, TIMEOUT, JobResult, code_of, first_failure
+from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Failure, JobResult, code_of, first_failure
 from fleetrun.pod.status import signal_name
 
 # How long servers may take to leave by themselves once the last trainer has ended (scripts that call
@@ -44,7 +46,7 @@ class Observer(Protocol):
     """Who wants to know. Calls come from the loop and must return at once."""
 
     def started(self, containers: list[Container]) -> None: ...
-    def failed(self, ended: Ended, decision: Restart | GiveUp) -> None: ...
+    def failed(self, failure: Failure) -> None: ...
     def restarting(self, containers: list[Container]) -> None: ...
     def leaving(self, rest: list[Container]) -> None: ...
     def ending(self, why: str) -> None: ...
@@ -70,6 +72,7 @@ class Supervisor:
         stop_timeout: float,
         timeout: float | None = None,
         sweep: Callable[[float], int] = end_descendants,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """`sweep(grace)` ends what is left below this process and tells how much that was."""
         self._pod = pod
@@ -88,6 +91,8 @@ class Supervisor:
         self._restarts = 0
         self._code: int | None = None
         self._reason = ""
+        self._wall = wall
+        self._asked_at = math.inf
 
     def run(self) -> JobResult:
         """Start, watch, stop. Raises LaunchError when a process cannot be started; what had started is ended
@@ -171,7 +176,8 @@ class Supervisor:
 
     def _exited_late(self, ended: Ended) -> None:
         """While stopping. It counts as a failure only if fleetrun did not ask for it."""
-        if not ended.exit.ok and self._phase is not Phase.LEAVING and (ended.asked is None or ended.record):
+        of_its_own = ended.asked is None or (ended.record is not None and ended.record.time < self._asked_at)
+        if not ended.exit.ok and self._phase is not Phase.LEAVING and of_its_own:
             self._failures.append(ended)
         if self._ladder is not None:
             self._ladder.step()
@@ -181,7 +187,7 @@ class Supervisor:
     def _failed(self, ended: Ended, together: list[Container]) -> None:
         self._failures.append(ended)
         decision = self._policy.decide(ended.exit, self._restarts)
-        self._observer.failed(ended, decision)
+        self._observer.failed(self._failure(ended, decision))
         if isinstance(decision, GiveUp):
             self._reason = decision.reason
             self._end()
@@ -193,21 +199,38 @@ class Supervisor:
             self._phase = Phase.RESTARTING
             self._stop(lambda: self._restart(together, decision.after))
 
+    def _failure(self, ended: Ended, decision: Restart | GiveUp) -> Failure:
+        alive = self._pod.alive
+        records = ((each.spec, each.record()) for each in alive)
+        earlier = tuple(
+            (spec, record) for spec, record in records if record and record.time < ended.failed_at
+        )
+        return Failure(ended=ended, decision=decision, earlier=earlier, alive=len(alive))
+
     def _restart(self, containers: list[Container], after: float) -> None:
         self._phase = Phase.WATCHING
         self._ladder = None
-        self._failures.clear()
+        self._asked_at = math.inf
+        forgiven, self._failures = self._failures, []
         if not self._pod.alive:  # a daemon of the last attempt may still hold a port or a device
             self._sweep(0.0)
         for container in containers:
             kill_marked(container.spec.mark)
             container.renew()
 
-        def start() -> None:
-            self._observer.restarting(containers)
-            self._deploy(containers)
+        self._timers.append(self._loop.after(after, partial(self._start_again, containers, forgiven)))
 
-        self._timers.append(self._loop.after(after, start))
+    def _start_again(self, containers: list[Container], forgiven: list[Ended]) -> None:
+        """Raises nothing: when the restart itself fails, the others are stopped as after any failure."""
+        self._observer.restarting(containers)
+        try:
+            self._deploy(containers)
+        except LaunchError as error:
+            self._failures = forgiven
+            self._code = LaunchError.exit_code
+            self._reason = f"the restart failed: {error.message}"
+            self._observer.ending(f"{self._reason}; stopping the job")
+            self._end()
 
     # ---- the end
 
@@ -236,6 +259,9 @@ class Supervisor:
         self._timers.clear()
 
     def _stop(self, then: Callable[[], None]) -> None:
+        self._asked_at = min(self._asked_at, self._wall())
+        if self._ladder is not None:
+            self._ladder.abandon()
         self._ladder = Ladder(self._loop, self._pod.stop_order, self._stop_timeout, then)
         self._ladder.step()
 
@@ -244,17 +270,17 @@ class Supervisor:
         if self._phase is not Phase.ENDING:
             self._code = 128 + number
             self._reason = f"got {signal_name(number)}"
-            self._observer.ending(self._reason)
+            self._observer.ending(f"{self._reason}; stopping the job")
             self._end()
         elif number in (signal.SIGINT, signal.SIGQUIT) and self._ladder is not None:
-            self._observer.ending(f"got {signal_name(number)} again: killing what is left")
+            self._observer.ending(f"got {signal_name(number)}; killing what is left")
             self._ladder.kill()
 
     def _timed_out(self) -> None:
         if self._phase is not Phase.ENDING:
             self._code = TIMEOUT
             self._reason = f"the job took longer than --timeout {self._timeout:g} s"
-            self._observer.ending(self._reason)
+            self._observer.ending(f"{self._reason}; stopping it")
             self._end()
 
     def guard_lost(self) -> None:

@@ -53,10 +53,16 @@ class Calls:
         self.interrupts = []
         self.written = 0
         self.said = []
+        self.resumed = []
 
     def dispatch(self, numbers, pod):
         dispatch(
-            bytes(numbers), pod, interrupt=self.interrupts.append, written=self._written, say=self.said.append
+            bytes(numbers),
+            pod,
+            interrupt=self.interrupts.append,
+            written=self._written,
+            resumed=self.resumed.append,
+            say=self.said.append,
         )
 
     def _written(self):

@@ -50,19 +50,19 @@ def test_a_log_in_a_folder_that_is_not_there(tmp_path):
         logfiles.open_log(tmp_path / "none" / "a.log")
 
 
-def test_a_mark_is_a_line(tmp_path):
-    fd = logfiles.open_log(tmp_path / "a.log")
-    logfiles.mark(fd, "restart 1 of trainer 0")
-    os.close(fd)
-    text = (tmp_path / "a.log").read_text()
-    assert text.startswith("--- fleetrun: restart 1 of trainer 0, ")
-    assert text.endswith(" ---\n")
+@pytest.mark.parametrize("before", ["", "a line\n", "an unfinished line"])
+def test_a_mark_is_a_line(tmp_path, before):
+    path = tmp_path / "a.log"
+    path.write_text(before)
+    logfiles.mark(path, "restart 1 of trainer 0")
+    *earlier, mark = path.read_text().splitlines()
+    assert "\n".join(earlier) == before.rstrip("\n")
+    assert mark.startswith("--- fleetrun: restart 1 of trainer 0, ")
+    assert path.read_text().endswith(" ---\n")
 
 
 def test_a_full_disk_does_not_stop_a_restart():
-    fd = os.open("/dev/full", os.O_WRONLY)
-    logfiles.mark(fd, "restart 1 of trainer 0")
-    os.close(fd)
+    logfiles.mark(Path("/dev/full"), "restart 1 of trainer 0")
 
 
 def test_folders_are_made_with_their_parents(tmp_path):
@@ -117,14 +117,14 @@ def test_only_the_logs_of_this_job_go(tmp_path):
         "job.trainer.0.log",
     ]
     logs_of(tmp_path, *gone, *stay)
-    logfiles.remove_earlier(tmp_path, "job", Role)
+    logfiles.remove_earlier(tmp_path, "job")
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(stay)
 
 
 @pytest.mark.parametrize("job", ["j*b", "j?b", "[j]ob"])
 def test_a_jobs_name_is_no_pattern(tmp_path, job):
     logs_of(tmp_path, f"{job}.abcdef.ps.0.log", "job.abcdef.ps.0.log")
-    logfiles.remove_earlier(tmp_path, job, Role)
+    logfiles.remove_earlier(tmp_path, job)
     assert [each.name for each in tmp_path.iterdir()] == ["job.abcdef.ps.0.log"]
 
 
@@ -134,10 +134,10 @@ def test_what_a_process_still_writes_stays(tmp_path):
     output = logfiles.open_log(path)
     child = subprocess.Popen(["/bin/sh", "-c", "read line"], stdin=subprocess.PIPE, stdout=output)
     os.close(output)
-    logfiles.remove_earlier(tmp_path, "job", Role)
+    logfiles.remove_earlier(tmp_path, "job")
     assert path.exists()
     child.communicate(b"\n")
-    logfiles.remove_earlier(tmp_path, "job", Role)
+    logfiles.remove_earlier(tmp_path, "job")
     assert not path.exists()
 
 

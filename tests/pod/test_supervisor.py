@@ -353,7 +353,7 @@ def test_a_signal_ends_the_job_with_its_own_code(job, number, code):
     result = supervision.run()
     assert (result.code, result.cause, result.restarts) == (code, None, 0)
     assert supervision.told("trainer.0 asked") == 1
-    assert f"ending: got {number.name}" in supervision.story
+    assert f"ending: got {number.name}; stopping the job" in supervision.story
 
 
 def test_the_second_ctrl_c_kills(job):

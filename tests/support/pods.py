@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.container import Container
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
-from fleetrun.pod.result import JobResult
+from fleetrun.pod.result import Failure, JobResult
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 
@@ -79,6 +79,7 @@ class Supervision:
         self.story: list[str] = []
         self.sweeps: list[float] = []
         self.decisions: list[tuple[float, Restart | GiveUp]] = []
+        self.failures: list[Failure] = []
         self.restarted_at: list[float] = []
         self._actions: dict[str, Callable[[], None]] = {}
         self._processes = []
@@ -189,9 +190,10 @@ class Supervision:
     def started(self, containers: list[Container]) -> None:
         self._tell(f"started {' '.join(each.spec.name for each in containers)}")
 
-    def failed(self, ended: Ended, decision: Restart | GiveUp) -> None:
-        self.decisions.append((self.clock(), decision))
-        self._tell(f"{ended.spec.name} {ended.exit}")
+    def failed(self, failure: Failure) -> None:
+        self.decisions.append((self.clock(), failure.decision))
+        self.failures.append(failure)
+        self._tell(f"{failure.ended.spec.name} {failure.ended.exit}")
 
     def restarting(self, containers: list[Container]) -> None:
         self.restarted_at.append(self.clock())
