@@ -45,7 +45,7 @@ class Narrator:
     def _answer(self, failure: Failure) -> str:
         spec, decision = failure.ended.spec, failure.decision
         if isinstance(decision, GiveUp):
-            return f"stopping the {failure.alive} processes that still run"
+            return "stopping the rest"
         when = "now" if decision.after == 0 else f"in {decision.after:g} s"
         what = spec.title if self._spec.mode.has_servers else "all processes"
         return f"restart {decision.number} of {decision.limit} of {what} {when}; log {spec.log}"

@@ -359,6 +359,13 @@ def test_a_leftover_is_not_used_and_it_is_said(name):
     assert got.notices == (f"{name} is set, perhaps by another launcher; it is not used",)
 
 
+@pytest.mark.parametrize(("size", "said"), [("4", True), ("1", False), ("", False)])
+def test_a_world_of_somebody_elses_is_not_used_and_it_is_said(size, said):
+    """Slurm scripts and PyTorchJobs set it: a job of one process must not end well in silence then."""
+    got = resolved("", {"WORLD_SIZE": size, "RANK": "0"})
+    assert any("WORLD_SIZE is set" in notice for notice in got.notices) is said
+
+
 def test_paddle_cloud_of_one_machine():
     cloud = {
         "PADDLE_TRAINERS": "10.0.0.1",

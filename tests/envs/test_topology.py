@@ -8,7 +8,7 @@ from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Mode, Role, write
 from fleetrun.envs.resolve import resolve
 from fleetrun.envs.topology import Counts, Host, Share, build, counts, share
-from fleetrun.errors import UsageError
+from fleetrun.errors import PortError, UsageError
 
 GPUS = ("0", "1", "2", "3")
 
@@ -189,6 +189,22 @@ def test_endpoint_lists_stay_as_typed_and_are_reserved():
     assert [each.endpoint for each in members] == ["127.0.0.1:7001", "localhost:7002", "127.0.0.1:7003"]
     assert reserve.fixed[:3] == [7001, 7002, 7003]
     assert members[0].cluster.gloo.endpoint == "127.0.0.1:6767"
+
+
+def test_the_usual_port_of_gloo_may_be_taken_by_another_job():
+    """Nobody asked for it, so nobody need be told; one that was asked for is an error."""
+
+    class Taken(Reserve):
+        def __call__(self, port):
+            if port in (6767, 8877):
+                raise PortError(f"port {port} is taken")
+            return super().__call__(port)
+
+    words = "--servers 127.0.0.1:7001 --trainers 127.0.0.1:7003"
+    members = members_of(words, reserve=Taken())
+    assert members[0].cluster.gloo.endpoint == "127.0.0.1:50001"
+    with pytest.raises(PortError):
+        members_of(f"{words} --gloo_port 8877", reserve=Taken())
 
 
 def test_the_port_of_gloo():

@@ -168,3 +168,16 @@ def test_deaths_are_handled_in_the_order_in_which_they_happened(loop, order):
         assert select.select([children[number]], [], [], 20.0)[0]
     loop.run()
     assert handled == list(order)
+
+
+def test_deadlines_wait_while_the_job_stands_still():
+    now = [0.0]
+    loop = Loop(lambda: now[0])
+    fired = []
+    loop.after(5.0, lambda: (fired.append(now[0]), loop.stop()))
+    now[0] = 100.0  # continued after a long Ctrl-Z
+    loop.postpone(98.0)
+    loop.after(0.0, lambda: now.__setitem__(0, 103.0))
+    loop.run()
+    loop.close()
+    assert fired == [103.0]

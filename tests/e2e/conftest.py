@@ -1,0 +1,48 @@
+"""The command for a test, in a folder of its own; at the end nothing may be left of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Fleetrun
+
+_ROOT = Path(__file__).resolve().parents[2]
+_AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+_NEW_ENOUGH = "import sys; sys.exit(sys.version_info < (3, 11))"
+
+
+@pytest.fixture
+def fleetrun(tmp_path: Path) -> Iterator[Fleetrun]:
+    with Fleetrun(tmp_path) as command:
+        yield command
+
+
+@pytest.fixture
+def as_nobody() -> Iterator[Fleetrun]:
+    """The command run by a user who may write into its folder and nowhere else."""
+    folder = Path(tempfile.mkdtemp(prefix="fleettest-", dir="/tmp"))
+    folder.chmod(0o777)
+    try:
+        with Fleetrun(folder, (_python_of_nobody(), "-m", "fleetrun"), _AS_NOBODY, [_ROOT]) as command:
+            yield command
+    finally:
+        shutil.rmtree(folder)
+
+
+def _python_of_nobody() -> str:
+    """A Python that this user may run: that of the tests may lie in a home directory."""
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become another user")
+    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        command = [*_AS_NOBODY, "sh", "-c", 'exec "$@"', "sh", python, "-c", _NEW_ENOUGH]
+        if subprocess.run(command, cwd="/", capture_output=True).returncode == 0:
+            return python
+    pytest.skip("the user nobody has no Python to run")

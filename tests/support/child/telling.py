@@ -1,0 +1,91 @@
+"""What the scripts of `tests/e2e` import: a line to the test as things happen, and waits without a clock."""
+
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+WHO = os.environ.get("FLEETRUN_CONTAINER", "outside.nobody.0").partition(".")[2]
+"""`trainer.0`, `ps.1`"""
+RANK = int(WHO.rpartition(".")[2])
+ATTEMPT = int(os.environ.get("PADDLE_RESTART_COUNT", "0"))
+
+
+def tell(*words):
+    """One line, whole, to the test."""
+    fd = os.open(os.environ["FLEETTEST_NEWS"], os.O_WRONLY)
+    os.write(fd, (" ".join(map(str, (WHO, *words))) + "\n").encode())
+    os.close(fd)
+
+
+def stay():
+    """Say "ready" and the pid, then wait for a signal that ends this."""
+    tell("ready", os.getpid())
+    while True:
+        signal.pause()
+
+
+def wait_for_go():
+    """Until the test calls `go`, which lets go of a lock."""
+    with Path(os.environ["FLEETTEST_GATE"]).open() as gate:
+        fcntl.flock(gate, fcntl.LOCK_SH)
+
+
+def wait_for_end_of(pid):
+    """Until that process has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([fd], [], [])
+    os.close(fd)
+
+
+def on(number, then):
+    """Tell of every signal `number`, and call `then`."""
+
+    def act(*_):
+        tell("got", signal.Signals(number).name)
+        then()
+
+    signal.signal(number, act)
+
+
+def leave_on_term(code=0):
+    on(signal.SIGTERM, lambda: os._exit(code))
+
+
+def ignore(*numbers):
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def publish_pid():
+    """For `pid_of`; before the "ready" that the test waits for."""
+    Path(f"pid.{WHO}").write_text(str(os.getpid()))
+
+
+def pid_of(who):
+    return int(Path(f"pid.{who}").read_text())
+
+
+def meet(count):
+    """Until so many processes of this attempt are here."""
+    Path(f"met.{ATTEMPT}.{WHO}").touch()
+    while len(list(Path().glob(f"met.{ATTEMPT}.*"))) < count:
+        time.sleep(0.002)
+
+
+def helper(code, **options):
+    """A process of its own that runs this Python; it can import this module too."""
+    return subprocess.Popen([sys.executable, "-c", "from telling import *\n" + code], **options)
+
+
+__all__ = [
+    "ATTEMPT", "RANK", "WHO", "Path", "helper", "ignore", "leave_on_term", "meet", "on", "os", "pid_of",
+    "publish_pid", "signal", "stay", "subprocess", "sys", "tell", "time", "wait_for_end_of", "wait_for_go",
+]  # fmt: skip
