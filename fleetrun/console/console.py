@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from fleetrun.console.sink import Sink
+from fleetrun.console.wrapping import wrapped
 from fleetrun.pod.loop import Loop
 
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
@@ -80,13 +81,7 @@ class Console:
 
     def _fitted(self, line: str) -> list[str]:
         """On a terminal a long line goes on below, broken between words."""
-        if self._columns is None or len(line) <= self._columns:
-            return [line]
-        import textwrap
-
-        return textwrap.wrap(
-            line, self._columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-        )
+        return [line] if self._columns is None else wrapped(line, self._columns)
 
     def paint(self, text: str, colour: str) -> str:
         return f"{colour}{text}{_RESET}" if self._colour and colour else text

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fleetrun.console.tail import Tail, printable
+from fleetrun.console.wrapping import columns, wrapped
 from fleetrun.pod.container import Ended
 from fleetrun.pod.result import JobResult
 
@@ -61,10 +62,10 @@ def report(result: JobResult, tail: Tail, *, width: int, log_full: bool = False)
         f"at {_clock(ended.failed_at)}",
         *_attempts(result),
     ]
-    lines = ["=" * min(width, 80), *_wrapped(first, width), *_wrapped(f"  {', '.join(facts)}", width)]
+    lines = ["=" * min(width, 80), *wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
     lines += _last_words(ended, tail, width)
-    lines += _wrapped(_others(result.others), width) if result.others else []
-    lines += [row for hint in _hints(ended, tail, log_full) for row in _wrapped(f"Hint: {hint}", width)]
+    lines += wrapped(_others(result.others), width) if result.others else []
+    lines += [row for hint in _hints(ended, tail, log_full) for row in wrapped(f"Hint: {hint}", width)]
     lines += [f"Log: {_short_path(ended.spec.log)}", "=" * min(width, 80)]
     return lines
 
@@ -98,10 +99,8 @@ def _last_words(ended: Ended, tail: Tail, width: int) -> list[str]:
 def _rows(lines: Sequence[str], width: int) -> list[str]:
     """Lines of a log as rows of the screen: three for each at most."""
     most = 3 * (width - _INDENT)
-    cut = (line if len(line) <= most else f"{line[: most - 4]} ..." for line in lines)
-    return [
-        f"  {row}" for line in cut for row in ([line] if len(line) < width - 1 else _wrapped(line, width - 2))
-    ]
+    cut = (line if columns(line) <= most else f"{line[: most // 2]} ..." for line in lines)
+    return [f"  {row}" for line in cut for row in wrapped(line, width - 2)]
 
 
 def _middle_out(lines: Sequence[str], most: int) -> list[str]:
@@ -150,17 +149,3 @@ def _short_path(path: Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """At spaces only; continuation lines are indented."""
-    import textwrap
-
-    return textwrap.wrap(
-        text,
-        width,
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
