@@ -1,0 +1,115 @@
+"""Every signal there is, at random moments of the command's life: start-up, training, restart, shut-down."""
+
+import contextlib
+import os
+import random
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Fleetrun, Launch
+from tests.support.traces import left_behind
+
+MOMENTS = 10
+SEED = random.randrange(1 << 32)
+
+# Two trainers that ignore SIGTERM, and a daemon of each; the first attempt fails, the second ends well.
+# In sh, which starts ten times as fast as Python.
+LIFE = """#!/bin/sh
+trap "" TERM HUP
+setsid sleep 1000 &
+sleep 0.05
+[ $PADDLE_RESTART_COUNT = 1 ] || exit 3
+"""
+STOPPING = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+TO_THE_CHILD = ("KILL", "SEGV", "ABRT", "BUS", "TERM", "INT", "STOP", "TSTP", "USR1")
+HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGPIPE, signal.SIGXFSZ}
+
+
+@pytest.fixture(scope="module")
+def lifetime(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How long such a life takes here and now, among as many others."""
+    with Fleetrun(tmp_path_factory.mktemp("lifetime")) as fleetrun:
+        began = time.monotonic()
+        for launch in [start(fleetrun, number) for number in range(MOMENTS)]:
+            launch.wait()
+        return time.monotonic() - began
+
+
+def start(fleetrun: Fleetrun, number: int) -> Launch:
+    script = fleetrun.folder / "live"
+    if not script.exists():
+        script.write_text(LIFE)
+        script.chmod(0o755)
+    log_dir = f"log{number}"
+    return fleetrun.start("--stop_timeout", "0.1", "--log_dir", log_dir, "--nproc_per_node", "2", "./live")
+
+
+def strike(launch: Launch, number: int, *, the_child: bool) -> bool:
+    """Whether it still lived. What was stopped goes on again."""
+    with contextlib.suppress(OSError, IndexError):
+        pid = launch.launcher if the_child else launch.popen.pid
+        if launch.popen.poll() is None:
+            os.kill(pid, number)
+            if number in STOPPING:
+                time.sleep(0.02)  # it may need that to stop; either way it must go on
+                os.kill(pid, signal.SIGCONT)
+            return True
+    return False
+
+
+def attack(launch: Launch, number: int, moment: float, the_child: bool, hits: list[float]) -> None:
+    """From a thread of its own, so that ten launches live at the same time."""
+    time.sleep(moment)
+    if strike(launch, number, the_child=the_child):
+        hits.append(moment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", sorted(signal.valid_signals()), ids=lambda n: getattr(n, "name", str(n)))
+def test_to_the_command_leaves_nothing(fleetrun: Fleetrun, number: int, lifetime: float):
+    check_nothing_is_left(fleetrun, number, lifetime, the_child=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TO_THE_CHILD)
+def test_to_its_child_leaves_nothing(fleetrun: Fleetrun, name: str, lifetime: float):
+    check_nothing_is_left(fleetrun, signal.Signals[f"SIG{name}"], lifetime, the_child=True)
+
+
+def check_nothing_is_left(fleetrun: Fleetrun, number: int, lifetime: float, *, the_child: bool) -> None:
+    """Ten launches at the same time, each struck at its own moment."""
+    chance = random.Random(f"{SEED} {int(number)} {the_child}")
+    moments = [lifetime * (part + chance.random()) / MOMENTS for part in range(MOMENTS)]
+    print(f"seed {SEED}; moments {', '.join(f'{moment:.4f}' for moment in moments)} s")
+    hits: list[float] = []
+    launches = [start(fleetrun, number) for number in range(MOMENTS)]
+    threads = [
+        threading.Thread(target=attack, args=(launch, number, moment, the_child, hits))
+        for launch, moment in zip(launches, moments, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for launch in launches:
+        code = launch.wait()
+        if code >= 0:
+            assert not left_behind(launch.token), f"the guard left before all was gone\n{launch}"
+        launch.no_process()
+        if number in HARMLESS | STOPPING:
+            assert code == 0, launch
+        assert "this is a bug in fleetrun" not in launch.err, launch
+    assert hits, "every launch was over before its moment came"
+    check_only_logs(fleetrun.folder)
+    # A guard that is killed between its launcher's end and its own leaves an empty cgroup to the next one.
+    fleetrun.run("--version")
+
+
+def check_only_logs(folder: Path) -> None:
+    for path in folder.glob("log*/*"):
+        assert re.fullmatch(r"default\..*|latest|\.latest\.[a-z]{6}", path.name), path

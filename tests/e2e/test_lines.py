@@ -1,0 +1,106 @@
+"""The lines of the documents that fleetrun takes after, as they stand there."""
+
+import re
+
+from tests.support.command import Fleetrun
+
+STAMP = r"LAUNCH INFO \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
+
+
+def lines_of(launch_err: str) -> list[str]:
+    return [re.sub(STAMP, "", line) for line in launch_err.splitlines()]
+
+
+def test_of_a_parameter_server_job(fleetrun: Fleetrun):
+    script = fleetrun.script("publish_pid()\nmeet(3)")
+    launch = fleetrun.run("--server_num=1", "--trainer_num=2", script)
+    assert launch.code == 0
+    assert all(re.match(STAMP, line) for line in launch.err.splitlines()), launch
+    lines = lines_of(launch.err)
+    assert "Job: default, mode ps, replicas 1[1:1], elastic False" in lines
+    (ready,) = [line for line in lines if line.startswith("Run Pod: ")]
+    (watching,) = [line for line in lines if line.startswith("Watching Pod: ")]
+    assert re.fullmatch(r"Run Pod: [a-z]{6}, replicas 3, status ready", ready)
+    assert watching == ready.replace("Run", "Watching").replace("ready", "running")
+    assert lines.index(ready) < lines.index(watching)
+
+
+def test_of_a_collective_job(fleetrun: Fleetrun):
+    launch = fleetrun.run("--nproc_per_node=2", "--job_id=night", fleetrun.script("publish_pid()"))
+    assert "Job: night, mode collective, replicas 1[1:1], elastic False" in lines_of(launch.err)
+
+
+def test_the_banner_has_every_setting_and_says_where_it_came_from(fleetrun: Fleetrun):
+    script = fleetrun.script("")
+    launch = fleetrun.run("--nproc_per_node", "2", script, "--lr", "1", env={"PADDLE_JOB_ID": "night"})
+    lines = lines_of(launch.err)
+    first = lines.index("-----------  Configuration  ----------------------")
+    last = lines.index("-" * 50)
+    rows = lines[first + 1 : last]
+    assert rows == sorted(rows)
+    for row in (
+        "devices: None",
+        "elastic_level: -1",
+        "elastic_timeout: 30",
+        "gloo_port: 6767",
+        "host: None",
+        "job_id: night  (from PADDLE_JOB_ID)",
+        "legacy: False",
+        "log_dir: log",
+        "log_level: INFO",
+        "master: None",
+        "max_restart: 3",
+        "nnodes: 1",
+        "nproc_per_node: 2  (from --nproc_per_node)",
+        "rank: -1",
+        "run_mode: collective",
+        "server_num: None",
+        "servers: ",
+        "trainer_num: None",
+        "trainers: ",
+        "training_script: train.py",
+        "training_script_args: ['--lr', '1']",
+        "with_gloo: 0",
+    ):
+        assert row in rows, row
+
+
+def test_the_table_of_environments_when_debugging(fleetrun: Fleetrun):
+    words = ("--server_num=1", "--trainer_num=2", "--log_level")
+    script = fleetrun.script("publish_pid()\nmeet(3)")
+    launch = fleetrun.run(*words, "debug", script, env={"AWS_SECRET_ACCESS_KEY": "sekrit"})
+    assert "Local ps start 1 processes. First process distributed environment info" in launch.err
+    assert "Local trainer start 2 processes. First process distributed environment info" in launch.err
+    rows = [line for line in launch.err.splitlines() if line.startswith("    |")]
+    assert len(set(map(len, launch.err.partition("Local ps")[2].splitlines()[1:4]))) == 1
+    assert any(row.split()[1:3] == ["Distributed", "Envs"] for row in rows)
+    found = dict(row.strip(" |").split(maxsplit=1) for row in rows if len(row.strip(" |").split()) == 2)
+    assert found["TRAINING_ROLE"] == "TRAINER"  # of the second table
+    assert found["PADDLE_TRAINERS_NUM"] == "2"
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", found["PADDLE_PSERVERS_IP_PORT_LIST"])
+    assert "sekrit" not in launch.err
+    assert "Distributed Envs" not in fleetrun.run(*words, "info", script).err
+
+
+def test_levels_say_less_and_less(fleetrun: Fleetrun):
+    script = fleetrun.script("if ATTEMPT == 0: sys.exit(3)\nprint('out')")
+    said = [
+        fleetrun.run("--log_level", level, script).err
+        for level in ("debug", "info", "warning", "error", "critical")
+    ]
+    assert [len(text) for text in said] == sorted(map(len, said), reverse=True)
+    assert "Configuration" not in said[2]
+    assert "restart 1 of 3" in said[3]
+    assert said[4] == ""
+
+
+def test_both_ways_to_call_it_are_the_same(fleetrun: Fleetrun):
+    import sys
+    from pathlib import Path
+
+    program = Path(sys.executable).with_name("fleetrun")
+    assert program.exists(), "the console script is installed with the package"
+    script = fleetrun.script("tell('here')")
+    launch = fleetrun.run("--nproc_per_node", "2", script, command=(str(program),))
+    assert launch.code == 0
+    assert len(launch.told("here")) == 2

@@ -1,0 +1,172 @@
+"""Restarts: how many, of whom, told as they happen, and visible to the script."""
+
+import re
+
+import pytest
+
+from tests.support.command import Fleetrun, Launch
+
+START = (
+    'tell("start", os.environ["PADDLE_RESTART_COUNT"], os.environ.get("TORCHELASTIC_RESTART_COUNT", "-"))\n'
+)
+
+
+def starts(launch: Launch) -> list[str]:
+    return sorted(line.replace(" start", "") for line in launch.told(" start "))
+
+
+def told_restarts(launch: Launch) -> list[str]:
+    return re.findall(r"LAUNCH ERROR \S+ \S+ (.*restart \d+ of \d+.*)", launch.err)
+
+
+def test_collective_restarts_all_exactly_so_often(fleetrun: Fleetrun):
+    script = fleetrun.script(f"""
+{START}
+leave_on_term()
+meet(3)
+if RANK == 1:
+    raise ValueError(f"attempt {{ATTEMPT}} failed")
+stay()
+""")
+    launch = fleetrun.run("--max_restart", "2", "--nproc_per_node", "3", script)
+    assert launch.code == 1
+    assert starts(launch) == sorted(f"trainer.{rank} {n} {n}" for rank in range(3) for n in range(3))
+    lines = told_restarts(launch)
+    assert len(lines) == 2, launch
+    for number, line in enumerate(lines):
+        assert line.startswith("trainer 1 exited with code 1 after")
+        assert f"ValueError: attempt {number} failed; restart {number + 1} of 2 of all processes" in line
+    assert "First failure: trainer 1" in launch.err
+    assert "ValueError: attempt 2 failed" in launch.err.partition("First failure: ")[2]
+
+
+@pytest.mark.slow
+def test_three_times_by_default(fleetrun: Fleetrun):
+    launch = fleetrun.run(fleetrun.script(f"{START}\nsys.exit(9)"))
+    assert launch.code == 9
+    assert starts(launch) == [f"trainer.0 {n} {n}" for n in range(4)]
+    told = re.findall(r"restart (\d) of 3 .* (now|in \S+ s);", launch.err)
+    assert told == [("1", "now"), ("2", "in 0.5 s"), ("3", "in 1 s")]
+
+
+def test_never_with_0(fleetrun: Fleetrun):
+    script = fleetrun.script(f"{START}\nsys.exit(9)")
+    launch = fleetrun.run("--max_restart", "0", "--nproc_per_node", "2", script)
+    assert launch.code == 9
+    assert not told_restarts(launch)
+    assert {line.split()[1] for line in starts(launch)} == {"0"}
+    assert "restarts are off (--max_restart 0)" in launch.err
+
+
+@pytest.mark.parametrize("code", [2, 126, 127])
+def test_not_for_codes_that_cannot_heal(fleetrun: Fleetrun, code: int):
+    launch = fleetrun.run(fleetrun.script(f"{START}\nsys.exit({code})"))
+    assert launch.code == code
+    assert starts(launch) == ["trainer.0 0 0"]
+    assert f"exit code {code} cannot heal by a restart" in launch.err
+
+
+def test_a_job_that_heals_ends_with_0_and_its_log_goes_on_after_a_mark(fleetrun: Fleetrun):
+    script = fleetrun.script("print('attempt', ATTEMPT)\nif ATTEMPT == 0: sys.exit(3)\n")
+    launch = fleetrun.run(script)
+    assert launch.code == 0
+    assert "First failure" not in launch.err
+    log = fleetrun.log("trainer.0")
+    assert re.fullmatch(
+        r"attempt 0\n--- fleetrun: restart 1 of trainer 0, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d ---\nattempt 1\n",
+        log,
+    )
+    assert launch.out == log
+
+
+def test_each_failure_is_told_as_it_happens(fleetrun: Fleetrun):
+    script = fleetrun.script("if ATTEMPT == 0: sys.exit(3)\nleave_on_term()\nstay()")
+    launch = fleetrun.start("--nproc_per_node", "2", script)
+    launch.until_ready(2)
+    launch.until_err("restart 1 of 3 of all processes now; log ")
+    launch.send(15)
+    assert launch.wait() == 143
+
+
+def test_ps_restarts_only_the_trainer_that_failed(fleetrun: Fleetrun):
+    script = fleetrun.script(f"""
+{START}
+if WHO == "trainer.1" and ATTEMPT == 0:
+    sys.exit(3)
+leave_on_term()
+if WHO == "ps.0":
+    stay()
+tell("ready", os.getpid())
+wait_for_go()
+""")
+    launch = fleetrun.start("--server_num", "1", "--trainer_num", "2", script)
+    launch.until_ready(3)
+    launch.go()
+    assert launch.wait() == 0, launch
+    assert starts(launch) == ["ps.0 0 -", "trainer.0 0 0", "trainer.1 0 0", "trainer.1 1 1"]
+    (line,) = told_restarts(launch)
+    assert "restart 1 of 3 of trainer 1 now" in line
+
+
+def test_ps_restarts_only_the_server_that_failed_and_on_the_same_port(fleetrun: Fleetrun):
+    script = fleetrun.script("""
+tell("start", ATTEMPT, os.environ["PADDLE_CURRENT_ENDPOINT"])
+if WHO == "ps.1" and ATTEMPT == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+leave_on_term()
+if WHO.startswith("ps"):
+    stay()
+tell("ready", os.getpid())
+wait_for_go()
+""")
+    launch = fleetrun.start("--server_num", "2", "--trainer_num", "1", script)
+    launch.until_ready(3)
+    launch.go()
+    assert launch.wait() == 0, launch
+    by_name = [line.split()[0] for line in launch.told(" start ")]
+    assert sorted(by_name) == ["ps.0", "ps.1", "ps.1", "trainer.0"]
+    assert len({line.split()[3] for line in launch.told("ps.1 start ")}) == 1
+
+
+def test_a_signal_between_two_attempts_ends_the_job(fleetrun: Fleetrun):
+    launch = fleetrun.start(fleetrun.script("sys.exit(7)"))
+    launch.until_err("restart 2 of 3 of all processes in 0.5 s")
+    launch.send(2)
+    assert launch.wait() == 130
+    assert "restart 3 of 3" not in launch.err
+
+
+def test_an_attempt_finds_nothing_left_of_the_one_before(fleetrun: Fleetrun):
+    script = fleetrun.script("""
+import socket
+where = os.environ["PADDLE_CURRENT_ENDPOINT"].split(":")
+server = socket.create_server((where[0], int(where[1])))
+if ATTEMPT == 0:
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        ignore(signal.SIGTERM)
+        stay()
+    time.sleep(3600) if RANK else None
+    wait_for_go()
+    sys.exit(3)
+tell("bound")
+""")
+    launch = fleetrun.start("--nproc_per_node", "2", "--stop_timeout", "0.2", script)
+    launch.until_ready(2)
+    launch.go()
+    assert launch.wait() == 0, launch
+    assert len(launch.told("bound")) == 2
+
+
+def test_the_pre_hook_runs_before_every_start(fleetrun: Fleetrun):
+    fleetrun.script("tell('hook')", "hook.py")
+    script = fleetrun.script("sys.exit(3) if ATTEMPT == 0 else tell('trained')")
+    launch = fleetrun.run("--elastic_pre_hook", "python3 hook.py", script)
+    assert launch.code == 0, launch
+    assert len(launch.told("hook")) == 2
+    assert len(launch.told("trained")) == 1
+    fleetrun.script("sys.exit(4)", "hook.py")
+    launch = fleetrun.run("--elastic_pre_hook", "python3 hook.py", "--max_restart", "0", script)
+    assert launch.code == 4
+    assert not launch.told("trained")

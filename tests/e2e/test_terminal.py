@@ -1,0 +1,127 @@
+"""At a terminal: Ctrl-C, Ctrl-Z, the window that is closed, nohup."""
+
+import os
+import shlex
+import signal
+
+import pytest
+
+from tests.support.command import FLEETRUN, Fleetrun
+from tests.support.traces import left_behind, state_of, wait_until
+
+TWO = ("--nproc_per_node", "2")
+
+
+def test_ctrl_c_asks_every_process_once(fleetrun: Fleetrun):
+    script = fleetrun.script("""
+on(signal.SIGINT, lambda: None)
+on(signal.SIGTERM, lambda: wait_for_go() or os._exit(0))
+stay()
+""")
+    launch, _ = fleetrun.at_terminal(*TWO, script)
+    launch.until_ready(2)
+    launch.type_in(b"\x03")
+    launch.until_told("got SIGTERM", 2)
+    launch.go()
+    assert launch.wait() == 130, launch
+    assert len(launch.told("got SIGTERM")) == 2
+    assert not launch.told("got SIGINT"), "the scripts are no part of the terminal's foreground group"
+
+
+def test_a_second_ctrl_c_kills_at_once(fleetrun: Fleetrun):
+    script = fleetrun.script("ignore(signal.SIGTERM, signal.SIGINT)\nstay()")
+    launch, _ = fleetrun.at_terminal("--stop_timeout", "10m", *TWO, script)
+    launch.until_ready(2)
+    launch.type_in(b"\x03")
+    launch.until_out("got SIGINT; stopping the job")
+    launch.type_in(b"\x03")
+    assert launch.wait() == 130, launch
+    assert "killing what is left" in " ".join(launch.out.split())
+
+
+def test_ctrl_backslash_ends_the_job(fleetrun: Fleetrun):
+    launch, _ = fleetrun.at_terminal(*TWO, fleetrun.script("leave_on_term()\nstay()"))
+    launch.until_ready(2)
+    launch.type_in(b"\x1c")
+    assert launch.wait() == 131, launch
+
+
+def test_ctrl_z_stops_the_job_and_cont_continues_it(fleetrun: Fleetrun):
+    script = fleetrun.script("""
+helper("tell('ready', os.getpid())\\nwait_for_go()", start_new_session=True)
+tell("ready", os.getpid())
+wait_for_go()
+""")
+    launch, _ = fleetrun.at_terminal(*TWO, script)
+    pids = [*launch.until_ready(4), launch.popen.pid]
+    for _ in range(2):
+        launch.type_in(b"\x1a")
+        wait_until(lambda: all(state_of(pid) == "T" for pid in pids), lambda: list(map(state_of, pids)))
+        launch.send(signal.SIGCONT)
+        wait_until(lambda: all(state_of(pid) != "T" for pid in pids), lambda: list(map(state_of, pids)))
+    launch.go()
+    assert launch.wait() == 0, launch
+
+
+def test_ctrl_z_and_fg_in_a_shell(fleetrun: Fleetrun):
+    script = fleetrun.script("tell('ready', os.getpid())\nwait_for_go()\nprint('trained')")
+    shell = ("bash", "--norc", "--noprofile", "-i")
+    launch, _ = fleetrun.at_terminal(command=shell, env={"PS1": "ready> ", "TERM": "dumb"})
+    launch.until_out("ready> ")
+    launch.type_in(shlex.join([*FLEETRUN, *TWO, script]).encode() + b"\n")
+    pids = launch.until_ready(2)
+    launch.type_in(b"\x1a")
+    launch.until_out("Stopped")
+    assert [state_of(pid) for pid in pids] == ["T", "T"]
+    launch.type_in(b"fg\n")
+    wait_until(lambda: all(state_of(pid) != "T" for pid in pids))
+    launch.go()
+    launch.until_out("trained")
+    launch.until_out("Pod completed")
+    launch.type_in(b"echo result=$?\n")
+    launch.until_out("result=0")
+    launch.type_in(b"exit\n")
+    assert launch.wait() == 0
+
+
+@pytest.mark.parametrize("body", ["leave_on_term()", "ignore(signal.SIGTERM, signal.SIGHUP)"])
+def test_nothing_stays_when_the_window_is_closed(fleetrun: Fleetrun, body: str):
+    script = fleetrun.script(f"{body}\nstay()")
+    launch, window = fleetrun.at_terminal("--stop_timeout", "0.2", *TWO, script, watched=False)
+    launch.until_ready(2)
+    os.close(window)
+    assert launch.wait() == 129
+    assert not left_behind(launch.token)
+
+
+def test_under_nohup_it_goes_on(fleetrun: Fleetrun):
+    script = fleetrun.script("tell('ready', os.getpid())\nwait_for_go()\nprint('trained')")
+    launch = fleetrun.start(*TWO, script, prefix=("nohup",))
+    launch.until_ready(2)
+    launch.send(signal.SIGHUP)
+    os.kill(launch.launcher, signal.SIGHUP)
+    launch.go()
+    assert launch.wait() == 0, launch
+    assert "trained" in launch.out
+
+
+def test_lines_fit_the_terminal_and_words_stay_whole(fleetrun: Fleetrun):
+    words = [f"word{number:02}" for number in range(40)]
+    script = fleetrun.script(f"raise ValueError('{' '.join(words)}')")
+    launch, _ = fleetrun.at_terminal("--max_restart", "1", script, env={"NO_COLOR": "1"})
+    assert launch.wait() == 1
+    told = launch.out.partition("LAUNCH ERROR")[2].partition("Traceback")[0]
+    assert [word.rstrip(";") for word in told.split() if word.startswith("word")] == words
+    assert [line for line in told.splitlines() if len(line) > 80 and "/" not in line] == []
+
+
+def test_colours_at_a_terminal_only(fleetrun: Fleetrun):
+    script = fleetrun.script("sys.exit(2)")
+    launch, _ = fleetrun.at_terminal(script, env={"TERM": "xterm"})
+    launch.wait()
+    assert "\x1b[31m" in launch.out
+    for env in ({"NO_COLOR": "1", "TERM": "xterm"}, {"TERM": "dumb"}):
+        launch, _ = fleetrun.at_terminal(script, env=env)
+        launch.wait()
+        assert "\x1b" not in launch.out
+    assert "\x1b" not in fleetrun.run(script, env={"TERM": "xterm"}).err
