@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, SpawnError
@@ -150,8 +150,11 @@ def _parent_of(pid: int) -> int:
 
 def descendants() -> list[int]:
     """All processes below this one, nearest first."""
+    return _with_all_below(children())
+
+
+def _with_all_below(wave: list[int]) -> list[int]:
     found: list[int] = []
-    wave = children()
     while wave:
         found += wave
         wave = [child for pid in wave for child in _children_of(pid) if child not in found]
@@ -171,7 +174,8 @@ def _children_of(pid: int) -> list[int]:
 def kill_marked(mark: str) -> None:
     """SIGKILL to what is below this process and has `NAME=value` in the environment that it was started with.
 
-    So a container's daemons are told from those of others, whatever session they gave themselves.
+    So a container's daemons are told from those of others, whatever session they gave themselves. What is
+    below them goes too: a launch inside a container gives its own containers marks of their own.
     """
     wanted = mark.encode()
     for pid in descendants():
@@ -179,9 +183,19 @@ def kill_marked(mark: str) -> None:
             pidfd = os.pidfd_open(pid)  # before the look: what is killed is what was looked at
             try:
                 if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    below = _with_all_below(_children_of(pid))  # before it dies and they are somebody else's
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    signal_all(below, signal.SIGKILL)
             finally:
                 os.close(pidfd)
+
+
+def ask_strays(groups: Collection[int]) -> None:
+    """SIGTERM to everything below this process that is in none of these process groups."""
+    for pid in descendants():
+        with contextlib.suppress(OSError):
+            if os.getpgid(pid) not in groups:
+                os.kill(pid, signal.SIGTERM)
 
 
 def signal_all(pids: Sequence[int], number: int) -> None:

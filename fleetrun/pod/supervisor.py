@@ -16,19 +16,19 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum, auto
 from functools import partial
-from typing import Protocol
 
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.ladder import Ladder
 from fleetrun.pod.loop import Loop, Timer
+from fleetrun.pod.observer import Observer
 from fleetrun.pod.oom import OomWatch
 from fleetrun.pod.pod import Pod
-from fleetrun.pod.process import end_descendants, kill_marked
+from fleetrun.pod.process import ask_strays, end_descendants, kill_marked
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
 from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Failure, JobResult, code_of, first_failure
 from fleetrun.pod.status import signal_name
@@ -40,16 +40,6 @@ SERVERS_LEAVE = 1.0
 TRAINERS_FOLLOW = 1.0
 # How long processes that no container owns any more (daemons) get between SIGTERM and SIGKILL.
 STRAYS_LEAVE = 0.5
-
-
-class Observer(Protocol):
-    """Who wants to know. Calls come from the loop and must return at once."""
-
-    def started(self, containers: list[Container]) -> None: ...
-    def failed(self, failure: Failure) -> None: ...
-    def restarting(self, containers: list[Container]) -> None: ...
-    def leaving(self, rest: list[Container]) -> None: ...
-    def ending(self, why: str) -> None: ...
 
 
 class Phase(Enum):
@@ -72,9 +62,12 @@ class Supervisor:
         stop_timeout: float,
         timeout: float | None = None,
         sweep: Callable[[float], int] = end_descendants,
+        ask: Callable[[Collection[int]], None] = ask_strays,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`sweep(grace)` ends what is left below this process and tells how much that was."""
+        """`sweep(grace)` ends what is left below this process and counts it; `ask` asks those outside the
+        given process groups to go.
+        """
         self._pod = pod
         self._loop = loop
         self._policy = policy
@@ -82,6 +75,8 @@ class Supervisor:
         self._stop_timeout = stop_timeout
         self._timeout = timeout
         self._sweep = sweep
+        self._ask_strays = ask
+        self._strays_asked: float | None = None
         self._oom = OomWatch()
         self._phase = Phase.WATCHING
         self._ladder: Ladder | None = None
@@ -106,7 +101,13 @@ class Supervisor:
         except LaunchError:
             self._kill_all()
             raise
-        return self._result(self._sweep(STRAYS_LEAVE))
+        return self._result(self._sweep(self._strays_grace()))
+
+    def _strays_grace(self) -> float:
+        """What is left of their time: they were asked together with the containers, if these were."""
+        if self._strays_asked is None:
+            return STRAYS_LEAVE
+        return max(0.0, STRAYS_LEAVE - (self._loop.clock() - self._strays_asked))
 
     def _result(self, strays: int) -> JobResult:
         cause, others = first_failure(self._failures)
@@ -211,6 +212,7 @@ class Supervisor:
         self._phase = Phase.WATCHING
         self._ladder = None
         self._asked_at = math.inf
+        self._strays_asked = None
         forgiven, self._failures = self._failures, []
         if not self._pod.alive:  # a daemon of the last attempt may still hold a port or a device
             self._sweep(0.0)
@@ -227,17 +229,16 @@ class Supervisor:
             self._deploy(containers)
         except LaunchError as error:
             self._failures = forgiven
+            self._restarts -= 1
             self._code = LaunchError.exit_code
-            self._reason = f"the restart failed: {error.message}"
+            self._reason = f"the restart failed: {error.message}" + (f" ({error.hint})" if error.hint else "")
             self._observer.ending(f"{self._reason}; stopping the job")
             self._end()
 
     # ---- the end
 
     def _leave(self) -> None:
-        """All trainers ended well: the job is done. What served them may leave, and is asked to after a
-        moment.
-        """
+        """All trainers ended well. What served them may leave, and is asked to after a moment."""
         self._phase = Phase.LEAVING
         self._cancel_timers()
         rest = self._pod.alive
@@ -262,6 +263,8 @@ class Supervisor:
         self._asked_at = min(self._asked_at, self._wall())
         if self._ladder is not None:
             self._ladder.abandon()
+        self._ask_strays(self._pod.pids())
+        self._strays_asked = self._loop.clock()
         self._ladder = Ladder(self._loop, self._pod.stop_order, self._stop_timeout, then)
         self._ladder.step()
 

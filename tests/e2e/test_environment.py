@@ -10,6 +10,7 @@ import uuid
 import pytest
 
 from tests.support.command import Fleetrun
+from tests.support.traces import state_of, wait_until
 
 TWO = ("--nproc_per_node", "2")
 REDUCE = """
@@ -114,6 +115,29 @@ subprocess.run([sys.executable, "-m", "fleetrun", *words])
     launch.send(9)
     launch.wait()
     launch.gone()
+
+
+def test_the_inner_job_ends_with_the_attempt_that_started_it(fleetrun: Fleetrun):
+    """In ps mode, where the others go on: it is found among their processes."""
+    fleetrun.script("tell('inner', os.getpid())\nignore(signal.SIGTERM)\nsignal.pause()", "inner.py")
+    script = fleetrun.script("""
+leave_on_term()
+if WHO == "trainer.1" and ATTEMPT == 0:
+    words = ["--log_dir", "inner_log", "--nproc_per_node", "2", "inner.py"]
+    subprocess.Popen([sys.executable, "-m", "fleetrun", *words])
+    wait_for_go()
+    sys.exit(3)
+stay()
+""")
+    launch = fleetrun.start("--server_num", "1", "--trainer_num", "2", script)
+    launch.until_told(" inner ", 2)
+    launch.until_ready(2)
+    launch.go()
+    launch.until_ready(3)
+    inner = [int(line.split()[2]) for line in launch.told(" inner ")]
+    wait_until(lambda: not any(map(state_of, inner)), lambda: list(map(state_of, inner)))
+    launch.send(15)
+    assert launch.wait() == 143
 
 
 def test_endpoints_that_were_left_behind_are_not_used(fleetrun: Fleetrun):

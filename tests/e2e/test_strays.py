@@ -78,6 +78,21 @@ stay()
     assert not left_behind(launch.token)
 
 
+def test_who_left_the_group_is_asked_together_with_it(fleetrun: Fleetrun):
+    """And not only when the ladder has come to its end."""
+    script = fleetrun.script("""
+ignore(signal.SIGTERM)
+helper("leave_on_term()\\nstay()", start_new_session=True)
+stay()
+""")
+    launch = fleetrun.start("--stop_timeout", "1000", "--nproc_per_node", "1", script)
+    launch.until_ready(2)
+    launch.send(signal.SIGTERM)
+    launch.until_told("got SIGTERM")
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 143
+
+
 def test_a_stopped_process_is_ended_too(fleetrun: Fleetrun):
     script = fleetrun.script("""
 leave_on_term()

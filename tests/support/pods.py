@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
@@ -78,6 +78,7 @@ class Supervision:
         self.loop = Loop(self.clock)
         self.story: list[str] = []
         self.sweeps: list[float] = []
+        self.asked_strays: list[Collection[int]] = []
         self.decisions: list[tuple[float, Restart | GiveUp]] = []
         self.failures: list[Failure] = []
         self.restarted_at: list[float] = []
@@ -91,7 +92,7 @@ class Supervision:
         self.pod.prepare()
         self.supervisor = Supervisor(
             self.pod, self.loop, RestartPolicy(limit=restarts, backoff=backoff), self,
-            stop_timeout=stop_timeout, timeout=timeout, sweep=self._sweep,
+            stop_timeout=stop_timeout, timeout=timeout, sweep=self._sweep, ask=self.asked_strays.append,
         )  # fmt: skip
 
     def _spec(self, folder: Path, scripts: Scripts, mode: Mode, hook: str | None) -> PodSpec:
