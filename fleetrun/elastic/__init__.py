@@ -1,0 +1,1 @@
+"""Nodes that meet, leave and come back. Empty so far: this version runs on one machine (docs/architecture.md)."""
