@@ -1,1 +1,1 @@
-"""Nodes that meet, leave and come back. Empty so far: see docs/architecture.md; one machine is all there is."""
+"""Nodes that meet, leave and come back. Empty so far: this version runs on one machine."""
