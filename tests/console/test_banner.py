@@ -14,7 +14,7 @@ from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 
 
 def container(role, rank, **env):
-    log = Path("/work/log") / f"{role}.{rank}.log"
+    log = Path("/srv/log") / f"{role}.{rank}.log"
     return ContainerSpec(role=role, rank=rank, index=rank, argv=("x",), env=env, log=log)
 
 
@@ -24,7 +24,7 @@ def spec():
         name="evjsyn",
         job_id="default",
         mode=Mode.PS,
-        log_dir=Path("/work/log"),
+        log_dir=Path("/srv/log"),
         containers=(
             container(Role.SERVER, 0, TRAINING_ROLE="PSERVER"),
             container(Role.TRAINER, 0, PADDLE_TRAINER_ID="0", HOME="/root", FLEETRUN_TOKEN="x"),

@@ -15,7 +15,7 @@ ENVIRON = {"HOME": "/root", "RANK": "7", "HF_TOKEN": "s3cr3t"}
 
 @pytest.fixture
 def spec():
-    log_dir = Path("/work/日志")
+    log_dir = Path("/srv/日志")
     container = ContainerSpec(
         role=Role.TRAINER,
         rank=0,
@@ -52,7 +52,7 @@ def test_the_document(spec):
         "mode": "collective",
         "pod": "evjsyn",
         "replicas": 1,
-        "log_dir": "/work/日志",
+        "log_dir": "/srv/日志",
         "pre_hook": ["make", "data"],
     }
     assert container == {
@@ -61,7 +61,7 @@ def test_the_document(spec):
         "rank": 0,
         "endpoint": "127.0.0.1:6070",
         "command": ["python", "train.py", "--name", "two words"],
-        "log": "/work/日志/default.evjsyn.trainer.0.log",
+        "log": "/srv/日志/default.evjsyn.trainer.0.log",
         "environment": {"MY_PASSWORD": MASK, "PADDLE_TRAINER_ID": "0"},
         "removed_from_environment": ["RANK"],
     }

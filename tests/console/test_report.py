@@ -193,7 +193,7 @@ def test_a_full_disk_is_said(ended):
 
 LONG = (
     TRACEBACK[0],
-    *(f'  File "/work/a/long/path/to/some/module_{number}.py", line {number}, in f' for number in range(200)),
+    *(f'  File "/srv/a/long/path/to/some/module_{number}.py", line {number}, in f' for number in range(200)),
     "RecursionError: " + "maximum recursion depth exceeded and so on " * 20,
 )
 

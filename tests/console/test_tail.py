@@ -173,14 +173,14 @@ def test_a_group_of_exceptions(tmp_path, tail_of):
 
 PREFIXED = """\
 [rank0]: Traceback (most recent call last):
-[rank0]:   File "/work/train.py", line 7, in <module>
+[rank0]:   File "/srv/train.py", line 7, in <module>
 [rank0]:     main()
 [rank0]: ZeroDivisionError: division by zero
 
 [rank0]: During handling of the above exception, another exception occurred:
 
 [rank0]: Traceback (most recent call last):
-[rank0]:   File "/work/train.py", line 9, in <module>
+[rank0]:   File "/srv/train.py", line 9, in <module>
 [rank0]:     main()
 [rank0]: ValueError: bad input
 [rank0]:[W1120 09:00:00.000000000 ProcessGroupGloo.cpp:1] Warning: destroy_process_group() was not called

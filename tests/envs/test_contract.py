@@ -37,7 +37,7 @@ HETER = dataclasses.replace(
 )
 TWO_NODES = dataclasses.replace(COLLECTIVE, nnodes=2, trainers=("[fe80::1]:6001", "[fe80::2]:6001"))
 
-COMMON = {"pod": "evjsyn", "log_dir": "/work/log", "error_file": "/work/log/error.json"}
+COMMON = {"pod": "evjsyn", "log_dir": "/srv/log", "error_file": "/srv/log/error.json"}
 RANK_0 = Member(cluster=COLLECTIVE, role=Role.TRAINER, rank=0, endpoint=TRAINERS[0], local_size=2, **COMMON)
 RANK_1 = dataclasses.replace(RANK_0, rank=1, local_rank=1, endpoint=TRAINERS[1])
 SERVER = Member(cluster=PS, role=Role.SERVER, rank=0, endpoint=SERVERS[0], **COMMON)
@@ -103,7 +103,7 @@ def test_what_is_written_is_owned(member):
 
 EVERYWHERE = {
     "POD_NAME": "evjsyn",
-    "PADDLE_LOG_DIR": "/work/log",
+    "PADDLE_LOG_DIR": "/srv/log",
     "PADDLE_RESTART_COUNT": "0",
     "PADDLE_TRAINERS_NUM": "2",
     "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:6001,127.0.0.1:6002",
@@ -121,7 +121,7 @@ TORCHRUN = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "5001",
     "TORCHELASTIC_RESTART_COUNT": "0",
-    "TORCHELASTIC_ERROR_FILE": "/work/log/error.json",
+    "TORCHELASTIC_ERROR_FILE": "/srv/log/error.json",
     "TORCHELASTIC_USE_AGENT_STORE": "False",
 }
 PARAMETER_SERVER = EVERYWHERE | {
