@@ -14,7 +14,7 @@ from fleetrun.console.wrapping import wrapped
 from fleetrun.pod.loop import Loop
 
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
-_BOLD, _RED, _YELLOW, _RESET = "\033[1m", "\033[31m", "\033[33m", "\033[0m"
+_RED, _YELLOW, _RESET = "\033[31m", "\033[33m", "\033[0m"
 _LABEL_COLOURS = tuple(f"\033[{code}m" for code in (36, 32, 35, 34, 33, 96, 92, 95, 94, 93))
 
 

@@ -23,7 +23,6 @@ from trainers.strategy import PsConfigs
 
 _LONGEST_RETRY_S = 10.0
 _NOTICE_AFTER_S = 30.0
-_LEAVE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

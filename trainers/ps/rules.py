@@ -12,28 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 
 State = Sequence[torch.Tensor]
-
-
-class Rule(Protocol):
-    """A rule and its options. `states` is the number of state tensors, each as large as the values."""
-
-    code: ClassVar[int]
-
-    @property
-    def states(self) -> int: ...
-
-    @property
-    def initial_state(self) -> float: ...
-
-    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
-        """Change `values` and `state` in place; `step` counts the updates of the whole table, this one
-        included.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +131,10 @@ class SparseAdam:
 
 
 AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam
+"""`states` is the number of state tensors, each as large as the values and full of `initial_state` at first.
+`update` changes values and state in place; `step` counts the updates of the whole table, this one included.
+"""
+
 RULES: dict[int, type[AnyRule]] = {rule.code: rule for rule in (Fixed, SGD, Adagrad, Adam, SparseAdam)}
 
 

@@ -56,9 +56,6 @@ class Kind(IntEnum):
     PROBE = 20  # from the server, unasked: finds out whether a connection still stands; not answered
 
 
-REPLIES = frozenset({Kind.DONE, Kind.DATA, Kind.WAIT, Kind.REFUSED, Kind.PROBE})
-
-
 class Field(IntEnum):
     """What a part holds."""
 
