@@ -13,11 +13,11 @@ import torch
 from trainers.errors import UsageError
 from trainers.lastwords import failed, leave_dismissed
 from trainers.optimizer import DistributedOptimizer
-from trainers.ps.layout import plan
-from trainers.ps.optimizers import check_supported
-from trainers.ps.served import ServedOptimizer, watch_model
-from trainers.ps.server import Server
-from trainers.ps.worker import Worker
+from trainers.ps.server.server import Server
+from trainers.ps.trainer.layout import plan
+from trainers.ps.trainer.optimizers import check_supported
+from trainers.ps.trainer.served import ServedOptimizer, watch_model
+from trainers.ps.trainer.worker import Worker
 from trainers.role import Identity
 from trainers.strategy import DistributedStrategy
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from trainers.ps.members import Refusal
-from trainers.ps.rounds import Gradient
-from trainers.ps.spec import SpecError, TableSpec
-from trainers.ps.table import KeysError, ShapeError, Table, TableError, make_table
-from trainers.ps.wire import Code, Field, Part
+from trainers.ps.net.wire import Code, Field, Part
+from trainers.ps.server.members import Refusal
+from trainers.ps.server.rounds import Gradient
+from trainers.ps.tables.spec import SpecError, TableSpec
+from trainers.ps.tables.table import KeysError, ShapeError, Table, TableError, make_table
 
 _CODES: dict[type[TableError], Code] = {ShapeError: Code.BAD_SHAPE, KeysError: Code.BAD_KEYS}
 

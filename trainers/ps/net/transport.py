@@ -12,7 +12,7 @@ import socket as socket_module
 import zmq
 
 from trainers.errors import ServerError
-from trainers.ps.wire import MAX_FRAME_BYTES
+from trainers.ps.net.wire import MAX_FRAME_BYTES
 
 _DOMAIN = b"fleetrun"
 _HIGH_WATER = 1000

@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from trainers.ps.members import Members
-from trainers.ps.rules import SGD, Fixed
-from trainers.ps.service import Service
-from trainers.ps.spec import TableKind, TableSpec
-from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.server.members import Members
+from trainers.ps.server.service import Service
+from trainers.ps.tables.rules import SGD, Fixed
+from trainers.ps.tables.spec import TableKind, TableSpec
 
 GRACE, JOIN = 5.0, 60.0
 JOB = "a job"

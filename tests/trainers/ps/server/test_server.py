@@ -13,13 +13,13 @@ import torch
 import zmq
 
 from tests.support.cluster import reserved_endpoints
-from tests.trainers.ps.test_wire import mutate
+from tests.trainers.ps.net.test_wire import mutate
 from trainers.errors import ServerError
-from trainers.ps.client import Client, Request
-from trainers.ps.rules import Adam, SparseAdam
-from trainers.ps.server import Server
-from trainers.ps.spec import TableKind, TableSpec, job_words
-from trainers.ps.wire import Field, Kind, Message, Part, bytes_part, decode, encode
+from trainers.ps.net.client import Client, Request
+from trainers.ps.net.wire import Field, Kind, Message, Part, bytes_part, decode, encode
+from trainers.ps.server.server import Server
+from trainers.ps.tables.rules import Adam, SparseAdam
+from trainers.ps.tables.spec import TableKind, TableSpec, job_words
 from trainers.strategy import PsConfigs
 
 CONFIGS = PsConfigs(request_timeout_s=20)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainers.errors import NotSupportedError
-from trainers.ps.rules import SGD, Adagrad, Adam, AnyRule, SparseAdam
+from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, SparseAdam
 
 _KINDS = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.SparseAdam)
 # How torch computes, not what: no effect on the result.

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from trainers.ps.client import Client, Request
-from trainers.ps.layout import SparseParameter
+from trainers.ps.net.client import Client, Request
+from trainers.ps.net.wire import Field, Kind, Part
 from trainers.ps.partition import owners
-from trainers.ps.rounds import merge_rows
-from trainers.ps.wire import Field, Kind, Part
+from trainers.ps.server.rounds import merge_rows
+from trainers.ps.trainer.layout import SparseParameter
 
 _CHUNK_BYTES = 4 << 20
 

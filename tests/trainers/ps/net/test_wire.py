@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
+from trainers.ps.net.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
 
 
 def push() -> Message:

@@ -17,8 +17,8 @@ import zmq
 
 from trainers.errors import FleetError, ServerError, TrainerLostError
 from trainers.glog import glog
-from trainers.ps.transport import client_socket
-from trainers.ps.wire import Buffer, Code, Kind, Message, Part, WireError, decode, encode
+from trainers.ps.net.transport import client_socket
+from trainers.ps.net.wire import Buffer, Code, Kind, Message, Part, WireError, decode, encode
 from trainers.strategy import PsConfigs
 
 _LONGEST_RETRY_S = 10.0

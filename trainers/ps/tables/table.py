@@ -11,9 +11,9 @@ from typing import Protocol
 
 import torch
 
-from trainers.ps.index import KeyIndex
-from trainers.ps.rules import Fixed
-from trainers.ps.spec import TableKind, TableSpec
+from trainers.ps.tables.index import KeyIndex
+from trainers.ps.tables.rules import Fixed
+from trainers.ps.tables.spec import TableKind, TableSpec
 
 
 class TableError(ValueError):

@@ -13,11 +13,11 @@ import zmq
 
 from trainers.errors import ServerError
 from trainers.glog import glog
-from trainers.ps.members import Members
-from trainers.ps.service import Outgoing, Service
-from trainers.ps.spec import job_words
-from trainers.ps.transport import server_socket
-from trainers.ps.wire import Field, Kind, Message, WireError, bytes_part, decode, encode
+from trainers.ps.net.transport import server_socket
+from trainers.ps.net.wire import Field, Kind, Message, WireError, bytes_part, decode, encode
+from trainers.ps.server.members import Members
+from trainers.ps.server.service import Outgoing, Service
+from trainers.ps.tables.spec import job_words
 from trainers.strategy import PsConfigs
 
 _LOOK_EVERY_S = 0.5

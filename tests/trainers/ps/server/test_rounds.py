@@ -1,6 +1,6 @@
 import torch
 
-from trainers.ps.rounds import Gradient, Round, merge_rows
+from trainers.ps.server.rounds import Gradient, Round, merge_rows
 
 
 def dense(*values: float, lr: float = 0.1) -> Gradient:

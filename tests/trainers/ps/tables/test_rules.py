@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from trainers.ps.optimizers import rule_for
-from trainers.ps.spec import TableKind, TableSpec
-from trainers.ps.table import make_table
+from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.tables.table import make_table
+from trainers.ps.trainer.optimizers import rule_for
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 

@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-from trainers.ps.rules import RULES, AnyRule, options_of
+from trainers.ps.tables.rules import RULES, AnyRule, options_of
 
 MAX_BLOCK = 1 << 24
 MAX_DIM = 1 << 20

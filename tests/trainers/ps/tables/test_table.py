@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from trainers.ps.index import KeyIndex
-from trainers.ps.rules import SGD, Adam, Fixed, SparseAdam
-from trainers.ps.spec import SpecError, TableKind, TableSpec
-from trainers.ps.table import KeysError, ShapeError, TableError, make_table
+from trainers.ps.tables.index import KeyIndex
+from trainers.ps.tables.rules import SGD, Adam, Fixed, SparseAdam
+from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
+from trainers.ps.tables.table import KeysError, ShapeError, TableError, make_table
 
 
 def keys(*values: int) -> torch.Tensor:

@@ -3,9 +3,9 @@ import torch
 
 from tests.support.training import TwoTables
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.layout import plan
-from trainers.ps.rules import SGD, Fixed
-from trainers.ps.spec import TableKind
+from trainers.ps.tables.rules import SGD, Fixed
+from trainers.ps.tables.spec import TableKind
+from trainers.ps.trainer.layout import plan
 from trainers.strategy import PsConfigs
 
 

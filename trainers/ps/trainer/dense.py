@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from trainers.errors import NotSupportedError
-from trainers.ps.client import Request
-from trainers.ps.layout import DenseParameter
-from trainers.ps.wire import Field, Kind, Message, Part
+from trainers.ps.net.client import Request
+from trainers.ps.net.wire import Field, Kind, Message, Part
+from trainers.ps.trainer.layout import DenseParameter
 
 _NOTHING = torch.empty(0)
 

@@ -11,7 +11,7 @@ import torch
 
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
-from trainers.ps.optimizers import options_snapshot
+from trainers.ps.trainer.optimizers import options_snapshot
 
 
 class Stepper(Protocol):

@@ -7,13 +7,13 @@ from __future__ import annotations
 import itertools
 
 from trainers.errors import ServerError
-from trainers.ps.client import Client, Request
-from trainers.ps.dense import DenseParameters
-from trainers.ps.embedding import Serving
-from trainers.ps.layout import Layout
-from trainers.ps.remote import RemoteTable
-from trainers.ps.spec import job_words
-from trainers.ps.wire import Code, Field, Kind, Part, bytes_part
+from trainers.ps.net.client import Client, Request
+from trainers.ps.net.wire import Code, Field, Kind, Part, bytes_part
+from trainers.ps.tables.spec import job_words
+from trainers.ps.trainer.dense import DenseParameters
+from trainers.ps.trainer.embedding import Serving
+from trainers.ps.trainer.layout import Layout
+from trainers.ps.trainer.remote import RemoteTable
 from trainers.role import Identity
 from trainers.strategy import PsConfigs
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainers.errors import NotSupportedError
-from trainers.ps.embedding import EmbeddingModule, Serving, find
+from trainers.ps.trainer.embedding import EmbeddingModule, Serving, find
 
 MODULES: dict[str, Callable[[], EmbeddingModule]] = {
     "plain": lambda: torch.nn.Embedding(10, 3, sparse=True),

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.embedding import EmbeddingModule, find
-from trainers.ps.optimizers import rule_for
 from trainers.ps.partition import place, slices
-from trainers.ps.rules import AnyRule, Fixed
-from trainers.ps.spec import MAX_BLOCK, TableKind, TableSpec
+from trainers.ps.tables.rules import AnyRule, Fixed
+from trainers.ps.tables.spec import MAX_BLOCK, TableKind, TableSpec
+from trainers.ps.trainer.embedding import EmbeddingModule, find
+from trainers.ps.trainer.optimizers import rule_for
 from trainers.strategy import PsConfigs
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainers.ps.members import Member, Members, Reachable, Refusal
-from trainers.ps.rounds import Gradient, Round
-from trainers.ps.store import Store
-from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.server.members import Member, Members, Reachable, Refusal
+from trainers.ps.server.rounds import Gradient, Round
+from trainers.ps.server.store import Store
 
 Outgoing = tuple[bytes, Message]
 

@@ -1,0 +1,1 @@
+"""The wire between trainers and servers: bytes, sockets, requests."""

@@ -1,0 +1,1 @@
+"""A parameter server: members, steps, and what is answered."""
