@@ -1,4 +1,6 @@
-"""TableSpec: what a table is, before there is one; its form on the wire. Leaves memory to `table`."""
+"""TableSpec: what a table is, before there is one; its form on the wire. Leaves memory to `dense` and
+`sparse`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from enum import IntEnum
 from trainers.ps.tables.rules import RULES, AnyRule, options_of
 
 MAX_BLOCK = 1 << 24
-MAX_DIM = 1 << 20
+MAX_DIM = 512
 
 _HEAD = struct.Struct("<BBHQ")
+_ROWS = struct.Struct("<BBBBQdddddd")
 
 
 class SpecError(ValueError):
@@ -24,6 +27,53 @@ class TableKind(IntEnum):
     SPARSE = 2
 
 
+class InitKind(IntEnum):
+    """How the values of a new row are made. `a` and `b` of Initializer are given with each."""
+
+    UNIFORM = 1  # from a up to b
+    NORMAL = 2  # mean a, standard deviation b
+
+
+@dataclass(frozen=True, slots=True)
+class Initializer:
+    """The values of a row as a pure function of (seed, key, column). Zeros: UNIFORM from 0 to 0."""
+
+    kind: InitKind = InitKind.UNIFORM
+    a: float = 0.0
+    b: float = 0.0
+    seed: int = 0
+
+
+class EntryKind(IntEnum):
+    """Which keys get a row. `a` of Entry is given with each."""
+
+    ALL = 0
+    PROBABILITY = 1  # a key has a row with probability a: decided once, by (seed, key)
+    COUNT = 2  # once a key has been pulled in training a times
+    SHOW_CLICK = 3  # as ALL, and pushes bring the shows and clicks of their keys
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry filter: who has no row reads as the initial value, and gradients for it are dropped."""
+
+    kind: EntryKind = EntryKind.ALL
+    a: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOptions:
+    """What only sparse tables have. `low` and `high` bound every value after an update. `statistics`: each
+    row counts shows, clicks and unseen days.
+    """
+
+    init: Initializer = Initializer()
+    entry: Entry = Entry()
+    low: float = -math.inf
+    high: float = math.inf
+    statistics: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
     """`size` is the number of elements of a dense block, or the row length of a sparse table."""
@@ -32,17 +82,25 @@ class TableSpec:
     name: str
     size: int
     rule: AnyRule
+    rows: RowOptions = RowOptions()
 
     def encode(self) -> bytes:
-        """B kind | B rule | H options | Q size | d for each option | name in UTF-8."""
+        """B kind | B rule | H options | Q size | row options | d for each rule option | name in UTF-8.
+
+        Row options: B init kind | B entry kind | B statistics | B zero | Q seed | d init a | d init b |
+        d entry a | d low | d high | d zero.
+        """
         options = options_of(self.rule)
         head = _HEAD.pack(self.kind, self.rule.code, len(options), self.size)
-        return head + struct.pack(f"<{len(options)}d", *options) + self.name.encode()
+        rows, init, entry = self.rows, self.rows.init, self.rows.entry
+        numbers = (init.a, init.b, entry.a, rows.low, rows.high, 0)
+        shape = _ROWS.pack(init.kind, entry.kind, rows.statistics, 0, init.seed, *numbers)
+        return head + shape + struct.pack(f"<{len(options)}d", *options) + self.name.encode()
 
     @classmethod
     def decode(cls, content: bytes) -> TableSpec:
         """Raises SpecError when the bytes are not exactly what `encode` writes."""
-        if len(content) < _HEAD.size:
+        if len(content) < _HEAD.size + _ROWS.size:
             raise SpecError(f"a table spec of {len(content)} bytes")
         kind, rule_code, count, size = _HEAD.unpack_from(content)
         rule = RULES.get(rule_code)
@@ -50,17 +108,35 @@ class TableSpec:
             raise SpecError(f"a table of kind {kind} with rule {rule_code} and {count} options")
         if not 0 < size <= (MAX_BLOCK if kind == TableKind.DENSE else MAX_DIM):
             raise SpecError(f"a table of size {size}")
-        end = _HEAD.size + 8 * count
+        rows = _decode_rows(content)
+        end = _HEAD.size + _ROWS.size + 8 * count
         if len(content) < end:
             raise SpecError("a table spec that ends too early")
-        options = struct.unpack_from(f"<{count}d", content, _HEAD.size)
+        options = struct.unpack_from(f"<{count}d", content, _HEAD.size + _ROWS.size)
         if not all(map(math.isfinite, options)):
             raise SpecError(f"rule options {options}")
         try:
             name = content[end:].decode()
         except UnicodeDecodeError:
             raise SpecError("a table name that is not UTF-8") from None
-        return cls(kind=TableKind(kind), name=name, size=size, rule=rule(*options))
+        return cls(kind=TableKind(kind), name=name, size=size, rule=rule(*options), rows=rows)
+
+
+def _decode_rows(content: bytes) -> RowOptions:
+    init, entry, statistics, zero, seed, a, b, filter_a, low, high, rest = _ROWS.unpack_from(
+        content, _HEAD.size
+    )
+    if init not in tuple(InitKind) or entry not in tuple(EntryKind) or statistics > 1 or zero or rest:
+        raise SpecError(f"row options of init {init}, entry {entry}, statistics {statistics}")
+    if not all(map(math.isfinite, (a, b, filter_a))) or not low <= high:
+        raise SpecError(f"an initializer of {a}, {b}, an entry of {filter_a}, bounds of {low}, {high}")
+    return RowOptions(
+        init=Initializer(InitKind(init), a, b, seed),
+        entry=Entry(EntryKind(entry), filter_a),
+        low=low,
+        high=high,
+        statistics=bool(statistics),
+    )
 
 
 def job_words(sync: bool, trainers: int, servers: int, index: int) -> str:
