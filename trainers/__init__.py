@@ -13,11 +13,29 @@ if TYPE_CHECKING:
     from trainers import fleet
     from trainers.collective.data_parallel import DataParallel
     from trainers.collective.parallel_env import get_rank, get_world_size, init_parallel_env
+    from trainers.data.dataset import QueueDataset
+    from trainers.data.generator import MultiSlotDataGenerator
+    from trainers.data.inmemory import InMemoryDataset
+    from trainers.data.slots import Slot
 
-__all__ = ["DataParallel", "fleet", "get_rank", "get_world_size", "init_parallel_env"]
+__all__ = [
+    "DataParallel",
+    "InMemoryDataset",
+    "MultiSlotDataGenerator",
+    "QueueDataset",
+    "Slot",
+    "fleet",
+    "get_rank",
+    "get_world_size",
+    "init_parallel_env",
+]
 
 _HOMES = {
     "DataParallel": "trainers.collective.data_parallel",
+    "InMemoryDataset": "trainers.data.inmemory",
+    "MultiSlotDataGenerator": "trainers.data.generator",
+    "QueueDataset": "trainers.data.dataset",
+    "Slot": "trainers.data.slots",
     "get_rank": "trainers.collective.parallel_env",
     "get_world_size": "trainers.collective.parallel_env",
     "init_parallel_env": "trainers.collective.parallel_env",

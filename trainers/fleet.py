@@ -5,16 +5,21 @@ work to `collective` and `ps`.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from trainers.collective.runtime import CollectiveRuntime
+from trainers.data import loop
+from trainers.data.batch import Batch as DataBatch
+from trainers.data.loop import Result, Step
 from trainers.errors import NotSupportedError, UsageError
 from trainers.lastwords import install
 from trainers.optimizer import DistributedOptimizer
-from trainers.ps.runtime import ServerRuntime, TrainerRuntime
+from trainers.ps.tables.shrink import ShrinkPolicy
+from trainers.ps.trainer.prefetch import Batch, Ids, prefetched
 from trainers.role import EnvironmentRoleMaker, Identity, RoleMaker
-from trainers.runtime import Runtime
+from trainers.runtime import Runtime, Where
 from trainers.strategy import DistributedStrategy
 
 __all__ = [
@@ -22,17 +27,24 @@ __all__ = [
     "barrier_worker",
     "distributed_model",
     "distributed_optimizer",
+    "infer_from_dataset",
     "init",
     "init_server",
     "init_worker",
     "is_first_worker",
     "is_server",
     "is_worker",
+    "prefetch",
+    "resume_step",
     "run_server",
+    "save_inference_model",
+    "save_persistables",
     "server_endpoints",
     "server_index",
     "server_num",
+    "shrink",
     "stop_worker",
+    "train_from_dataset",
     "worker_endpoints",
     "worker_index",
     "worker_num",
@@ -121,12 +133,74 @@ class Fleet:
         """Wait until every trainer is here."""
         self._ready("barrier_worker").barrier_worker()
 
+    def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
+        """The same batches, while the rows of the next one are already fetched from the servers.
+
+        `ids(batch)` tells with which tensors (the very same objects) the served embeddings will be called:
+        `{module: tensor or tensors}`, or just those when the model has one.
+        """
+        runtime = self._ready("prefetch")
+        return prefetched(batches, lambda batch: runtime.expect(ids(batch)))
+
+    def train_from_dataset(
+        self,
+        step: Step,
+        dataset: Iterable[DataBatch],
+        *,
+        ids: Callable[[DataBatch], Ids] | None = None,
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] = (),
+        print_period: int = 100,
+    ) -> Result:
+        """One pass over a data set, `step(batch)` for each batch; see trainers.data.loop. With `ids`, rows
+        are prefetched as by `prefetch`.
+        """
+        ahead = self._ahead("train_from_dataset", ids)
+        return loop.train_from_dataset(
+            step,
+            dataset,
+            fetch_list=fetch_list,
+            fetch_info=fetch_info,
+            print_period=print_period,
+            prefetch=ahead,
+        )
+
+    def infer_from_dataset(
+        self,
+        step: Step,
+        dataset: Iterable[DataBatch],
+        *,
+        ids: Callable[[DataBatch], Ids] | None = None,
+        fetch_list: Sequence[str] = (),
+        fetch_info: Sequence[str] = (),
+        print_period: int = 100,
+    ) -> Result:
+        """The same without gradients; call `model.eval()` before it."""
+        ahead = self._ahead("infer_from_dataset", ids)
+        return loop.infer_from_dataset(
+            step,
+            dataset,
+            fetch_list=fetch_list,
+            fetch_info=fetch_info,
+            print_period=print_period,
+            prefetch=ahead,
+        )
+
+    def _ahead(self, call: str, ids: Callable[[DataBatch], Ids] | None) -> Callable[[DataBatch], None] | None:
+        runtime = self._ready(call)
+        return None if ids is None else lambda batch: runtime.expect(ids(batch))
+
+    def resume_step(self) -> int:
+        """How many steps of this trainer's place the servers had when it started: 0, unless it was
+        restarted. A script that skips as many batches goes on where its former self was.
+        """
+        return self._ready("resume_step").resume_step()
+
     def init_server(self, dirname: str | None = None) -> None:
-        """Bind this server's endpoint. Loading saved tables from `dirname` is not in this version."""
-        runtime = self._ready("init_server")
-        if dirname is not None:
-            raise NotSupportedError(f"init_server({dirname!r}): loading saved tables is not in this version")
-        runtime.init_server()
+        """Bind this server's endpoint, and begin with the tables saved in `dirname`, if given: a folder that
+        every server can read.
+        """
+        self._ready("init_server").init_server(dirname)
 
     def run_server(self) -> None:
         """Serve until every trainer has called stop_worker, or SIGTERM."""
@@ -135,6 +209,30 @@ class Fleet:
     def init_worker(self) -> None:
         """Connect to the servers; all trainers start from trainer 0's initial values."""
         self._ready("init_worker").init_worker()
+
+    def save_persistables(self, dirname: Where, mode: int = 0) -> None:
+        """Save all tables to a folder that every server can write: a path of a shared disk, or a URL that
+        fsspec knows. For one trainer to call; the others may go on training.
+
+        mode: 0 everything; 1 the rows changed since the last save, beside it; 2 values only, for serving; 3
+        as 0, when a day has passed in the tables' statistics. Raises SaveError or ServerError; the former
+        save stays current then.
+        """
+        if mode not in (0, 1, 2, 3):
+            raise UsageError(f"save_persistables mode is {mode!r}; it must be 0, 1, 2 or 3")
+        self._ready("save_persistables").save(dirname, mode)
+
+    def save_inference_model(self, dirname: Where) -> None:
+        """Save what serving needs: the values of all tables, without optimizer state and statistics.
+        `trainers.ps.read_values(dirname)` reads them without servers.
+        """
+        self._ready("save_inference_model").save(dirname, 2)
+
+    def shrink(self, policy: ShrinkPolicy | None = None) -> int:
+        """A day has passed: age the statistics of all tables that keep them, and remove the rows that are
+        not worth their memory. For one trainer to call; returns how many rows went.
+        """
+        return self._ready("shrink").shrink(policy or ShrinkPolicy())
 
     def stop_worker(self) -> None:
         """Say that this trainer has finished, wait for the others, and bring the trained values into the
@@ -169,6 +267,9 @@ def _check_kind(is_collective: bool, identity: Identity) -> None:
 def _runtime(is_collective: bool, identity: Identity, strategy: DistributedStrategy) -> Runtime:
     if is_collective:
         return CollectiveRuntime(identity, strategy)
+    # Late: its kernels take a third of a second to load, which a collective job need not wait for.
+    from trainers.ps.runtime import ServerRuntime, TrainerRuntime
+
     return ServerRuntime(identity, strategy) if identity.is_server else TrainerRuntime(identity, strategy)
 
 
@@ -186,6 +287,13 @@ server_index = _fleet.server_index
 worker_endpoints = _fleet.worker_endpoints
 server_endpoints = _fleet.server_endpoints
 barrier_worker = _fleet.barrier_worker
+prefetch = _fleet.prefetch
+resume_step = _fleet.resume_step
+train_from_dataset = _fleet.train_from_dataset
+infer_from_dataset = _fleet.infer_from_dataset
+save_persistables = _fleet.save_persistables
+save_inference_model = _fleet.save_inference_model
+shrink = _fleet.shrink
 init_server = _fleet.init_server
 run_server = _fleet.run_server
 init_worker = _fleet.init_worker

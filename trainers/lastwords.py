@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any, NoReturn
 
 FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
 
@@ -17,7 +18,7 @@ _failed = False
 
 
 def failed() -> bool:
-    """Whether an uncaught exception is ending this process."""
+    """Whether an uncaught exception, or sys.exit with something else than 0, is ending this process."""
     return _failed
 
 
@@ -44,7 +45,9 @@ def error_file(environ: Mapping[str, str]) -> str:
 
 
 def install() -> None:
-    """Chain the hook in front of `sys.excepthook`. Calling it again changes nothing."""
+    """Chain the hook in front of `sys.excepthook`, and note what `sys.exit` is called with: no hook sees
+    that. Calling it again changes nothing.
+    """
     if getattr(sys.excepthook, "_fleetrun", False):
         return
     previous = sys.excepthook
@@ -57,6 +60,14 @@ def install() -> None:
             _write(Path(path), document(kind, error, trace, time.time_ns()))
         previous(kind, error, trace)
 
+    leave = sys.exit
+
+    def exit(code: Any = None, /) -> NoReturn:
+        global _failed
+        _failed = _failed or code not in (None, 0, False)
+        leave(code)
+
+    sys.exit = exit
     hook._fleetrun = True  # type: ignore[attr-defined]  # a mark on a function, so that it is installed once
     sys.excepthook = hook
 

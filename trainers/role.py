@@ -22,6 +22,7 @@ class Identity:
 
     `index` counts within the role; `trainers` and `servers` are `host:port` in rank order, `trainers` is
     empty where the environment does not tell. `source` says who started this process, for messages.
+    `scratch` is a folder for what this launch keeps on this machine.
     """
 
     index: int = 0
@@ -36,6 +37,7 @@ class Identity:
     backend: str | None = None
     restart_count: int = 0
     source: str = "a process on its own"
+    scratch: str = "ps"
 
     @property
     def alone(self) -> bool:
@@ -117,4 +119,5 @@ def _of_member(member: contract.Member) -> Identity:
         backend=member.backend,
         restart_count=member.restart_count,
         source="fleetrun",
+        scratch=f"{member.log_dir}/ps.{member.pod}",
     )

@@ -4,12 +4,17 @@ answers.
 
 from __future__ import annotations
 
-from typing import Protocol
+import os
+from typing import Protocol, TypeAlias
 
 import torch
 
 from trainers.optimizer import DistributedOptimizer
+from trainers.ps.tables.shrink import ShrinkPolicy
+from trainers.ps.trainer.prefetch import Ids
 from trainers.strategy import DistributedStrategy
+
+Where: TypeAlias = str | os.PathLike[str]
 
 
 class Runtime(Protocol):
@@ -25,7 +30,15 @@ class Runtime(Protocol):
 
     def barrier_worker(self) -> None: ...
 
-    def init_server(self) -> None: ...
+    def expect(self, ids: Ids) -> None: ...
+
+    def resume_step(self) -> int: ...
+
+    def save(self, dirname: Where, mode: int) -> None: ...
+
+    def shrink(self, policy: ShrinkPolicy) -> int: ...
+
+    def init_server(self, dirname: str | None = None) -> None: ...
 
     def run_server(self) -> None: ...
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 # launcher's without these, plus `write`: so a launcher that runs inside a trainer, or after one in the same
 # shell, starts clean.
 OWNED_PREFIXES = ("TORCHELASTIC_", "FLAGS_selected_", "FLEETRUN_")
+# The job's secret is the user's: a nested launch has the same.
+GIVEN = frozenset({"FLEETRUN_TOKEN"})
 # fmt: off
 OWNED = frozenset(
     {
@@ -38,5 +40,5 @@ def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name not in OWNED and not name.startswith(OWNED_PREFIXES)
+        if name in GIVEN or (name not in OWNED and not name.startswith(OWNED_PREFIXES))
     }

@@ -260,6 +260,10 @@ def test_a_process_of_a_job_knows_that_it_is_one():
     assert inside_container({}) is None
 
 
+def test_the_secret_of_a_job_is_the_users_and_is_handed_down():
+    assert without_contract({"FLEETRUN_TOKEN": "s", "FLEETRUN_LOCAL": "0/1"}) == {"FLEETRUN_TOKEN": "s"}
+
+
 def test_without_contract_keeps_what_is_the_users():
     mine = {"HOME": "/root", "PADDLE_SERVER_NUM": "2", "CUDA_VISIBLE_DEVICES": "0", "RANKING": "1"}
     assert without_contract(write(HETER_WORKER) | write(RANK_0) | mine) == mine

@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from fleetrun.envs import contract
 from fleetrun.envs.contract import Cluster, Member, Mode, Role
@@ -34,12 +35,29 @@ def reserved_endpoints(count: int) -> Iterator[tuple[str, ...]]:
         yield tuple(endpoints)
 
 
+class Running(Protocol):
+    """What is needed of a subprocess.Popen."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def terminate(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Process:
     """One started member of a job; its output goes to a file."""
 
     member: Member
-    popen: subprocess.Popen[bytes]
+    popen: Running
     log: Path
 
     @property
@@ -74,6 +92,7 @@ class Job:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self.cluster = cluster
         self._folder = folder
+        self._started = 0
         self.processes: list[Process] = []
 
     @property
@@ -98,11 +117,17 @@ class Job:
             omp_threads=1,
         )
         member = replace(member, **changes)  # type: ignore[arg-type]
-        log = self._folder / f"{role}.{rank}.{len(self.processes)}.log"
+        log = self._folder / f"{role}.{rank}.{self._started}.log"
+        self._started += 1
         environ = contract.without_contract(os.environ) | contract.write(member)
         environ |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        process = Process(member, self._run(command, environ, log), log)
+        self.processes.append(process)
+        return process
+
+    def _run(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> Running:
         with log.open("wb") as output:
-            popen = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, *command],
                 env=environ,
                 cwd=self._folder,
@@ -110,9 +135,6 @@ class Job:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        process = Process(member, popen, log)
-        self.processes.append(process)
-        return process
 
     def start_all(self, command: Sequence[str]) -> None:
         """Servers, then trainers, all with the same command."""
@@ -130,8 +152,10 @@ class Job:
 
 
 @contextmanager
-def job(folder: Path, *, trainers: int, servers: int = 0) -> Iterator[Job]:
-    """A parameter-server job, or a collective one without servers."""
+def job(
+    folder: Path, *, trainers: int, servers: int = 0, make: Callable[[Cluster, Path], Job] | None = None
+) -> Iterator[Job]:
+    """A parameter-server job, or a collective one without servers. `make`: another kind of Job."""
     with reserved_endpoints(trainers + servers + 1) as endpoints:
         cluster = Cluster(
             mode=Mode.PS if servers else Mode.COLLECTIVE,
@@ -139,7 +163,7 @@ def job(folder: Path, *, trainers: int, servers: int = 0) -> Iterator[Job]:
             servers=endpoints[trainers : trainers + servers],
             master=endpoints[-1],
         )
-        running = Job(cluster, folder)
+        running = (make or Job)(cluster, folder)
         try:
             yield running
         finally:

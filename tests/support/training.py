@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-STEPS = 50
+STEPS = 100
 BATCH = 6
 
 
@@ -42,8 +42,10 @@ class TwoTables(torch.nn.Module):
 
 
 def batch(step: int, trainers: int, rank: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids, targets) of one trainer, or of all of them together."""
-    generator = torch.Generator().manual_seed(1000 + step)
+    """(ids, targets) of one trainer, or of all of them together; the same ten batches again and again, so
+    that there is something to learn.
+    """
+    generator = torch.Generator().manual_seed(1000 + step % 10)
     ids = torch.randint(0, 40, (trainers * BATCH, 6), generator=generator)
     targets = torch.randn(trainers * BATCH, generator=generator)
     mine = slice(None) if rank is None else slice(rank * BATCH, (rank + 1) * BATCH)

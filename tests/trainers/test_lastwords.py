@@ -59,3 +59,16 @@ def test_the_first_named_file_wins_and_empty_ones_do_not_count() -> None:
     assert lastwords.error_file({"FLEETRUN_ERROR_FILE": "", "TORCHELASTIC_ERROR_FILE": "b"}) == "b"
     assert lastwords.error_file({"FLEETRUN_ERROR_FILE": "a", "TORCHELASTIC_ERROR_FILE": "b"}) == "a"
     assert lastwords.error_file({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "failed"),
+    [("sys.exit(1)", True), ("sys.exit('no')", True), ("sys.exit()", False), ("sys.exit(0)", False)],
+)
+def test_sys_exit_with_a_failure_is_one(call: str, failed: bool) -> None:
+    script = (
+        f"import atexit, sys, trainers.lastwords as l; atexit.register(lambda: print(l.failed())); {call}"
+    )
+    ended = run("import trainers; " + script)
+    assert ended.stdout == f"{failed}\n"
+    assert (ended.returncode != 0) == failed

@@ -9,7 +9,10 @@ from trainers.collective.data_parallel import DataParallel
 from trainers.collective.group import start
 from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
+from trainers.ps.tables.shrink import ShrinkPolicy
+from trainers.ps.trainer.prefetch import Ids
 from trainers.role import Identity
+from trainers.runtime import Where
 from trainers.strategy import DistributedStrategy
 
 
@@ -33,7 +36,19 @@ class CollectiveRuntime:
     def barrier_worker(self) -> None:
         dist.barrier()
 
-    def init_server(self) -> None:
+    def expect(self, ids: Ids) -> None:
+        return  # every row is here already
+
+    def resume_step(self) -> int:
+        raise _no_servers("resume_step")
+
+    def save(self, dirname: Where, mode: int) -> None:
+        raise _no_servers("save_persistables")
+
+    def shrink(self, policy: ShrinkPolicy) -> int:
+        raise _no_servers("shrink")
+
+    def init_server(self, dirname: str | None = None) -> None:
         raise _no_servers("init_server")
 
     def run_server(self) -> None:

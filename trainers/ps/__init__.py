@@ -1,1 +1,55 @@
-"""The parameter server: Table, Partition, Wire, Server, Client; pull and push."""
+"""Parameter servers: tables that outgrow one process, trained by many. Names are imported when they are
+used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainers.ps.saved.values import read_values
+    from trainers.ps.tables.rules import FTRL, SGD, Adagrad, SparseAdam
+    from trainers.ps.tables.shrink import ShrinkPolicy
+    from trainers.ps.trainer.sparse_embedding import (
+        Constant,
+        CountFilterEntry,
+        Normal,
+        ProbabilityEntry,
+        ShowClickEntry,
+        SparseEmbedding,
+        Uniform,
+    )
+
+__all__ = [
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Constant",
+    "CountFilterEntry",
+    "Normal",
+    "ProbabilityEntry",
+    "ShowClickEntry",
+    "ShrinkPolicy",
+    "SparseAdam",
+    "SparseEmbedding",
+    "Uniform",
+    "read_values",
+]
+
+_RULES = "trainers.ps.tables.rules"
+_EMBEDDING = "trainers.ps.trainer.sparse_embedding"
+_HOMES = {
+    "FTRL": _RULES,
+    "SGD": _RULES,
+    "Adagrad": _RULES,
+    "SparseAdam": _RULES,
+    "ShrinkPolicy": "trainers.ps.tables.shrink",
+    "read_values": "trainers.ps.saved.values",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module(_HOMES.get(name, _EMBEDDING)), name)
+    raise AttributeError(f"module 'trainers.ps' has no attribute {name!r}")

@@ -5,20 +5,30 @@ Leaves tables to `server` and `worker`.
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 
 import torch
 
-from trainers.errors import UsageError
+from trainers.errors import FleetError, UsageError
+from trainers.glog import glog
 from trainers.lastwords import failed, leave_dismissed
 from trainers.optimizer import DistributedOptimizer
-from trainers.ps.server.server import Server
-from trainers.ps.trainer.layout import plan
+from trainers.ps.net.keys import keys_of
+from trainers.ps.saved.modes import SaveMode
+from trainers.ps.saved.saves import current
+from trainers.ps.server.server import Server, ServerPlan
+from trainers.ps.tables.shrink import ShrinkPolicy
+from trainers.ps.tables.warm import warm_up
+from trainers.ps.trainer.layout import Wishes, dense_of, plan
 from trainers.ps.trainer.optimizers import check_supported
+from trainers.ps.trainer.prefetch import Ids, by_module
 from trainers.ps.trainer.served import ServedOptimizer, watch_model
-from trainers.ps.trainer.worker import Worker
+from trainers.ps.trainer.worker import Local, Worker
 from trainers.role import Identity
+from trainers.runtime import Where
 from trainers.strategy import DistributedStrategy
 
 
@@ -40,15 +50,38 @@ class ServerRuntime:
     def barrier_worker(self) -> None:
         raise _not_a_trainer("barrier_worker")
 
-    def init_server(self) -> None:
+    def expect(self, ids: Ids) -> None:
+        raise _not_a_trainer("prefetch")
+
+    def resume_step(self) -> int:
+        raise _not_a_trainer("resume_step")
+
+    def save(self, dirname: Where, mode: int) -> None:
+        raise _not_a_trainer("save_persistables")
+
+    def shrink(self, policy: ShrinkPolicy) -> int:
+        raise _not_a_trainer("shrink")
+
+    def init_server(self, dirname: str | None = None) -> None:
         if self._server is not None:
             raise UsageError("fleet.init_server() was called twice")
+        identity, configs = self._identity, self.strategy.ps()
+        if dirname is not None:
+            current(dirname)  # says at once that there is no save
+        warm_up(tables=True)
         self._server = Server(
-            self._identity.servers,
-            self._identity.index,
-            self._identity.worker_num,
-            sync=not self.strategy.a_sync,
-            configs=self.strategy.ps(),
+            ServerPlan(
+                endpoints=identity.servers,
+                index=identity.index,
+                trainers=identity.worker_num,
+                sync=not self.strategy.a_sync,
+                configs=configs,
+                max_staleness=self.strategy.asynchronous().max_staleness,
+                settings=self.strategy.agreed(),
+                keys=keys_of(os.environ),
+                load_from=dirname,
+                keep_in=Path(configs.durability_dir or identity.scratch),
+            )
         )
 
     def run_server(self) -> None:
@@ -63,6 +96,10 @@ class ServerRuntime:
 
     def stop_worker(self) -> None:
         raise _not_a_trainer("stop_worker")
+
+    @property
+    def serving(self) -> bool:
+        return False
 
     def step(self) -> None:
         raise _not_a_trainer("distributed_optimizer(...).step")
@@ -92,6 +129,7 @@ class TrainerRuntime:
         self._model: torch.nn.Module | None = None
         self._optimizer: ServedOptimizer | None = None
         self._worker: Worker | None = None
+        self._resumed = 0
         self._unwatch: Callable[[], None] = _nothing
 
     def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -109,7 +147,7 @@ class TrainerRuntime:
         self._optimizer = ServedOptimizer(optimizer, self)
         return self._optimizer
 
-    def init_server(self) -> None:
+    def init_server(self, dirname: str | None = None) -> None:
         raise _not_a_server("init_server")
 
     def run_server(self) -> None:
@@ -121,10 +159,28 @@ class TrainerRuntime:
             raise UsageError("fleet.init_worker() was called before fleet.distributed_model(model)")
         if self._optimizer is None:
             raise UsageError("fleet.init_worker() was called before fleet.distributed_optimizer(optimizer)")
-        configs = self.strategy.ps()
-        layout = plan(self._model, self._optimizer.inner, len(self._identity.servers), configs)
-        self._worker = Worker(self._identity, layout, configs, sync=not self.strategy.a_sync)
+        strategy, configs = self.strategy, self.strategy.ps()
+        asynchronous = strategy.asynchronous() if strategy.a_sync else None
+        geo = asynchronous is not None and asynchronous.k_steps > 0
+        wishes = Wishes(configs=configs, tables=strategy.tables(), geo=geo, dense=strategy.dense == "servers")
+        layout = plan(self._model, self._optimizer.inner, len(self._identity.servers), wishes)
+        local = None
+        if geo:
+            local = Local(self._optimizer.local_step)
+        elif not wishes.dense:
+            local = Local(self._optimizer.local_step, *dense_of(self._model))
+        self._worker = Worker(
+            self._identity,
+            layout,
+            configs,
+            asynchronous,
+            settings=strategy.agreed(),
+            keys=keys_of(os.environ),
+            local=local,
+        )
+        warm_up(tables=geo)
         self._worker.start()
+        self._resumed = self._worker.step_number
         self._stage = _Stage.TRAINING
         self._unwatch = watch_model(self._model, self._worker, refresh=self.strategy.a_sync)
         self._optimizer.freeze_options()
@@ -133,10 +189,29 @@ class TrainerRuntime:
     def barrier_worker(self) -> None:
         self._training("barrier_worker").barrier()
 
+    def expect(self, ids: Ids) -> None:
+        worker = self._training("prefetch")
+        worker.prefetch(by_module(ids, worker.served_modules()))
+
+    def resume_step(self) -> int:
+        self._training("resume_step")
+        return self._resumed
+
+    def save(self, dirname: Where, mode: int) -> None:
+        self._training("save_persistables").save(dirname, SaveMode(mode))
+
+    def shrink(self, policy: ShrinkPolicy) -> int:
+        return self._training("shrink").shrink(policy)
+
     def stop_worker(self) -> None:
         self._training("stop_worker").finish()
         self._unwatch()  # from here on an ordinary torch model
         self._stage = _Stage.STOPPED
+
+    @property
+    def serving(self) -> bool:
+        """Whether servers hold the model's values."""
+        return self._stage is _Stage.TRAINING
 
     def step(self) -> None:
         self._training("distributed_optimizer(...).step").step()
@@ -165,6 +240,10 @@ class TrainerRuntime:
         # A script that forgot stop_worker has still finished; one that died has not, and others must know.
         if self._stage is _Stage.TRAINING and self._worker is not None and not failed():
             self._stage = _Stage.STOPPED
+            try:
+                self._worker.flush()  # what is merged or kept for later would be lost
+            except FleetError as error:
+                glog(f"the last gradients of this trainer could not be pushed: {error}")
             self._worker.leave()
 
 

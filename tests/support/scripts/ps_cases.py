@@ -1,21 +1,39 @@
-"""Train every case, one job after the other in the same processes: `ps_cases OUT sync|async CASE...`."""
+"""Train every case, one job after the other in the same processes: `ps_cases OUT MODE CASE...`; see MODES."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from tests.support.training import CASES, STEPS, TwoTables, loss_of
+from tests.support.training import CASES, STEPS, TwoTables, batch, loss_of
 from trainers.fleet import Fleet
 from trainers.optimizer import DistributedOptimizer
 from trainers.strategy import DistributedStrategy
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+MODES: dict[str, dict[str, Any]] = {
+    "sync": {"a_sync": False},
+    "sync_prefetch": {"a_sync": False},
+    "sync_allreduce": {"a_sync": False, "dense": "allreduce"},
+    "async": {"a_sync": True},
+    "async_prefetch": {"a_sync": True, "a_sync_configs": {"max_staleness": 3}},
+    "async_receive": {"a_sync": True, "a_sync_configs": {"independent_recv": True, "max_merge_var_num": 2}},
+    "in_order": {"a_sync": True, "a_sync_configs": {"overlap": False}},
+    "in_order_prefetch": {"a_sync": True, "a_sync_configs": {"overlap": False}},
+    "geo": {"a_sync": True, "a_sync_configs": {"k_steps": 7}},
+    "geo_prefetch": {"a_sync": True, "a_sync_configs": {"k_steps": 7}},
+}
 
 
 def train(fleet: Fleet, name: str, out: Path, mode: str) -> None:
     case = CASES[name]
     fleet.init(is_collective=False)
     strategy = DistributedStrategy()
-    strategy.a_sync = mode == "async"
+    for field, value in MODES[mode].items():
+        setattr(strategy, field, value)
     torch.manual_seed(fleet.worker_index())  # trainers start from different values: trainer 0's must win
     model = TwoTables()
     optimizer = fleet.distributed_optimizer(case.served(model), strategy)
@@ -24,7 +42,8 @@ def train(fleet: Fleet, name: str, out: Path, mode: str) -> None:
         fleet.init_server()
         fleet.run_server()
         return
-    train_here(fleet, model, optimizer, case.decay, out / f"{name}.{fleet.worker_index()}.pt")
+    file = out / f"{name}.{fleet.worker_index()}.pt"
+    train_here(fleet, model, optimizer, case.decay, file, prefetch=mode.endswith("prefetch"))
 
 
 def train_here(
@@ -33,13 +52,17 @@ def train_here(
     optimizer: DistributedOptimizer,
     decay: float,
     out: Path,
+    *,
+    prefetch: bool,
 ) -> None:
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
     fleet.init_worker()
     rank, trainers = fleet.worker_index(), fleet.worker_num()
-    losses = []
-    for step in range(STEPS):
-        loss = loss_of(model, step, trainers, rank)
+    batches: Iterable[Batch] = [batch(step, trainers, rank) for step in range(STEPS)]
+    if prefetch:  # of one embedding, which is called twice a step; the other fetches as it goes
+        batches = fleet.prefetch(batches, lambda batch: {model.words: [batch[0][:, :3], batch[0][:, 3]]})
+    for step, (ids, targets) in enumerate(batches):
+        loss = torch.nn.functional.mse_loss(model(ids), targets)
         if step % 2:
             optimizer.minimize(loss)
         else:
@@ -47,7 +70,6 @@ def train_here(
             optimizer.step()
             model.clear_gradients()
         schedule.step()
-        losses.append(loss.item())
     fleet.barrier_worker()
     during = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
@@ -59,7 +81,6 @@ def train_here(
         {
             "during": during,
             "after": model.state_dict(),
-            "losses": losses,
             "evaluated": (served_loss.item(), own_loss.item()),
         },
         out,

@@ -4,10 +4,14 @@ meaning to `worker`.
 A request is sent again, unchanged, until its reply comes: the server applies a push once for each sequence
 number. A server that says nothing for `request_timeout` seconds is an error that names it. A request may
 wait for other trainers as long as it takes: the server answers each repetition with WAIT.
+
+Sending and waiting are apart, so that a trainer computes while its requests are underway: libzmq's thread
+does the sending and receiving.
 """
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 from collections.abc import Sequence
@@ -17,9 +21,10 @@ import zmq
 
 from trainers.errors import FleetError, ServerError, TrainerLostError
 from trainers.glog import glog
+from trainers.ps.configs import PsConfigs
+from trainers.ps.net.keys import JobKeys
 from trainers.ps.net.transport import client_socket
 from trainers.ps.net.wire import Buffer, Code, Kind, Message, Part, WireError, decode, encode
-from trainers.strategy import PsConfigs
 
 _LONGEST_RETRY_S = 10.0
 _NOTICE_AFTER_S = 30.0
@@ -40,6 +45,7 @@ class _Pending:
     request: Request
     frames: list[Buffer]
     heard: float
+    limit: float
     retry_at: float
     retry_after: float
     notice_at: float
@@ -47,11 +53,36 @@ class _Pending:
     reply: Message | None = None
 
 
+class Ticket:
+    """Requests that are underway."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(self, pending: Sequence[_Pending]) -> None:
+        self._pending = pending
+
+    @property
+    def open(self) -> bool:
+        """Whether a reply is missing, as far as was looked."""
+        return any(each.reply is None for each in self._pending)
+
+    @property
+    def replies(self) -> list[Message]:
+        """What has been answered, in the order of the requests."""
+        return [each.reply for each in self._pending if each.reply is not None]
+
+
 class Client:
     """One trainer's connections. Not for use by several threads at once."""
 
     def __init__(
-        self, endpoints: Sequence[str], rank: int, configs: PsConfigs, *, first_retry_s: float = 1.0
+        self,
+        endpoints: Sequence[str],
+        rank: int,
+        configs: PsConfigs,
+        *,
+        keys: JobKeys | None = None,
+        first_retry_s: float = 1.0,
     ) -> None:
         self._first_retry_s = first_retry_s
         self._endpoints = endpoints
@@ -59,10 +90,13 @@ class Client:
         self._incarnation = secrets.randbits(63)
         self._configs = configs
         self._sequence = 0
+        self._pending: dict[int, _Pending] = {}
+        self._looked = time.monotonic()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         name = f"trainer-{rank}-{self._incarnation:x}".encode()
         self._sockets = [
-            client_socket(self._context, endpoint, name, configs.trainer_timeout_s) for endpoint in endpoints
+            client_socket(self._context, endpoint, name, configs.trainer_timeout_s, keys)
+            for endpoint in endpoints
         ]
         self._poller = zmq.Poller()
         for socket in self._sockets:
@@ -79,24 +113,43 @@ class Client:
         Raises ServerError when a server is silent for `silence` seconds (the request timeout) or refuses,
         TrainerLostError when a reply will not come because another trainer is gone.
         """
-        limit = silence or self._configs.request_timeout_s
-        pending: dict[int, _Pending] = {}
+        return self.wait(self.send(requests, silence))
+
+    def send(self, requests: Sequence[Request], silence: float | None = None) -> Ticket:
+        """Send all requests, in this order, without waiting. Their tensors belong to the client from here
+        on.
+        """
         now = time.monotonic()
+        if not self._pending:
+            self._looked = now
+        ticket = []
         for request in requests:
             self._sequence += 1
-            frames = encode(self._message(request))
-            pending[self._sequence] = _Pending(
+            each = _Pending(
                 request=request,
-                frames=frames,
+                frames=encode(self._message(request)),
                 heard=now,
+                limit=silence or self._configs.request_timeout_s,
                 retry_at=now + self._first_retry_s,
                 retry_after=self._first_retry_s,
                 notice_at=now + _NOTICE_AFTER_S,
             )
-            self._send(request.server, frames)
-        while any(each.reply is None for each in pending.values()):
-            self._turn(pending, limit)
-        return [each.reply for each in pending.values() if each.reply is not None]
+            self._pending[self._sequence] = each
+            ticket.append(each)
+            self._send(request.server, each.frames)
+        return Ticket(ticket)
+
+    def wait(self, ticket: Ticket) -> list[Message]:
+        """The replies, in the order of the requests; raises as `ask`."""
+        while ticket.open:
+            until = min(each.retry_at for each in self._pending.values())
+            self._turn(max(0.0, until - time.monotonic()))
+        return ticket.replies
+
+    def look(self) -> None:
+        """Take what has come, without waiting; raises as `ask` for anything that is underway."""
+        if self._pending:
+            self._turn(None)
 
     def _message(self, request: Request) -> Message:
         return Message(
@@ -108,25 +161,31 @@ class Client:
             parts=request.parts,
         )
 
-    def _turn(self, pending: dict[int, _Pending], limit: float) -> None:
-        """Wait for news or the next retry, whichever comes first."""
-        open_ones = [each for each in pending.values() if each.reply is None]
-        wait = max(0.0, min(each.retry_at for each in open_ones) - time.monotonic())
-        for socket, _ in self._poller.poll(round(wait * 1000) + 1):
-            self._receive(self._sockets.index(socket), pending)
-        now = time.monotonic()
-        for each in open_ones:
-            if each.reply is not None or now < each.retry_at:
-                continue
-            if now - each.heard > limit:
-                silent = f"{self._name(each.request.server)} has not answered {each.request.kind.name}"
-                raise ServerError(
-                    f"{silent} for {limit:g} s; it may have died or be unreachable: see its log"
-                )
-            self._send(each.request.server, each.frames)
-            each.retry_after = min(2 * each.retry_after, _LONGEST_RETRY_S, limit / 2)
-            each.retry_at = now + each.retry_after
-            self._notice(each, now)
+    def _turn(self, wait_s: float | None) -> None:
+        """Wait for news (None: do not), take all of it, and look after what is overdue."""
+        unseen = time.monotonic() - self._looked
+        for each in self._pending.values():
+            each.heard += unseen  # while nobody looked: that was not the server's silence
+        while ready := self._poller.poll(0 if wait_s is None else round(wait_s * 1000) + 1):
+            for socket, _ in ready:
+                self._receive(self._sockets.index(socket))
+            wait_s = None
+        self._looked = now = time.monotonic()
+        for each in list(self._pending.values()):
+            if now >= each.retry_at:
+                self._overdue(each, now)
+
+    def _overdue(self, each: _Pending, now: float) -> None:
+        if now - each.heard > each.limit:
+            silent = f"{self._name(each.request.server)} has not answered {each.request.kind.name}"
+            raise ServerError(
+                f"{silent} for {each.limit:g} s; it may have died or be unreachable: see its log"
+            )
+        self._send(each.request.server, each.frames)
+        each.retry_after = min(2 * each.retry_after, _LONGEST_RETRY_S, each.limit / 2)
+        # Not all trainers at the same moment, when a server is back.
+        each.retry_at = now + each.retry_after * random.uniform(0.75, 1.0)
+        self._notice(each, now)
 
     def _notice(self, each: _Pending, now: float) -> None:
         if now >= each.notice_at:
@@ -134,24 +193,27 @@ class Client:
             what = each.awaited or f"an answer of {self._name(each.request.server)}"
             glog(f"trainer {self._rank} is waiting for {what} ({each.request.kind.name})")
 
-    def _receive(self, server: int, pending: dict[int, _Pending]) -> None:
+    def _receive(self, server: int) -> None:
         frames = self._sockets[server].recv_multipart(copy=False)
         try:
             reply = decode([frame.buffer for frame in frames])
         except WireError as error:
-            raise ServerError(f"{self._name(server)} answers in another language: {error}") from error
+            if error.code is Code.BAD_VERSION:
+                raise ServerError(f"{self._name(server)} answers in another language: {error}") from error
+            return  # damaged on its way: the retry asks for it again
         if reply.code is Code.BAD_VERSION:
             raise ServerError(f"{self._name(server)} runs another version of fleetrun: {reply.text}")
-        each = pending.get(reply.sequence)
+        each = self._pending.get(reply.sequence)
         if each is None or each.request.server != server or reply.incarnation != self._incarnation:
             return  # a probe, a second answer, or a complaint about damaged bytes, which the retry mends
         each.heard = time.monotonic()
         if reply.kind is Kind.WAIT:
             each.awaited = reply.text
-        elif reply.kind is Kind.REFUSED:
+            return
+        del self._pending[reply.sequence]
+        if reply.kind is Kind.REFUSED:
             raise self._refused(each, reply)
-        else:
-            each.reply = reply
+        each.reply = reply
 
     def _refused(self, each: _Pending, reply: Message) -> FleetError:
         if reply.code is Code.TRAINER_LOST:

@@ -7,25 +7,25 @@ A ZAP domain stops the last, NULL mechanism included and without a handler: 0 of
 
 from __future__ import annotations
 
+import hmac
 import socket as socket_module
 
 import zmq
+from zmq.utils import z85
 
 from trainers.errors import ServerError
+from trainers.ps.net.keys import JobKeys
 from trainers.ps.net.wire import MAX_FRAME_BYTES
 
 _DOMAIN = b"fleetrun"
 _HIGH_WATER = 1000
 
 
-def _harden(socket: zmq.Socket[bytes], trainer_timeout: float) -> None:
+def _harden(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
     socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
     socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-    # Done by libzmq's own thread: a process busy in Python or in a kernel still answers, a dead one does not.
-    socket.setsockopt(zmq.HEARTBEAT_IVL, max(100, int(trainer_timeout * 1000 / 8)))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(200, int(trainer_timeout * 1000 / 2)))
     socket.setsockopt(zmq.LINGER, 0)
 
 
@@ -46,13 +46,39 @@ def _own_address(endpoint: str) -> str:
     return f"tcp://[{ip}]:{port}" if ":" in str(ip) else f"tcp://{ip}:{port}"
 
 
+class Gate:
+    """Answers libzmq's question whether a trainer's public key is the job's (rfc.zeromq.org/spec/27)."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys) -> None:
+        from zmq.auth.thread import ThreadAuthenticator  # 60 ms that a job without a secret need not pay
+
+        self._authenticator = ThreadAuthenticator(context)
+        self._allowed = z85.decode(keys.trainer.public)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(_DOMAIN.decode(), self)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Called by the authenticator's thread for each connection."""
+        return hmac.compare_digest(z85.decode(key), self._allowed)
+
+    def close(self) -> None:
+        self._authenticator.stop()
+
+
 def server_socket(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, trainer_timeout: float
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    keys: JobKeys | None = None,
 ) -> zmq.Socket[bytes]:
-    """A ROUTER bound to `endpoint` (host:port) and no other interface."""
+    """A ROUTER bound to `endpoint` (host:port) and no other interface. With `keys` only who has them gets
+    in, through a Gate.
+    """
     address = _own_address(endpoint)
     socket = context.socket(zmq.ROUTER)
-    _harden(socket, trainer_timeout)
+    _harden(socket)
+    if keys is not None:
+        socket.curve_server = True
+        socket.curve_secretkey = keys.server.secret
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a peer that is gone says so
@@ -70,11 +96,25 @@ def server_socket(
 
 
 def client_socket(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, name: bytes, trainer_timeout: float
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    name: bytes,
+    trainer_timeout: float,
+    keys: JobKeys | None = None,
 ) -> zmq.Socket[bytes]:
-    """A DEALER called `name` that connects, and reconnects, to `endpoint`."""
+    """A DEALER called `name` that connects, and reconnects, to `endpoint`; with `keys`, encrypted."""
     socket = context.socket(zmq.DEALER)
-    _harden(socket, trainer_timeout)
+    _harden(socket)
+    # Done by libzmq's own thread: a process busy in Python or in a kernel still answers, a dead one does not.
+    # The server lets a connection go on which nothing came for the TTL. It sends no heartbeats itself: one to
+    # a peer that has stopped reading ends the process (libzmq 4.3.5, "Assertion failed: !_io_error").
+    socket.setsockopt(zmq.HEARTBEAT_IVL, max(100, int(trainer_timeout * 1000 / 8)))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(200, int(trainer_timeout * 1000 / 2)))
+    socket.setsockopt(zmq.HEARTBEAT_TTL, max(200, int(trainer_timeout * 1000 / 2)))
+    if keys is not None:
+        socket.curve_serverkey = keys.server.public
+        socket.curve_publickey = keys.trainer.public
+        socket.curve_secretkey = keys.trainer.secret
     socket.setsockopt(zmq.ROUTING_ID, name)
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
     socket.setsockopt(zmq.RECONNECT_IVL, 50)

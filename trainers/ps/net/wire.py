@@ -4,17 +4,16 @@ and client.
 A message is one header frame and one frame of raw little-endian bytes for each part:
 
     header  4s magic "FLPS" | B version | B kind | H code | I rank | I parts
-            Q incarnation | Q sequence | Q number | I checksum
+            Q incarnation | Q sequence | Q number | Q checksum
     part    I table | B field | B dtype | H zero | d lr | Q rows | Q cols          (repeated `parts` times)
 
-`cols` is 0 for one-dimensional data. `checksum` is the CRC-32 of every other byte of the message: a flipped
+`cols` is 0 for one-dimensional data. `checksum` is XXH3-64 of every other byte of the message: a flipped
 bit in a sequence number or a gradient would otherwise be a valid push. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,17 +21,20 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
+import xxhash
 
 MAGIC = b"FLPS"
-VERSION = 1
+VERSION = 2
 MAX_PARTS = 65_536
 MAX_FRAME_BYTES = 256 << 20
+MAX_COLS = 512
+_LARGEST_RATE = 1e30  # beyond float32 lies an OverflowError
 
 E = TypeVar("E", bound=IntEnum)
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _HEADER = struct.Struct("<4sBBHIIQQQ")
-_CHECKSUM = struct.Struct("<I")
+_CHECKSUM = struct.Struct("<Q")
 _HEADER_SIZE = _HEADER.size + _CHECKSUM.size
 _PART = struct.Struct("<IBBHdQQ")
 
@@ -49,6 +51,11 @@ class Kind(IntEnum):
     BARRIER = 7  # answer when every trainer has reached barrier `number`
     FINISH = 8  # no more pushes from me; answer when nobody has any
     LEAVE = 9  # good-bye
+    SAVE = (
+        10  # write your part of a save, as of step `number`; TEXT: the order. Answer: TEXT, the part's record
+    )
+    SAVED = 11  # the save that I ordered was committed (number: 1) or given up (0)
+    SHRINK = 12  # a day has passed: VALUES, the policy. Answer: number, the rows that went
     DONE = 16  # yes; number: the server's step
     DATA = 17  # yes, and here are the values
     WAIT = 18  # heard; the answer waits for what the text says
@@ -59,12 +66,14 @@ class Kind(IntEnum):
 class Field(IntEnum):
     """What a part holds."""
 
-    KEYS = 1  # int64, strictly ascending
-    ROWS = 2  # float32 (keys, dim): values or gradients of the KEYS part before it
-    VALUES = 3  # float32 (n): a dense block, or its gradient
-    WANT = 4  # empty: asks for the whole dense block
+    KEYS = 1  # int64 (n): alone, asks for these rows and makes those that are missing
+    ROWS = 2  # float (n, dim): values or gradients of the KEYS part before it
+    VALUES = 3  # float (n): values or gradients of a run of dense blocks, the first of which is `table`
+    WANT = 4  # int64 (1): asks for the values of that many dense blocks from `table` on
     SPEC = 5  # uint8: an encoded TableSpec
     TEXT = 6  # uint8: UTF-8 for a person
+    PEEK = 7  # int64 (n): asks for these rows and makes none
+    STATS = 8  # float32 (n, 2): shows and clicks of the rows in the KEYS and ROWS parts before it
 
 
 class Code(IntEnum):
@@ -81,6 +90,9 @@ class Code(IntEnum):
     MISMATCH = 8
     TRAINER_LOST = 9
     BAD_STEP = 10
+    NOT_FINITE = 11
+    FAILED = 12
+    STANDSTILL = 13
 
 
 class WireError(Exception):
@@ -93,20 +105,21 @@ class WireError(Exception):
         self.code = code
 
 
-_DTYPES: dict[int, tuple[torch.dtype, np.dtype[np.generic]]] = {
-    1: (torch.float32, np.dtype("<f4")),
-    2: (torch.int64, np.dtype("<i8")),
-    3: (torch.uint8, np.dtype("u1")),
-}
-_DTYPE_CODES = {torch_type: code for code, (torch_type, _) in _DTYPES.items()}
+_DTYPES = {1: torch.float32, 2: torch.int64, 3: torch.uint8, 4: torch.float16, 5: torch.bfloat16}
+_DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+ROW_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_FLOATS = frozenset({1, 4, 5})
 _FIELD_DTYPES = {
-    Field.KEYS: 2,
-    Field.ROWS: 1,
-    Field.VALUES: 1,
-    Field.WANT: 1,
-    Field.SPEC: 3,
-    Field.TEXT: 3,
+    Field.KEYS: frozenset({2}),
+    Field.ROWS: _FLOATS,
+    Field.VALUES: _FLOATS,
+    Field.WANT: frozenset({2}),
+    Field.SPEC: frozenset({3}),
+    Field.TEXT: frozenset({3}),
+    Field.PEEK: frozenset({2}),
+    Field.STATS: frozenset({1}),
 }
+_TWO_DIMENSIONS = frozenset({Field.ROWS, Field.STATS})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,14 +172,24 @@ def bytes_part(field: Field, content: bytes, table: int = 0) -> Part:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Frames to send. The part frames share memory with the tensors: leave those alone until the reply."""
+    """Frames to send. The part frames share memory with the tensors: leave those alone until the reply.
+
+    Raises WireError for a part that no receiver would take.
+    """
     fields = (message.rank, len(message.parts), message.incarnation, message.sequence, message.number)
     header = _HEADER.pack(MAGIC, VERSION, message.kind, message.code, *fields)
     table = b"".join(map(_pack_part, message.parts))
-    bodies: list[Buffer] = [
-        part.data.numpy().data.cast("B") if part.data.numel() else b"" for part in message.parts
-    ]
+    bodies = [_body(part.data) for part in message.parts]
+    if any(len(body) > MAX_FRAME_BYTES for body in bodies):
+        raise WireError(Code.BAD_MESSAGE, f"a part of more than {MAX_FRAME_BYTES >> 20} MB")
     return [header + _CHECKSUM.pack(_checksum(header, table, bodies)) + table, *bodies]
+
+
+def _body(data: torch.Tensor) -> Buffer:
+    if not data.numel():
+        return b""
+    raw = data.view(torch.int16) if data.dtype is torch.bfloat16 else data  # numpy has no bfloat16
+    return raw.numpy().data.cast("B")
 
 
 def _pack_part(part: Part) -> bytes:
@@ -175,10 +198,11 @@ def _pack_part(part: Part) -> bytes:
 
 
 def _checksum(header: bytes, table: bytes, bodies: Iterable[Buffer]) -> int:
-    total = zlib.crc32(table, zlib.crc32(header))
+    total = xxhash.xxh3_64(header)
+    total.update(table)
     for body in bodies:
-        total = zlib.crc32(body, total)
-    return total
+        total.update(body)
+    return total.intdigest()
 
 
 def _shape(data: torch.Tensor) -> tuple[int, int]:
@@ -225,19 +249,26 @@ def _member(enum: type[E], value: int) -> E:
 
 
 def _decode_part(entry: tuple[int, int, int, int, float, int, int], frame: Buffer) -> Part:
-    table, field_value, dtype, zero, lr, rows, cols = entry
+    table, field_value, dtype_code, zero, lr, rows, cols = entry
     field = _member(Field, field_value)
-    if dtype != _FIELD_DTYPES[field] or zero != 0:
-        raise WireError(Code.BAD_MESSAGE, f"field {field.name} with dtype {dtype}")
-    if (cols > 0) != (field is Field.ROWS):
+    if dtype_code not in _FIELD_DTYPES[field] or zero != 0:
+        raise WireError(Code.BAD_MESSAGE, f"field {field.name} with dtype {dtype_code}")
+    if (cols > 0) != (field in _TWO_DIMENSIONS):
         raise WireError(Code.BAD_SHAPE, f"field {field.name} of shape {rows} x {cols}")
-    if not np.isfinite(lr):
+    if rows > MAX_FRAME_BYTES or cols > MAX_COLS:  # nothing of a row makes any length consistent
+        raise WireError(Code.BAD_SHAPE, f"field {field.name} of shape {rows} x {cols}")
+    if not abs(lr) <= _LARGEST_RATE:
         raise WireError(Code.BAD_MESSAGE, f"learning rate {lr}")
-    _, kind = _DTYPES[dtype]
-    if len(frame) != rows * max(cols, 1) * kind.itemsize:
-        raise WireError(Code.BAD_SHAPE, f"{len(frame)} bytes for {rows} x {cols} of {kind}")
-    array = np.frombuffer(frame, dtype=kind) if rows else np.empty(0, dtype=kind)
-    if not (array.flags.aligned and array.flags.writeable):
-        array = array.copy()
-    data = torch.from_numpy(array)
+    dtype = _DTYPES[dtype_code]
+    if len(frame) != rows * max(cols, 1) * dtype.itemsize:
+        raise WireError(Code.BAD_SHAPE, f"{len(frame)} bytes for {rows} x {cols} of {dtype}")
+    data = _tensor(frame, dtype) if rows else torch.empty(0, dtype=dtype)
     return Part(table, field, data.reshape(rows, cols) if cols else data, lr)
+
+
+def _tensor(frame: Buffer, dtype: torch.dtype) -> torch.Tensor:
+    """The frame's own memory where it may be used as it is: small messages come unaligned."""
+    array = np.frombuffer(frame, dtype=np.uint8)
+    if not array.flags.writeable or array.ctypes.data % dtype.itemsize:
+        array = array.copy()
+    return torch.from_numpy(array).view(dtype)

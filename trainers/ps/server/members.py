@@ -1,11 +1,11 @@
-"""Members: which trainers have joined, finished, left or been lost. Pure: connections and time are
-arguments.
+"""Members: which trainers have joined, finished, left or been lost, and which of their requests have
+counted. Pure: connections and time are arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainers.ps.net.wire import Code, Message
 
@@ -20,15 +20,42 @@ class Refusal(Exception):
         self.code = code
 
 
+class Applied:
+    """The sequence numbers that have counted, of one incarnation. A retry may come late and out of order,
+    so the highest number alone would not do; a client has far fewer than `_WINDOW` requests underway.
+    """
+
+    _WINDOW = 4096
+
+    def __init__(self, numbers: set[int] | None = None, floor: int = 0) -> None:
+        self.numbers = numbers or set()
+        self.floor = floor
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence <= self.floor or sequence in self.numbers
+
+    def add(self, sequence: int) -> None:
+        self.numbers.add(sequence)
+        if len(self.numbers) > 2 * self._WINDOW:
+            kept = sorted(self.numbers)[-self._WINDOW :]
+            self.floor, self.numbers = kept[0] - 1, set(kept)
+
+
 @dataclass(slots=True)
 class Member:
-    """One trainer as the server sees it. `applied` is the sequence of the last push that counted."""
+    """One trainer as the server sees it. `step` is the next that it has not pushed; those before `resumed`
+    were pushed by a former incarnation. `applied`: its requests that have changed tables; `counted`: its
+    pulls that entry filters have counted.
+    """
 
     rank: int
     route: bytes = b""
     incarnation: int | None = None
     restart_count: int = 0
-    applied: int = 0
+    applied: Applied = field(default_factory=Applied)
+    counted: Applied = field(default_factory=Applied)
+    step: int = 0
+    resumed: int = 0
     barrier: int = 0
     gone_since: float | None = None
     away: float = 0.0
@@ -83,8 +110,19 @@ class Members:
                 route=route,
                 incarnation=message.incarnation,
                 restart_count=message.number,
+                step=member.step,
+                resumed=member.step,
             )
         return member
+
+    def incarnation(self, rank: int) -> int | None:
+        """Which incarnation of a trainer takes part now; None before it has joined, and when it has left."""
+        member = self._all[rank]
+        return None if member.left else member.incarnation
+
+    def restore(self, members: list[Member]) -> None:
+        """Take the place of all members: those of a snapshot."""
+        self._all = members
 
     def known(self, message: Message) -> Member:
         """The sender of any other request."""

@@ -4,20 +4,24 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
+
+from trainers.ps.kernels.merge import merge_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gradient:
-    """One table's share of a push: `values` is (size,), or (keys, dim) with `keys` (strictly ascending)."""
+    """One table's share of a push: `values` is (size,), or (keys, dim) with `keys`; `stats` is (keys, 2)."""
 
     table: int
     values: torch.Tensor
     keys: torch.Tensor | None
     lr: float
+    stats: torch.Tensor | None = None
 
 
 class Round:
@@ -26,9 +30,13 @@ class Round:
     """
 
     def __init__(self) -> None:
-        self._pushes: dict[int, list[Gradient]] = {}
+        self._pushes: dict[int, Sequence[Gradient]] = {}
 
-    def add(self, rank: int, push: list[Gradient]) -> None:
+    @property
+    def pushes(self) -> Mapping[int, Sequence[Gradient]]:
+        return MappingProxyType(self._pushes)
+
+    def add(self, rank: int, push: Sequence[Gradient]) -> None:
         self._pushes[rank] = push
 
     def ranks(self) -> Collection[int]:
@@ -47,24 +55,19 @@ class Round:
         return [_mean(gradients, len(self._pushes)) for gradients in by_table.values()]
 
 
-def _mean(gradients: list[Gradient], trainers: int) -> Gradient:
+def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
     first = gradients[0]
     if trainers == 1:
         return first
     if first.keys is None:
-        values = torch.stack([gradient.values for gradient in gradients]).sum(0)
+        values = first.values.clone()
+        for gradient in gradients[1:]:
+            values.add_(gradient.values)
         return Gradient(first.table, values.div_(trainers), None, first.lr)
-    keys, values = merge_rows(
-        (gradient.keys, gradient.values) for gradient in gradients if gradient.keys is not None
-    )
-    return Gradient(first.table, values.div_(trainers), keys, first.lr)
-
-
-def merge_rows(pieces: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum rows of equal keys: pieces of (keys (n,), rows (n, dim)) -> keys strictly ascending and their
-    summed rows.
-    """
-    all_keys, all_rows = zip(*pieces, strict=True)
-    rows = torch.cat(all_rows)
-    keys, place = torch.unique(torch.cat(all_keys), return_inverse=True)
-    return keys, torch.zeros(len(keys), rows.shape[1]).index_add_(0, place, rows)
+    keys, values = merge_rows([(each.keys, each.values) for each in gradients if each.keys is not None])
+    stats = [
+        (each.keys, each.stats) for each in gradients if each.keys is not None and each.stats is not None
+    ]
+    # The same keys in the same order: merge_rows numbers them by first appearance.
+    counted = merge_rows(stats)[1] if len(stats) == len(gradients) else None
+    return Gradient(first.table, values.div_(trainers), keys, first.lr, counted)

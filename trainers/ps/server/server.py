@@ -1,4 +1,6 @@
-"""Server: one endpoint, one loop. Knows sockets, signals and the clock; leaves every answer to `service`."""
+"""Server: one endpoint, one loop. Knows sockets, signals and the clock; leaves every answer to `service`, and
+what outlives the process to `keeper`.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +10,104 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import zmq
 
-from trainers.errors import ServerError
 from trainers.glog import glog
-from trainers.ps.net.transport import server_socket
-from trainers.ps.net.wire import Field, Kind, Message, WireError, bytes_part, decode, encode
+from trainers.ps.configs import PsConfigs
+from trainers.ps.net.keys import JobKeys
+from trainers.ps.net.transport import Gate, server_socket
+from trainers.ps.net.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
+from trainers.ps.saved.fit import check_small
+from trainers.ps.saved.loading import Place, load_tables
+from trainers.ps.saved.reading import open_saves
+from trainers.ps.server.keeper import Keeper
 from trainers.ps.server.members import Members
+from trainers.ps.server.parts import AnyTable
+from trainers.ps.server.saving import Saving
 from trainers.ps.server.service import Outgoing, Service
+from trainers.ps.server.steps import AsyncSteps, SyncSteps
+from trainers.ps.server.store import Store
+from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import job_words
-from trainers.strategy import PsConfigs
 
 _LOOK_EVERY_S = 0.5
 _PROBE = encode(Message(kind=Kind.PROBE))
 
 
-class Server:
-    """Binds at construction, serves in `run`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """What a server is to be: `index` of `endpoints` for this many trainers. `load_from`: a save to begin
+    with. `settings`: in words, what trainers must have alike. `keep_in`: a folder for snapshots and log, if
+    the configs ask for any.
+    """
 
-    def __init__(
-        self, endpoints: Sequence[str], index: int, trainers: int, *, sync: bool, configs: PsConfigs
-    ) -> None:
-        self._index = index
-        self._endpoint = endpoints[index]
+    endpoints: Sequence[str]
+    index: int
+    trainers: int
+    sync: bool
+    configs: PsConfigs = field(default_factory=PsConfigs)
+    max_staleness: int | None = None
+    settings: str = ""
+    keys: JobKeys | None = None
+    load_from: str | None = None
+    keep_in: Path | None = None
+
+    @property
+    def words(self) -> str:
+        """The job and this server's place in it, as every trainer must describe them too."""
+        return job_words(self.sync, self.trainers, len(self.endpoints), self.index, self.settings)
+
+
+class Server:
+    """Binds and recovers at construction, serves in `run`."""
+
+    def __init__(self, plan: ServerPlan) -> None:
+        self._plan = plan
+        self._endpoint = plan.endpoints[plan.index]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
-            self._socket = server_socket(self._context, self._endpoint, configs.trainer_timeout_s)
-        except ServerError:
-            self._context.term()
-            raise
+        self._waked, self._waker = socket.socketpair()
+        with contextlib.ExitStack() as half:
+            half.callback(self._close)
+            self._gate = Gate(self._context, plan.keys) if plan.keys is not None else None
+            self._socket = server_socket(self._context, self._endpoint, plan.keys)
+            self._keeper = self._open_keeper()
+            self._make_service()
+            half.pop_all()
+
+    def _open_keeper(self) -> Keeper | None:
+        plan = self._plan
+        if plan.keep_in is None or plan.configs.durability == "none":
+            return None
+        return Keeper(plan.keep_in, plan.configs, job=plan.words, server=plan.index, wake=self._wake)
+
+    def _make_service(self) -> None:
+        plan, configs, keeper = self._plan, self._plan.configs, self._keeper
         # Half of the timeout goes to noticing a silent connection (heartbeats), half to waiting for another.
-        members = Members(trainers, configs.trainer_timeout_s / 2, configs.join_timeout_s, time.monotonic())
-        self._service = Service(members, sync=sync, job=job_words(sync, trainers, len(endpoints), index))
+        grace = configs.trainer_timeout_s / 2
+        self._members = Members(plan.trainers, grace, configs.join_timeout_s, time.monotonic())
+        self._store = Store(
+            row_dtype=ROW_DTYPES[configs.wire_dtype],
+            skip_bad=configs.nonfinite == "skip",
+            fill=self._fill if plan.load_from is not None else None,
+        )
+        self._steps = SyncSteps(self._store) if plan.sync else AsyncSteps(self._store, plan.max_staleness)
+        reading = (lambda: keeper.busy) if keeper is not None else (lambda: False)
+        self._saving = Saving(plan.index, len(plan.endpoints), wake=self._wake, reading=reading)
+        self._service = Service(
+            self._members,
+            self._store,
+            self._steps,
+            job=plan.words,
+            sync=plan.sync,
+            may_return=not plan.sync or keeper is not None,
+            saving=self._saving,
+            record=keeper.record if keeper is not None else None,
+        )
+        if keeper is not None:
+            keeper.recover(self._service, self._members, self._store, self._steps)
 
     @property
     def dismissed(self) -> bool:
@@ -49,30 +116,64 @@ class Server:
 
     def run(self) -> None:
         """Serve until every trainer has left or SIGTERM arrives."""
-        glog(f"running server with rank id: {self._index}, endpoint: {self._endpoint}")
+        glog(f"running server with rank id: {self._plan.index}, endpoint: {self._endpoint}")
         try:
-            with _termination() as ended:
-                self._serve(ended)
+            with self._termination():
+                self._serve()
         finally:
-            self._socket.close()
-            self._context.term()
+            self._saving.give_up()
+            if self._keeper is not None:
+                self._keeper.close(over=self.dismissed)
+            self._close()
 
-    def _serve(self, ended: socket.socket) -> None:
+    def _fill(self, tables: Sequence[AnyTable]) -> None:
+        if self._plan.load_from is not None:
+            started = time.monotonic()
+            place = Place(self._plan.index, len(self._plan.endpoints))
+            opened = open_saves(self._plan.load_from)
+            saved = [table.spec for table in opened.tables().values()]
+            check_small(saved, [table.spec for table in tables], opened.folder.where)
+            load_tables(opened, tables, place)
+            rows = sum(len(table) for table in tables if isinstance(table, SparseTable))
+            glog(f"loaded {rows} rows of {self._plan.load_from} in {time.monotonic() - started:.1f} s")
+
+    def _wake(self) -> None:
+        """Callable in any thread: something has been written."""
+        self._waker.send(b"w")
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(ended, zmq.POLLIN)
+        poller.register(self._waked, zmq.POLLIN)
         look_at = time.monotonic() + _LOOK_EVERY_S
         while not self._service.over:
-            wait = None if self._service.idle else max(0, round((look_at - time.monotonic()) * 1000))
+            quiet = self._service.idle and self._keeper is None
+            wait = None if quiet else max(0, round((look_at - time.monotonic()) * 1000))
             ready = dict(poller.poll(wait))
-            if ended.fileno() in ready:
+            if self._waked.fileno() in ready and self._ended():
                 return
             if self._socket in ready:
                 self._receive()
             now = time.monotonic()
-            if now >= look_at and not self._service.idle:
-                self._send(self._service.tick(self._reachable, now))
+            if now >= look_at and not quiet:
+                self._look(now)
                 look_at = time.monotonic() + _LOOK_EVERY_S
+
+    def _ended(self) -> bool:
+        """Whether this was SIGTERM; otherwise something was written, which requests may wait for."""
+        if b"t" in self._waked.recv(4096):
+            return True
+        self._keep()
+        self._send(self._service.look_again(self._reachable))
+        return False
+
+    def _look(self, now: float) -> None:
+        self._send(self._service.tick(self._reachable, now))
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._keeper is not None:
+            self._keeper.look(self._members, self._store, self._steps, may_cut=not self._saving.busy)
 
     def _receive(self) -> None:
         route, *frames = self._socket.recv_multipart(copy=False)
@@ -104,19 +205,23 @@ class Server:
             return False
         return True
 
+    def _close(self) -> None:
+        for name in ("_socket", "_gate"):  # what a failed construction has not made is not there
+            made = getattr(self, name, None)
+            if made is not None:
+                made.close()
+        self._context.term()
+        self._waked.close()
+        self._waker.close()
 
-@contextlib.contextmanager
-def _termination() -> Iterator[socket.socket]:
-    """A socket that becomes readable on SIGTERM. Signals reach the main thread only; elsewhere it never
-    does.
-    """
-    readable, writable = socket.socketpair()
-    with readable, writable:
+    @contextlib.contextmanager
+    def _termination(self) -> Iterator[None]:
+        """SIGTERM wakes the loop up. Signals reach the main thread only; elsewhere it never does."""
         if threading.current_thread() is not threading.main_thread():
-            yield readable
+            yield
             return
-        previous = signal.signal(signal.SIGTERM, lambda number, frame: writable.send(b"\0"))
+        previous = signal.signal(signal.SIGTERM, lambda number, frame: self._waker.send(b"t"))
         try:
-            yield readable
+            yield
         finally:
             signal.signal(signal.SIGTERM, previous)

@@ -4,40 +4,53 @@ as values.
 A request that cannot be answered yet waits; whenever something has changed all waiting requests are tried
 again. A trainer that asks again for a waiting request gets WAIT at once, so it can tell a server that waits
 from one that is gone.
+
+Every request that changes what must survive goes through `record` first, and `replay` does it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
-from trainers.ps.server.rounds import Gradient, Round
+from trainers.ps.server.parts import asks
+from trainers.ps.server.saving import Saving
+from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Store
+from trainers.ps.server.upkeep import Upkeep
+from trainers.ps.server.waiting import MOST_WAITING, WaitingRequests
 
 Outgoing = tuple[bytes, Message]
 
 
-@dataclass(slots=True)
-class _Waiting:
-    route: bytes
-    request: Message
-
-
 class Service:
-    """One server. `sync`: a step is applied when every active trainer has pushed it; otherwise a push on
-    its arrival. `job` describes the job in words that every trainer must use too.
+    """One server. `job` describes the job in words that every trainer must use too. `may_return`: a trainer
+    that is gone is waited for as long as one that has not come yet.
     """
 
-    def __init__(self, members: Members, *, sync: bool, job: str) -> None:
+    def __init__(
+        self,
+        members: Members,
+        store: Store,
+        steps: Steps,
+        *,
+        job: str,
+        sync: bool,
+        may_return: bool,
+        saving: Saving,
+        record: Callable[[Message], None] | None = None,
+    ) -> None:
         self._members = members
+        self._store = store
+        self._steps = steps
         self._job = job
         self._sync = sync
-        self._store = Store()
-        self._round = Round()
-        self._step = 0
-        self._waiting: dict[tuple[int, int, int], _Waiting] = {}
+        self._may_return = may_return
+        self._record = record or _forget
+        self._upkeep = Upkeep(members, store, saving, lambda request: self._record(request))
+        self._waiting = WaitingRequests()
         self._verbs: dict[Kind, Callable[[Member, Message], Message | None]] = {
             Kind.ASSIGN: self._assign,
             Kind.READY: self._ready,
@@ -47,6 +60,9 @@ class Service:
             Kind.BARRIER: self._barrier,
             Kind.FINISH: self._finish,
             Kind.LEAVE: self._leave,
+            Kind.SAVE: self._save,
+            Kind.SAVED: self._upkeep.saved,
+            Kind.SHRINK: self._shrink,
         }
 
     @property
@@ -60,28 +76,59 @@ class Service:
         return not self._waiting
 
     def handle(self, route: bytes, request: Message, reachable: Reachable) -> list[Outgoing]:
-        """Replies to this request, and to waiting ones that it has freed."""
+        """Replies to this request, and to waiting ones that it has made possible."""
         self._members.heard(route, request)
-        key = (request.rank, request.incarnation, request.sequence)
+        repeats = self._waiting.repeats(request)
+        if repeats is None:
+            busy = _text(f"{MOST_WAITING} requests of trainer {request.rank} wait already")
+            return [(route, request.reply(Kind.REFUSED, code=Code.BAD_MESSAGE, parts=(busy,)))]
         reply = self._answer(route, request, reachable)
         if reply is not None:
-            self._waiting.pop(key, None)
+            self._waiting.drop(request)
             return [(route, reply), *self._retry(reachable)]
-        self._waiting[key] = _Waiting(route, request)
+        self._waiting.park(route, request, repeats)
         wait = request.reply(Kind.WAIT, parts=(_text(self._awaited(request)),))
         return [(route, wait), *self._retry(reachable)]
+
+    def look_again(self, reachable: Reachable) -> list[Outgoing]:
+        """Replies to waiting requests that something outside of the service has decided."""
+        return self._retry(reachable)
 
     def tick(self, reachable: Reachable, now: float) -> list[Outgoing]:
         """Look after connections; replies to waiting requests that this has decided."""
         self._members.watch(reachable, now)
-        return self._retry(reachable)
+        self._upkeep.release()
+        return [*self._retry(reachable), *self._stop_standstill()]
+
+    def _stop_standstill(self) -> list[Outgoing]:
+        why = self._waiting.standstill(self._members.active())
+        if why is None:
+            return []
+        stopped, self._waiting = self._waiting.all(), WaitingRequests()
+        return [
+            (each.route, each.request.reply(Kind.REFUSED, code=Code.STANDSTILL, parts=(_text(why),)))
+            for each in stopped
+        ]
+
+    def replay(self, request: Message) -> None:
+        """Do again what was recorded. Raises Refusal for what cannot have been recorded by this job."""
+        recording, self._record = self._record, _forget
+        try:
+            if request.kind is Kind.HELLO:
+                self._join(b"", request)
+            elif request.kind is Kind.PUSH:
+                self._take(self._members.known(request), request)
+            else:
+                self._verbs[request.kind](self._members.known(request), request)
+        finally:
+            self._record = recording
 
     def _retry(self, reachable: Reachable) -> list[Outgoing]:
         replies = []
-        for key, waiting in list(self._waiting.items()):
+        for waiting in self._waiting.all():
             reply = self._answer(waiting.route, waiting.request, reachable)
             if reply is not None:
-                del self._waiting[key]
+                self._waiting.drop(waiting.request)
                 replies.append((waiting.route, reply))
         return replies
 
@@ -100,96 +147,123 @@ class Service:
             raise Refusal(Code.BAD_MESSAGE, "a HELLO that does not say for which job")
         job = request.parts[0].data.numpy().tobytes().decode("utf-8", "replace")
         if job != self._job:
-            raise Refusal(Code.MISMATCH, f"trainer {request.rank} runs {job!r}, this server {self._job!r}")
+            raise Refusal(
+                Code.MISMATCH,
+                f"trainer {request.rank} runs {job!r}, this server {self._job!r}; give both the same "
+                "strategy, before the script asks fleet.is_server()",
+            )
         if not self._members.may_join(request, reachable):
             return None
-        self._store.declare(request.rank, request.parts[1:])
-        member = self._members.join(route, request)
+        member = self._join(route, request)
         code = Code.NONE if self._store.ready else Code.NOT_READY
-        # Its former self may have pushed the step that the others wait for; that push counts.
-        return request.reply(Kind.DONE, number=self._step + (member.rank in self._round.ranks()), code=code)
+        return request.reply(Kind.DONE, number=member.step, code=code)
+
+    def _join(self, route: bytes, request: Message) -> Member:
+        self._store.declare(request.rank, request.parts[1:])
+        self._record(request)
+        return self._members.join(route, request)
 
     def _assign(self, member: Member, request: Message) -> Message:
         if not self._store.ready:  # a late copy of a message that was answered must not reset trained values
+            self._store.read_assign(request.parts)
+            self._record(request)
             self._store.assign(request.parts)
         return request.reply(Kind.DONE)
 
     def _ready(self, member: Member, request: Message) -> Message:
+        self._record(request)
         self._store.ready = True
         return request.reply(Kind.DONE)
 
     def _open(self, member: Member, request: Message) -> Message | None:
         if self._store.ready:
-            return request.reply(Kind.DONE, number=self._step)
+            return request.reply(Kind.DONE, number=self._steps.step)
         self._expect_everyone()
         return None
 
     def _pull(self, member: Member, request: Message) -> Message | None:
         self._expect_ready()
-        if self._sync and request.number > self._step:
+        return self._values(member, request, request.number, request.parts)
+
+    def _push(self, member: Member, request: Message) -> Message | None:
+        self._expect_ready()
+        self._take(member, request)
+        asked = asks(request.parts)
+        if not asked:
+            return request.reply(Kind.DONE, number=self._steps.step)
+        return self._values(member, request, request.number + 1, asked)
+
+    def _take(self, member: Member, request: Message) -> None:
+        """Take the gradients of a push, once."""
+        if request.sequence in member.applied:
+            return
+        gradients = self._store.read_push(request.parts)
+        if self._steps.counts(member, request.number):
+            self._record(request)
+            self._steps.push(member, request.number, gradients)
+            self._steps.close(self._members.active())
+        member.applied.add(request.sequence)
+
+    def _values(self, member: Member, request: Message, number: int, parts: Sequence[Part]) -> Message | None:
+        """The values as of step `number`; None while they cannot be had."""
+        if not self._steps.may_pull(member, number, self._members.active()):
             self._expect_everyone()
             return None
-        return request.reply(Kind.DATA, number=self._step, parts=self._store.pull(request.parts))
-
-    def _push(self, member: Member, request: Message) -> Message:
-        if request.sequence <= member.applied:  # a retry of what was applied
-            return request.reply(Kind.DONE, number=self._step)
-        self._expect_ready()
-        push = self._store.read_push(request.parts)
-        if self._sync:
-            self._add_to_round(member, request.number, push)
-        else:
-            self._store.apply(push)
-            self._step += 1
-        member.applied = request.sequence
-        return request.reply(Kind.DONE, number=self._step)
-
-    def _add_to_round(self, member: Member, step: int, push: list[Gradient]) -> None:
-        if step != self._step or member.rank in self._round.ranks() or member.finished:
-            raise Refusal(
-                Code.BAD_STEP,
-                f"trainer {member.rank} pushed step {step}; this server is at step {self._step}",
-            )
-        self._round.add(member.rank, push)
-        self._close_round()
-
-    def _close_round(self) -> None:
-        """Apply the step when all who may push have. Who has finished no longer counts, as in Paddle."""
-        ranks = self._round.ranks()
-        if ranks and all(member.rank in ranks for member in self._members.active()):
-            self._store.apply(self._round.average())
-            self._round = Round()
-            self._step += 1
+        counts = self._store.counts_pulls(parts)
+        if counts and request.sequence in member.counted:
+            parts = [replace(part, field=Field.PEEK) if part.field is Field.KEYS else part for part in parts]
+        values = self._steps.pull(member, number, parts)
+        if counts and request.sequence not in member.counted:
+            # Not with the push that may have brought these questions: they are answered later than it counts.
+            self._record(replace(request, kind=Kind.PULL, number=number, parts=tuple(parts)))
+            member.counted.add(request.sequence)
+        return request.reply(Kind.DATA, number=self._steps.step, parts=values)
 
     def _barrier(self, member: Member, request: Message) -> Message | None:
-        member.barrier = max(member.barrier, request.number)
+        if request.number > member.barrier:
+            self._record(request)
+            member.barrier = request.number
         if all(other.barrier >= request.number for other in self._members.active()):
             return request.reply(Kind.DONE)
         self._expect_everyone()
         return None
 
     def _finish(self, member: Member, request: Message) -> Message | None:
-        member.finished = True
-        self._close_round()
+        if not member.finished:
+            self._record(request)
+            member.finished = True
+        self._steps.close(self._members.active())
         if self._sync:
             self._expect_everyone()
-        if len(self._members.active()) > len(self._members.lost()):
+        if len(self._members.active()) > len(self._members.lost(may_return=self._sync and self._may_return)):
             return None
-        return request.reply(Kind.DONE, number=self._step)
+        return request.reply(Kind.DONE, number=self._steps.step)
 
     def _leave(self, member: Member, request: Message) -> Message:
+        self._record(request)
         member.finished = member.left = True
-        self._close_round()
+        self._steps.close(self._members.active())
         return request.reply(Kind.DONE)
+
+    def _save(self, member: Member, request: Message) -> Message | None:
+        self._expect_ready()
+        if not self._steps.may_pull(member, request.number, self._members.active()):
+            self._expect_everyone()
+            return None
+        return self._upkeep.save(member, request, self._steps.step)
+
+    def _shrink(self, member: Member, request: Message) -> Message | None:
+        self._expect_ready()
+        return self._upkeep.shrink(member, request)
 
     def _expect_ready(self) -> None:
         if not self._store.ready:
             raise Refusal(Code.NOT_READY, "trainer 0 has not sent the initial values yet")
 
     def _expect_everyone(self) -> None:
-        """Refuse to wait for a trainer that is gone. An async job gives a restarted one time to come back."""
-        if self._members.lost(may_return=not self._sync):
-            raise Refusal(Code.TRAINER_LOST, self._members.why_lost(may_return=not self._sync))
+        """Refuse to wait for a trainer that is gone for good."""
+        if self._members.lost(may_return=self._may_return):
+            raise Refusal(Code.TRAINER_LOST, self._members.why_lost(may_return=self._may_return))
 
     def _awaited(self, request: Message) -> str:
         """What a waiting request waits for, for a person."""
@@ -197,13 +271,19 @@ class Service:
             return "the initial values of trainer 0"
         if request.kind is Kind.HELLO:
             return f"the former trainer {request.rank} to be gone"
+        if request.kind in (Kind.SAVE, Kind.SHRINK):
+            return "the tables being written"
         active = self._members.active()
         if request.kind is Kind.BARRIER:
             active = [other for other in active if other.barrier < request.number]
-        if request.kind is Kind.PULL:
-            active = [other for other in active if other.rank not in self._round.ranks()]
+        if request.kind in (Kind.PULL, Kind.PUSH):
+            active = self._steps.awaited(active, request.number + (request.kind is Kind.PUSH))
         return "trainer " + ", ".join(str(other.rank) for other in active)
 
 
 def _text(said: str) -> Part:
     return bytes_part(Field.TEXT, said.encode())
+
+
+def _forget(request: Message) -> None:
+    return

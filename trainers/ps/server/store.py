@@ -1,38 +1,78 @@
 """Store: the tables of one server, made once from the trainers' specs, and the parts of messages that touch
 them.
 
-Knows which parts belong together (KEYS then ROWS) and that all trainers must describe the same model.
+Knows what is asked of tables, and that all trainers must describe the same model; leaves the order of parts
+to `parts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 
 import torch
 
-from trainers.ps.net.wire import Code, Field, Part
+from trainers.ps.kernels.finite import all_finite
+from trainers.ps.net.wire import MAX_FRAME_BYTES, Code, Field, Part
+from trainers.ps.saved.errors import LoadError
+from trainers.ps.saved.source import counts_of
 from trainers.ps.server.members import Refusal
+from trainers.ps.server.parts import AnyTable, entries
 from trainers.ps.server.rounds import Gradient
-from trainers.ps.tables.spec import SpecError, TableSpec
-from trainers.ps.tables.table import KeysError, ShapeError, Table, TableError, make_table
+from trainers.ps.tables.shrink import ShrinkPolicy
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import EntryKind, SpecError, TableSpec
+from trainers.ps.tables.table import KeysError, NotFiniteError, ShapeError, TableError, make_table
 
-_CODES: dict[type[TableError], Code] = {ShapeError: Code.BAD_SHAPE, KeysError: Code.BAD_KEYS}
+_CODES: dict[type[TableError], Code] = {
+    ShapeError: Code.BAD_SHAPE,
+    KeysError: Code.BAD_KEYS,
+    NotFiniteError: Code.NOT_FINITE,
+}
+_POLICY = [field.name for field in fields(ShrinkPolicy)]
+_MOST_ASKS = 4096
+_ASKS = frozenset({Field.KEYS, Field.PEEK, Field.WANT})
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """Values that stand for those of the tables: what dense blocks and rows were before the last step."""
+
+    dense: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    rows: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
 class Store:
-    """Tables by number. `ready` once trainer 0 has sent all initial values."""
+    """Tables by number. `ready` once trainer 0 has sent all initial values, or `fill` has loaded them. Rows
+    leave as `row_dtype`; with `skip_bad` gradients that are not finite are left out and counted, otherwise
+    their push is refused.
+    """
 
-    def __init__(self) -> None:
-        self._tables: dict[int, Table] = {}
+    def __init__(
+        self,
+        *,
+        row_dtype: torch.dtype = torch.float32,
+        skip_bad: bool = False,
+        fill: Callable[[Sequence[AnyTable]], None] | None = None,
+    ) -> None:
+        self._tables: dict[int, AnyTable] = {}
+        self._fill = fill
+        self._row_dtype = row_dtype
+        self._skip_bad = skip_bad
         self._declared = False
         self.ready = False
+        self.skipped = 0
+
+    @property
+    def tables(self) -> Mapping[int, AnyTable]:
+        return MappingProxyType(self._tables)
 
     def declare(self, rank: int, parts: Sequence[Part]) -> None:
         """Make the tables, or check that this trainer describes the ones that exist."""
         specs = _specs(parts)
         if not self._declared:
-            self._tables = {number: make_table(spec) for number, spec in specs.items()}
-            self._declared = True
+            self._begin(specs)
             return
         mine = {number: table.spec for number, table in self._tables.items()}
         for number in sorted(mine.keys() | specs.keys()):
@@ -43,62 +83,164 @@ class Store:
                     f"here it is {mine.get(number)}",
                 )
 
-    def assign(self, parts: Sequence[Part]) -> None:
-        """Initial values; all parts are checked before the first is stored."""
-        found = list(self._entries(parts))
-        for table, keys, part in found:
-            _translated(table.fits, keys, part.data)
-        for table, keys, part in found:
-            table.assign(keys, part.data)
+    def make(self, specs: Mapping[int, TableSpec]) -> None:
+        """The tables, empty."""
+        self._tables = {number: make_table(spec) for number, spec in specs.items()}
+        self._declared = True
 
-    def pull(self, parts: Sequence[Part]) -> tuple[Part, ...]:
-        """WANT parts become VALUES, KEYS parts become ROWS, in the order asked."""
-        return tuple(self._pull(part) for part in parts)
+    def _begin(self, specs: Mapping[int, TableSpec]) -> None:
+        try:
+            tables = {number: make_table(spec) for number, spec in specs.items()}
+            if self._fill is not None:
+                self._fill(list(tables.values()))
+        except TableError as error:
+            raise _refusal(error) from error
+        except LoadError as error:
+            raise Refusal(Code.FAILED, str(error)) from error
+        self._tables, self._declared, self.ready = tables, True, self._fill is not None
+
+    def assign(self, parts: Sequence[Part]) -> None:
+        """Take initial values."""
+        for each in self.read_assign(parts):
+            self._tables[each.table].assign(each.keys, each.values)
+
+    def read_assign(self, parts: Sequence[Part]) -> list[Gradient]:
+        """Initial values, every one of them checked; changes nothing."""
+        found = list(entries(parts, self._table))
+        for each in found:
+            try:
+                self._tables[each.table].fits(each.keys, each.values)
+            except TableError as error:
+                raise _refusal(error) from error
+        return found
+
+    def pull(self, parts: Sequence[Part], instead: Overlay | None = None) -> tuple[Part, ...]:
+        """WANT parts become VALUES, KEYS and PEEK parts ROWS, in the order asked; where `instead` has
+        values, those.
+        """
+        overlay = instead or Overlay()
+        if len(parts) > _MOST_ASKS:
+            raise Refusal(Code.BAD_MESSAGE, f"{len(parts)} questions in one message")
+        return tuple(
+            self._values(part, overlay) if part.field is Field.WANT else self._rows(part, overlay)
+            for part in parts
+        )
+
+    def counts_pulls(self, parts: Sequence[Part]) -> bool:
+        """Whether answering these changes what must survive: the counts of an entry filter."""
+        return any(
+            part.field is Field.KEYS and self._table(part.table).spec.rows.entry.kind is EntryKind.COUNT
+            for part in parts
+        )
 
     def read_push(self, parts: Sequence[Part]) -> list[Gradient]:
-        """The gradients of a push, every one of them checked: `apply` will not refuse them. Changes
-        nothing.
+        """The gradients of a push, every one of them checked: `apply` will not refuse them. Changes no
+        table.
         """
-        push = []
-        for table, keys, part in self._entries(parts):
-            _translated(table.check, keys, part.data)
-            push.append(Gradient(part.table, part.data, keys, part.lr))
-        if len({gradient.table for gradient in push}) != len(push):
+        gradients = []
+        for gradient in entries(parts, self._table):
+            kept = self._finite(gradient) if self._skip_bad else gradient
+            if kept is not None:
+                _check(self._tables[kept.table], kept)
+                gradients.append(kept)
+        if len({gradient.table for gradient in gradients}) != len(gradients):
             raise Refusal(Code.BAD_MESSAGE, "a push names the same table twice")
-        return push
+        return gradients
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
-        for gradient in gradients:
-            self._tables[gradient.table].apply(gradient.keys, gradient.values, gradient.lr)
+        for each in gradients:
+            self._tables[each.table].apply(each.keys, each.values, each.lr, each.stats)
 
-    def _table(self, number: int) -> Table:
+    def before(self, gradients: Sequence[Gradient]) -> Overlay:
+        """The values that `apply` is about to change."""
+        dense, rows = {}, {}
+        for each in gradients:
+            values = self._tables[each.table].pull(each.keys, insert=False)
+            if each.keys is None:
+                dense[each.table] = values
+            else:
+                rows[each.table] = (each.keys, values)
+        return Overlay(dense, rows)
+
+    def read_shrink(self, parts: Sequence[Part]) -> list[tuple[SparseTable, ShrinkPolicy]]:
+        """The tables that are to shrink, and how; changes nothing."""
+        found = []
+        for part in parts:
+            table = self._table(part.table)
+            if part.field is not Field.VALUES or len(part.data) != len(_POLICY):
+                raise Refusal(Code.BAD_MESSAGE, f"a SHRINK with a {part.field.name} part")
+            if not isinstance(table, SparseTable) or not counts_of(table.spec):
+                raise Refusal(
+                    Code.FAILED,
+                    f"table {table.spec.name!r} keeps no statistics by which rows could go; ask for them "
+                    "with SparseEmbedding(statistics=True) or sparse_table_configs",
+                )
+            try:
+                found.append((table, ShrinkPolicy(**dict(zip(_POLICY, part.data.tolist(), strict=True)))))
+            except ValueError as error:
+                raise Refusal(Code.BAD_MESSAGE, str(error)) from error
+        return found
+
+    def shrink(self, checked: Sequence[tuple[SparseTable, ShrinkPolicy]]) -> int:
+        """How many rows went."""
+        return sum(table.shrink(policy) for table, policy in checked)
+
+    def _table(self, number: int) -> AnyTable:
         if number not in self._tables:
             raise Refusal(Code.UNKNOWN_TABLE, f"table {number} is not on this server")
         return self._tables[number]
 
-    def _pull(self, part: Part) -> Part:
+    def _rows(self, part: Part, overlay: Overlay) -> Part:
+        if part.field not in _ASKS:
+            raise Refusal(Code.BAD_MESSAGE, f"a pull with a {part.field.name} part")
         table = self._table(part.table)
-        if part.field is Field.KEYS:
-            return Part(part.table, Field.ROWS, _pulled(table, part.data))
-        if part.field is Field.WANT:
-            return Part(part.table, Field.VALUES, _pulled(table, None))
-        raise Refusal(Code.BAD_MESSAGE, f"a pull with a {part.field.name} part")
+        if 4 * len(part.data) * table.spec.size > MAX_FRAME_BYTES:
+            raise Refusal(Code.BAD_SHAPE, f"{len(part.data)} rows of {table.spec.size} in one answer")
+        try:
+            rows = table.pull(part.data, insert=part.field is Field.KEYS)
+        except TableError as error:
+            raise _refusal(error) from error
+        if part.table in overlay.rows:
+            _overlay_rows(rows, part.data, *overlay.rows[part.table])
+        return Part(part.table, Field.ROWS, rows.to(self._row_dtype))
 
-    def _entries(self, parts: Sequence[Part]) -> Iterator[tuple[Table, torch.Tensor | None, Part]]:
-        """(table, keys or None, the part with the values) for each VALUES part and each KEYS + ROWS pair."""
-        waiting: Part | None = None
-        for part in parts:
-            if part.field is Field.KEYS and waiting is None:
-                waiting = part
-            elif part.field is Field.ROWS and waiting is not None and waiting.table == part.table:
-                yield self._table(part.table), waiting.data, part
-                waiting = None
-            elif part.field is Field.VALUES and waiting is None:
-                yield self._table(part.table), None, part
-            else:
-                raise Refusal(Code.BAD_MESSAGE, f"a {part.field.name} part in the wrong place")
-        if waiting is not None:
-            raise Refusal(Code.BAD_MESSAGE, "a KEYS part without its ROWS")
+    def _values(self, part: Part, overlay: Overlay) -> Part:
+        if len(part.data) != 1:
+            raise Refusal(Code.BAD_MESSAGE, f"a WANT part of {len(part.data)} numbers")
+        blocks = []
+        for number in range(part.table, part.table + int(part.data[0])):
+            try:
+                values = overlay.dense.get(number)
+                blocks.append(self._table(number).pull(None) if values is None else values)
+            except TableError as error:
+                raise _refusal(error) from error
+        if not blocks:
+            raise Refusal(Code.BAD_MESSAGE, "a WANT part for no table")
+        return Part(part.table, Field.VALUES, torch.cat(blocks) if len(blocks) > 1 else blocks[0])
+
+    def _finite(self, gradient: Gradient) -> Gradient | None:
+        """The gradient without what is not finite; None when that is all of a dense block."""
+        if all_finite(gradient.values):
+            return gradient
+        if gradient.keys is None:
+            self.skipped += 1
+            return None
+        if len(gradient.keys) != len(gradient.values):
+            return gradient  # which the table will refuse
+        kept = torch.isfinite(gradient.values).all(1)
+        self.skipped += int((~kept).sum())
+        stats = None if gradient.stats is None else gradient.stats[kept]
+        return Gradient(gradient.table, gradient.values[kept], gradient.keys[kept], gradient.lr, stats)
+
+
+def _overlay_rows(rows: torch.Tensor, keys: torch.Tensor, known: torch.Tensor, instead: torch.Tensor) -> None:
+    if not len(known) or not len(keys):
+        return
+    order = torch.argsort(known)
+    near = torch.searchsorted(known[order], keys).clamp_(max=len(known) - 1)
+    place = order[near]
+    same = known[place] == keys
+    rows[same] = instead[place[same]]
 
 
 def _specs(parts: Sequence[Part]) -> dict[int, TableSpec]:
@@ -117,19 +259,11 @@ def _refusal(error: TableError) -> Refusal:
     return Refusal(_CODES.get(type(error), Code.BAD_MESSAGE), str(error))
 
 
-def _pulled(table: Table, keys: torch.Tensor | None) -> torch.Tensor:
+def _check(table: AnyTable, gradient: Gradient) -> None:
     try:
-        return table.pull(keys)
-    except TableError as error:
-        raise _refusal(error) from error
-
-
-def _translated(
-    check: Callable[[torch.Tensor | None, torch.Tensor], None],
-    keys: torch.Tensor | None,
-    values: torch.Tensor,
-) -> None:
-    try:
-        check(keys, values)
+        if isinstance(table, SparseTable):
+            table.check(gradient.keys, gradient.values, gradient.stats)
+        else:
+            table.check(gradient.keys, gradient.values)
     except TableError as error:
         raise _refusal(error) from error

@@ -130,12 +130,43 @@ class SparseAdam:
         values.addcdiv_(mean, scale, value=-step_size)
 
 
-AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam
+@dataclass(frozen=True, slots=True)
+class FTRL:
+    """FTRL-proximal (McMahan et al. 2013, "Ad click prediction: a view from the trenches", algorithm 1):
+    sparse weights by l1. State: n, the sum of squared gradients, and z, the linear term.
+
+        n' = n + g^2;  sigma = (n'^p - n^p) / lr;  z += g - sigma * w,  where p = -lr_power
+        w = 0 if |z| <= l1, else -(z - sign(z) * l1) / ((beta + n'^p) / lr + 2 * l2)
+
+    With lr_power -0.5, p is the paper's square root. As in Paddle's `ftrl` and TensorFlow's, l2 counts
+    twice; the paper's lambda_2 is 2 * l2.
+    """
+
+    code: ClassVar[int] = 5
+    states: ClassVar[int] = 2
+    initial_state: ClassVar[float] = 0.0
+    l1: float = 0.0
+    l2: float = 0.0
+    lr_power: float = -0.5
+    beta: float = 0.0
+
+    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+        squares, linear = state
+        before = squares.pow(-self.lr_power)
+        squares.addcmul_(grad, grad)
+        after = squares.pow(-self.lr_power)
+        linear.add_(grad - (after - before) / lr * values)
+        scale = (after + self.beta) / lr + 2 * self.l2
+        moved = (linear.sign() * self.l1 - linear) / scale
+        values.copy_(torch.where(linear.abs() <= self.l1, 0.0, moved))
+
+
+AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam | FTRL
 """`states` is the number of state tensors, each as large as the values and full of `initial_state` at first.
 `update` changes values and state in place; `step` counts the updates of the whole table, this one included.
 """
 
-RULES: dict[int, type[AnyRule]] = {rule.code: rule for rule in (Fixed, SGD, Adagrad, Adam, SparseAdam)}
+RULES: dict[int, type[AnyRule]] = {rule.code: rule for rule in (Fixed, SGD, Adagrad, Adam, SparseAdam, FTRL)}
 
 
 def options_of(rule: AnyRule) -> tuple[float, ...]:

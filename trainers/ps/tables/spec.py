@@ -18,6 +18,9 @@ _HEAD = struct.Struct("<BBHQ")
 _ROWS = struct.Struct("<BBBBQdddddd")
 
 
+_ANY_SIGN = frozenset({"dampening", "lr_power"})
+
+
 class SpecError(ValueError):
     """Bytes that describe no table."""
 
@@ -119,7 +122,18 @@ class TableSpec:
             name = content[end:].decode()
         except UnicodeDecodeError:
             raise SpecError("a table name that is not UTF-8") from None
-        return cls(kind=TableKind(kind), name=name, size=size, rule=rule(*options), rows=rows)
+        made = rule(*options)
+        _check_rule(made)
+        return cls(kind=TableKind(kind), name=name, size=size, rule=made, rows=rows)
+
+
+def _check_rule(rule: AnyRule) -> None:
+    """Options that torch.optim would refuse make divisions by zero later."""
+    for each in fields(rule):
+        value = getattr(rule, each.name)
+        share = each.name in ("beta1", "beta2")
+        if not (0 <= value < 1 if share else value >= 0 or each.name in _ANY_SIGN):
+            raise SpecError(f"{type(rule).__name__} with {each.name} {value}")
 
 
 def _decode_rows(content: bytes) -> RowOptions:
@@ -139,6 +153,7 @@ def _decode_rows(content: bytes) -> RowOptions:
     )
 
 
-def job_words(sync: bool, trainers: int, servers: int, index: int) -> str:
-    """How both sides describe the job and this server's place in it."""
-    return f"{'sync' if sync else 'async'} training, {trainers} trainers, server {index} of {servers}"
+def job_words(sync: bool, trainers: int, servers: int, index: int, settings: str = "") -> str:
+    """How both sides describe the job, this server's place in it, and the settings that both must have."""
+    job = f"{'sync' if sync else 'async'} training, {trainers} trainers, server {index} of {servers}"
+    return f"{job}, {settings}" if settings else job

@@ -1,5 +1,5 @@
-"""Served embeddings: nn.Embedding and nn.EmbeddingBag whose rows live on the servers. Knows their forward
-and backward; leaves transport to the `Rows` that it is given.
+"""Served embeddings: modules whose rows live on the servers. Knows their forward and backward; leaves
+transport to the `Rows` that it is given.
 
 The module stays what it was (class, name, options); only its `forward` is replaced while training: the
 unique ids of a batch are pulled as one small leaf tensor, looked up by position, and the gradient of that
@@ -15,91 +15,78 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
-from trainers.errors import NotSupportedError
-
-EmbeddingModule = torch.nn.Embedding | torch.nn.EmbeddingBag
+from trainers.errors import UsageError
+from trainers.ps.trainer.gather import gathered
+from trainers.ps.trainer.lookup import Lookup
+from trainers.ps.trainer.modules import EmbeddingModule, bound
+from trainers.ps.trainer.sparse_embedding import SparseEmbedding
 
 
 class Rows(Protocol):
     """Where rows come from, and where their gradients go."""
 
-    def pull_rows(self, keys: torch.Tensor) -> torch.Tensor:
-        """(n, dim) float32 for (n,) int64 keys, strictly ascending."""
+    def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
+        """The different keys of a batch, and their rows, (u, dim) float32."""
 
-    def pull_all(self) -> torch.Tensor:
-        """Every row of the module, (num_embeddings, dim) float32."""
+    def pull_all(self) -> torch.Tensor | None:
+        """Every row of the module, (num_embeddings, dim) float32; None when it has no end."""
 
     def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
         """Keep the gradient of these rows for the next step."""
 
-
-def find(model: torch.nn.Module) -> list[tuple[str, EmbeddingModule]]:
-    """The sparse embeddings of a model by name. Raises NotSupportedError for one that cannot be served."""
-    found = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, EmbeddingModule) and module.sparse
-    ]
-    for name, module in found:
-        _check(model, name, module)
-    return found
-
-
-def _check(model: torch.nn.Module, name: str, module: EmbeddingModule) -> None:
-    if type(module).forward not in (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward):
-        raise NotSupportedError(f"embedding {name!r} is a {type(module).__name__} with a forward of its own")
-    if module.max_norm is not None:
-        raise NotSupportedError(
-            f"embedding {name!r} has max_norm={module.max_norm}, which servers do not apply"
-        )
-    if module.weight.dtype != torch.float32:
-        raise NotSupportedError(f"embedding {name!r} is {module.weight.dtype}; servers keep float32")
-    users = [
-        where
-        for where, other in model.named_modules()
-        if any(parameter is module.weight for parameter in other.parameters(recurse=False))
-    ]
-    if len(users) > 1:
-        raise NotSupportedError(
-            f"embedding {name!r} shares its weight with {', '.join(users)}; use sparse=False there"
-        )
+    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
+        """Keep shows and clicks, (keys, 2), of those of these rows that will have a gradient."""
 
 
 class Serving:
     """One embedding module that is served: from construction until `end`."""
 
-    def __init__(self, name: str, module: EmbeddingModule, rows: Rows) -> None:
+    def __init__(self, name: str, module: EmbeddingModule, rows: Rows, *, statistics: bool) -> None:
         self._name = name
         self._module = module
         self._rows = rows
-        self._device = module.weight.device
+        self._statistics = statistics
+        self._bound = bound(module)
+        self._device = torch.device("cpu") if module.weight.is_meta else module.weight.device
         module.weight.data = torch.empty(
-            0, module.embedding_dim, device=self._device
+            0, module.embedding_dim, device=module.weight.device
         )  # the servers have it now
-        lookup: Callable[..., torch.Tensor] = (
-            self._embedding if isinstance(module, torch.nn.Embedding) else self._bag
-        )
-        module.forward = lookup  # type: ignore[method-assign]  # on the instance, and only while it is served
+        module.forward = self._forward()  # type: ignore[method-assign]  # on the instance, while it is served
         self._hook: torch.utils.hooks.RemovableHandle = module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             # A function of its own: torch sets an attribute on it, which a method does not take.
-            lambda module, state, prefix, metadata: state.update({f"{prefix}weight": rows.pull_all()})
+            lambda module, state, prefix, metadata: _add_weight(state, f"{prefix}weight", rows)
         )
 
-    def end(self, weight: torch.Tensor) -> None:
+    def end(self, weight: torch.Tensor | None) -> None:
         """Make it an ordinary module again, with these values."""
-        self._module.weight.data = weight.to(self._device)
+        if weight is not None:
+            self._module.weight.data = weight.to(self._device)
         del self._module.forward  # the class's own is back
         self._hook.remove()
 
-    def _embedding(self, input: torch.Tensor) -> torch.Tensor:
-        place, rows, keys = self._lookup(input)
-        module = self._module
-        return functional.embedding(
-            place,
-            rows,
-            padding_idx=_place_of(module.padding_idx, keys),
-            scale_grad_by_freq=module.scale_grad_by_freq,
+    def __deepcopy__(self, memo: object) -> Serving:
+        raise UsageError(
+            f"embedding {self._name!r} is served and cannot be copied; copy model.state_dict(), or the model "
+            "before fleet.init_worker() or after fleet.stop_worker()"
         )
+
+    def _forward(self) -> Callable[..., torch.Tensor]:
+        if isinstance(self._module, SparseEmbedding):
+            return self._sparse
+        return self._embedding if isinstance(self._module, torch.nn.Embedding) else self._bag
+
+    def _sparse(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
+        """`clicks`: a number for each example, (ids.shape[0],): whether what was shown was clicked."""
+        lookup, rows, _ = self._look_up(ids, clicks)
+        return gathered(lookup.place, rows)
+
+    def _embedding(self, input: torch.Tensor) -> torch.Tensor:
+        lookup, rows, padding = self._look_up(input)
+        module: Any = self._module
+        if not module.scale_grad_by_freq:
+            return gathered(lookup.place, rows)
+        place = lookup.place.to(self._device)
+        return functional.embedding(place, rows, padding_idx=padding, scale_grad_by_freq=True)
 
     def _bag(
         self,
@@ -107,44 +94,55 @@ class Serving:
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        place, rows, keys = self._lookup(input)
+        lookup, rows, padding = self._look_up(input)
         module: Any = self._module
         return functional.embedding_bag(
-            place,
+            lookup.place.to(self._device),
             rows,
             offsets,
             mode=module.mode,
             scale_grad_by_freq=module.scale_grad_by_freq,
             per_sample_weights=per_sample_weights,
             include_last_offset=module.include_last_offset,
-            padding_idx=_place_of(module.padding_idx, keys),
+            padding_idx=padding,
         )
 
-    def _lookup(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(position of each id in `rows`, rows, the unique keys)."""
-        keys, place = torch.unique(ids.detach().cpu().to(torch.int64), return_inverse=True)
-        self._check_range(keys)
-        rows = self._rows.pull_rows(keys).to(self._device)
-        if torch.is_grad_enabled() and self._module.weight.requires_grad:
+    def _look_up(
+        self, ids: torch.Tensor, clicks: torch.Tensor | None = None
+    ) -> tuple[Lookup, torch.Tensor, int | None]:
+        """The keys, their rows, and which of them is padding."""
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"embedding {self._name!r} wants ids in int64 or int32, not {ids.dtype}")
+        training = self._module.training and torch.is_grad_enabled()
+        lookup, rows = self._rows.look_up(ids, insert=training)
+        padding = _place_of(self._module.padding_idx, lookup.keys)
+        if self._bound is not None:
+            self._check_range(lookup.keys, self._bound)
+        elif padding is not None:
+            rows.data[padding] = 0.0  # nobody assigned that row zeros
+        rows = rows.to(self._device)
+        if training and self._module.weight.requires_grad:
             rows.requires_grad_()
-            collect = functools.partial(self._collect, keys)
+            if self._statistics:
+                self._rows.add_stats(lookup.keys, _stats(lookup, clicks))
+            collect = functools.partial(self._collect, lookup.keys, padding)
             rows.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]  # torch's
-        return place.to(self._device), rows, keys
+        return lookup, rows, padding
 
-    def _collect(self, keys: torch.Tensor, leaf: torch.Tensor) -> None:
+    def _collect(self, keys: torch.Tensor, padding: int | None, leaf: torch.Tensor) -> None:
         if leaf.grad is None:
             return
         grad, leaf.grad = leaf.grad.detach().cpu(), None  # a second backward adds only its own share
-        padding = self._module.padding_idx
-        if padding is not None:
-            kept = keys != padding  # torch leaves the padding row out of the gradient altogether
-            keys, grad = keys[kept], grad[kept]
+        if padding is not None:  # torch leaves the padding row out of the gradient altogether
+            keys, grad = _without(keys, padding), _without(grad, padding)
         self._rows.add_gradient(keys, grad)
 
-    def _check_range(self, keys: torch.Tensor) -> None:
-        total = self._module.num_embeddings
-        if len(keys) and (int(keys[0]) < 0 or int(keys[-1]) >= total):
-            wrong = int(keys[0]) if int(keys[0]) < 0 else int(keys[-1])
+    def _check_range(self, keys: torch.Tensor, total: int) -> None:
+        if not len(keys):
+            return
+        low, high = (int(each) for each in torch.aminmax(keys))
+        if low < 0 or high >= total:
+            wrong = low if low < 0 else high
             raise IndexError(
                 f"embedding {self._name!r} has rows 0 to {total - 1}; id {wrong} is out of range"
             )
@@ -153,5 +151,24 @@ class Serving:
 def _place_of(padding: int | None, keys: torch.Tensor) -> int | None:
     if padding is None:
         return None
-    place = int(torch.searchsorted(keys, padding))
-    return place if place < len(keys) and int(keys[place]) == padding else None
+    found = (keys == padding).nonzero()
+    return int(found[0, 0]) if len(found) else None
+
+
+def _stats(lookup: Lookup, clicks: torch.Tensor | None) -> torch.Tensor:
+    """(u, 2): how often each key was shown, and clicked."""
+    stats = torch.stack([lookup.counts.float(), torch.zeros(len(lookup.keys))], dim=1)
+    if clicks is not None:
+        each = clicks.detach().cpu().float().view(-1, *[1] * (lookup.place.dim() - 1))
+        stats[:, 1].index_add_(0, lookup.place.reshape(-1), each.expand(lookup.place.shape).reshape(-1))
+    return stats
+
+
+def _without(tensor: torch.Tensor, place: int) -> torch.Tensor:
+    return torch.cat([tensor[:place], tensor[place + 1 :]])
+
+
+def _add_weight(state: dict[str, torch.Tensor], name: str, rows: Rows) -> None:
+    weight = rows.pull_all()
+    if weight is not None:
+        state[name] = weight

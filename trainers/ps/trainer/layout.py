@@ -1,9 +1,13 @@
-"""Layout: how one model becomes tables on servers. Pure: model and optimizer in, numbered tables out; every
-trainer of a job computes the same.
+"""Layout: how one model becomes tables on servers. Pure: model, optimizer and settings in, numbered tables
+out; every trainer of a job computes the same.
+
+Each server numbers its own tables: the sparse ones first, which are on all servers under the same number,
+then its dense blocks one after the other, so that one part of a message can run over several of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +15,13 @@ from typing import Any
 import torch
 
 from trainers.errors import NotSupportedError, UsageError
+from trainers.ps.configs import PsConfigs, nearest
 from trainers.ps.partition import place, slices
-from trainers.ps.tables.rules import AnyRule, Fixed
-from trainers.ps.tables.spec import MAX_BLOCK, TableKind, TableSpec
-from trainers.ps.trainer.embedding import EmbeddingModule, find
+from trainers.ps.tableconfigs import TableConfigs
+from trainers.ps.tables.rules import SGD, AnyRule, Fixed
+from trainers.ps.tables.spec import MAX_BLOCK, MAX_DIM, RowOptions, TableKind, TableSpec
+from trainers.ps.trainer.modules import EmbeddingModule, find, rows_of
 from trainers.ps.trainer.optimizers import rule_for
-from trainers.strategy import PsConfigs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +37,39 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DenseParameter:
+    """`rule` is the update rule of training: in geo training the trainer's, not the servers'."""
+
     name: str
     parameter: torch.nn.Parameter
     group: Mapping[str, Any] | None
+    rule: AnyRule
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SparseParameter:
-    """One table, whose rows are spread over all servers by key."""
+    """One table, whose rows are spread over all servers by key. `rule` is the update rule of training, which
+    in geo training is not the servers' but the trainer's. `own_lr` overrides the group's.
+    """
 
     name: str
     module: EmbeddingModule
     group: Mapping[str, Any] | None
+    own_lr: float | None
     table: int
     spec: TableSpec
+    rule: AnyRule
+
+    @property
+    def trained(self) -> bool:
+        return not isinstance(self.rule, Fixed)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of now: schedulers change it."""
+        if self.own_lr is not None:
+            return self.own_lr
+        return float(self.group["lr"]) if self.group is not None else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,13 +83,25 @@ class Layout:
     def specs_on(self, server: int) -> list[tuple[int, TableSpec]]:
         """(table, spec) of everything that this server holds."""
         blocks = [block for parameter in self.dense for block in parameter.blocks if block.server == server]
-        tables = [(block.table, block.spec) for block in blocks]
-        return tables + [(parameter.table, parameter.spec) for parameter in self.sparse]
+        return [
+            *((parameter.table, parameter.spec) for parameter in self.sparse),
+            *((block.table, block.spec) for block in blocks),
+        ]
 
 
-def plan(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int, configs: PsConfigs
-) -> Layout:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the strategy says about the layout. `geo`: trainers train, servers add up what they send.
+    `dense`: whether servers hold dense parameters at all.
+    """
+
+    configs: PsConfigs = dataclasses.field(default_factory=PsConfigs)
+    tables: Mapping[str, TableConfigs] = dataclasses.field(default_factory=dict)
+    geo: bool = False
+    dense: bool = True
+
+
+def plan(model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int, wishes: Wishes) -> Layout:
     """Raises UsageError or NotSupportedError for what cannot be served, naming the parameter."""
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     named = dict(model.named_parameters())
@@ -77,22 +112,78 @@ def plan(
             "fleet.distributed_model(); make it from that model's parameters()"
         )
     embeddings = {id(module.weight): module for _, module in find(model)}
-    dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
     sparse_names = [name for name, parameter in named.items() if id(parameter) in embeddings]
-    dense = _plan_dense({name: named[name] for name in dense_names}, groups, optimizer, servers, configs)
-    first = sum(len(parameter.blocks) for parameter in dense)
-    sparse = []
-    for number, name in enumerate(sparse_names, first):
-        module = embeddings[id(named[name])]
-        group = groups.get(id(named[name]))
-        spec = TableSpec(
-            kind=TableKind.SPARSE,
-            name=name,
-            size=module.embedding_dim,
-            rule=_rule(optimizer, group, sparse=True, name=name),
+    _check_names(wishes.tables, sparse_names)
+    sparse = [
+        _plan_sparse(
+            number, name, embeddings[id(named[name])], groups.get(id(named[name])), optimizer, wishes
         )
-        sparse.append(SparseParameter(name=name, module=module, group=group, table=number, spec=spec))
-    return Layout(tuple(dense), tuple(sparse), servers)
+        for number, name in enumerate(sparse_names)
+    ]
+    dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
+    dense = []
+    if wishes.dense:
+        dense = _plan_dense({name: named[name] for name in dense_names}, groups, optimizer, servers, wishes)
+    first = len(sparse)
+    return Layout(tuple(_numbered(dense, servers, first)), tuple(sparse), servers)
+
+
+def dense_of(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
+    """The parameters that are trained and in no sparse embedding; other parameters and the buffers."""
+    sparse = {id(module.weight) for _, module in find(model)}
+    dense = [each for each in model.parameters() if id(each) not in sparse]
+    frozen = [each.data for each in dense if not each.requires_grad]
+    return [each for each in dense if each.requires_grad], [*frozen, *model.buffers()]
+
+
+def _check_names(tables: Mapping[str, TableConfigs], names: list[str]) -> None:
+    for name in tables:
+        if name not in names:
+            raise UsageError(
+                f"strategy.sparse_table_configs names {name!r}, which is no sparse embedding of the "
+                f"model{nearest(name, names)}"
+            )
+
+
+def _plan_sparse(
+    number: int,
+    name: str,
+    module: EmbeddingModule,
+    group: Mapping[str, Any] | None,
+    optimizer: torch.optim.Optimizer,
+    wishes: Wishes,
+) -> SparseParameter:
+    if module.embedding_dim > MAX_DIM:
+        raise NotSupportedError(f"embedding {name!r} has rows of {module.embedding_dim}; at most {MAX_DIM}")
+    own = wishes.tables.get(name, TableConfigs())
+    rule = own.rule or _rule(optimizer, group, sparse=True, name=name)
+    if own.rule is not None and own.lr is None and group is None:
+        raise UsageError(f"sparse_table_configs[{name!r}] has a rule and no lr, and the optimizer has none")
+    trained = not isinstance(rule, Fixed)
+    rows = _rows(module, own)
+    if wishes.geo and rows.statistics:
+        raise NotSupportedError(f"statistics of {name!r} with geo training: trainers see too little of them")
+    spec = TableSpec(
+        kind=TableKind.SPARSE,
+        name=name,
+        size=module.embedding_dim,
+        rule=SGD() if wishes.geo and trained else rule,  # deltas are added: SGD with a learning rate of -1
+        rows=rows,
+    )
+    return SparseParameter(
+        name=name, module=module, group=group, own_lr=own.lr, table=number, spec=spec, rule=rule
+    )
+
+
+def _rows(module: EmbeddingModule, own: TableConfigs) -> RowOptions:
+    rows = rows_of(module)
+    return RowOptions(
+        init=own.init or rows.init,
+        entry=own.entry or rows.entry,
+        low=max(own.low, rows.low),
+        high=min(own.high, rows.high),
+        statistics=own.statistics or rows.statistics,
+    )
 
 
 def _plan_dense(
@@ -100,22 +191,38 @@ def _plan_dense(
     groups: Mapping[int, Mapping[str, Any]],
     optimizer: torch.optim.Optimizer,
     servers: int,
-    configs: PsConfigs,
+    wishes: Wishes,
 ) -> list[DenseParameter]:
-    cuts = {name: _cut(name, parameter, servers, configs) for name, parameter in named.items()}
+    cuts = {name: _cut(name, parameter, servers, wishes.configs) for name, parameter in named.items()}
     names = [f"{name}[{start}:{stop}]" for name, pieces in cuts.items() for start, stop in pieces]
-    homes = iter(enumerate(zip(names, place(names, servers, configs.split_method), strict=True)))
+    homes = iter(zip(names, place(names, servers, wishes.configs.split_method), strict=True))
     planned = []
     for name, parameter in named.items():
         group = groups.get(id(parameter))
         rule = _rule(optimizer, group, sparse=False, name=name)
+        served = SGD() if wishes.geo and not isinstance(rule, Fixed) else rule
         blocks = []
         for start, stop in cuts[name]:
-            table, (block_name, server) = next(homes)
-            spec = TableSpec(kind=TableKind.DENSE, name=block_name, size=stop - start, rule=rule)
-            blocks.append(Block(table=table, server=server, start=start, stop=stop, spec=spec))
-        planned.append(DenseParameter(name=name, parameter=parameter, group=group, blocks=tuple(blocks)))
+            block_name, server = next(homes)
+            spec = TableSpec(kind=TableKind.DENSE, name=block_name, size=stop - start, rule=served)
+            blocks.append(Block(table=-1, server=server, start=start, stop=stop, spec=spec))
+        planned.append(
+            DenseParameter(name=name, parameter=parameter, group=group, rule=rule, blocks=tuple(blocks))
+        )
     return planned
+
+
+def _numbered(dense: list[DenseParameter], servers: int, first: int) -> list[DenseParameter]:
+    """The same parameters; the blocks of each server numbered one after the other."""
+    following = [first] * servers
+    numbered = []
+    for parameter in dense:
+        blocks = []
+        for block in parameter.blocks:
+            blocks.append(dataclasses.replace(block, table=following[block.server]))
+            following[block.server] += 1
+        numbered.append(dataclasses.replace(parameter, blocks=tuple(blocks)))
+    return numbered
 
 
 def _cut(name: str, parameter: torch.nn.Parameter, servers: int, configs: PsConfigs) -> list[tuple[int, int]]:

@@ -17,6 +17,9 @@ from trainers.ps.trainer.optimizers import options_snapshot
 class Stepper(Protocol):
     """The trainer behind an optimizer."""
 
+    @property
+    def serving(self) -> bool: ...
+
     def step(self) -> None: ...
 
     def has_rows(self) -> bool: ...
@@ -42,11 +45,21 @@ class ServedOptimizer(DistributedOptimizer):
     def __init__(self, inner: torch.optim.Optimizer, stepper: Stepper) -> None:
         super().__init__(inner)
         self._stepper = stepper
+        self._local = False
         self._frozen: list[dict[str, Any]] | None = None
 
     def freeze_options(self) -> None:
-        """From now on only the learning rate may change."""
+        """From now on only the learning rate may change, and steps go through this optimizer."""
         self._frozen = options_snapshot(self.inner)
+        self.inner.register_step_pre_hook(self._refuse_direct_step)
+
+    def _refuse_direct_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._local and self._stepper.serving:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() was called on the optimizer that was given to "
+                "fleet.distributed_optimizer(), which trains nothing that is served; call step() or "
+                "minimize() of the one that it returned"
+            )
 
     def has_gradients(self) -> bool:
         return super().has_gradients() or self._stepper.has_rows()
@@ -63,6 +76,14 @@ class ServedOptimizer(DistributedOptimizer):
             )
         self._stepper.step()
         return loss
+
+    def local_step(self) -> None:
+        """The arithmetic in this process: for parameters that no server trains."""
+        self._local = True
+        try:
+            self.inner.step()
+        finally:
+            self._local = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)

@@ -1,41 +1,86 @@
-"""Worker: a trainer's side of the parameter servers. Knows the order of things - join, pull, push, finish;
-leaves slices and keys to `dense` and `remote`, sockets to `client`, arithmetic to the servers.
+"""Worker: a trainer's side of the parameter servers. Knows the order of things - join, train, finish; leaves
+steps to `exchange`, slices and keys to `dense` and `remote`, sockets to `client`, arithmetic to the servers.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
 
 from trainers.errors import ServerError
+from trainers.glog import glog
+from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.net.client import Client, Request
-from trainers.ps.net.wire import Code, Field, Kind, Part, bytes_part
+from trainers.ps.net.keys import JobKeys
+from trainers.ps.net.wire import ROW_DTYPES, Code, Field, Kind, Message, bytes_part
+from trainers.ps.saved.modes import SaveMode
+from trainers.ps.saved.source import counts_of
+from trainers.ps.tables.shrink import ShrinkPolicy
 from trainers.ps.tables.spec import job_words
+from trainers.ps.trainer.allreduce import AllReduced
 from trainers.ps.trainer.dense import DenseParameters
 from trainers.ps.trainer.embedding import Serving
+from trainers.ps.trainer.exchange import AsyncExchange, Exchange, SyncExchange
+from trainers.ps.trainer.geo import CachedRows, GeoExchange
 from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.remote import RemoteTable
+from trainers.ps.trainer.saving import AGEING, Saver, absolute
 from trainers.role import Identity
-from trainers.strategy import PsConfigs
 
 _GOODBYE_S = 5.0
 
 
-class Worker:
-    """One trainer's connection to its model on the servers."""
+@dataclass(frozen=True, slots=True)
+class Local:
+    """What is trained in this process: `step` is the optimizer's own, `dense` the parameters that no server
+    holds, `buffers` what else must begin alike.
+    """
 
-    def __init__(self, identity: Identity, layout: Layout, configs: PsConfigs, *, sync: bool) -> None:
+    step: Callable[[], None]
+    dense: Sequence[torch.nn.Parameter] = ()
+    buffers: Sequence[torch.Tensor] = ()
+
+
+class Worker:
+    """One trainer's connection to its model on the servers. `asynchronous` is None for sync training."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        layout: Layout,
+        configs: PsConfigs,
+        asynchronous: AsyncConfigs | None,
+        *,
+        settings: str = "",
+        keys: JobKeys | None = None,
+        local: Local | None = None,
+    ) -> None:
         self._identity = identity
         self._layout = layout
         self._configs = configs
-        self._sync = sync
-        self._step = 0
+        self._sync = asynchronous is None
+        self._settings = settings
         self._barriers = 0
-        self._client = Client(identity.servers, identity.index, configs)
+        self._client = Client(identity.servers, identity.index, configs, keys=keys)
         self._dense = DenseParameters(layout.dense, layout.servers)
         self._tables = [
-            RemoteTable(sparse, layout.servers, self._client, self._as_of) for sparse in layout.sparse
+            RemoteTable(sparse, layout.servers, self._client, row_dtype=ROW_DTYPES[configs.wire_dtype])
+            for sparse in layout.sparse
         ]
+        self._local_dense = local is not None and bool(local.dense)
+        self._rows: list[RemoteTable | CachedRows] = [*self._tables]
+        self._exchange = self._exchange_for(asynchronous, local)
+        self._saver = Saver(self._client, layout.servers)
         self._servings: list[Serving] = []
+
+    @property
+    def step_number(self) -> int:
+        """How many steps of this trainer's place have been pushed: by this process, and by one before it."""
+        return self._exchange.step
 
     def start(self) -> None:
         """Join all servers; trainer 0 sends the initial values, unless the tables have values already."""
@@ -43,7 +88,14 @@ class Worker:
             [self._hello(server) for server in range(self._layout.servers)],
             silence=self._configs.join_timeout_s,
         )
-        self._step = max(reply.number for reply in hellos)
+        _expect_whole(hellos)
+        # A former self may have died between two servers: the step that one of them misses is done again.
+        self._exchange.start(min(reply.number for reply in hellos))
+        if self._local_dense and self._exchange.step:
+            glog(
+                f"resumed at step {self._exchange.step}: dense parameters were in the trainers, and go on "
+                "from what this script gave them"
+            )
         if self._identity.index == 0 and any(reply.code is Code.NOT_READY for reply in hellos):
             for requests in itertools.chain(
                 self._dense.initial(), *(table.initial() for table in self._tables)
@@ -51,30 +103,38 @@ class Worker:
                 self._client.ask(requests)
             self._client.ask(self._to_all(Kind.READY))
         self._client.ask(self._to_all(Kind.OPEN))
-        self._dense.take(self._client.ask(self._dense.pulls(self._as_of(), trained_only=False)))
+        pulls = self._dense.pulls(self._exchange.step, trained_only=False)
+        replies = self._client.ask(pulls)
+        self._dense.take(zip((pull.server for pull in pulls), replies, strict=True))
         self._servings = [
-            Serving(sparse.name, sparse.module, table)
-            for sparse, table in zip(self._layout.sparse, self._tables, strict=True)
+            Serving(
+                table.sparse.name, table.sparse.module, rows, statistics=table.sparse.spec.rows.statistics
+            )
+            for table, rows in zip(self._tables, self._rows, strict=True)
         ]
 
     def step(self) -> None:
-        """Push all gradients, one message for each server, and pull the dense values that come of them."""
-        push: list[list[Part]] = [[] for _ in range(self._layout.servers)]
-        self._dense.add_push(push)
-        for table in self._tables:
-            table.add_push(push)
-        pushes = [
-            Request(server=server, kind=Kind.PUSH, number=self._step, parts=tuple(parts))
-            for server, parts in enumerate(push)
-        ]
-        self._step += 1
-        replies = self._client.ask([*pushes, *self._dense.pulls(self._as_of(), trained_only=True)])
-        self._dense.take(replies[len(pushes) :])
-        self.drop_rows()
+        """Push all gradients, and see to the values of the next step."""
+        self._exchange.push()
+
+    def flush(self) -> None:
+        """Wait until every push has been applied."""
+        self._exchange.flush()
 
     def refresh(self) -> None:
         """Pull the current dense values: other trainers may have changed them since."""
-        self._dense.take(self._client.ask(self._dense.pulls(self._as_of(), trained_only=True)))
+        self._exchange.refresh()
+
+    def prefetch(self, ids: Mapping[torch.nn.Module, Sequence[torch.Tensor]]) -> None:
+        """Prepare the rows of the next batch: for each served module the tensors that it will be called
+        with.
+        """
+        by_module = {id(table.sparse.module): table for table in self._tables}
+        self._exchange.prefetch({by_module[id(module)]: batches for module, batches in ids.items()})
+
+    def served_modules(self) -> list[torch.nn.Module]:
+        """The modules whose rows are on the servers, in the order of the model."""
+        return [table.sparse.module for table in self._tables]
 
     def has_rows(self) -> bool:
         """Whether a backward pass has left gradients of rows that no step has pushed."""
@@ -86,13 +146,29 @@ class Worker:
             table.drop_gradients()
 
     def barrier(self) -> None:
+        """Wait for all trainers, when all of this one's pushes have been applied."""
+        self._exchange.flush()
         self._barriers += 1
         self._client.ask([Request(server=0, kind=Kind.BARRIER, number=self._barriers)])
+
+    def save(self, where: str | os.PathLike[str], mode: SaveMode) -> None:
+        """All tables of all servers, with every push of this trainer in them."""
+        self._exchange.flush()
+        if mode is SaveMode.AGED:
+            self.shrink(AGEING)
+        self._saver.save(absolute(where), mode, self._exchange.step)
+
+    def shrink(self, policy: ShrinkPolicy) -> int:
+        """A day has passed in all tables with statistics; returns how many rows went."""
+        self._exchange.flush()
+        counted = [table.sparse.table for table in self._tables if counts_of(table.sparse.spec)]
+        return self._saver.shrink(counted, policy)
 
     def finish(self) -> None:
         """No more pushes from here: wait for the other trainers, then bring all trained values into the
         model.
         """
+        self._exchange.flush()
         self._client.ask(self._to_all(Kind.FINISH))
         self.refresh()
         for serving, table in zip(self._servings, self._tables, strict=True):
@@ -108,11 +184,34 @@ class Worker:
         finally:
             self._client.close()
 
-    def _as_of(self) -> int:
-        return self._step if self._sync else 0
+    def _exchange_for(self, asynchronous: AsyncConfigs | None, local: Local | None) -> Exchange:
+        servers = self._layout.servers
+        exchange: Exchange
+        if asynchronous is None:
+            exchange = SyncExchange(self._client, self._dense, self._tables, servers)
+        elif not asynchronous.k_steps:
+            exchange = AsyncExchange(self._client, self._dense, self._tables, servers, asynchronous)
+        elif local is None:
+            raise AssertionError("geo training without a local step")
+        else:
+            cached = [CachedRows(table) for table in self._tables]
+            self._rows = [*cached]
+            exchange = GeoExchange(
+                self._client,
+                self._dense,
+                cached,
+                servers,
+                k_steps=asynchronous.k_steps,
+                trainers=self._identity.worker_num,
+                local_step=local.step,
+            )
+        if local is None or not local.dense:
+            return exchange
+        return AllReduced(exchange, self._identity, local.dense, local.buffers, local.step)
 
     def _hello(self, server: int) -> Request:
-        words = job_words(self._sync, self._identity.worker_num, self._layout.servers, server)
+        trainers = self._identity.worker_num
+        words = job_words(self._sync, trainers, self._layout.servers, server, self._settings)
         specs = [
             bytes_part(Field.SPEC, spec.encode(), table) for table, spec in self._layout.specs_on(server)
         ]
@@ -125,3 +224,14 @@ class Worker:
 
     def _to_all(self, kind: Kind) -> list[Request]:
         return [Request(server=server, kind=kind) for server in range(self._layout.servers)]
+
+
+def _expect_whole(hellos: Sequence[Message]) -> None:
+    """Raises ServerError when some servers have this trainer's steps and others have begun anew."""
+    empty = [server for server, reply in enumerate(hellos) if reply.code is Code.NOT_READY]
+    if empty and any(reply.number for reply in hellos):
+        names = ", ".join(map(str, empty))
+        raise ServerError(
+            f"server {names} was restarted and its tables are gone, while other servers have theirs: they no "
+            'longer fit together. Start the job again; ps_configs "durability" keeps tables over a restart'
+        )

@@ -11,9 +11,9 @@ import zmq
 
 from tests.support.cluster import reserved_endpoints
 from trainers.errors import ServerError, TrainerLostError
+from trainers.ps.configs import PsConfigs
 from trainers.ps.net.client import Client, Request
 from trainers.ps.net.wire import VERSION, Code, Field, Kind, Message, bytes_part, decode, encode
-from trainers.strategy import PsConfigs
 
 Answer = Callable[[int, Message], list[Message]]
 
@@ -97,6 +97,63 @@ def test_second_answers_probes_and_answers_to_others_are_passed_over() -> None:
 
     with served_by(answer) as client:
         assert [client.ask(ASK)[0].number for _ in range(3)] == [1, 2, 3]
+
+
+def test_requests_are_underway_while_nobody_waits_and_their_answers_come_in_order() -> None:
+    def answer(count: int, request: Message) -> list[Message]:
+        return [request.reply(Kind.DONE, number=request.number)]
+
+    with served_by(answer) as client:
+        tickets = [
+            client.send([Request(server=0, kind=Kind.PULL, number=number) for number in (at, at + 1)])
+            for at in (10, 20, 30)
+        ]
+        assert [reply.number for reply in client.wait(tickets[2])] == [30, 31]
+        while tickets[0].open or tickets[1].open:
+            client.look()
+        assert [reply.number for reply in tickets[0].replies] == [10, 11]
+        assert [reply.number for reply in client.wait(tickets[1])] == [20, 21]
+
+
+def test_a_lost_push_is_sent_again_while_others_are_underway() -> None:
+    seen: list[int] = []
+
+    def answer(count: int, request: Message) -> list[Message]:
+        seen.append(request.sequence)
+        return [] if request.sequence == 1 and seen.count(1) < 3 else [request.reply(Kind.DONE)]
+
+    with served_by(answer) as client:
+        first, second = client.send(ASK), client.send(ASK)
+        client.wait(second)
+        assert first.open
+        client.wait(first)
+    assert seen.count(1) == 3
+    assert seen.count(2) == 1
+
+
+def test_time_in_which_nobody_looked_is_not_the_servers_silence() -> None:
+    def answer(count: int, request: Message) -> list[Message]:
+        return [request.reply(Kind.DONE)] if count >= 2 else []
+
+    with served_by(answer, request_timeout_s=0.2) as client:
+        ticket = client.send(ASK)
+        threading.Event().wait(0.5)  # the trainer computes
+        assert client.wait(ticket)[0].kind is Kind.DONE
+
+
+def test_a_refusal_of_what_is_underway_is_raised_at_the_next_look() -> None:
+    def answer(count: int, request: Message) -> list[Message]:
+        text = (bytes_part(Field.TEXT, b"NaN"),)
+        return [request.reply(Kind.REFUSED, code=Code.NOT_FINITE, parts=text)]
+
+    def look_for_ever(client: Client) -> None:
+        while True:
+            client.look()
+
+    with served_by(answer) as client:
+        client.send(ASK)
+        with pytest.raises(ServerError, match=r"refused PULL \(NOT_FINITE\): NaN"):
+            look_for_ever(client)
 
 
 def test_refusals_become_errors_that_name_the_server() -> None:

@@ -1,10 +1,23 @@
 import random
+import struct
 
 import numpy as np
 import pytest
 import torch
+import xxhash
 
-from trainers.ps.net.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
+from trainers.ps.net.wire import (
+    MAX_FRAME_BYTES,
+    Code,
+    Field,
+    Kind,
+    Message,
+    Part,
+    WireError,
+    bytes_part,
+    decode,
+    encode,
+)
 
 
 def push() -> Message:
@@ -39,6 +52,22 @@ def test_a_message_comes_back_as_it_was() -> None:
         assert (mine.table, mine.field, mine.lr) == (other.table, other.field, other.lr)
         assert torch.equal(mine.data, other.data)
         assert mine.data.shape == other.data.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_may_be_shorter_on_the_wire(dtype: torch.dtype) -> None:
+    rows = torch.randn(3, 5).to(dtype)
+    frames = frames_of(Message(kind=Kind.DATA, parts=(Part(0, Field.ROWS, rows),)))
+    assert len(frames[1]) == 15 * dtype.itemsize
+    (part,) = decode(frames).parts
+    assert part.data.dtype is dtype
+    assert torch.equal(part.data, rows)
+
+
+def test_a_part_that_no_receiver_would_take_is_not_sent() -> None:
+    part = Part(0, Field.VALUES, torch.empty((MAX_FRAME_BYTES >> 2) + 1))
+    with pytest.raises(WireError, match="256 MB"):
+        encode(Message(kind=Kind.PUSH, parts=(part,)))
 
 
 def test_a_decoded_tensor_may_be_written_and_may_come_from_an_odd_address() -> None:
@@ -86,6 +115,17 @@ def test_no_frames_and_missing_frames_are_refused() -> None:
 def test_parts_that_contradict_their_field_are_refused(part: Part) -> None:
     with pytest.raises(WireError):
         decode(frames_of(Message(kind=Kind.PUSH, parts=(part,))))
+
+
+@pytest.mark.parametrize("shape", [(0, 2**63), (0, 2**20), (2**60, 16), (2**63, 0)])
+def test_a_shape_without_bytes_is_refused_too(shape: tuple[int, int]) -> None:
+    """With a checksum that fits: this one was not damaged on its way."""
+    frames = frames_of(Message(kind=Kind.PUSH, parts=(Part(2, Field.ROWS, torch.empty(0, 4)),)))
+    part = struct.pack("<IBBHdQQ", 2, Field.ROWS, 1, 0, 0.0, *shape)
+    head = frames[0][:40]
+    checksum = xxhash.xxh3_64_intdigest(head + part)
+    with pytest.raises(WireError):
+        decode([head + struct.pack("<Q", checksum) + part, b""])
 
 
 def test_no_mutation_of_a_message_passes() -> None:

@@ -1,6 +1,6 @@
 import torch
 
-from trainers.ps.server.rounds import Gradient, Round, merge_rows
+from trainers.ps.server.rounds import Gradient, Round
 
 
 def dense(*values: float, lr: float = 0.1) -> Gradient:
@@ -19,8 +19,8 @@ def test_the_average_is_over_trainers() -> None:
     assert of_dense.values.tolist() == [2, 3]
     assert of_dense.lr == 0.5  # the lowest rank's
     assert of_sparse.keys is not None
-    assert of_sparse.keys.tolist() == [1, 2, 7]
-    assert of_sparse.values.tolist() == [[3], [1], [6]]
+    rows = dict(zip(of_sparse.keys.tolist(), of_sparse.values[:, 0].tolist(), strict=True))
+    assert rows == {1: 3, 2: 1, 7: 6}
 
 
 def test_a_trainer_without_a_gradient_counts_as_zero() -> None:
@@ -42,9 +42,12 @@ def test_the_order_of_arrival_does_not_change_a_bit() -> None:
     assert torch.equal(*results)
 
 
-def test_equal_keys_are_merged_and_sorted() -> None:
-    keys, rows = merge_rows(
-        [(torch.tensor([3, 9]), torch.ones(2, 2)), (torch.tensor([1, 9]), torch.full((2, 2), 5.0))]
-    )
-    assert keys.tolist() == [1, 3, 9]
-    assert rows.tolist() == [[5, 5], [1, 1], [6, 6]]
+def test_statistics_are_added_up_and_not_averaged() -> None:
+    step = Round()
+    keys, shows = torch.tensor([5, 6]), torch.tensor([[2.0, 1.0], [1.0, 0.0]])
+    for rank in (0, 1):
+        step.add(rank, [Gradient(1, torch.ones(2, 1), keys, 0.1, shows)])
+    (mean,) = step.average()
+    assert mean.stats is not None
+    assert mean.values.tolist() == [[1], [1]]
+    assert mean.stats.tolist() == [[4, 2], [2, 0]]

@@ -15,12 +15,12 @@ import zmq
 from tests.support.cluster import reserved_endpoints
 from tests.trainers.ps.net.test_wire import mutate
 from trainers.errors import ServerError
+from trainers.ps.configs import PsConfigs
 from trainers.ps.net.client import Client, Request
 from trainers.ps.net.wire import Field, Kind, Message, Part, bytes_part, decode, encode
-from trainers.ps.server.server import Server
+from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import Adam, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec, job_words
-from trainers.strategy import PsConfigs
 
 CONFIGS = PsConfigs(request_timeout_s=20)
 SPECS = {
@@ -28,7 +28,11 @@ SPECS = {
     1: TableSpec(kind=TableKind.SPARSE, name="e", size=2, rule=SparseAdam()),
 }
 KEYS = torch.arange(10)
-WANT = (Part(0, Field.WANT, torch.empty(0)), Part(1, Field.KEYS, KEYS))
+WANT = (Part(0, Field.WANT, torch.tensor([1])), Part(1, Field.KEYS, KEYS))
+
+
+def plan(endpoint: str) -> ServerPlan:
+    return ServerPlan(endpoints=[endpoint], index=0, trainers=1, sync=False, configs=CONFIGS)
 
 
 class Port:
@@ -36,7 +40,7 @@ class Port:
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        server = Server([endpoint], 0, 1, sync=False, configs=CONFIGS)
+        server = Server(plan(endpoint))
         self.thread = threading.Thread(target=server.run)
         self.thread.start()
         self.client = Client([endpoint], 0, CONFIGS)
@@ -97,22 +101,22 @@ def test_the_first_line_is_the_one_of_paddles_servers(capfd: pytest.CaptureFixtu
     assert re.search(line, capfd.readouterr().err, re.MULTILINE)
 
 
-def test_mutated_messages_are_refused_and_change_nothing(port: Port, stranger: zmq.Socket[bytes]) -> None:
+@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_mutated_messages_are_refused_and_change_nothing(
+    port: Port, stranger: zmq.Socket[bytes], count: int
+) -> None:
     rng = random.Random(7)
     before = port.values()
-    samples = [
-        valid_frames(port, kind) for kind in (Kind.HELLO, Kind.ASSIGN, Kind.PULL, Kind.PUSH, Kind.LEAVE)
-    ]
+    samples = [valid_frames(port, kind) for kind in Kind if kind < Kind.DONE]
     sent = 0
-    for _ in range(4000):
-        frames = rng.choice(samples)
-        broken = mutate(rng, frames)
-        if broken != frames and broken:
-            stranger.send_multipart(broken)
-            sent += 1
-    for _ in range(sent):
-        reply = decode(stranger.recv_multipart())
-        assert reply.kind is Kind.REFUSED
+    while sent < count:
+        batch = [mutate(rng, frames) for frames in rng.choices(samples, k=500)]
+        broken = [frames for frames in batch if frames and frames not in samples]
+        for frames in broken:
+            stranger.send_multipart(frames)
+        for _ in broken:
+            assert decode(stranger.recv_multipart()).kind is Kind.REFUSED
+        sent += len(broken)
     assert all(map(torch.equal, before, port.values()))
     port.push()
     assert not torch.equal(before[0], port.values()[0])
@@ -154,9 +158,9 @@ def test_a_taken_port_is_named() -> None:
         holder.listen()
         endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
         with pytest.raises(ServerError, match=re.escape(f"cannot listen on {endpoint}")):
-            Server([endpoint], 0, 1, sync=False, configs=CONFIGS)
+            Server(plan(endpoint))
 
 
 def test_an_endpoint_without_a_host_is_named() -> None:
     with pytest.raises(ServerError, match=r"'127\.0\.0\.1:port'"):
-        Server(["127.0.0.1:port"], 0, 1, sync=False, configs=CONFIGS)
+        Server(plan("127.0.0.1:port"))

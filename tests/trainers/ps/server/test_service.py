@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 import torch
 
 from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
 from trainers.ps.server.members import Members
+from trainers.ps.server.saving import Saving
 from trainers.ps.server.service import Service
-from trainers.ps.tables.rules import SGD, Fixed
-from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.server.steps import AsyncSteps, SyncSteps
+from trainers.ps.server.store import Store
+from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
 
 GRACE, JOIN = 5.0, 60.0
 JOB = "a job"
@@ -26,16 +31,38 @@ INITIAL = (
     Part(1, Field.ROWS, torch.zeros(2, 1)),
     Part(2, Field.VALUES, torch.ones(1)),
 )
-WANT = (Part(0, Field.WANT, torch.empty(0)), Part(1, Field.KEYS, torch.tensor([1, 2])))
+WANT = (Part(0, Field.WANT, torch.tensor([1])), Part(1, Field.KEYS, torch.tensor([1, 2])))
 
 
 class Bench:
     """A service, its trainers, and what each of them was answered."""
 
-    def __init__(self, trainers: int = 2, *, sync: bool = True) -> None:
+    def __init__(
+        self,
+        trainers: int = 2,
+        *,
+        sync: bool = True,
+        max_staleness: int | None = None,
+        skip_bad: bool = False,
+        specs: Mapping[int, TableSpec] = SPECS,
+    ) -> None:
+        self.specs = specs
         self.now = 0.0
         self.gone: set[bytes] = set()
-        self.service = Service(Members(trainers, GRACE, JOIN, self.now), sync=sync, job=JOB)
+        self.store = Store(skip_bad=skip_bad)
+        self.sync = sync
+        self.steps = SyncSteps(self.store) if sync else AsyncSteps(self.store, max_staleness)
+        self.recorded: list[Message] = []
+        self.service = Service(
+            Members(trainers, GRACE, JOIN, self.now),
+            self.store,
+            self.steps,
+            job=JOB,
+            sync=sync,
+            may_return=not sync,
+            saving=Saving(0, 1, wake=lambda: None, reading=lambda: False),
+            record=self.recorded.append,
+        )
         self.sequence = 0
         self.late: dict[int, Message] = {}  # answers by sequence, waiting ones included
 
@@ -60,15 +87,15 @@ class Bench:
         )
 
     def hello(self, rank: int, life: int = 0, restarts: int = 0, job: str = JOB) -> Message:
-        specs = tuple(bytes_part(Field.SPEC, spec.encode(), number) for number, spec in SPECS.items())
+        specs = tuple(bytes_part(Field.SPEC, spec.encode(), number) for number, spec in self.specs.items())
         return self.ask(
             Kind.HELLO, rank, life, restarts, parts=(bytes_part(Field.TEXT, job.encode()), *specs)
         )
 
-    def opened(self) -> Bench:
+    def opened(self, initial: tuple[Part, ...] = INITIAL) -> Bench:
         for rank in (0, 1):
             self.hello(rank)
-        self.ask(Kind.ASSIGN, parts=INITIAL)
+        self.ask(Kind.ASSIGN, parts=initial)
         self.ask(Kind.READY)
         return self
 
@@ -78,7 +105,7 @@ class Bench:
         )
 
     def values(self) -> list[float]:
-        reply = self.ask(Kind.PULL, parts=WANT)
+        reply = self.ask(Kind.PULL, number=self.steps.step if self.sync else 0, parts=WANT)
         assert reply.kind is Kind.DATA, reply.text
         return [*reply.parts[0].data.tolist(), *reply.parts[1].data[:, 0].tolist()]
 
@@ -218,10 +245,23 @@ def test_a_restarted_trainer_goes_on_where_the_tables_are() -> None:
     assert again.kind is Kind.DONE
     assert again.code is Code.NONE  # ready: no initial values wanted
     bench.ask(Kind.ASSIGN, life=1, parts=(Part(0, Field.VALUES, torch.full((2,), 9.0)),))
-    assert bench.push(0, 0, 1.0, life=1).kind is Kind.DONE
+    assert again.number == 1
+    assert bench.push(0, 1, 1.0, life=1).kind is Kind.DONE
     assert bench.push(0, 0, 1.0, life=0).code is Code.UNKNOWN_CLIENT  # the former self
     reply = bench.ask(Kind.PULL, rank=1, parts=WANT)
     assert reply.parts[0].data.tolist() == [-2, -2]
+
+
+def test_a_step_that_a_former_self_pushed_does_not_count_again() -> None:
+    """Another server had one step less, so the trainer does that step again for both."""
+    bench = Bench(sync=False).opened()
+    for step in (0, 1):
+        bench.push(0, step)
+    bench.gone.add(b"0-0")
+    assert bench.hello(0, life=1, restarts=1).number == 2
+    for step in (1, 2):
+        assert bench.push(0, step, life=1).kind is Kind.DONE
+    assert bench.ask(Kind.PULL, rank=1, parts=WANT).parts[0].data.tolist() == [-3, -3]
 
 
 def test_a_restarted_trainer_of_a_sync_job_does_not_push_a_step_twice() -> None:
@@ -284,20 +324,217 @@ def test_another_model_or_job_is_refused_with_both_descriptions() -> None:
     assert "this job has 2 trainers" in bench.hello(2).text
 
 
+def test_the_answer_to_a_push_brings_the_values_of_the_next_step() -> None:
+    bench = Bench().opened()
+    push = (Part(0, Field.VALUES, torch.ones(2), lr=1.0), *WANT)
+    wait = bench.ask(Kind.PUSH, 0, number=0, parts=push)
+    assert wait.text == "trainer 1"
+    bench.ask(Kind.PUSH, 1, number=0, parts=push)
+    for reply in (bench.late[wait.sequence], bench.late[bench.sequence]):
+        assert reply.kind is Kind.DATA
+        assert reply.number == 1
+        assert [part.data.tolist() for part in reply.parts] == [[-1, -1], [[0], [0]]]
+
+
+def test_a_step_done_again_sees_what_it_saw_and_counts_once() -> None:
+    """A trainer died between two servers; this one had its push, and has applied the step since."""
+    bench = Bench().opened()
+    rows = (Part(1, Field.KEYS, torch.tensor([2, 7])), Part(1, Field.ROWS, torch.ones(2, 1), lr=1.0))
+    for rank in (0, 1):
+        bench.ask(Kind.PUSH, rank, number=0, parts=(Part(0, Field.VALUES, torch.ones(2), lr=1.0), *rows))
+    bench.gone.add(b"1-0")
+    assert bench.hello(1, life=1, restarts=1).number == 1
+    asks = (Part(0, Field.WANT, torch.tensor([1])), Part(1, Field.KEYS, torch.tensor([7, 1, 2])))
+    again = bench.ask(Kind.PULL, 1, 1, number=0, parts=asks)
+    assert [part.data.flatten().tolist() for part in again.parts] == [[0, 0], [0, 0, 0]]
+    now = bench.ask(Kind.PULL, 1, 1, number=1, parts=asks)
+    assert [part.data.flatten().tolist() for part in now.parts] == [[-1, -1], [-1, 0, -1]]
+    assert bench.push(1, 0, life=1).kind is Kind.DONE
+    assert bench.values() == [-1, -1, 0, -1]
+
+
+def test_nobody_reads_while_a_trainer_is_too_far_behind() -> None:
+    bench = Bench(sync=False, max_staleness=1).opened()
+    for step in (0, 1):
+        bench.push(0, step)
+    ahead = bench.ask(Kind.PULL, 0, number=2, parts=WANT)
+    assert ahead.text == "trainer 1"
+    assert bench.ask(Kind.PULL, 1, number=0, parts=WANT).kind is Kind.DATA
+    bench.push(1, 0)
+    assert bench.late[ahead.sequence].kind is Kind.DATA
+
+
+def test_pushes_that_arrive_out_of_order_count_all() -> None:
+    """The first was lost on its way; its retry comes after the second."""
+    bench = Bench(sync=False).opened()
+    parts = (Part(0, Field.VALUES, torch.ones(2), lr=1.0),)
+    first, second = (
+        Message(kind=Kind.PUSH, sequence=101 + step, number=step, parts=parts) for step in (0, 1)
+    )
+    for push in (second, first, first, second):
+        assert bench.send(push).kind is Kind.DONE
+    bench.sequence = 200
+    assert bench.values()[:2] == [-2, -2]
+
+
+def test_rows_that_are_not_finite_can_be_skipped_and_are_counted() -> None:
+    bench = Bench(sync=False, skip_bad=True).opened()
+    rows = torch.tensor([[float("nan")], [1.0]])
+    parts = (Part(1, Field.KEYS, torch.tensor([1, 2])), Part(1, Field.ROWS, rows, lr=1.0))
+    assert bench.ask(Kind.PUSH, parts=parts).kind is Kind.DONE
+    assert bench.values() == [0, 0, 0, -1]
+    assert bench.store.skipped == 1
+
+
+def test_trainers_that_wait_for_each_other_are_told() -> None:
+    bench = Bench().opened()
+    barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
+    bench.push(1, 0)
+    step = Message(kind=Kind.PULL, rank=1, sequence=501, number=1, parts=WANT)
+    for _ in range(2):
+        for request in (barrier, step):
+            assert bench.send(request).kind is Kind.WAIT
+    bench.pass_time(100)
+    assert bench.late[500].kind is Kind.WAIT  # trainer 1 may still compute: it has asked but once more
+    for request in (barrier, step):
+        bench.send(request)
+    bench.pass_time(1)
+    for sequence in (500, 501):
+        assert bench.late[sequence].code is Code.STANDSTILL
+        assert "trainer 0 waits at fleet.barrier_worker(), trainer 1 for" in bench.late[sequence].text
+
+
+def test_who_asks_something_new_is_not_at_a_standstill() -> None:
+    bench = Bench().opened()
+    barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
+    bench.push(1, 0)
+    step = Message(kind=Kind.PULL, rank=1, sequence=501, number=1, parts=WANT)
+    for _ in range(4):
+        bench.send(barrier)
+        bench.send(step)
+        bench.ask(Kind.PULL, 1, parts=WANT)
+    bench.pass_time(10)
+    assert bench.late[500].kind is Kind.WAIT
+
+
+def test_a_pull_counts_once_for_an_entry_filter_and_a_step_does_not() -> None:
+    counted = RowOptions(entry=Entry(EntryKind.COUNT, 3.0))
+    spec = TableSpec(kind=TableKind.SPARSE, name="rare", size=1, rule=SGD(), rows=counted)
+    bench = Bench(sync=True, specs={0: spec}).opened(initial=())
+    key = torch.tensor([5])
+    ask = (Part(0, Field.KEYS, key),)
+    pull = Message(kind=Kind.PULL, sequence=900, number=0, parts=ask)
+    for _ in range(5):
+        bench.send(pull)
+    push = (*ask, Part(0, Field.ROWS, torch.ones(1, 1), lr=1.0))
+    for rank in (0, 1):
+        bench.ask(Kind.PUSH, rank, number=0, parts=push)
+    table = bench.store.tables[0]
+    assert isinstance(table, SparseTable)
+    assert table.candidates()[1].tolist() == [1]
+    bench.sequence = 1000
+    for _ in range(2):
+        bench.ask(Kind.PULL, number=1, parts=ask)
+    assert len(table) == 1
+
+
+def test_what_is_refused_is_not_recorded() -> None:
+    bench = Bench()
+    for rank in (0, 1):
+        bench.hello(rank)
+    joined = len(bench.recorded)
+    assert bench.ask(Kind.ASSIGN, parts=(Part(0, Field.VALUES, torch.zeros(3)),)).code is Code.BAD_SHAPE
+    bench.ask(Kind.ASSIGN, parts=INITIAL)
+    bench.ask(Kind.READY)
+    stats = (
+        Part(1, Field.KEYS, torch.tensor([1])),
+        Part(1, Field.ROWS, torch.ones(1, 1)),
+        Part(1, Field.STATS, torch.ones(1, 2)),
+    )
+    assert bench.ask(Kind.PUSH, parts=stats).kind is Kind.REFUSED  # the table keeps no statistics
+    assert [message.kind for message in bench.recorded[joined:]] == [Kind.ASSIGN, Kind.READY]
+
+
+@pytest.mark.parametrize(
+    "order", ["", "{}", "[" * 5000, "x" * 10_000, '{"where": "", "id": "a", "mode": 9, "after": null}',
+              '{"where": "nosuch://x", "id": "save-1", "mode": 0, "after": null}',
+              '{"where": "\\u0000", "id": "save-1", "mode": 0, "after": null}',
+              '{"where": "/x", "id": "../a", "mode": 0, "after": null}']
+)  # fmt: skip
+def test_an_order_that_makes_no_sense_is_refused(order: str) -> None:
+    bench = Bench(sync=False).opened()
+    reply = bench.ask(Kind.SAVE, parts=(bytes_part(Field.TEXT, order.encode()),))
+    while reply.kind is Kind.WAIT:
+        bench.pass_time(0.5)
+        reply = bench.late[reply.sequence]
+    assert reply.kind is Kind.REFUSED
+    assert bench.values() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "rule", [Adam(beta1=1.0), Adam(beta2=2.0), Adagrad(lr_decay=-1.0), SGD(momentum=-0.1), Adam(eps=-1.0)]
+)
+def test_a_rule_that_would_divide_by_zero_is_refused(rule: AnyRule) -> None:
+    spec = TableSpec(kind=TableKind.DENSE, name="w", size=2, rule=rule)
+    assert Bench(specs={0: spec}).hello(0).code is Code.BAD_MESSAGE
+
+
+def test_peeking_makes_no_row_and_asking_does() -> None:
+    bench = Bench(sync=False).opened()
+    bench.ask(Kind.PULL, parts=(Part(1, Field.PEEK, torch.tensor([8, 9])),))
+    assert len(bench.store.tables[1]) == 2
+    bench.ask(Kind.PULL, parts=(Part(1, Field.KEYS, torch.tensor([8, 9])),))
+    assert len(bench.store.tables[1]) == 4
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_was_recorded_makes_the_same_service_again(sync: bool) -> None:
+    bench = Bench(sync=sync).opened()
+    rng = random.Random(4)
+    for step in range(6):
+        for rank in rng.sample([0, 1], 2):
+            bench.push(rank, step, rng.random())
+    bench.push(1, 6, 1.0)
+    bench.ask(Kind.BARRIER, 0, number=1)
+    again = Bench(sync=sync)
+    for message in bench.recorded:
+        again.service.replay(message)
+    assert again.recorded == []
+    again.sequence = bench.sequence
+    for both in (bench, again):
+        if sync:
+            both.push(0, 6, 0.5)
+        assert both.ask(Kind.BARRIER, 1, number=1).kind is Kind.DONE
+    assert again.values() == bench.values()
+
+
 WRONG_PUSHES: list[tuple[Code, tuple[Part, ...]]] = [
     (Code.UNKNOWN_TABLE, (Part(9, Field.VALUES, torch.ones(2)),)),
     (Code.BAD_SHAPE, (Part(0, Field.VALUES, torch.ones(3)),)),
-    (Code.BAD_KEYS, (Part(1, Field.VALUES, torch.ones(2)),)),
-    (Code.BAD_KEYS, (Part(1, Field.KEYS, torch.tensor([1, 5])), Part(1, Field.ROWS, torch.ones(2, 1)))),
-    (Code.BAD_KEYS, (Part(1, Field.KEYS, torch.tensor([2, 1])), Part(1, Field.ROWS, torch.ones(2, 1)))),
+    (Code.BAD_SHAPE, (Part(1, Field.VALUES, torch.ones(2)),)),
+    (Code.NOT_FINITE, (Part(0, Field.VALUES, torch.tensor([1.0, float("nan")])),)),
+    (
+        Code.NOT_FINITE,
+        (Part(1, Field.KEYS, torch.tensor([1])), Part(1, Field.ROWS, torch.tensor([[float("inf")]]))),
+    ),
+    (
+        Code.BAD_SHAPE,
+        (
+            Part(1, Field.KEYS, torch.tensor([1])),
+            Part(1, Field.ROWS, torch.ones(1, 1)),
+            Part(1, Field.STATS, torch.ones(2, 2)),
+        ),
+    ),
+    (Code.BAD_SHAPE, (Part(0, Field.VALUES, torch.ones(5)),)),  # runs on over table 1, which is sparse
+    (Code.BAD_MESSAGE, (Part(1, Field.PEEK, torch.tensor([1])),)),
+    (Code.BAD_MESSAGE, (Part(1, Field.STATS, torch.ones(1, 2)),)),
     (Code.BAD_SHAPE, (Part(1, Field.KEYS, torch.tensor([1])), Part(1, Field.ROWS, torch.ones(1, 4)))),
     (Code.BAD_SHAPE, (Part(1, Field.KEYS, torch.tensor([1])), Part(1, Field.ROWS, torch.ones(2, 1)))),
-    (Code.BAD_MESSAGE, (Part(1, Field.KEYS, torch.tensor([1])),)),
     (Code.BAD_MESSAGE, (Part(1, Field.ROWS, torch.ones(1, 1)),)),
     (Code.BAD_MESSAGE, (Part(1, Field.KEYS, torch.tensor([1])), Part(0, Field.ROWS, torch.ones(1, 1)))),
+    (Code.UNKNOWN_TABLE, (Part(7, Field.KEYS, torch.tensor([1])),)),
     (Code.BAD_MESSAGE, (Part(0, Field.VALUES, torch.ones(2)), Part(0, Field.VALUES, torch.ones(2)))),
     (Code.BAD_MESSAGE, (Part(2, Field.VALUES, torch.ones(1)),)),
-    (Code.BAD_MESSAGE, (Part(0, Field.WANT, torch.empty(0)),)),
 ]
 
 
@@ -330,7 +567,7 @@ def test_messages_at_random_leave_the_service_up() -> None:
         )
         before = bench.values()
         reply = bench.send(message)
-        pushed = message.kind is Kind.PUSH and reply.kind is Kind.DONE
+        pushed = message.kind is Kind.PUSH and reply.kind in (Kind.DONE, Kind.DATA)
         assert pushed or bench.values() == before
     assert bench.hello(1, life=0).kind is Kind.DONE
 
@@ -339,15 +576,19 @@ def _random_part(rng: random.Random) -> Part:
     table = rng.choice([0, 1, 2, 3, 2**32 - 1])
     count = rng.randrange(4)
     match rng.choice(list(Field)):
-        case Field.KEYS:
+        case Field.KEYS | Field.PEEK as field:
             return Part(
                 table,
-                Field.KEYS,
+                field,
                 torch.tensor([rng.randrange(-3, 4) for _ in range(count)], dtype=torch.int64),
             )
         case Field.ROWS:
             return Part(table, Field.ROWS, torch.ones(count, rng.randrange(1, 3)), lr=0.1)
-        case Field.VALUES | Field.WANT as field:
+        case Field.STATS:
+            return Part(table, Field.STATS, torch.ones(count, rng.randrange(1, 3)))
+        case Field.WANT:
+            return Part(table, Field.WANT, torch.tensor([rng.randrange(-2, 4)] * count, dtype=torch.int64))
+        case Field.VALUES as field:
             return Part(table, field, torch.ones(count), lr=0.1)
         case field:
             return bytes_part(field, rng.randbytes(count * 8), table)

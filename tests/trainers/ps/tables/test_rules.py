@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.tables.table import make_table
 from trainers.ps.trainer.optimizers import rule_for
@@ -31,40 +32,122 @@ SPARSE: dict[str, Make] = {
 @pytest.mark.parametrize("name", DENSE)
 def test_a_dense_block_follows_torch(name: str) -> None:
     torch.manual_seed(0)
-    parameter = torch.nn.Parameter(torch.randn(64))
+    parameter = torch.nn.Parameter(torch.randn(67))  # no multiple of any vector's length
     optimizer = DENSE[name]([parameter])
     rule = rule_for(optimizer, optimizer.param_groups[0], sparse=False, name="w")
-    table = make_table(TableSpec(kind=TableKind.DENSE, name="w", size=64, rule=rule))
+    table = make_table(TableSpec(kind=TableKind.DENSE, name="w", size=67, rule=rule))
     table.assign(None, parameter.detach())
-    for step in range(30):
-        parameter.grad = torch.randn(64) * 10.0 ** (step % 3 - 1)
+    for step in range(100):
+        parameter.grad = torch.randn(67) * 10.0 ** (step % 3 - 1)
         optimizer.param_groups[0]["lr"] = lr = 0.1 / (1 + step)
         optimizer.step()
         table.apply(None, parameter.grad, lr)
         assert float((table.pull(None) - parameter.detach()).abs().max()) <= 1e-6
 
 
-@pytest.mark.parametrize("name", SPARSE)
-def test_sparse_rows_follow_torch_on_sparse_gradients(name: str) -> None:
-    with torch.sparse.check_sparse_tensor_invariants():
-        follow_torch(name)
-
-
-def follow_torch(name: str) -> None:
+@pytest.mark.parametrize(
+    "rule", [SGD(weight_decay=0.01), SGD(momentum=0.9, dampening=0.2, weight_decay=0.01)]
+)
+def test_a_block_without_square_roots_is_torchs_bit_for_bit(rule: SGD) -> None:
     torch.manual_seed(0)
-    rows, dim = 20, 3
+    table = make_table(TableSpec(kind=TableKind.DENSE, name="w", size=4099, rule=rule))
+    values, state = torch.zeros(4099), [torch.zeros(4099) for _ in range(rule.states)]
+    for step in range(1, 20):
+        grad = torch.randn(4099)
+        table.apply(None, grad, 0.1)
+        rule.update(values, grad, state, step, 0.1)
+    assert torch.equal(table.pull(None), values)
+
+
+@pytest.mark.parametrize("rule", [SGD(momentum=0.5), Adagrad(), Adam(), FTRL()])
+def test_a_gradient_may_lie_anywhere_in_a_message(rule: AnyRule) -> None:
+    content = torch.zeros(4 * 8 + 1, dtype=torch.uint8)
+    grad = torch.frombuffer(content.numpy().data, dtype=torch.float32, offset=1, count=8)
+    grad.fill_(0.5)
+    odd, even = (make_table(TableSpec(kind=TableKind.DENSE, name="w", size=8, rule=rule)) for _ in "ab")
+    odd.apply(None, grad, 0.1)
+    even.apply(None, torch.full((8,), 0.5), 0.1)
+    assert torch.equal(odd.pull(None), even.pull(None))
+    assert odd.pull(None).any()
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("dim", [1, 3, 9, 64])
+def test_sparse_rows_follow_torch_on_sparse_gradients(name: str, dim: int) -> None:
+    with torch.sparse.check_sparse_tensor_invariants():
+        follow_torch(name, dim)
+
+
+def follow_torch(name: str, dim: int) -> None:
+    torch.manual_seed(0)
+    rows = 20
     parameter = torch.nn.Parameter(torch.randn(rows, dim))
     optimizer = SPARSE[name]([parameter])
     rule = rule_for(optimizer, optimizer.param_groups[0], sparse=True, name="w")
     table = make_table(TableSpec(kind=TableKind.SPARSE, name="w", size=dim, rule=rule))
     table.assign(torch.arange(rows), parameter.detach())
-    for step in range(30):
-        keys = torch.randperm(rows)[: step % 7].sort().values  # no row at all now and then
-        values = torch.randn(len(keys), dim)
+    for step in range(60):
+        keys = torch.randperm(rows)[: step % 7]  # no row at all now and then
+        values = torch.randn(len(keys), dim) * 10.0 ** (step % 5 - 2)
         parameter.grad = torch.sparse_coo_tensor(keys[None], values, (rows, dim)).coalesce()
+        optimizer.param_groups[0]["lr"] = lr = 0.1 / (1 + step % 10)
         optimizer.step()
-        table.apply(keys, values, 0.1)
-        assert float((table.pull(torch.arange(rows)) - parameter.detach()).abs().max()) <= 1e-6
+        table.apply(keys, values, lr)
+        pulled = table.pull(torch.arange(rows))
+        assert float((pulled - parameter.detach()).abs().max()) <= 1e-6 * max(1, float(pulled.abs().max()))
+
+
+def ftrl_by_the_paper(rule: FTRL, grads: list[list[float]], begin: list[float], lr: float) -> list[float]:
+    """McMahan et al. 2013, algorithm 1, number by number in float64."""
+    power, weights = -rule.lr_power, []
+    for column, weight in enumerate(begin):
+        n = z = 0.0
+        for grad in grads:
+            g = grad[column]
+            sigma = ((n + g * g) ** power - n**power) / lr
+            z, n = z + g - sigma * weight, n + g * g
+            sign = (z > 0) - (z < 0)
+            scale = (rule.beta + n**power) / lr + 2 * rule.l2
+            weight = 0.0 if abs(z) <= rule.l1 else -(z - sign * rule.l1) / scale
+        weights.append(weight)
+    return weights
+
+
+@pytest.mark.parametrize(
+    "rule", [FTRL(), FTRL(l1=0.3, l2=0.2), FTRL(beta=1.0, l1=0.1), FTRL(lr_power=-0.7, l1=0.1, beta=0.5)]
+)
+def test_ftrl_follows_the_paper(rule: FTRL) -> None:
+    torch.manual_seed(0)
+    begin, grads = torch.randn(5), torch.randn(60, 5) * 0.3
+    wanted = torch.tensor(ftrl_by_the_paper(rule, grads.tolist(), begin.tolist(), 0.1))
+    dense = make_table(TableSpec(kind=TableKind.DENSE, name="w", size=5, rule=rule))
+    rows = make_table(TableSpec(kind=TableKind.SPARSE, name="w", size=5, rule=rule))
+    dense.assign(None, begin)
+    rows.assign(torch.tensor([7]), begin[None])
+    for grad in grads:
+        dense.apply(None, grad, 0.1)
+        rows.apply(torch.tensor([7]), grad[None], 0.1)
+    assert torch.allclose(dense.pull(None), wanted, atol=2e-5)
+    assert torch.allclose(rows.pull(torch.tensor([7]))[0], dense.pull(None), atol=2e-6)
+
+
+def test_ftrl_makes_weights_zero() -> None:
+    rule = FTRL(l1=5.0)
+    table = make_table(TableSpec(kind=TableKind.SPARSE, name="w", size=1, rule=rule))
+    table.apply(torch.tensor([1, 2]), torch.tensor([[1.0], [50.0]]), 0.1)
+    small, large = table.pull(torch.tensor([1, 2])).flatten().tolist()
+    assert small == 0.0
+    assert large < 0.0
+
+
+def test_a_gradient_of_zero_moves_no_row_that_never_had_another() -> None:
+    for make in SPARSE.values():
+        optimizer = make([torch.nn.Parameter(torch.zeros(2, 2))])
+        rule: AnyRule = rule_for(optimizer, optimizer.param_groups[0], sparse=True, name="w")
+        table = make_table(TableSpec(kind=TableKind.SPARSE, name="w", size=2, rule=rule))
+        table.assign(torch.tensor([3]), torch.ones(1, 2))
+        table.apply(torch.tensor([3]), torch.zeros(1, 2), 0.1)
+        assert table.pull(torch.tensor([3])).tolist() == [[1, 1]]
 
 
 def test_adam_on_rows_is_sparse_adam() -> None:

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from trainers.errors import NotSupportedError
-from trainers.ps.trainer.embedding import EmbeddingModule, Serving, find
+from trainers.ps.trainer.embedding import Serving
+from trainers.ps.trainer.lookup import Lookup, lookup_of
+from trainers.ps.trainer.modules import EmbeddingModule, find
+from trainers.ps.trainer.sparse_embedding import SparseEmbedding
 
 MODULES: dict[str, Callable[[], EmbeddingModule]] = {
     "plain": lambda: torch.nn.Embedding(10, 3, sparse=True),
@@ -31,13 +34,18 @@ class LocalRows:
         self.weight = weight
         self.gradient = torch.zeros_like(weight)
         self.touched: set[int] = set()
+        self.stats: dict[int, torch.Tensor] = {}
 
-    def pull_rows(self, keys: torch.Tensor) -> torch.Tensor:
-        assert bool((keys[1:] > keys[:-1]).all())
-        return self.weight[keys]
+    def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
+        lookup = lookup_of(ids)
+        return lookup, self.weight[lookup.keys.clamp(0, len(self.weight) - 1)]
 
     def pull_all(self) -> torch.Tensor:
         return self.weight.clone()
+
+    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
+        for key, pair in zip(keys.tolist(), stats, strict=True):
+            self.stats[key] = self.stats.get(key, torch.zeros(2)) + pair
 
     def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
         self.touched |= set(keys.tolist())
@@ -53,7 +61,7 @@ def served(
     torch.manual_seed(0)
     twin = make()
     rows = LocalRows(twin.weight.detach().clone())
-    return own, twin, rows, Serving("twin", twin, rows)
+    return own, twin, rows, Serving("twin", twin, rows, statistics=False)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -162,3 +170,12 @@ def test_an_embedding_that_cannot_be_served_is_named(model: torch.nn.Module, wor
 
 def test_dense_embeddings_are_left_alone() -> None:
     assert find(torch.nn.Sequential(torch.nn.Embedding(4, 2))) == []
+
+
+def test_shows_and_clicks_are_counted_by_id() -> None:
+    table = SparseEmbedding(2, statistics=True)
+    rows = LocalRows(torch.zeros(10, 2))
+    Serving("t", table, rows, statistics=True)
+    table(torch.tensor([[1, 2], [2, 2]]), clicks=torch.tensor([0, 1]))
+    table(torch.tensor([3, 1]))
+    assert {key: pair.tolist() for key, pair in rows.stats.items()} == {1: [2, 0], 2: [3, 2], 3: [1, 0]}

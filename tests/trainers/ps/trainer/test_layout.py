@@ -3,10 +3,10 @@ import torch
 
 from tests.support.training import TwoTables
 from trainers.errors import NotSupportedError, UsageError
+from trainers.ps.configs import PsConfigs
 from trainers.ps.tables.rules import SGD, Fixed
 from trainers.ps.tables.spec import TableKind
-from trainers.ps.trainer.layout import plan
-from trainers.strategy import PsConfigs
+from trainers.ps.trainer.layout import Wishes, plan
 
 
 def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -15,32 +15,33 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def test_a_model_becomes_numbered_tables_with_their_rules() -> None:
     model = TwoTables()
-    layout = plan(model, sgd(model), 2, PsConfigs())
-    specs = dict(layout.specs_on(0)) | dict(layout.specs_on(1))
-    assert sorted(specs) == list(range(len(specs)))
-    by_name = {spec.name: spec for spec in specs.values()}
+    layout = plan(model, sgd(model), 2, Wishes())
+    for server in (0, 1):
+        assert [number for number, _ in layout.specs_on(server)] == list(range(len(layout.specs_on(server))))
+    by_name = {spec.name: spec for server in (0, 1) for _, spec in layout.specs_on(server)}
     assert by_name["words.weight"].kind is TableKind.SPARSE
     assert by_name["scale[0:1]"].rule == Fixed()
     assert by_name["wide.weight[0:8400]"].rule == SGD()
     homes = {block.server for dense in layout.dense if dense.name == "wide.weight" for block in dense.blocks}
     assert homes == {0, 1}
-    for server in (0, 1):  # every server holds a share of every sparse table
-        assert {"words.weight", "bags.weight"} <= {spec.name for _, spec in layout.specs_on(server)}
+    for server in (0, 1):  # every server holds a share of every sparse table, under the same number
+        assert [spec.name for _, spec in layout.specs_on(server)][:2] == ["words.weight", "bags.weight"]
 
 
 def test_every_trainer_computes_the_same() -> None:
     layouts = [
-        plan(model, sgd(model), 3, PsConfigs(split_method="HashName")) for model in (TwoTables(), TwoTables())
+        plan(model, sgd(model), 3, Wishes(configs=PsConfigs(split_method="HashName")))
+        for model in (TwoTables(), TwoTables())
     ]
     assert layouts[0].specs_on(1) == layouts[1].specs_on(1)
 
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
     with pytest.raises(UsageError, match="1 parameters that are not in the model"):
-        plan(TwoTables(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), 1, PsConfigs())
+        plan(TwoTables(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), 1, Wishes())
 
 
 def test_a_parameter_that_is_not_float32_is_named() -> None:
     model = torch.nn.Linear(2, 2, dtype=torch.float64)
     with pytest.raises(NotSupportedError, match=r"'weight' is torch\.float64"):
-        plan(model, sgd(model), 1, PsConfigs())
+        plan(model, sgd(model), 1, Wishes())

@@ -1,0 +1,189 @@
+"""What docs/parameter-server.md says, held against the code: settings, commands, scripts and bytes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.command import FLEETRUN, environment
+from trainers.ps.configs import AsyncConfigs, PsConfigs
+from trainers.ps.net.wire import VERSION, Code, Field, Kind, Message, Part, decode, encode
+from trainers.ps.tableconfigs import TableConfigs
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, SparseAdam
+from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.tables.storage import Storage
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "parameter-server.md"
+TEXT = PAGE.read_text()
+PAGES = [PAGE, ROOT / "README.md", ROOT / "docs" / "benchmarks.md"]
+
+SETTINGS = {
+    "strategy.ps_configs": PsConfigs,
+    "strategy.a_sync_configs": AsyncConfigs,
+    "strategy.sparse_table_configs": TableConfigs,
+}
+
+# The message whose bytes the page shows.
+SHOWN = Message(
+    kind=Kind.PUSH,
+    rank=1,
+    incarnation=0x1122334455667788,
+    sequence=9,
+    number=4,
+    parts=(
+        Part(0, Field.KEYS, torch.tensor([7, -1])),
+        Part(0, Field.ROWS, torch.tensor([[0.5], [-0.25]]), 0.01),
+        Part(1, Field.WANT, torch.tensor([2])),
+    ),
+)
+
+
+def section(title: str) -> str:
+    """What stands between the heading `title` and the next one."""
+    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", TEXT, re.DOTALL | re.MULTILINE)
+    assert found, f"no section {title!r}"
+    return found[1]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("title", SETTINGS)
+def test_every_key_is_told_with_its_default(title: str):
+    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \| (.+) \|$", section(title), re.MULTILINE)
+    wanted = []
+    for field in fields(SETTINGS[title]):
+        assert field.default is not MISSING
+        wanted.append((field.name, repr(field.default)))
+    assert [(name, default) for name, default, _ in rows] == wanted
+
+
+@pytest.mark.parametrize("enum", [Kind, Field, Code])
+def test_every_number_of_the_wire_is_told(enum: type[IntEnum]):
+    rows = re.findall(r"^\| ([A-Z_]+) (\d+) \|", section("The wire"), re.MULTILINE)
+    told = {(name, int(number)) for name, number in rows}
+    everything = {(member.name, int(member)) for each in (Kind, Field, Code) for member in each}
+    assert {(member.name, int(member)) for member in enum} <= told
+    assert told <= everything
+
+
+def test_the_shown_message_is_what_the_code_makes():
+    (dump,) = blocks(section("The wire"), "text")
+    frames: list[bytes] = []
+    lengths = []
+    for line in dump.splitlines():
+        row = re.match(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ?){1,8})(?: |$)", line)
+        if row is None:
+            title = re.fullmatch(r"\w+ frame, (\d+) bytes", line)
+            assert title, line
+            lengths.append(int(title[1]))
+            frames.append(b"")
+            continue
+        assert int(row[1], 16) == len(frames[-1])
+        frames[-1] += bytes.fromhex(row[2])
+    assert frames == [bytes(frame) for frame in encode(SHOWN)]
+    assert lengths == [len(frame) for frame in frames]
+    again = decode(frames)
+    assert (again.kind, again.rank, again.sequence, again.number) == (Kind.PUSH, 1, 9, 4)
+    assert f"Version {VERSION}." in section("The wire")
+
+
+def test_the_formula_of_a_row_is_that_of_the_table():
+    for rule, states in ((SGD(), 0), (Adagrad(), 1), (SparseAdam(), 2), (FTRL(), 2)):
+        assert rule.states == states
+        assert f"{type(rule).__name__} {states}" in section("Sizing")
+        for dim in (1, 9, 16):
+            for statistics in (0, 3):
+                spec = TableSpec(kind=TableKind.SPARSE, name="rows", size=dim, rule=rule)
+                storage = Storage(dim, spec.rule.states * dim, statistics)
+                assert 8 * storage.stride == 8 * (1 + -(-(dim * (1 + states) + statistics) // 2))
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """The words of each command in the page's bash blocks, without variables in front."""
+    for block in blocks(path.read_text(), "bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                words = words[1:]
+            if words:
+                yield words
+
+
+def options(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if word.startswith("-")}
+
+
+def source_of(module: str) -> str:
+    path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    assert path.is_file(), f"there is no module {module}"
+    return path.read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_options_of_commands_exist(page: Path):
+    known = subprocess.run([*FLEETRUN, "--help"], capture_output=True, text=True, check=True).stdout
+    for words in commands(page):
+        if words[0] == "fleetrun":
+            own, rest = words[1:], []
+            if "-m" in own:
+                at = own.index("-m") + 1
+                own, rest = own[:at], own[at:]
+                script = source_of(rest[0])
+                assert all(f'"{option}"' in script for option in options(rest)), words
+            assert all(re.search(rf"(?<!\S){option}\b", known) for option in options(own)), words
+        elif words[0] == "python" and words[1].startswith("bench/"):
+            script = (ROOT / words[1]).read_text()
+            assert all(f'"{option}"' in script for option in options(words[2:])), words
+
+
+def test_every_bench_has_a_place_for_its_table():
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    for bench in sorted((ROOT / "bench").glob("ps_*.py")):
+        if "put_between_marks" in bench.read_text():
+            marks = [f"<!-- bench/{bench.name} --write: {word} -->" for word in ("begin", "end")]
+            assert [text.count(mark) for mark in marks] == [1, 1], bench.name
+
+
+def test_links_lead_to_headings():
+    titles = re.findall(r"^#+ (.+)$", TEXT, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-") for title in titles}
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
+
+
+def scripts() -> list[str]:
+    return [block for block in blocks(TEXT, "python") if "fleet.run_server()" in block]
+
+
+def test_there_is_a_whole_program():
+    assert len(scripts()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", scripts())
+def test_whole_programs_run_and_learn(script: str, tmp_path: Path):
+    (tmp_path / "train.py").write_text(script)
+    command = [*FLEETRUN, "--server_num=1", "--trainer_num=2", "--max_restart=0", "train.py"]
+    path = f"{ROOT}"
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment({"PYTHONPATH": path}),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]
+    assert len(losses) == 3
+    assert losses[-1] < 0.3 < torch.log(torch.tensor(2.0))

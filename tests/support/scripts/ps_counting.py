@@ -1,0 +1,86 @@
+"""Training that counts: each push adds exactly 1 to the rows of its trainer and of everybody, so that a lost
+or doubled push shows in the end. `ps_counting JSON`, see Wishes.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainers import fleet
+from trainers.ps import SparseEmbedding, Uniform
+
+SHARED = 1000
+"""The first of the rows to which every trainer adds; those of trainer r begin at 10 * r."""
+
+
+@dataclass
+class Wishes:
+    """`hold`: at this step trainers wait for a file `go` in the folder. `ahead`: steps by which trainer 0
+    begins before the others are let `go`. `file_bytes`: a server can write no larger file.
+    """
+
+    folder: str
+    steps: int
+    ps: dict[str, Any] = field(default_factory=dict)
+    sync: bool = False
+    asynchronous: dict[str, Any] = field(default_factory=dict)
+    hold: int = -1
+    hold_ranks: tuple[int, ...] = (0, 1)
+    file_bytes: int = 0
+    pause_ms: int = 0
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def keys_of(rank: int) -> torch.Tensor:
+    """Four rows of this trainer, four of all: on several servers."""
+    return torch.cat([torch.arange(4) + 10 * rank, torch.arange(4) + SHARED])
+
+
+def main() -> None:
+    wishes = Wishes(**json.loads(sys.argv[1]))
+    torch.set_num_threads(1)
+    fleet.init()
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = not wishes.sync
+    if wishes.asynchronous:
+        strategy.a_sync_configs = wishes.asynchronous
+    strategy.ps_configs = {"trainer_timeout_s": 2.0, "log_fsync": "no", **wishes.ps}
+    table = SparseEmbedding(1, init=Uniform(0.0, 0.0))
+    model = fleet.distributed_model(table)
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), strategy)
+    if fleet.is_server():
+        if wishes.file_bytes:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (wishes.file_bytes, wishes.file_bytes))
+        fleet.init_server()
+        return fleet.run_server()
+    say("joining")
+    fleet.init_worker()
+    say("resumed at", fleet.resume_step())
+    rank = fleet.worker_index()
+    for step in range(fleet.resume_step(), wishes.steps):
+        if step == wishes.hold and rank in wishes.hold_ranks and os.environ["PADDLE_RESTART_COUNT"] == "0":
+            say("held")
+            while not Path(wishes.folder, "go").exists():
+                time.sleep(0.005)
+        optimizer.minimize(-model(keys_of(rank)).sum())
+        say("pushed", step)
+        time.sleep(wishes.pause_ms / 1000)
+    fleet.barrier_worker()
+    with torch.no_grad():
+        values = model.eval()(keys_of(rank))[:, 0]
+    fleet.stop_worker()
+    say("values", *(f"{value:g}" for value in values.tolist()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""QueueDataset: files and pipe commands as batches, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+from tests.support.waiting import ended, eventually
+from trainers.data.dataset import QueueDataset
+from trainers.data.images import DataError
+from trainers.data.slots import Slot
+from trainers.errors import NotSupportedError, UsageError
+
+SLOTS = [Slot("dense", "float32", 2), Slot("id"), Slot("bag", length=None), Slot("label")]
+
+
+def line(number: int) -> str:
+    return f"2 {number}.5 -1 1 {number} {number % 3} {'9 ' * (number % 3)}1 {number % 2}"
+
+
+def write(folder: Path, *sizes: int) -> list[Path]:
+    paths, number = [], 0
+    for index, size in enumerate(sizes):
+        paths.append(folder / f"part-{index}")
+        paths[-1].write_text("".join(f"{line(i)}\n" for i in range(number, number + size)))
+        number += size
+    return paths
+
+
+def dataset(paths: list[Path] | list[str], **settings: object) -> QueueDataset:
+    made = QueueDataset()
+    made.init(use_var=SLOTS, **{"batch_size": 4, **settings})  # type: ignore[arg-type]
+    made.set_filelist(paths)
+    return made
+
+
+def numbers(made: QueueDataset) -> list[list[int]]:
+    return [batch.tensor("id")[:, 0].tolist() for batch in made]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+def children() -> set[int]:
+    """Processes below this one."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
+
+
+def readers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("reader-")]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    before, descriptors = children(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    yield
+    assert not readers()
+    assert children() <= before
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # noqa: PTH208
+
+
+def test_batches_are_the_files_in_order(tmp_path: Path) -> None:
+    made = dataset(write(tmp_path, 10, 0, 5))
+    wanted = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14]]
+    assert numbers(made) == wanted
+    assert numbers(made) == wanted, "every iteration is a whole pass"
+    batch = next(iter(made))
+    assert batch.tensor("dense").tolist() == [[0.5, -1], [1.5, -1], [2.5, -1], [3.5, -1]]
+    assert batch.bag("bag").offsets.tolist() == [0, 0, 1, 3, 3]
+
+
+@pytest.mark.parametrize("command", ["cat", "cat | cat", "exec /bin/cat"])
+def test_several_threads_lose_and_double_nothing(tmp_path: Path, command: str) -> None:
+    sizes = [3000, 1, 777, 0, 5000, 2]
+    batches = numbers(dataset(write(tmp_path, *sizes), thread_num=4, batch_size=64, pipe_command=command))
+    assert sorted(flat(batches)) == list(range(sum(sizes)))
+    assert [len(batch) for batch in batches[:-1]] == [64] * (sum(sizes) // 64), "only the last is short"
+
+
+def test_a_command_makes_the_text(tmp_path: Path) -> None:
+    (tmp_path / "part-0").write_text("7\n8\n9")
+    code = "import sys\nfor line in sys.stdin: print('2 0 0 1', int(line), '0 1 1')"
+    made = dataset([tmp_path / "part-0"], pipe_command=f'"{sys.executable}" -c "{code}"')
+    assert numbers(made) == [[7, 8, 9]]
+
+
+def test_gzip_files_are_read_plainly_and_given_to_commands_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "part-0.gz"
+    path.write_bytes(gzip.compress("\r\n".join(map(line, range(6))).encode()))
+    assert numbers(dataset([path])) == [[0, 1, 2, 3], [4, 5]]
+    assert numbers(dataset([path], pipe_command="gzip -dc")) == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("command", ["cat", "cat -", "head -n 5"])
+def test_remote_files_are_read_through_fsspec(command: str) -> None:
+    count = 40_000  # more than pipes hold
+    with fsspec.open("memory://bucket/part-0", "wb") as stream:
+        stream.write("".join(f"{line(i)}\n" for i in range(count)).encode())
+    wanted = 5 if command.startswith("head") else count
+    made = dataset(["memory://bucket/part-0"], pipe_command=command, batch_size=1000)
+    assert flat(numbers(made)) == list(range(wanted))
+
+
+# ---- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("cat; echo sorry >&2; exit 3", "ended with exit code 3 on {file}; its last words:\n    sorry"),
+        ("no_such_program_here", "ended with exit code 127 (command not found) on {file}; its last words:\n"),
+        ("cat > /dev/null; kill -TERM $$", "was ended by SIGTERM on {file}; it said nothing"),
+        ("seq 30 >&2; exit 1", "on {file}; its last words:\n    21\n    22\n"),
+        ("cat; sleep 100 & exit 4", "ended with exit code 4 on {file}"),
+    ],
+)
+def test_a_command_that_fails_is_named_with_its_last_words(
+    tmp_path: Path, command: str, message: str
+) -> None:
+    paths = write(tmp_path, 6)
+    with pytest.raises(DataError) as caught:
+        numbers(dataset(paths, pipe_command=command))
+    assert f"pipe_command {command!r} " in str(caught.value)
+    assert message.format(file=paths[0]) in str(caught.value)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_batches_before_an_error_come_first(tmp_path: Path, threads: int) -> None:
+    paths = write(tmp_path, 9)
+    paths[0].write_text(paths[0].read_text() + "2 1 1 1 x 0 1 1\n")
+    batches = iter(dataset(paths, thread_num=threads))
+    assert [len(next(batches)), len(next(batches))] == [4, 4]
+    with pytest.raises(DataError, match=re.escape(f"{paths[0]}:10: expected value 1 of 1 of slot 'id'")):
+        next(batches)
+
+
+def test_an_error_of_a_commands_text_names_file_and_command(tmp_path: Path) -> None:
+    paths = write(tmp_path, 2)
+    with pytest.raises(DataError, match=re.escape(f"{paths[0]} (through 'echo x'):1: expected")):
+        numbers(dataset(paths, pipe_command="echo x"))
+
+
+def test_skipped_lines_are_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = write(tmp_path, 3, 0, 2)
+    paths[2].write_text("x\n" + paths[2].read_text() + "y")
+    made = dataset(paths, max_bad_lines=2)
+    for _ in range(2):
+        assert numbers(made) == [[0, 1, 2, 3], [4]]
+        assert made.skipped_lines == 2
+    told = capsys.readouterr().err
+    assert told.count(f"2 broken lines were skipped; the first: {paths[2]}:1: expected") == 2
+    assert told.count(f"{paths[1]} has no examples") == 1, "told once"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    good = write(tmp_path, 3)
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(gzip.compress(b"2 1 1 1 1 0 1 1\n" * 9999)[:-20])
+    wrong = tmp_path / "plain.gz"
+    wrong.write_text("2 1 1 1 1 0 1 1\n")
+    cases: list[tuple[list[object], str]] = [
+        ([*good, tmp_path / "a", tmp_path / "b"], f"{tmp_path / 'a'} and 1 more of 3 files does not exist"),
+        ([tmp_path], f"{tmp_path} is a directory; set_filelist takes the files in it"),
+        (["memory://nowhere/part"], "memory://nowhere/part cannot be opened"),
+        (["nosuch://bucket/part"], "nosuch://bucket/part cannot be opened: Protocol not known: nosuch"),
+        ([cut], f"{cut} cannot be read to its end: Compressed file ended before"),
+        ([wrong], f"{wrong} cannot be read to its end: Not a gzipped file"),
+    ]
+    for paths, message in cases:
+        with pytest.raises(DataError, match=re.escape(message)):
+            numbers(dataset(paths))  # type: ignore[arg-type]
+
+
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no files; call set_filelist"):
+        numbers(dataset([]))
+    with pytest.raises(UsageError, match="takes a list of paths, not 'part-0'"):
+        QueueDataset().set_filelist("part-0")
+    with pytest.raises(UsageError, match=r"no slots; call init\(use_var"):
+        next(iter(QueueDataset()))
+    for name in ("batch_size", "thread_num", "queue_size"):
+        with pytest.raises(UsageError, match=f"{name} is 0; it must be a whole number of at least 1"):
+            dataset([], **{name: 0})
+    with pytest.raises(UsageError, match="max_bad_lines is -1"):
+        dataset([], max_bad_lines=-1)
+    with pytest.raises(UsageError, match="pipe_command is empty"):
+        dataset([], pipe_command=" ")
+    with pytest.raises(NotSupportedError, match="fs_name"):
+        dataset([], fs_name="hdfs://a")
+    made = dataset(write(tmp_path, 30))
+    first = iter(made)
+    next(first)
+    with pytest.raises(UsageError, match="is being read"):
+        next(iter(made))
+    first.close()  # type: ignore[attr-defined]
+    assert len(numbers(made)) == 8
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [[], [Slot("a"), Slot("a")], ["a"]],
+)
+def test_lists_of_slots_that_cannot_be(slots: list[Slot]) -> None:
+    with pytest.raises(UsageError, match="use_var"):
+        QueueDataset().set_use_var(slots)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "length"),
+    [("", "int64", 1), ("a", "int32", 1), ("a", "int64", 0), ("a", "int64", True)],
+)
+def test_slots_that_cannot_be(name: str, dtype: str, length: int) -> None:
+    with pytest.raises(UsageError, match="slot"):
+        Slot(name, dtype, length)
+
+
+# ---- leaving early
+
+ENDLESS = "yes '2 1 1 1 7 0 1 1'"
+
+
+def test_a_slow_consumer_stops_the_reader(tmp_path: Path) -> None:
+    """The command tells how far it came; without a bound it would write for ever."""
+    told = tmp_path / "told"
+    code = (
+        "import os, sys\n"
+        "text = b'2 1 1 1 7 0 1 1\\n' * 1000\n"
+        "for count in range(10**9):\n"
+        "    os.write(1, text)\n"
+        f"    open({str(told)!r} + '~', 'w').write(str(count))\n"
+        f"    os.replace({str(told)!r} + '~', {str(told)!r})\n"
+    )
+    (tmp_path / "code.py").write_text(code)
+    made = dataset(write(tmp_path, 1), pipe_command=f"{sys.executable} {tmp_path}/code.py", queue_size=100)
+    batches = iter(made)
+    next(batches)
+    eventually(lambda: told.exists() and int(told.read_text() or 0) >= 1)
+    taken = 4
+    for _ in range(20_000):
+        taken += len(next(batches))
+    ahead = int(told.read_text() or 0) * 1000 - taken
+    # 100 batches of 4, two blocks of 4,096 examples, and 17 bytes a line in pipe and buffer
+    assert ahead < 400 + 2 * 4096 + (2 << 20) // 17 + 1000
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_leaving_a_loop_ends_commands_and_what_they_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = f"sleep 1000 & echo $$ $! > {pids}; {ENDLESS}; true"
+    for batch in dataset(write(tmp_path, 1, 1), thread_num=2, pipe_command=command):
+        assert len(batch) == 4
+        break
+    for pid in map(int, pids.read_text().split()):
+        eventually(lambda pid=pid: ended(pid))  # type: ignore[misc]
+
+
+def test_a_command_that_says_nothing_can_be_left(tmp_path: Path) -> None:
+    """The other file's batches come; its thread waits in vain, and leaving does not."""
+    paths = write(tmp_path, 1, 1)
+    command = f"read x y rest; if [ $y = 0.5 ]; then exec sleep 1000; else {ENDLESS}; fi"
+    batches = iter(dataset(paths, thread_num=2, pipe_command=command))
+    assert len(next(batches)) == 4
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_an_error_of_one_thread_ends_the_others(tmp_path: Path) -> None:
+    paths = write(tmp_path, 1, 1)
+    command = f"read x y rest; if [ $y = 0.5 ]; then exit 5; else {ENDLESS}; fi"
+    with pytest.raises(DataError, match="exit code 5"):
+        numbers(dataset(paths, thread_num=2, pipe_command=command))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+def test_an_error_of_the_consumer_leaves_nothing(tmp_path: Path, kind: type[BaseException]) -> None:
+    def train() -> None:
+        for _ in dataset(write(tmp_path, 1), pipe_command=ENDLESS):
+            raise kind
+
+    with pytest.raises(kind):
+        train()
+
+
+# ---- what a model takes
+
+
+def test_joined_slots_are_views_for_one_table(tmp_path: Path) -> None:
+    slots = [Slot("x", torch.float32, 2), *(Slot(f"C{i}") for i in range(3)), Slot("label"), Slot("C9")]
+    (tmp_path / "part-0").write_text("2 0 1 1 10 1 11 1 12 1 1 1 19\n2 2 3 1 20 1 21 1 22 1 0 1 29\n")
+    made = QueueDataset()
+    made.init(use_var=slots, batch_size=2)
+    made.set_filelist([tmp_path / "part-0"])
+    (batch,) = made
+    joined = batch.joined("C0", "C1", "C2")
+    assert joined.tolist() == [[10, 11, 12], [20, 21, 22]]
+    assert joined.data_ptr() == batch.ids.data_ptr(), "a view"
+    assert batch.joined("C2", "C9", "C0").tolist() == [[12, 19, 10], [22, 29, 20]]
+    assert batch["label"].tolist() == [[1], [0]]  # type: ignore[union-attr]
+    assert batch.bag("C1").ids.tolist() == [[11], [21]]
+    assert "C1" in batch
+    assert len(batch) == 2
+    moved = batch.to("cpu")
+    assert moved.dense.tolist() == [[0, 1], [2, 3]]
+    for name, message in (("C7", "no slot 'C7'"), ("x", "slot 'x' is DENSE; this call takes IDS slots")):
+        with pytest.raises(UsageError, match=message):
+            batch.joined(name)
+    with pytest.raises(UsageError, match="no slot was named"):
+        batch.joined()
+
+
+def test_joined_bags_are_one_lookup(tmp_path: Path) -> None:
+    slots = [
+        Slot("a", length=None),
+        Slot("b", length=None),
+        Slot("one"),
+        Slot("c", length=None),
+        Slot("w", "float32", None),
+    ]
+    (tmp_path / "part-0").write_text("2 1 2 0 1 5 1 7 1 .5\n0 3 3 4 5 1 6 2 8 9 0\n1 1 1 2 1 5 0 2 .25 .75\n")
+    made = QueueDataset()
+    made.init(use_var=slots, batch_size=3)
+    made.set_filelist([tmp_path / "part-0"])
+    (batch,) = made
+    bags = batch.joined_bags("a", "b", "c")
+    assert bags.values.tolist() == [1, 2, 1, 3, 4, 5, 2, 7, 8, 9]
+    assert bags.offsets.tolist() == [0, 2, 2, 3, 3, 6, 7, 8, 10, 10]
+    table = torch.nn.EmbeddingBag(10, 2, mode="sum", include_last_offset=True)
+    together = table(bags.values, bags.offsets).view(3, 3, 2)
+    for index, name in enumerate("abc"):
+        alone = batch.bag(name)
+        assert torch.equal(together[index], table(alone.values, alone.offsets))
+    apart = batch.joined_bags("c", "a")
+    assert apart.values.tolist() == [7, 8, 9, 1, 2, 1]
+    assert apart.offsets.tolist() == [0, 1, 3, 3, 5, 5, 6]
+    assert batch.bag("w").values.tolist() == [0.5, 0.25, 0.75]
+    assert batch.bag("w").offsets.tolist() == [0, 1, 1, 3]
+    with pytest.raises(UsageError, match="no fixed length"):
+        batch.tensor("a")
+    with pytest.raises(UsageError, match="not one each"):
+        _ = batch.bag("a").ids

@@ -1,0 +1,53 @@
+"""The click example by real processes: on generated rows, and on files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Job, job
+from trainers.examples import click_log
+
+EXAMPLE = "trainers.examples.wide_and_deep"
+SMALL = ["--hidden", "16", "--dim", "4", "--batch_size", "256"]
+
+
+def aucs(running: Job) -> tuple[float, float]:
+    """(reached, best possible), said by the first trainer and by no other."""
+    first, *others = running.trainers
+    found = re.findall(r"^test AUC: (\d\.\d{4}), best possible: (\d\.\d{4})$", first.output, re.MULTILINE)
+    assert len(found) == 1, first.output
+    assert not any("AUC" in other.output for other in others)
+    assert all("Traceback" not in process.output for process in running.processes)
+    return float(found[0][0]), float(found[0][1])
+
+
+@pytest.mark.slow
+def test_generated_rows_in_steps_of_all_trainers(tmp_path: Path) -> None:
+    options = ["--mode", "sync", "--rows", "20000", "--steps", "120", "--lr", "0.01", *SMALL]
+    with job(tmp_path, trainers=2, servers=2) as running:
+        running.start_all(["-m", EXAMPLE, *options])
+        running.expect_success()
+        reached, best = aucs(running)
+        assert 0.65 < reached < best
+        for trainer in running.trainers:
+            line = r"^time: \[.*\], batch: \[100\], loss\[1\]:\[0\.\d{6}\]$"
+            assert re.search(line, trainer.output, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_files_read_by_trainers_that_do_not_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "clicks"
+    click_log.main([str(data), "--rows", "20000", "--test_rows", "4000"])
+    said = re.fullmatch(
+        r"best possible on the test files: AUC (0\.\d{4}), log loss 0\.\d{4}\n", capsys.readouterr().out
+    )
+    assert said
+    assert len(list((data / "train").iterdir())) == 4
+    options = ["--data", str(data), "--epochs", "2", "--lr", "0.01", "--optimizer", "adagrad", *SMALL]
+    with job(tmp_path, trainers=2, servers=1) as running:
+        running.start_all(["-m", EXAMPLE, *options])
+        running.expect_success()
+        reached, best = aucs(running)
+        assert f"{best:.4f}" == said[1]
+        assert 0.6 < reached < best

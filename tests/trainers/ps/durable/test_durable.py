@@ -1,0 +1,274 @@
+"""The durable folder: crashes between any two steps of a snapshot, whose folder it is, full disks."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.ps.durable.frames import SPECS, State, recovered, request
+from trainers.errors import UsageError
+from trainers.ps.durable.durable import Durable
+from trainers.ps.durable.errors import DamagedError, DurabilityError
+from trainers.ps.saved.errors import SaveError
+from trainers.ps.tables.table import make_table
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def opened(where: Path, fsync="no", job: str = "one", server: int = 0) -> Durable:
+    return Durable(where, job=job, server=server, fsync=fsync)
+
+
+def push(durable: Durable, state: State, count: int) -> None:
+    for _ in range(count):
+        frames = request(state.count)
+        durable.append(frames)
+        state.apply(frames)
+
+
+def snapshot(durable: Durable, state: State) -> None:
+    durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=300).wait()
+    ended = durable.end_snapshot()
+    assert ended is not None
+    ended.result()
+
+
+def digest_in(where: Path) -> str:
+    durable = opened(where)
+    try:
+        return recovered(durable).digest()
+    finally:
+        durable.close()
+
+
+def names(where: Path) -> list[str]:
+    found = [path.name for path in (where / "server-0").iterdir()]
+    return sorted(name for name in found if name.startswith(("journal", "snapshot")))
+
+
+@pytest.fixture
+def steps(tmp_path):
+    """Folders as of before, and after, a second snapshot: (before, after, the state's digest)."""
+    live = tmp_path / "live"
+    durable = opened(live)
+    state = recovered(durable)
+    push(durable, state, 20)
+    snapshot(durable, state)
+    push(durable, state, 10)
+    shutil.copytree(live, tmp_path / "before")
+    snapshot(durable, state)
+    shutil.copytree(live, tmp_path / "after")
+    durable.close()
+    return tmp_path / "before", tmp_path / "after", State().up_to(30).digest()
+
+
+def test_state_comes_back_from_snapshot_and_journal(steps):
+    before, after, digest = steps
+    assert names(before) == [f"journal-{20:020d}.log", f"snapshot-{20:020d}"]
+    assert names(after) == [f"journal-{30:020d}.log", f"snapshot-{30:020d}"]
+    assert digest_in(before) == digest_in(after) == digest
+
+
+def test_a_crash_after_the_rotation(steps):
+    before, after, digest = steps
+    shutil.copy(after / "server-0" / f"journal-{30:020d}.log", before / "server-0")
+    assert digest_in(before) == digest
+
+
+def test_a_crash_before_any_file_or_the_manifest_of_the_snapshot(steps):
+    before, after, digest = steps
+    shutil.copy(after / "server-0" / f"journal-{30:020d}.log", before / "server-0")
+    complete = after / "server-0" / f"snapshot-{30:020d}"
+    files = sorted(path.relative_to(complete) for path in complete.rglob("*") if path.is_file())
+    assert Path("manifest.json") in files
+    for count in range(len(files)):
+        partial = before / "server-0" / complete.name
+        partial.mkdir(exist_ok=True)
+        for file in [file for file in files if file.name != "manifest.json"][:count]:
+            (partial / file).parent.mkdir(exist_ok=True)
+            shutil.copy(complete / file, partial / file)
+        assert digest_in(before) == digest
+        assert not partial.exists()
+
+
+def test_a_crash_before_anything_was_removed(steps):
+    before, after, digest = steps
+    for path in (before / "server-0").glob("journal-*"):
+        shutil.copy(path, after / "server-0")
+    for path in (before / "server-0").glob("snapshot-*"):
+        shutil.copytree(path, after / "server-0" / path.name)
+    assert digest_in(after) == digest
+    durable = opened(after)
+    state = recovered(durable)
+    snapshot(durable, state)
+    push(durable, state, 1)
+    snapshot(durable, state)
+    durable.close()
+    assert names(after) == [f"journal-{31:020d}.log", f"snapshot-{31:020d}"], "the next snapshot cleans up"
+
+
+def test_pushes_while_a_snapshot_is_written_are_in_the_journal(tmp_path):
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    push(durable, state, 50)
+    task = durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=100)
+    push(durable, state, 25)
+    task.wait()
+    durable.end_snapshot()
+    durable.close()
+    assert digest_in(tmp_path) == State().up_to(75).digest()
+
+
+def test_two_snapshots_of_the_same_moment(tmp_path):
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    push(durable, state, 5)
+    snapshot(durable, state)
+    snapshot(durable, state)
+    durable.close()
+    assert digest_in(tmp_path) == State().up_to(5).digest()
+
+
+def test_one_snapshot_at_a_time(tmp_path):
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    durable.begin_snapshot(0, state.tables, b"").wait()
+    assert durable.snapshotting
+    with pytest.raises(UsageError, match="end_snapshot"):
+        durable.begin_snapshot(0, state.tables, b"")
+    assert durable.end_snapshot() is not None
+    assert durable.end_snapshot() is None
+    durable.close()
+
+
+def test_the_tables_of_a_snapshot_are_described(tmp_path):
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    push(durable, state, 5)
+    snapshot(durable, state)
+    durable.close()
+    durable = opened(tmp_path)
+    assert durable.snapshot is not None
+    assert (durable.snapshot.step, durable.snapshot.number) == (5, 5)
+    tables = [make_table(spec) for spec in durable.snapshot.specs]
+    assert {table.spec for table in tables} == set(SPECS)
+    durable.snapshot.load(tables)
+    durable.close()
+
+
+def test_snapshots_without_a_journal(tmp_path):
+    durable = opened(tmp_path, fsync=None)
+    state = recovered(durable)
+    for _ in range(3):
+        push(durable, state, 5)
+        snapshot(durable, state)
+    push(durable, state, 4)
+    durable.close()
+    durable = opened(tmp_path, fsync=None)
+    assert recovered(durable).digest() == State().up_to(15).digest()
+    durable.close()
+    assert names(tmp_path) == [f"snapshot-{3:020d}"]
+
+
+def test_a_damaged_snapshot_is_refused(steps):
+    _, after, _ = steps
+    for file in (after / "server-0").rglob("*.safetensors"):
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    with pytest.raises(DamagedError, match=r"safetensors is damaged: its checksum"):
+        digest_in(after)
+
+
+def test_closing_gives_up_a_snapshot(tmp_path):
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    push(durable, state, 30)
+    durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=1)
+    durable.close()
+    assert digest_in(tmp_path) == State().up_to(30).digest()
+
+
+def test_a_folder_is_used_by_one_process_at_a_time(tmp_path):
+    durable = opened(tmp_path)
+    with pytest.raises(DurabilityError, match=r"another process uses .*server-0"):
+        opened(tmp_path)
+    opened(tmp_path, server=1).close()
+    durable.close()
+    opened(tmp_path).close()
+
+
+def test_a_folder_of_another_job_is_refused(tmp_path):
+    opened(tmp_path, job="sync training, 2 trainers").close()
+    with pytest.raises(DurabilityError, match=r"2 trainers'.*'other'.*another durability_dir"):
+        opened(tmp_path, job="other")
+    with pytest.raises(DurabilityError, match="snapshots only"):
+        opened(tmp_path, job="sync training, 2 trainers", fsync=None)
+    opened(tmp_path, job="sync training, 2 trainers").close()
+
+
+def test_the_folder_of_another_version_is_refused(tmp_path):
+    opened(tmp_path).close()
+    file = tmp_path / "server-0" / "owner.json"
+    file.write_text(file.read_text().replace('"version": 1', '"version": 9'))
+    with pytest.raises(DurabilityError, match="format 9, this one has 1"):
+        opened(tmp_path)
+
+
+def test_a_url_is_no_durable_folder(tmp_path):
+    with pytest.raises(UsageError, match="folder of this machine"):
+        Durable("s3://bucket/x", job="a", server=0, fsync="no")
+
+
+def test_a_job_that_is_over_leaves_nothing(tmp_path):
+    durable = opened(tmp_path)
+    push(durable, recovered(durable), 3)
+    durable.discard()
+    assert list(tmp_path.iterdir()) == []
+    durable = opened(tmp_path)
+    assert recovered(durable).count == 0
+    durable.close()
+
+
+FULL = """
+import sys
+from pathlib import Path
+from tests.trainers.ps.durable.test_durable import full
+full(Path(sys.argv[1]))
+"""
+
+
+def full(where: Path) -> None:
+    """Snapshots fail for want of room; pushes go on, and nothing is lost."""
+    import resource
+
+    durable = opened(where)
+    state = recovered(durable)
+    push(durable, state, 40)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2500, hard))
+    durable.begin_snapshot(state.count, state.tables, state.blob).wait()
+    ended = durable.end_snapshot()
+    assert ended is not None
+    with pytest.raises(SaveError, match="Make room"):
+        ended.result()
+    assert not list(where.rglob("*.safetensors"))
+    push(durable, state, 3)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    push(durable, state, 3)
+    durable.close()
+    assert digest_in(where) == State().up_to(46).digest()
+    durable = opened(where)
+    state = recovered(durable)
+    snapshot(durable, state)
+    durable.close()
+    assert digest_in(where) == State().up_to(46).digest()
+
+
+@pytest.mark.slow
+def test_a_snapshot_that_finds_no_room_loses_nothing(tmp_path):
+    command = [sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,105 @@
+"""The kernels that work on the ids of a batch: against plain Python."""
+
+import pytest
+import torch
+
+from trainers.ps import partition
+from trainers.ps.kernels.finite import all_finite, finite_rows
+from trainers.ps.kernels.merge import merge_rows
+from trainers.ps.kernels.owners import owners, split
+from trainers.ps.kernels.unique import unique
+
+EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1, 7 << 40, 7 << 41]
+
+
+def some_ids(count: int, different: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    pool = torch.randint(-(2**63), 2**63 - 1, (different,), generator=generator)
+    pool[: len(EXTREMES)] = torch.tensor(EXTREMES)[:different]
+    return pool[torch.randint(0, different, (count,), generator=generator)]
+
+
+@pytest.mark.parametrize(("count", "different"), [(1, 1), (2, 1), (100, 7), (1000, 1000), (20_000, 3000)])
+def test_unique_ids_in_the_order_of_their_first_appearance(count: int, different: int) -> None:
+    ids = some_ids(count, different)
+    keys, place, counts = unique(ids)
+    wanted = dict.fromkeys(ids.tolist(), 0)
+    for number in ids.tolist():
+        wanted[number] += 1
+    assert keys.tolist() == list(wanted)
+    assert counts.tolist() == list(wanted.values())
+    assert torch.equal(keys[place], ids)
+
+
+def test_no_ids() -> None:
+    keys, place, counts = unique(torch.empty(0, dtype=torch.int64))
+    assert len(keys) == len(place) == len(counts) == 0
+    assert keys.dtype == place.dtype == counts.dtype == torch.int64
+
+
+def test_unique_takes_a_view_of_every_second_id() -> None:
+    ids = some_ids(100, 10)
+    assert torch.equal(unique(ids[::2])[0], unique(ids[::2].clone())[0])
+
+
+@pytest.mark.parametrize("step", [1 << 12, 1 << 20, 1 << 32, 1 << 44])
+def test_ids_that_differ_in_high_bits_only(step: int) -> None:
+    ids = torch.arange(1 << 12) * step
+    assert len(unique(ids)[0]) == len(ids)
+
+
+def test_rows_of_equal_keys_are_added_in_the_order_given() -> None:
+    pieces = [(some_ids(200, 60, seed), torch.randn(200, 3) * 1e6) for seed in range(3)]
+    keys, rows = merge_rows(pieces)
+    wanted: dict[int, torch.Tensor] = {}
+    for piece_keys, piece_rows in pieces:
+        for key, row in zip(piece_keys.tolist(), piece_rows, strict=True):
+            wanted[key] = wanted[key] + row if key in wanted else row
+    assert keys.tolist() == list(wanted)
+    assert torch.equal(rows, torch.stack(list(wanted.values())))  # bit for bit: so the order is the same
+
+
+def test_merged_rows_share_no_memory_with_what_came_in() -> None:
+    mine = torch.ones(1, 2)
+    _, rows = merge_rows([(torch.tensor([5]), mine)])
+    rows.zero_()
+    assert mine.tolist() == [[1, 1]]
+
+
+def test_merging_nothing() -> None:
+    keys, rows = merge_rows([(torch.empty(0, dtype=torch.int64), torch.empty(0, 4))])
+    assert (len(keys), rows.shape) == (0, (0, 4))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 7, 1000])
+def test_owners_are_those_of_the_partition(servers: int) -> None:
+    keys = some_ids(5000, 3000)
+    assert torch.equal(owners(keys, servers), partition.owners(keys, servers))
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 100])
+def test_split_gives_every_server_its_positions_ascending(servers: int) -> None:
+    keys = some_ids(500, 400)
+    home = partition.owners(keys, servers)
+    parts = split(keys, servers)
+    assert [part.tolist() for part in parts] == [
+        (home == server).nonzero().flatten().tolist() for server in range(servers)
+    ]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 1, 31, 99])
+def test_one_bad_number_is_seen(bad: float, place: int) -> None:
+    grad = torch.full((10, 10), 3e38)
+    grad[0] = 1e-45
+    assert all_finite(grad)
+    grad.view(-1)[place] = bad
+    assert not all_finite(grad)
+
+
+def test_bad_rows_are_taken_out() -> None:
+    keys, grad = torch.arange(5), torch.ones(5, 2)
+    assert finite_rows(keys, grad)[1] is keys
+    grad[1, 0], grad[4, 1] = float("nan"), float("inf")
+    bad, kept, rest = finite_rows(keys, grad)
+    assert (bad, kept.tolist(), rest.tolist()) == (2, [0, 2, 3], [[1, 1]] * 3)

@@ -1,0 +1,72 @@
+"""Compilation: once for a machine, whoever starts, and never from old sources."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+SAYS = "compiling kernels, once for this machine"
+ROOT = Path(__file__).resolve().parents[4]
+
+WARM = """
+from trainers.ps.tables.warm import warm_up
+warm_up(tables=False)
+from trainers.ps.kernels.unique import unique_kernel
+print(len(unique_kernel.stats.cache_misses))
+"""
+
+
+def start(code: str, environment: Mapping[str, str], folder: Path = ROOT) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def outcome(process: subprocess.Popen[str]) -> tuple[str, str]:
+    out, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    return out, said
+
+
+@pytest.mark.slow
+def test_of_several_processes_one_compiles(tmp_path: Path) -> None:
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    ends = [outcome(process) for process in [start(WARM, cache) for _ in range(3)]]
+    assert sorted(out for out, _ in ends) == ["0\n", "0\n", "1\n"]
+    assert sum(said.count(SAYS) for _, said in ends) == 1
+    out, said = outcome(start(WARM, cache))
+    assert (out, said) == ("0\n", "")
+
+
+CALL = "from kernels.outer import outer; print(outer(1))"
+INNER = "from trainers.ps.kernels.compiled import compiled\n\n@compiled\ndef inner(x):\n    return x + {}\n"
+OUTER = (
+    "from trainers.ps.kernels.compiled import compiled\nfrom kernels.inner import inner\n\n"
+    "@compiled\ndef outer(x):\n    return inner(x)\n"
+)
+
+
+@pytest.mark.slow
+def test_a_change_of_a_function_in_another_file_is_seen(tmp_path: Path) -> None:
+    """numba itself looks at the caller's file only."""
+    package = tmp_path / "kernels"
+    package.mkdir()
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    (package / "inner.py").write_text(INNER.format(1))
+    (package / "outer.py").write_text(OUTER)
+    assert outcome(start(CALL, environment, tmp_path))[0] == "2\n"
+    (package / "inner.py").write_text(INNER.format(5))
+    assert outcome(start(CALL, environment, tmp_path))[0] == "6\n"
+
+
+def test_the_runtime_starts_without_numba() -> None:
+    code = "import sys, trainers\nprint(sorted({'numba', 'llvmlite'} & sys.modules.keys()))"
+    assert outcome(start(code, {}))[0] == "[]\n"

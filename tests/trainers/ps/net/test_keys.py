@@ -1,0 +1,149 @@
+"""Jobs with a secret: who has it gets in, who has another or none gets nothing."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import zmq
+
+from tests.support.cluster import reserved_endpoints
+from trainers.errors import ServerError, UsageError
+from trainers.ps.configs import PsConfigs
+from trainers.ps.net.client import Client, Request
+from trainers.ps.net.keys import TOKEN, JobKeys, keys_of
+from trainers.ps.net.wire import Field, Kind, Message, Part, bytes_part
+from trainers.ps.server.server import Server, ServerPlan
+from trainers.ps.tables.rules import SGD
+from trainers.ps.tables.spec import TableKind, TableSpec, job_words
+
+SECRET = "correct horse battery"
+SPEC = TableSpec(kind=TableKind.DENSE, name="w", size=3, rule=SGD())
+SILENCE_S = 1.0
+
+
+def keys(token: str | None) -> JobKeys | None:
+    return keys_of({} if token is None else {TOKEN: token})
+
+
+class Guarded:
+    """A server of a job with a secret, and its one trainer, which has joined."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        configs = PsConfigs(request_timeout_s=20)
+        plan = ServerPlan(
+            endpoints=[endpoint], index=0, trainers=1, sync=False, configs=configs, keys=keys(SECRET)
+        )
+        server = Server(plan)
+        self.thread = threading.Thread(target=server.run)
+        self.thread.start()
+        self.client = Client([endpoint], 0, configs, keys=keys(SECRET))
+        self.ask(Kind.HELLO, *hello())
+        self.ask(Kind.ASSIGN, Part(0, Field.VALUES, torch.arange(3.0)))
+        self.ask(Kind.READY)
+
+    def ask(self, kind: Kind, *parts: Part) -> Message:
+        (reply,) = self.client.ask([Request(server=0, kind=kind, parts=parts)])
+        return reply
+
+    def values(self) -> list[float]:
+        (part,) = self.ask(Kind.PULL, Part(0, Field.WANT, torch.tensor([1]))).parts
+        return part.data.tolist()
+
+    def close(self) -> None:
+        self.ask(Kind.LEAVE)
+        self.client.close()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+def hello() -> tuple[Part, ...]:
+    words = bytes_part(Field.TEXT, job_words(False, 1, 1, 0).encode())
+    return words, bytes_part(Field.SPEC, SPEC.encode())
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    with reserved_endpoints(1) as (endpoint,):
+        served = Guarded(endpoint)
+        yield served
+        served.close()
+
+
+def test_who_has_the_secret_trains(guarded: Guarded) -> None:
+    assert guarded.values() == [0, 1, 2]
+    guarded.ask(Kind.PUSH, Part(0, Field.VALUES, torch.ones(3), lr=1.0))
+    assert guarded.values() == [-1, 0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("token", [None, "another secret of the same kind"])
+def test_who_has_not_gets_no_word_and_changes_nothing(guarded: Guarded, token: str | None) -> None:
+    stranger = Client([guarded.endpoint], 0, PsConfigs(request_timeout_s=SILENCE_S), keys=keys(token))
+    stranger._incarnation = guarded.client._incarnation  # it even knows the name of the trainer
+    for request in (
+        Request(server=0, kind=Kind.HELLO, parts=hello()),
+        Request(server=0, kind=Kind.PUSH, parts=(Part(0, Field.VALUES, torch.ones(3), lr=1.0),)),
+    ):
+        started = time.monotonic()
+        with pytest.raises(ServerError, match=f"server 0 at {guarded.endpoint} has not answered"):
+            stranger.ask([request])
+        assert time.monotonic() - started >= SILENCE_S
+        stranger._pending.clear()
+    stranger.close()
+    assert guarded.values() == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_trainer_with_a_secret_says_nothing_to_a_server_without() -> None:
+    """It does not fall back to talking in the clear."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with reserved_endpoints(1) as (endpoint,):
+        impostor = context.socket(zmq.ROUTER)
+        impostor.setsockopt(zmq.LINGER, 0)
+        impostor.bind(f"tcp://{endpoint}")
+        client = Client([endpoint], 0, PsConfigs(request_timeout_s=SILENCE_S), keys=keys(SECRET))
+        with pytest.raises(ServerError, match="has not answered HELLO"):
+            client.ask([Request(server=0, kind=Kind.HELLO, parts=hello())])
+        assert impostor.poll(0) == 0
+        client.close()
+        impostor.close()
+    context.term()
+
+
+def test_garbage_on_a_guarded_port_changes_nothing(guarded: Guarded) -> None:
+    rng = random.Random(3)
+    host, _, port = guarded.endpoint.rpartition(":")
+    signature = b"\xff" + b"\0" * 8 + b"\x7f"
+    greetings = [
+        b"",
+        signature + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" * 32,
+        signature + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32,
+        b"GET / HTTP/1.1\r\n\r\n",
+    ]
+    for _ in range(200):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(rng.choice(greetings) + rng.randbytes(rng.randrange(1, 300)))
+    assert guarded.values() == [0, 1, 2]
+
+
+def test_a_secret_that_can_be_guessed_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"FLEETRUN_TOKEN has 15 characters.*at least 16"):
+        keys("x" * 15)
+    assert keys("x" * 16) is not None
+    assert keys_of({TOKEN: ""}) is None
+
+
+def test_keys_depend_on_the_secret_and_on_the_role_and_on_nothing_else() -> None:
+    one, again, other = keys(SECRET), keys(SECRET), keys(SECRET + ".")
+    assert one is not None
+    assert other is not None
+    assert one == again
+    pairs = [one.server, one.trainer, other.server, other.trainer]
+    assert len({pair.public for pair in pairs} | {pair.secret for pair in pairs}) == 8

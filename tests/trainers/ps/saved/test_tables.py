@@ -1,0 +1,179 @@
+"""Saves of the real tables, while they are trained."""
+
+import torch
+
+from trainers.ps.partition import owners
+from trainers.ps.saved.loading import Place, load_tables
+from trainers.ps.saved.manifest import Manifest
+from trainers.ps.saved.modes import SaveMode
+from trainers.ps.saved.saves import commit, new_id
+from trainers.ps.saved.source import cut_tables
+from trainers.ps.saved.task import SaveTask
+from trainers.ps.saved.values import read_values
+from trainers.ps.saved.writing import SaveOrder
+from trainers.ps.tables.dense import DenseTable
+from trainers.ps.tables.rules import Adagrad, Adam, SparseAdam
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
+
+SEEN = TableSpec(
+    kind=TableKind.SPARSE,
+    name="seen",
+    size=8,
+    rule=Adagrad(),
+    rows=RowOptions(entry=Entry(EntryKind.SHOW_CLICK)),
+)
+RARE = TableSpec(
+    kind=TableKind.SPARSE,
+    name="rare",
+    size=4,
+    rule=SparseAdam(),
+    rows=RowOptions(entry=Entry(EntryKind.COUNT, 3)),
+)
+BIAS = TableSpec(kind=TableKind.DENSE, name="bias", size=10, rule=Adam())
+
+
+def tables() -> tuple[SparseTable, SparseTable, DenseTable]:
+    return SparseTable(SEEN), SparseTable(RARE), DenseTable(BIAS)
+
+
+def train(seen: SparseTable, rare: SparseTable, bias: DenseTable, seed: int, keys: int = 3000) -> None:
+    random = torch.Generator().manual_seed(seed)
+    some = torch.randint(-keys, keys, (500,), generator=random).unique()
+    seen.apply(some, torch.randn(len(some), 8, generator=random), 0.1, torch.ones(len(some), 2))
+    few = torch.randint(0, 60, (20,), generator=random).unique()
+    rare.pull(few)
+    rare.apply(few, torch.randn(len(few), 4, generator=random), 0.1)
+    bias.apply(None, torch.randn(10, generator=random), 0.1)
+
+
+def content(table: SparseTable) -> list[torch.Tensor]:
+    """Everything, in the order of keys."""
+    cut = table.cut()
+    rows = cut.read(0, cut.rows)
+    cut.close(saved=False)
+    order = rows.keys.argsort()
+    columns = [rows.keys, rows.values, *rows.state]
+    if rows.statistics is not None:
+        columns.append(rows.statistics)
+    keys, counts = table.candidates()
+    by_key = keys.argsort()
+    return [*(column[order] for column in columns), keys[by_key], counts[by_key]]
+
+
+def equal(ours: SparseTable, theirs: SparseTable) -> bool:
+    pairs = zip(content(ours), content(theirs), strict=True)
+    return ours.step == theirs.step and all(torch.equal(a, b) for a, b in pairs)
+
+
+def order(id: str, mode: SaveMode, step: int, shard_bytes: int = 20_000) -> SaveOrder:
+    return SaveOrder(id=id, mode=mode, step=step, server=0, servers=1, shard_bytes=shard_bytes)
+
+
+def saved(where, mine, mode=SaveMode.ALL, after=None, *, lost: bool = False) -> Manifest | None:
+    id = new_id(mine[0].step)
+    task = SaveTask(where, order(id, mode, mine[0].step), cut_tables(mine, mode))
+    task.wait()
+    manifest = None if lost else commit(where, id, mode, mine[0].step, [task.result()], after=after)
+    task.close(saved=not lost)
+    return manifest
+
+
+def test_real_tables_come_back(tmp_path):
+    mine = tables()
+    for seed in range(10):
+        train(*mine, seed)
+    assert len(mine[1].candidates()[0]), "some keys have a row, others wait"
+    assert len(mine[1])
+    saved(tmp_path, mine)
+    found = tables()
+    assert load_tables(tmp_path, found, Place(0, 1)) == 10
+    assert equal(found[0], mine[0])
+    assert equal(found[1], mine[1])
+    for seed in range(10, 15):  # and they go on alike
+        train(*mine, seed)
+        train(*found, seed)
+    assert equal(found[0], mine[0])
+    assert equal(found[1], mine[1])
+    assert torch.equal(found[2].pull(), mine[2].pull())
+
+
+def test_a_save_is_of_one_moment_while_training_goes_on(tmp_path):
+    mine, twin = tables(), tables()
+    for seed in range(20):
+        train(*mine, seed, keys=20_000)
+        train(*twin, seed, keys=20_000)
+    id = new_id(20)
+    task = SaveTask(tmp_path, order(id, SaveMode.ALL, 20, 5000), cut_tables(mine, SaveMode.ALL))
+    batches = 0
+    while not batches or not task.ended:
+        train(*mine, 100 + batches, keys=20_000)
+        batches += 1
+    commit(tmp_path, id, SaveMode.ALL, 20, [task.result()])
+    task.close(saved=True)
+    found = tables()
+    load_tables(tmp_path, found, Place(0, 1))
+    assert equal(found[0], twin[0])
+    assert equal(found[1], twin[1])
+    assert torch.equal(found[2].pull(), twin[2].pull())
+
+
+def test_deltas_of_real_tables(tmp_path):
+    mine = tables()
+    for seed in range(5):
+        train(*mine, seed)
+    last = saved(tmp_path, mine)
+    for seed in range(5, 8):
+        train(*mine, seed)
+        assert last is not None
+        last = saved(tmp_path, mine, SaveMode.DELTA, last.saves[-1].id)
+    found = tables()
+    load_tables(tmp_path, found, Place(0, 1))
+    assert equal(found[0], mine[0])
+    assert equal(found[1], mine[1])
+
+
+def test_a_delta_that_was_not_committed_is_in_the_next(tmp_path):
+    mine = tables()
+    train(*mine, 1)
+    first = saved(tmp_path, mine)
+    assert first is not None
+    train(*mine, 2)
+    saved(tmp_path, mine, SaveMode.DELTA, lost=True)
+    train(*mine, 3)
+    saved(tmp_path, mine, SaveMode.DELTA, first.saves[-1].id)
+    found = tables()
+    load_tables(tmp_path, found, Place(0, 1))
+    assert equal(found[0], mine[0])
+
+
+def test_a_save_of_values_does_not_end_a_delta(tmp_path):
+    mine = tables()
+    train(*mine, 1)
+    first = saved(tmp_path / "train", mine)
+    assert first is not None
+    train(*mine, 2)
+    saved(tmp_path / "serve", mine, SaveMode.VALUES)
+    saved(tmp_path / "train", mine, SaveMode.DELTA, first.saves[-1].id)
+    found = tables()
+    load_tables(tmp_path / "train", found, Place(0, 1))
+    assert equal(found[0], mine[0])
+    values = read_values(tmp_path / "serve")
+    assert torch.equal(values.sparse["seen"].values, content(mine[0])[1])
+    assert torch.equal(values.dense["bias"], mine[2].pull())
+
+
+def test_one_server_becomes_three(tmp_path):
+    mine = tables()
+    for seed in range(10):
+        train(*mine, seed)
+    saved(tmp_path, mine)
+    keys, values = content(mine[0])[:2]
+    for server in range(3):
+        found = SparseTable(SEEN), SparseTable(RARE)
+        load_tables(tmp_path, found, Place(server, 3))
+        own = owners(keys, 3) == server
+        assert torch.equal(content(found[0])[0], keys[own])
+        assert torch.equal(content(found[0])[1], values[own])
+        waiting = mine[1].candidates()[0]
+        assert set(found[1].candidates()[0].tolist()) == set(waiting[owners(waiting, 3) == server].tolist())

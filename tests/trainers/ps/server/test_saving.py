@@ -1,0 +1,124 @@
+"""Which save is under way on a server, message by message; the files are real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.trainers.ps.server.test_service import JOB, SPECS
+from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.server.members import Members
+from trainers.ps.server.saving import Ordered, Saving
+from trainers.ps.server.service import Service
+from trainers.ps.server.steps import AsyncSteps
+from trainers.ps.server.store import Store
+
+
+class Saver:
+    """A server with two trainers that have joined. While `read` the tables are being read for a snapshot."""
+
+    def __init__(self) -> None:
+        self.read = False
+        self.wakes = 0
+        self.saving = Saving(0, 1, wake=self.wake, reading=lambda: self.read)
+        store = Store()
+        self.service = Service(
+            Members(2, 5.0, 60.0, 0.0),
+            store,
+            AsyncSteps(store),
+            job=JOB,
+            sync=False,
+            may_return=True,
+            saving=self.saving,
+        )
+        self.sequence = self.life = 0
+        specs = tuple(bytes_part(Field.SPEC, spec.encode(), number) for number, spec in SPECS.items())
+        self.hello = (bytes_part(Field.TEXT, JOB.encode()), *specs)
+        for rank in (0, 1):
+            self.ask(Kind.HELLO, *self.hello, rank=rank)
+        self.ask(Kind.READY)
+
+    def reachable(self, route: bytes) -> bool:
+        return route.endswith(str(self.life).encode())
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def ask(self, kind: Kind, *parts: Part, rank: int = 0, number: int = 0) -> Message:
+        self.sequence += 1
+        life = self.life
+        message = Message(
+            kind=kind, rank=rank, incarnation=life, sequence=self.sequence, number=number, parts=parts
+        )
+        replies = self.service.handle(f"{rank}-{life}".encode(), message, self.reachable)
+        return next(reply for _, reply in replies if reply.sequence == self.sequence)
+
+    def save(self, folder: Path, id: str, rank: int = 0) -> Message:
+        order = Ordered(str(folder), id, 0, None)
+        return self.ask(Kind.SAVE, bytes_part(Field.TEXT, order.encode()), rank=rank)
+
+    def written(self, folder: Path, id: str, rank: int = 0) -> Message:
+        """Ask until the part is there, as a client does."""
+        while (reply := self.save(folder, id, rank)).kind is Kind.WAIT:
+            if self.saving._task is not None:
+                self.saving._task.wait()
+        return reply
+
+    def over(self, id: str, *, saved: bool, rank: int = 0) -> Message:
+        return self.ask(Kind.SAVED, bytes_part(Field.TEXT, id.encode()), rank=rank, number=int(saved))
+
+    def later(self) -> list[Message]:
+        return [reply for _, reply in self.service.look_again(self.reachable)]
+
+
+def test_a_save_that_was_given_up_while_it_waited_does_not_begin_afterwards(tmp_path: Path) -> None:
+    """Another server had no room, and this one was still busy with a snapshot."""
+    saver = Saver()
+    saver.read = True
+    assert saver.save(tmp_path, "save-1").kind is Kind.WAIT
+    saver.over("save-1", saved=False)
+    saver.read = False
+    saver.later()
+    assert not saver.saving.busy
+    assert saver.save(tmp_path, "save-1").text == "", "and a late copy of the order does not either"
+    assert list(tmp_path.iterdir()) == []
+    assert json.loads(saver.written(tmp_path, "save-2").text)["name"] == "server-0.json"
+
+
+def test_a_save_given_up_half_way_does_not_begin_again(tmp_path: Path) -> None:
+    saver = Saver()
+    saver.save(tmp_path, "save-1")
+    saver.over("save-1", saved=False)
+    saver.later()
+    assert not saver.saving.busy
+    assert saver.save(tmp_path, "save-1").text == ""
+    assert not saver.saving.busy
+
+
+def test_nothing_is_removed_by_shrink_while_a_save_is_open(tmp_path: Path) -> None:
+    saver = Saver()
+    assert saver.written(tmp_path, "save-1").kind is Kind.DONE
+    waiting = saver.ask(Kind.SHRINK)
+    assert waiting.kind is Kind.WAIT
+    assert waiting.text == "the tables being written"
+    saver.over("save-1", saved=True)
+    assert not saver.saving.busy
+    assert saver.later() == [], "it was answered with the SAVED"
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_the_next_save_works(tmp_path: Path) -> None:
+    saver = Saver()
+    (tmp_path / "file").write_text("here already")
+    refused = saver.written(tmp_path / "file", "save-1")
+    assert refused.code is Code.FAILED
+    assert str(tmp_path / "file") in refused.text
+    saver.over("save-1", saved=False)
+    assert saver.written(tmp_path, "save-2").kind is Kind.DONE
+
+
+def test_text_that_is_no_order_is_refused() -> None:
+    saver = Saver()
+    for text in (b"", b"{}", b'{"where": "x", "id": "y", "mode": 9}', b"[1]"):
+        refused = saver.ask(Kind.SAVE, bytes_part(Field.TEXT, text))
+        assert refused.code is Code.BAD_MESSAGE
+    assert not saver.saving.busy

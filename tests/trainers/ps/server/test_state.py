@@ -1,0 +1,191 @@
+"""A server's state as bytes and back: what comes after must not tell the difference."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+import torch
+
+from tests.trainers.ps.server.test_service import INITIAL, SPECS, WANT, Bench
+from trainers.ps.net.wire import Field, Kind, Message, Part
+from trainers.ps.server.members import Applied, Members
+from trainers.ps.server.state import StateError, dump, restore, table_names
+from trainers.ps.tables.rules import SparseAdam
+from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
+
+ADAM = TableSpec(
+    kind=TableKind.SPARSE, name="adam", size=2, rule=SparseAdam(), rows=RowOptions(statistics=True)
+)
+
+
+def saved_and_back(bench: Bench) -> Bench:
+    """Another server with the tables and the state of this one."""
+    blob = dump(bench.service._members, bench.store, bench.steps)
+    back = Bench(sync=bench.sync)
+    names = table_names(blob)
+    assert names == {number: table.spec.name for number, table in bench.store.tables.items()}
+    back.store.make({number: bench.store.tables[number].spec for number in names})
+    for number, table in bench.store.tables.items():
+        cut = table.cut()
+        mine = back.store.tables[number]
+        if table.spec.kind is TableKind.DENSE:
+            mine.load(cut.rows)
+        else:
+            mine.load(cut.read(0, cut.rows))
+            cut.close(saved=False)
+        mine.step = table.step
+    restore(blob, back.service._members, back.store, back.steps)
+    back.sequence = bench.sequence
+    return back
+
+
+def gradient(rank: int, step: int) -> tuple[Part, ...]:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    keys = torch.randperm(6, generator=generator)[:3]
+    rows = torch.randn(3, 1, generator=generator)
+    return (
+        Part(0, Field.VALUES, torch.randn(2, generator=generator), lr=0.5),
+        Part(1, Field.KEYS, keys),
+        Part(1, Field.ROWS, rows, lr=0.25),
+    )
+
+
+def push(bench: Bench, rank: int, step: int) -> Message:
+    return bench.ask(Kind.PUSH, rank, number=step, parts=gradient(rank, step))
+
+
+def all_values(bench: Bench) -> list[torch.Tensor]:
+    parts = (WANT[0], Part(1, Field.PEEK, torch.arange(6)))
+    reply = bench.ask(Kind.PULL, number=bench.steps.step if bench.sync else 0, parts=parts)
+    assert reply.kind is Kind.DATA, reply.text
+    return [part.data for part in reply.parts]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_server_restored_in_the_middle_of_a_step_ends_as_one_that_was_not(sync: bool) -> None:
+    quiet, moved = Bench(sync=sync).opened(), Bench(sync=sync).opened()
+    for step in range(5):
+        for rank in (0, 1):
+            for bench in (quiet, moved):
+                assert push(bench, rank, step).kind is Kind.DONE
+            moved = saved_and_back(moved)
+            assert all(map(torch.equal, all_values(quiet), all_values(moved)))
+    assert moved.steps.step == quiet.steps.step == (5 if sync else 10)
+    assert all(bool(values.abs().sum() > 0) for values in all_values(moved))
+
+
+def test_pushes_that_wait_for_others_come_back_with_everything() -> None:
+    bench = Bench().opened()
+    bench.store._tables[3] = type(bench.store.tables[1])(ADAM)
+    stats = Part(3, Field.STATS, torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
+    rows = (Part(3, Field.KEYS, torch.tensor([7, -(2**63)])), Part(3, Field.ROWS, torch.ones(2, 2), lr=0.1))
+    bench.ask(Kind.PUSH, 0, number=0, parts=(*gradient(0, 0), *rows, stats))
+    before = bench.steps.round.pushes
+    after = saved_and_back(bench).steps.round.pushes
+    assert before.keys() == after.keys() == {0}
+    for mine, other in zip(before[0], after[0], strict=True):
+        assert (mine.table, mine.lr) == (other.table, other.lr)
+        for name in ("values", "keys", "stats"):
+            left, right = getattr(mine, name), getattr(other, name)
+            assert (left is None) == (right is None), name
+            assert left is None or torch.equal(left, right), name
+    assert [each.stats is not None for each in after[0]] == [False, False, True]
+
+
+def test_a_push_that_counted_does_not_count_again() -> None:
+    for sync in (True, False):
+        bench = Bench(sync=sync).opened()
+        message = Message(kind=Kind.PUSH, rank=0, sequence=77, number=0, parts=gradient(0, 0))
+        bench.send(message)
+        push(bench, 1, 0)
+        values = all_values(bench)
+        back = saved_and_back(bench)
+        assert back.send(message).kind is Kind.DONE
+        assert all(map(torch.equal, values, all_values(back)))
+
+
+def test_a_trainer_that_does_its_last_step_again_sees_what_it_saw() -> None:
+    bench = Bench().opened()
+    before = all_values(bench)
+    for rank in (0, 1):
+        push(bench, rank, 0)
+    assert not torch.equal(before[0], all_values(bench)[0])
+    back = saved_and_back(bench)
+    back.gone.add(b"")  # it has no connection to this server yet
+    assert back.hello(0, life=5, restarts=1).number == 1
+    again = back.ask(Kind.PULL, 0, life=5, number=0, parts=(WANT[0], Part(1, Field.PEEK, torch.arange(6))))
+    assert all(map(torch.equal, before, (part.data for part in again.parts)))
+
+
+def test_members_come_back_as_they_were() -> None:
+    bench = Bench(sync=False).opened()
+    bench.ask(Kind.BARRIER, 0, number=3)
+    bench.gone.add(b"1-0")
+    bench.hello(1, life=9, restarts=4)
+    for step in range(3):
+        push(bench, 0, step)
+    bench.store.skipped = 5
+    bench.ask(Kind.FINISH, 0)
+    back = saved_and_back(bench)
+    assert back.store.ready
+    assert back.store.skipped == 5
+    names = ("rank", "incarnation", "restart_count", "step", "resumed", "barrier", "finished", "left")
+    for mine, other in zip(bench.service._members, back.service._members, strict=True):
+        assert [getattr(mine, name) for name in names] == [getattr(other, name) for name in names]
+        assert mine.applied.numbers == other.applied.numbers
+    first = next(iter(back.service._members))
+    assert first.barrier == 3
+    assert first.finished
+    assert len(first.applied.numbers) == 3
+
+
+def test_a_window_of_sequence_numbers_comes_back_with_its_floor() -> None:
+    bench = Bench(sync=False).opened()
+    member = next(iter(bench.service._members))
+    for sequence in range(1, 10_001):
+        member.applied.add(sequence)
+    back = next(iter(saved_and_back(bench).service._members)).applied
+    assert back.floor == member.applied.floor > 0
+    assert all(sequence in back for sequence in (1, back.floor, back.floor + 1, 10_000))
+    assert 10_001 not in back
+    assert len(back.numbers) < 2 * Applied._WINDOW
+
+
+def test_a_server_before_its_initial_values_comes_back_so() -> None:
+    bench = Bench()
+    bench.hello(0)
+    back = saved_and_back(bench)
+    assert not back.store.ready
+    back.hello(1)
+    back.ask(Kind.ASSIGN, parts=INITIAL)
+    back.ask(Kind.READY)
+    assert back.values() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"\x05",
+        struct.pack("<I", 2) + b"{}",
+        struct.pack("<I", 400) + b'{"version": 1}',
+        struct.pack("<I", 14) + b'{"version": 1}',
+        (lambda text: struct.pack("<I", len(text)) + text)(json.dumps({"version": 99}).encode()),
+    ],
+)
+def test_bytes_that_are_no_state_are_refused(blob: bytes) -> None:
+    bench = Bench()
+    with pytest.raises(StateError):
+        restore(blob, Members(2, 1.0, 1.0, 0.0), bench.store, bench.steps)
+
+
+def test_a_state_that_is_cut_off_is_refused() -> None:
+    bench = Bench().opened()
+    push(bench, 0, 0)
+    blob = dump(bench.service._members, bench.store, bench.steps)
+    assert len(SPECS) == len(table_names(blob))
+    for cut in (1, 10, 40, len(blob) - 400):
+        with pytest.raises(StateError):
+            restore(blob[:-cut], Members(2, 1.0, 1.0, 0.0), bench.store, bench.steps)

@@ -1,0 +1,229 @@
+"""Rows and their index: growth, removal, any key; against a plain dict."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainers.ps.kernels.index import SEGMENT, SEGMENTS
+from trainers.ps.kernels.initial import UNIFORM, Fresh
+from trainers.ps.kernels.rows import COUNT, pull
+from trainers.ps.kernels.seen import remove_keys
+from trainers.ps.tables.arena import Arena
+from trainers.ps.tables.storage import Keys, Storage
+from trainers.ps.tables.touching import in_background
+
+FRESH = Fresh(UNIFORM, np.float32(-1), np.float32(1), np.uint64(7), np.float32(0))
+LARGE = 1 << 34
+
+
+def found(storage: Storage, keys: Keys) -> tuple[np.ndarray, Keys]:
+    """(rows of the keys, positions of those that have none)."""
+    out, missing = np.zeros((len(keys), storage.dim), np.float32), np.empty(len(keys), np.int64)
+    count = pull(storage.index, storage.rows, keys, out, missing)
+    return out, missing[:count]
+
+
+def check_against(storage: Storage, model: dict[int, float]) -> None:
+    """Every key of the model, and no other, with its value; and every record is found."""
+    assert len(storage) == len(model)
+    keys = np.array(list(model), np.int64)
+    rows, missing = found(storage, keys)
+    assert not len(missing)
+    assert rows[:, 0].tolist() == list(model.values())
+    words = storage.rows.words[: len(storage) * storage.stride : storage.stride]
+    assert set(words.tolist()) == model.keys()
+    assert int(storage.index.fill.sum()) == len(model)
+
+
+def write(storage: Storage, model: dict[int, float], keys: Keys, value: float) -> None:
+    slots = storage.insert(keys, FRESH)
+    storage.rows.floats[slots * storage.stride * 2 + 2] = value
+    model.update(dict.fromkeys(keys.tolist(), value))
+
+
+@pytest.mark.parametrize("reserve", [LARGE, 0])
+@pytest.mark.parametrize("kind", ["random", "low bits equal", "small", "extreme"])
+def test_random_insertions_and_removals(kind: str, reserve: int) -> None:
+    random = np.random.default_rng(0)
+    pools = {
+        "random": random.integers(-(2**63), 2**63 - 1, 40_000),
+        "low bits equal": np.arange(-20_000, 20_000) << 44,
+        "small": np.arange(-20_000, 20_000),
+        "extreme": np.array([0, -1, 1, 2**63 - 1, -(2**63), 2**62]),
+    }
+    pool = pools[kind]
+    storage, model = Storage(1, 0, 0, reserve), {}
+    for step in range(30):
+        some = random.choice(pool, random.integers(1, min(3000, len(pool))))
+        if step % 3 == 2:
+            remove_keys(storage.index, storage.rows, some)
+            for key in some.tolist():
+                model.pop(key, None)
+        else:
+            write(storage, model, some, float(step))
+        if step % 5:
+            continue
+        check_against(storage, model)
+        absent = np.setdiff1d(pool, np.array(list(model), np.int64))
+        assert len(found(storage, absent)[1]) == len(absent)
+
+
+def test_an_index_can_be_emptied_and_filled_again() -> None:
+    storage, model = Storage(1, 0, 0, LARGE), {}
+    keys = np.arange(20_000)
+    for value in range(3):
+        write(storage, model, keys, float(value))
+        check_against(storage, model)
+        remove_keys(storage.index, storage.rows, keys)
+        assert not storage.index.entries[: storage.index.numbers[SEGMENTS] * SEGMENT].any()
+        model.clear()
+
+
+def test_slots_are_numbered_in_the_order_of_insertion() -> None:
+    storage = Storage(2, 0, 0, LARGE)
+    assert storage.insert(np.array([5, 9, 5]), FRESH).tolist() == [0, 1, 0]
+    assert storage.insert(np.array([9, -(2**63)]), FRESH).tolist() == [1, 2]
+    assert int(storage.rows.numbers[COUNT]) == 3
+
+
+def test_a_row_that_takes_the_place_of_another_keeps_its_flag() -> None:
+    storage = Storage(1, 0, 0, LARGE)
+    storage.insert(np.arange(3), FRESH)
+    storage.rows.flags[:3] = [0, 0, 1]
+    remove_keys(storage.index, storage.rows, np.array([0]))
+    assert storage.rows.flags[:2].tolist() == [1, 0]
+
+
+def test_no_request_splits_many_segments() -> None:
+    """Else growth would stop the world: with 100,000 rows more, only few of the segments are full."""
+    storage = Storage(1, 0, 0, LARGE)
+    random, most = np.random.default_rng(0), 0.0
+    for step in range(40):
+        before = int(storage.index.numbers[SEGMENTS])
+        storage.insert(random.integers(-(2**63), 2**63 - 1, 25_000), FRESH)
+        share = (int(storage.index.numbers[SEGMENTS]) - before) / before
+        if step >= 10:  # 10 % more rows at first, 2.5 % at the end
+            most = max(most, share * step)
+    assert most < 4  # the mean is 1: as many segments more as rows
+
+
+@pytest.mark.slow
+def test_millions_of_keys() -> None:
+    storage = Storage(1, 0, 0, LARGE)
+    keys = np.arange(3_000_000) * 0x1234567
+    for start in range(0, len(keys), 500_000):
+        storage.insert(keys[start : start + 500_000], FRESH)
+    slots = storage.insert(keys, FRESH)
+    assert np.array_equal(slots, np.arange(len(keys)))
+    segments = int(storage.index.numbers[SEGMENTS])
+    assert 0.4 < len(keys) / (segments * SEGMENT) < 0.8
+    assert storage.index.fill[:segments].max() <= 0.81 * SEGMENT
+
+
+# ---- arenas
+
+
+def test_an_arena_without_reservation_grows_by_copying() -> None:
+    arena = Arena(0)
+    arena.words[:3] = [1, 2, 3]
+    old = arena.words
+    arena.grow(64 << 20)
+    assert arena.size >= 64 << 20
+    assert arena.words[:4].tolist() == [1, 2, 3, 0]
+    assert old[:3].tolist() == [1, 2, 3]
+
+
+def test_an_arena_with_reservation_does_not_move() -> None:
+    arena = Arena(1 << 34)
+    words = arena.words
+    arena.grow(1 << 33)
+    assert arena.words is words
+
+
+def test_a_reservation_that_is_refused_is_done_without() -> None:
+    arena = Arena(1 << 62)
+    arena.words[0] = 5
+    arena.grow(8 << 20)
+    assert (arena.words[0], arena.size >= 8 << 20) == (5, True)
+
+
+def test_memory_that_is_given_back_reads_as_zeros() -> None:
+    arena = Arena(1 << 30)
+    arena.words[: 1 << 20] = 1
+    arena.give_back(4096)
+    assert arena.words[:513].tolist() == [1] * 512 + [0]
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_a_large_arena_finds_its_memory_there() -> None:
+    arena, used = Arena(LARGE), 64 << 20
+    arena.words[: used // 8] = 7
+    arena.expect(used)
+    in_background(np.zeros(512, np.int64), 0, 8).result()  # one thread for all: the memory is there too
+    before = resident()
+    arena.words[used // 8 : (used + (6 << 20)) // 8] = 7
+    assert resident() - before < 1 << 20
+    assert (arena.words[: used // 8] == 7).all()
+    assert not arena.words[(used + (6 << 20)) // 8 : (used + (10 << 20)) // 8].any()
+
+
+def test_an_arena_gets_little_more_than_it_needs() -> None:
+    before, arena = resident(), Arena(LARGE)
+    for used in range(1 << 20, 65 << 20, 1 << 20):
+        arena.expect(used)
+        in_background(np.zeros(512, np.int64), 0, 8).result()
+    assert resident() - before < 74 << 20
+
+
+def test_touched_memory_may_change_meanwhile() -> None:
+    words = np.zeros(512 * 64, np.int64)
+    touching = [in_background(words, 0, words.nbytes) for _ in range(2000)]
+    for _ in range(2000):
+        words[::512] += 1
+    for each in touching:
+        each.result()
+    assert (words[::512] == 2000).all()
+
+
+LIMITED = """
+import pathlib
+import resource
+import torch
+from trainers.ps.tables.arena import reservation
+from trainers.ps.tables.errors import FullError
+from trainers.ps.tables.rules import SGD
+from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
+from trainers.ps.tables.table import make_table
+
+pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, ((300 << 20) + 4096 * pages,) * 2)
+assert reservation() == 0
+table = make_table(TableSpec(kind=TableKind.SPARSE, name="t", size=64, rule=SGD()))
+table.pull(torch.arange(2))
+counting = RowOptions(entry=Entry(EntryKind.COUNT, 2))
+counted = make_table(TableSpec(kind=TableKind.SPARSE, name="c", size=1, rule=SGD(), rows=counting))
+for start in range(2):
+    counted.pull(torch.arange(200_000))
+table.apply(torch.arange(2), torch.ones(2, 64), 1.0)
+assert len(counted) == 200_000 and not len(counted.candidates()[0])
+try:
+    for start in range(0, 10_000_000, 50_000):
+        table.pull(torch.arange(start, start + 50_000))
+except FullError as error:
+    print(len(table) >= 50_000, "start more servers" in str(error))
+print(table.pull(torch.tensor([1]))[0, :2].tolist())
+"""
+
+
+def test_a_limit_on_address_space_is_respected_and_told() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.split("\n")[:2] == ["True True", "[-1.0, -1.0]"], done.stderr

@@ -1,0 +1,46 @@
+"""Tables whose ids have no end, by real processes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.cluster import job
+from trainers.ps import read_values
+
+TABLES = ["ids.weight", "rare.weight", "far.weight"]
+
+
+def trained(folder: Path, servers: int, wire_dtype: str = "float32") -> dict[str, dict[int, torch.Tensor]]:
+    """The rows of every table by key."""
+    folder.mkdir()
+    with job(folder, trainers=2, servers=servers) as running:
+        command = ["-m", "tests.support.scripts.ps_unbounded", str(folder / "saved"), wire_dtype]
+        running.start_all(command)
+        running.expect_success()
+    saved = read_values(folder / "saved").sparse
+    return {name: dict(zip(saved[name].keys.tolist(), saved[name].values, strict=True)) for name in saved}
+
+
+def furthest(left: dict[int, torch.Tensor], right: dict[int, torch.Tensor]) -> float:
+    assert left.keys() == right.keys()
+    return max(float((left[key] - right[key]).abs().max()) for key in left)
+
+
+@pytest.mark.slow
+def test_rows_do_not_depend_on_the_number_of_servers(tmp_path: Path) -> None:
+    alone, three = trained(tmp_path / "1", 1), trained(tmp_path / "3", 3)
+    for name in TABLES:
+        assert furthest(alone[name], three[name]) < 1e-6
+    seen = {key * (step + 1) for step in range(3) for key in range(-6, 7)}
+    assert set(alone["ids.weight"]) == seen  # evaluation has made no rows; what has is in the table
+    assert set(alone["far.weight"]) == {key * 2**40 for key in seen}
+    assert set(alone["rare.weight"]) <= seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16"])
+def test_short_rows_on_the_wire_train_nearly_the_same(tmp_path: Path, wire_dtype: str) -> None:
+    exact, short = trained(tmp_path / "exact", 1), trained(tmp_path / "short", 1, wire_dtype)
+    difference = furthest(exact["ids.weight"], short["ids.weight"])
+    assert 0 < difference < 0.1

@@ -1,0 +1,107 @@
+"""A table seen from a trainer: which rows a batch gets that was prepared before its turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from trainers.ps.net.client import Client, Request
+from trainers.ps.net.wire import Field, Message, Part
+from trainers.ps.tables.rules import SGD
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.trainer.exchange import ask_now
+from trainers.ps.trainer.layout import SparseParameter
+from trainers.ps.trainer.remote import RemoteTable
+from trainers.ps.trainer.sparse_embedding import SparseEmbedding
+
+SPEC = TableSpec(kind=TableKind.SPARSE, name="t", size=1, rule=SGD())
+
+
+class OneServer:
+    """Answers pulls from a table in this process, when they are waited for."""
+
+    def __init__(self) -> None:
+        self.table = SparseTable(SPEC)
+        self.asked: list[list[int]] = []
+
+    def send(self, requests: Sequence[Request]) -> Sequence[Request]:
+        self.asked += [request.parts[0].data.tolist() for request in requests]
+        return requests
+
+    def wait(self, requests: Sequence[Request]) -> list[Message]:
+        rows = [self.table.pull(request.parts[0].data) for request in requests]
+        return [
+            Message(kind=request.kind, parts=(Part(0, Field.ROWS, each),))
+            for request, each in zip(requests, rows, strict=True)
+        ]
+
+
+def remote() -> tuple[OneServer, RemoteTable]:
+    server = OneServer()
+    module = SparseEmbedding(1)
+    sparse: Any = SparseParameter(
+        name="t", module=module, group={"lr": 1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
+    )
+    return server, RemoteTable(sparse, 1, cast(Client, server), row_dtype=torch.float32)
+
+
+def prepare(server: OneServer, table: RemoteTable, ids: torch.Tensor) -> None:
+    ask_now(cast(Client, server), 1, [(table, table.expect([ids]))], table.as_of)
+
+
+def test_a_prepared_batch_is_asked_for_once() -> None:
+    server, table = remote()
+    ids = torch.tensor([3, 5, 3])
+    prepare(server, table, ids)
+    table.as_of += 1
+    lookup, _ = table.look_up(ids, insert=True)
+    assert lookup.keys.tolist() == [3, 5]
+    assert server.asked == [[3, 5]]
+
+
+def test_ids_that_were_changed_in_place_are_looked_up_again() -> None:
+    server, table = remote()
+    ids = torch.tensor([3, 5, 3])
+    prepare(server, table, ids)
+    ids += 50
+    lookup, _ = table.look_up(ids, insert=True)
+    assert lookup.keys.tolist() == [53, 55]
+    assert server.asked[-1] == [53, 55]
+
+
+def test_a_batch_whose_turn_has_passed_gets_the_rows_of_now() -> None:
+    server, table = remote()
+    ids = torch.tensor([3])
+    prepare(server, table, ids)
+    table.as_of += 5
+    server.table.apply(torch.tensor([3]), torch.ones(1, 1), 1.0)
+    _, rows = table.look_up(ids, insert=True)
+    assert torch.equal(rows, server.table.pull(torch.tensor([3])))
+    assert len(server.asked) == 2
+
+
+def test_a_view_of_a_prepared_batch_is_that_batch_and_a_copy_is_not() -> None:
+    server, table = remote()
+    batch = torch.arange(6).reshape(2, 3)
+    prepare(server, table, batch[:, 1])
+    table.look_up(batch[:, 1], insert=True)
+    assert server.asked == [[1, 4]]
+    prepare(server, table, batch[:, 1])
+    table.look_up(batch[:, 1].clone(), insert=True)
+    assert len(server.asked) == 3
+
+
+def test_shows_follow_the_order_of_the_gradients_keys() -> None:
+    _, table = remote()
+    table.add_stats(torch.tensor([9, 4, 7]), torch.tensor([[1.0, 0.0], [2.0, 1.0], [5.0, 5.0]]))
+    table.add_gradient(torch.tensor([4, 9]), torch.ones(2, 1))
+    table.add_stats(torch.tensor([4]), torch.tensor([[1.0, 1.0]]))
+    merged = table.take_gradients()
+    assert merged is not None
+    assert merged.stats is not None
+    assert merged.keys.tolist() == [4, 9]
+    assert merged.stats.tolist() == [[3, 2], [1, 0]]
+    assert table.take_gradients() is None

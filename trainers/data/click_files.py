@@ -1,0 +1,138 @@
+"""Click logs as text: Criteo's tab-separated lines, and MultiSlot lines. Knows the two formats; leaves the
+rows to `clicks`.
+
+Whole columns are turned into text at a time: every field is a matrix of bytes, one row for each line, padded
+with zero bytes; side by side they are all lines at once, and taking the zero bytes out leaves the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from trainers.data.clicks import DENSE, MISSING, SLOTS, Clicks, scaled
+from trainers.data.slots import Slot
+
+ID_SLOTS = tuple(f"C{slot + 1}" for slot in range(SLOTS))
+CLICK_SLOTS = (
+    Slot("dense_input", "float32", DENSE),
+    *(Slot(name) for name in ID_SLOTS),
+    Slot("label", "float32"),
+)
+"""The slots of a MultiSlot line, in order: 13 floats, 26 slots of one id, one label."""
+
+Bytes = npt.NDArray[np.uint8]
+_ROWS_AT_ONCE = 8192  # about 8 MB of text
+
+
+def write_tsv(clicks: Clicks, paths: Sequence[Path]) -> None:
+    """Lines of Criteo's layout: label, 13 integers, 26 categories of 8 hexadecimal digits, nothing where a
+    value is missing. Rows go to `paths` in order, in equal parts.
+    """
+    _write(clicks, paths, _tsv_fields)
+
+
+def write_slots(clicks: Clicks, paths: Sequence[Path]) -> None:
+    """MultiSlot lines, `n v1 .. vn` for each of CLICK_SLOTS: 13 floats in [0, 1] in the shortest form that
+    reads back as the same float32, then `1 id` 26 times (id 0: missing), then `1 label`. Rows go to `paths`
+    in order, in equal parts.
+    """
+    _write(clicks, paths, _slot_fields)
+
+
+def _write(clicks: Clicks, paths: Sequence[Path], fields: Callable[[Clicks], Iterator[Bytes]]) -> None:
+    cuts = [len(clicks) * part // len(paths) for part in range(len(paths) + 1)]
+    for path, (first, last) in zip(paths, pairwise(cuts), strict=True):
+        with path.open("wb") as file:
+            for start in range(first, last, _ROWS_AT_ONCE):
+                lines = np.hstack(list(fields(_rows(clicks, start, min(start + _ROWS_AT_ONCE, last)))))
+                file.write(lines[lines != 0].tobytes())
+
+
+def _rows(clicks: Clicks, start: int, stop: int) -> Clicks:
+    return Clicks(
+        counts=clicks.counts[start:stop],
+        categories=clicks.categories[start:stop],
+        ids=clicks.ids[start:stop],
+        labels=clicks.labels[start:stop],
+        probability=clicks.probability[start:stop],
+    )
+
+
+def _tsv_fields(clicks: Clicks) -> Iterator[Bytes]:
+    rows = len(clicks)
+    yield _label(clicks)
+    for feature in range(DENSE):
+        yield _constant(b"\t", rows)
+        yield _distinct(clicks.counts[:, feature], lambda count: "" if count == MISSING else str(count))
+    for slot in range(SLOTS):
+        yield _constant(b"\t", rows)
+        yield _hexadecimal(clicks.categories[:, slot]) * (clicks.ids[:, slot, None] != 0)
+    yield _constant(b"\n", rows)
+
+
+def _slot_fields(clicks: Clicks) -> Iterator[Bytes]:
+    rows = len(clicks)
+    values = scaled(clicks.counts)
+    yield _constant(b"13", rows)
+    for feature in range(DENSE):
+        yield _constant(b" ", rows)
+        yield _distinct(values[:, feature], lambda value: str(value).removesuffix(".0"))
+    for slot in range(SLOTS):
+        yield _constant(b" 1 ", rows)
+        yield _decimal(clicks.ids[:, slot])
+    yield _constant(b" 1 ", rows)
+    yield _label(clicks)
+    yield _constant(b"\n", rows)
+
+
+def _constant(text: bytes, rows: int) -> Bytes:
+    return np.broadcast_to(np.frombuffer(text, np.uint8), (rows, len(text)))
+
+
+def _label(clicks: Clicks) -> Bytes:
+    return (clicks.labels[:, None] + ord("0")).astype(np.uint8)
+
+
+def _distinct(values: npt.NDArray[np.generic], text: Callable[[np.generic], str]) -> Bytes:
+    """Values of which many are equal: each is written once."""
+    different, place = np.unique(values, return_inverse=True)
+    texts = np.array([text(value) for value in different], dtype=np.bytes_)
+    return texts[place].view(np.uint8).reshape(len(values), -1)
+
+
+def _digits(base: int, figures: int) -> Bytes:
+    """(base ** figures, figures): the digits of every number of so many figures."""
+    numbers = np.arange(base**figures)[:, None] // base ** np.arange(figures - 1, -1, -1) % base
+    return np.frombuffer(b"0123456789abcdef", np.uint8)[numbers]
+
+
+_HEX = np.ascontiguousarray(_digits(16, 4)).view(np.uint32)[:, 0]
+_FULL = np.ascontiguousarray(_digits(10, 4)).view(np.uint32)[:, 0]
+_FIRST = (  # the same without the zeros in front
+    _digits(10, 4) * (np.arange(10_000)[:, None] >= 10 ** np.arange(3, -1, -1))
+).view(np.uint32)[:, 0]
+
+
+def _hexadecimal(words: npt.NDArray[np.uint32]) -> Bytes:
+    """(rows, 8): always 8 digits."""
+    halves = np.stack([words >> np.uint32(16), words & np.uint32(0xFFFF)], axis=1)
+    return _HEX[halves].view(np.uint8).reshape(len(words), 8)
+
+
+def _decimal(numbers: npt.NDArray[np.int64]) -> Bytes:
+    """(rows, 20) of numbers that are not negative: four digits at a time, from the last."""
+    pieces = np.zeros((len(numbers), 5), np.uint32)
+    left = numbers
+    for place in range(4, -1, -1):
+        higher = left // 10_000
+        four = left - higher * 10_000
+        pieces[:, place] = np.where(higher > 0, _FULL[four], _FIRST[four])
+        left = higher
+    text = pieces.view(np.uint8)
+    text[:, -1] |= np.where(numbers == 0, np.uint8(ord("0")), np.uint8(0))
+    return text

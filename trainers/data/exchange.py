@@ -1,0 +1,186 @@
+"""Examples from trainer to trainer: every one goes to a trainer chosen at random. Knows the process group and
+the bytes of columns; leaves why to the data set.
+
+A block of examples at a time: each trainer sorts its block by destination, all of them tell each other how
+much comes, and one all-to-all moves the bytes. What was sent is given back at once, so a trainer never holds
+much more than its examples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.data import columns_kernels as kernels
+from trainers.data.columns import Columns
+from trainers.data.images import DataError
+from trainers.data.slots import Kind, Layout
+from trainers.data.store import Store
+from trainers.errors import TrainerLostError, UsageError
+
+_BLOCK_BYTES = 16 << 20
+
+Bytes = NDArray[np.uint8]
+Int64s = NDArray[np.int64]
+
+
+class Work(Protocol):
+    def wait(self) -> object: ...
+
+
+class Peers(Protocol):
+    """What is used of a torch.distributed.ProcessGroup; its backend must take tensors of the CPU (Gloo)."""
+
+    def rank(self) -> int: ...
+
+    def size(self) -> int: ...
+
+    def alltoall_base(
+        self, taken: torch.Tensor, given: torch.Tensor, take: list[int], give: list[int], /
+    ) -> Work: ...
+
+
+def exchange(store: Store, layout: Layout, peers: Peers, seed: int, shuffle: int) -> Store:
+    """A new store with the examples that came to this trainer; the old one is empty of meaning then.
+
+    Destinations depend on `seed`, on the number of the shuffle, on the trainer's rank and on the example's
+    place. All trainers must call this. Raises UsageError when they differ in slots or seed, DataError
+    when the numbers of examples do not add up, TrainerLostError when one is gone.
+    """
+    sorter = _Exchange(layout, peers)
+    block = max(1, _BLOCK_BYTES * len(store) // max(store.columns().nbytes, 1))
+    rounds = -(-len(store) // block)
+    total, rounds = sorter.agree(seed, shuffle, len(store), rounds)
+    random = np.random.default_rng([seed, shuffle, peers.rank()])
+    result = Store(layout)
+    for number in range(rounds):
+        first, last = min(number * block, len(store)), min((number + 1) * block, len(store))
+        destinations = random.integers(0, peers.size(), last - first)
+        for piece in sorter.swap(store.columns().rows(first, last), destinations):
+            result.extend(piece)
+        store.forget(last)
+    after, _ = sorter.agree(seed, shuffle, len(result), rounds)
+    if after != total:
+        raise DataError(f"global_shuffle began with {total} examples and ended with {after}")
+    return result
+
+
+class _Exchange:
+    def __init__(self, layout: Layout, peers: Peers) -> None:
+        self._layout = layout
+        self._peers = peers
+
+    def agree(self, seed: int, shuffle: int, rows: int, rounds: int) -> tuple[int, int]:
+        """(examples of all trainers, most rounds of any), when all of them mean the same exchange."""
+        digest = hashlib.sha256(str(self._layout).encode()).digest()[:8]
+        mine = np.array([int.from_bytes(digest, "little", signed=True), seed, shuffle, rows, rounds])
+        table = _everyones(mine, self._peers)
+        for column, what in enumerate(("list of slots", "seed", "number of shuffles")):
+            other = np.flatnonzero(table[:, column] != mine[column])
+            if len(other):
+                raise UsageError(
+                    f"global_shuffle: trainer {other[0]} has another {what} than trainer "
+                    f"{self._peers.rank()}; every trainer must set up its data set in the same way"
+                )
+        return int(table[:, 3].sum()), int(table[:, 4].max())
+
+    def swap(self, block: Columns, destinations: Int64s) -> list[Columns]:
+        """Give each example to its destination; what came from every trainer, by rank."""
+        order = np.argsort(destinations, kind="stable")
+        ends = np.cumsum(np.bincount(destinations, minlength=self._peers.size()))
+        pieces = [take(block, rows) for rows in np.split(order, ends[:-1])]
+        sizes = np.array([[len(piece), *piece.values] for piece in pieces], dtype=np.int64)
+        even = [sizes[0].nbytes] * len(pieces)
+        coming = (
+            _alltoall(sizes.reshape(-1).view(np.uint8), even, even, self._peers).view(np.int64).reshape(-1, 3)
+        )
+        packed = [pack(piece) for piece in pieces]
+        wanted = [_offsets(self._layout, *size)[-1] for size in coming.tolist()]
+        got = _alltoall(np.concatenate(packed), [len(data) for data in packed], wanted, self._peers)
+        came = np.split(got, np.cumsum(wanted)[:-1])
+        return [unpack(self._layout, data, *size) for data, size in zip(came, coming.tolist(), strict=True)]
+
+
+def total_of(count: int, peers: Peers) -> int:
+    """The sum of every trainer's count. All trainers must call it."""
+    return int(_everyones(np.array([count], dtype=np.int64), peers).sum())
+
+
+def _everyones(mine: Int64s, peers: Peers) -> Int64s:
+    """What each trainer has here: (trainers, values)."""
+    even = [mine.nbytes] * peers.size()
+    every = _alltoall(np.tile(mine, len(even)).view(np.uint8), even, even, peers)
+    return every.view(np.int64).reshape(len(even), -1)
+
+
+def _alltoall(given: Bytes, give: list[int], take: list[int], peers: Peers) -> Bytes:
+    """The next give[r] bytes to trainer r, and take[r] bytes from it, by rank."""
+    taken = np.empty(sum(take), dtype=np.uint8)
+    try:
+        peers.alltoall_base(torch.from_numpy(taken), torch.from_numpy(given), take, give).wait()
+    except RuntimeError as problem:
+        raise TrainerLostError(
+            f"the data set's trainers cannot reach each other: {problem}. After a global_shuffle that failed "
+            "the examples must be loaded again"
+        ) from problem
+    return taken
+
+
+def take(columns: Columns, rows: Int64s) -> Columns:
+    """These examples (n,), in this order, as columns of their own."""
+    lengths = columns.starts[rows + 1] - columns.starts[rows]
+    bags, weights = (int(total) for total in lengths.sum(axis=0))
+    out = Columns.empty(columns.layout, len(rows), bags, weights)
+    kernels.take_rows(columns.dense, rows, out.dense)
+    kernels.take_rows(columns.ids, rows, out.ids)
+    kernels.take_rows(columns.counts, rows, out.counts)
+    np.cumsum(lengths, axis=0, out=out.starts[1:])
+    kernels.take_values(columns.bags, columns.starts, 0, rows, out.bags)
+    kernels.take_values(columns.weights, columns.starts, 1, rows, out.weights)
+    return out
+
+
+def pack(columns: Columns) -> Bytes:
+    """The bytes of columns that begin at value 0."""
+    bags, weights = columns.values
+    arrays: tuple[NDArray[Any], ...] = (
+        columns.starts,
+        columns.ids,
+        columns.bags[:bags],
+        columns.counts,
+        columns.dense,
+        columns.weights[:weights],
+    )
+    offsets = _offsets(columns.layout, len(columns), bags, weights)
+    out = np.zeros(offsets[-1], dtype=np.uint8)
+    for offset, array in zip(offsets, arrays, strict=False):
+        out[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+    return out
+
+
+def unpack(layout: Layout, data: Bytes, rows: int, bags: int, weights: int) -> Columns:
+    """What `pack` packed, without a copy."""
+    starts, ids, bag, count, dense, weight, _ = _offsets(layout, rows, bags, weights)
+    widths = layout.widths
+    return Columns(
+        layout,
+        data[dense:weight].view(np.float32)[: rows * widths[Kind.DENSE]].reshape(rows, widths[Kind.DENSE]),
+        data[ids:bag].view(np.int64).reshape(rows, widths[Kind.IDS]),
+        data[count:dense].view(np.int32).reshape(rows, layout.varying),
+        data[starts:ids].view(np.int64).reshape(rows + 1, 2),
+        data[bag:count].view(np.int64),
+        data[weight : weight + 4 * weights].view(np.float32),
+    )
+
+
+def _offsets(layout: Layout, rows: int, bags: int, weights: int) -> list[int]:
+    """Where starts, ids, bags, counts, dense and weights begin, and the end of it all, a multiple of 8."""
+    widths = layout.widths
+    eights = [2 * (rows + 1), rows * widths[Kind.IDS], bags]
+    fours = [rows * layout.varying, rows * widths[Kind.DENSE], weights]
+    ends = np.cumsum([0, *(8 * n for n in eights), *(4 * n for n in fours)]).tolist()
+    return [*ends[:-1], -(-ends[-1] // 8) * 8]

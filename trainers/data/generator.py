@@ -1,0 +1,142 @@
+"""Readers: what a pipe command in Python is made of. A subclass says what one line of a raw file means; this
+writes it as MultiSlot text. Knows the text; imports nothing slow, since a reader is started once for every
+file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+Sample = Sequence[tuple[str, Sequence[Any]]]
+"""One example: (slot, values) in the order of the slots."""
+
+_OUT_BYTES = 1 << 18
+_IN_BYTES = 1 << 20
+
+
+class MultiSlotDataGenerator:
+    """The base of a reader.
+
+        class Reader(MultiSlotDataGenerator):
+            def generate_sample(self, line):
+                def samples():
+                    label, *words = line.split()
+                    yield [("words", [int(word) for word in words]), ("label", [int(label)])]
+                return samples
+
+        Reader().run_from_stdin()
+
+    and `pipe_command="python reader.py"`. Every example has the same slots in the same order; a slot of
+    fixed length has as many values each time.
+    """
+
+    def __init__(self) -> None:
+        self.line_number = 0
+        self._batch_size = 32
+        self._names: tuple[str, ...] = ()
+
+    def generate_sample(self, line: str | None) -> Callable[[], Iterable[Sample | None]]:
+        """What a line means: a function that yields its examples, None for none. The line ends as in the
+        file; it is None in `run_from_memory`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define generate_sample(line)")
+
+    def generate_batch(self, samples: list[Sample]) -> Callable[[], Iterable[Sample]]:
+        """Look at `set_batch` examples at once, for instance to pad them; a function that yields them."""
+        return lambda: samples
+
+    def set_batch(self, batch_size: int) -> None:
+        """How many examples `generate_batch` sees at once."""
+        if batch_size < 1:
+            raise ValueError(f"set_batch({batch_size}): a batch has at least 1 example")
+        self._batch_size = batch_size
+
+    def run_from_stdin(self) -> None:
+        """Read lines from standard input and write their examples to standard output, until either ends."""
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have enough: no traceback then
+        lines = os.fdopen(
+            0,
+            "r",
+            buffering=_IN_BYTES,
+            encoding="utf-8",
+            errors="surrogateescape",
+            newline="\n",
+            closefd=False,
+        )
+        self._run(lines)
+
+    def run_from_memory(self) -> None:
+        """Write the examples of `generate_sample(None)` to standard output."""
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        self._run([None])
+
+    def text_of(self, sample: Sample) -> str:
+        """One line, without its end: `n v1 .. vn` for each slot. Raises ValueError for a sample that differs
+        from the first one.
+        """
+        names = tuple([name for name, _ in sample])
+        if names != self._names:
+            self._check(names)
+        words: list[str] = []
+        for _, values in sample:
+            words.append(str(len(values)))
+            words += map(str, values)
+        return " ".join(words)
+
+    def _check(self, names: tuple[str, ...]) -> None:
+        if self._names or not names:
+            raise ValueError(f"a sample has slots {list(names)}; the first one had {list(self._names)}")
+        self._names = names
+
+    def _run(self, lines: Iterable[str | None]) -> None:
+        text: list[str] = []
+        size = 0
+        with _NamedLine(self):
+            for sample in self._samples(lines):
+                text.append(self.text_of(sample))
+                size += len(text[-1])
+                if size > _OUT_BYTES:
+                    _write(text)
+                    text, size = [], 0
+        _write(text)
+        sys.stdout.buffer.flush()
+
+    def _samples(self, lines: Iterable[str | None]) -> Iterator[Sample]:
+        batched = type(self).generate_batch is not MultiSlotDataGenerator.generate_batch
+        waiting: list[Sample] = []
+        for self.line_number, line in enumerate(lines, start=1):
+            for sample in self.generate_sample(line)():
+                if sample is None:
+                    continue
+                if not batched:
+                    yield sample
+                    continue
+                waiting.append(sample)
+                if len(waiting) == self._batch_size:
+                    yield from self.generate_batch(waiting)()
+                    waiting = []
+        if waiting:
+            yield from self.generate_batch(waiting)()
+
+
+class _NamedLine:
+    """An error inside names the line of the input at which it came."""
+
+    def __init__(self, generator: MultiSlotDataGenerator) -> None:
+        self._generator = generator
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            error.add_note(f"at line {self._generator.line_number} of the input")
+
+
+def _write(text: list[str]) -> None:
+    if text:
+        sys.stdout.buffer.write(("\n".join(text) + "\n").encode())

@@ -1,0 +1,143 @@
+"""The loop over a data set: a step for every batch, and a line every so often, as Paddle prints it. Knows
+batches and what is told of them; leaves the training to the step.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from trainers.data.batch import Batch
+from trainers.errors import UsageError
+
+Number = torch.Tensor | float
+Step = Callable[[Batch], Mapping[str, Number] | Number | None]
+"""A whole training step: what it gives back can be printed. A tensor or a number alone is the loss."""
+
+_LOSS = "loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a loop did. `fetches`: the last batch's values by name; `skipped_lines`: broken lines of the data
+    set that were passed over.
+    """
+
+    batches: int
+    examples: int
+    seconds: float
+    skipped_lines: int
+    fetches: Mapping[str, Number] = field(default_factory=dict)
+
+
+def train_from_dataset(
+    step: Step,
+    dataset: Iterable[Batch],
+    *,
+    fetch_list: Sequence[str] = (),
+    fetch_info: Sequence[str] = (),
+    print_period: int = 100,
+    prefetch: Callable[[Batch], object] | None = None,
+) -> Result:
+    """One pass over the data set, `step(batch)` for each batch.
+
+    Every `print_period` batches it prints the values of `fetch_list` (names in what the step gives back)
+    under the names of `fetch_info` (by default the same), with the number of values each has:
+
+        time: [2022-05-18 11:27:27], batch: [100], loss[1]:[0.666739]
+
+    `prefetch(batch)` is called with the next batch before the step of the current one, to begin what can be
+    begun early. Raises UsageError for names that the step does not give.
+    """
+    told = _Told(fetch_list, fetch_info, print_period)
+    batches = examples = 0
+    given: Mapping[str, Number] = {}
+    began = time.monotonic()
+    for batch in _ahead(iter(dataset), prefetch):
+        given = _by_name(step(batch))
+        batches += 1
+        examples += len(batch)
+        told.after(batches, given)
+    skipped = int(getattr(dataset, "skipped_lines", 0))
+    fetches = {
+        name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in given.items()
+    }
+    return Result(batches, examples, time.monotonic() - began, skipped, fetches)
+
+
+def infer_from_dataset(
+    step: Step,
+    dataset: Iterable[Batch],
+    *,
+    fetch_list: Sequence[str] = (),
+    fetch_info: Sequence[str] = (),
+    print_period: int = 100,
+    prefetch: Callable[[Batch], object] | None = None,
+) -> Result:
+    """The same without gradients. The mode of the model (`model.eval()`) is left to the caller."""
+    with torch.no_grad():
+        return train_from_dataset(
+            step,
+            dataset,
+            fetch_list=fetch_list,
+            fetch_info=fetch_info,
+            print_period=print_period,
+            prefetch=prefetch,
+        )
+
+
+def _ahead(batches: Iterator[Batch], prefetch: Callable[[Batch], object] | None) -> Iterator[Batch]:
+    """The batches; with a hook one is read ahead, and the hook sees it before the current one is given."""
+    if prefetch is None:
+        yield from batches
+        return
+    current = next(batches, None)
+    while current is not None:
+        following = next(batches, None)
+        if following is not None:
+            prefetch(following)
+        yield current
+        current = following
+
+
+def _by_name(given: Mapping[str, Number] | Number | None) -> Mapping[str, Number]:
+    if given is None:
+        return {}
+    return given if isinstance(given, Mapping) else {_LOSS: given}
+
+
+class _Told:
+    """What is printed, and when."""
+
+    def __init__(self, names: Sequence[str], labels: Sequence[str], period: int) -> None:
+        if period < 1:
+            raise UsageError(f"print_period is {period}; it must be at least 1")
+        if isinstance(names, str) or isinstance(labels, str):
+            raise UsageError(f"fetch_list and fetch_info are lists of names, not {names!r} and {labels!r}")
+        if labels and len(labels) != len(names):
+            raise UsageError(
+                f"fetch_info has {len(labels)} names and fetch_list {len(names)}; they belong together"
+            )
+        self._labels = dict(zip(names, labels or names, strict=True))
+        self._period = period
+
+    def after(self, batches: int, given: Mapping[str, Number]) -> None:
+        if not self._labels or batches % self._period:
+            return
+        missing = [name for name in self._labels if name not in given]
+        if missing:
+            raise UsageError(f"fetch_list has {missing[0]!r}; the step gave {', '.join(given) or 'nothing'}")
+        values = "".join(f", {label}{_shown(given[name])}" for name, label in self._labels.items())
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        sys.stdout.write(f"time: [{stamp}], batch: [{batches}]{values}\n")
+        sys.stdout.flush()
+
+
+def _shown(value: Number) -> str:
+    """`[count]:[v1,v2]`."""
+    flat = torch.as_tensor(value).detach().reshape(-1).tolist()
+    return f"[{len(flat)}]:[{','.join(f'{number:.6g}' for number in flat)}]"

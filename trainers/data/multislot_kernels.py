@@ -1,0 +1,253 @@
+"""The kernel of the MultiSlot text. It knows arrays only and runs without the GIL; `multislot` gives it its
+meaning.
+
+It takes whole lines. Where a line is broken, or a float is so close to the middle of two float32
+values that double arithmetic cannot decide, it stops in front of that line and leaves it to `lines`, which is
+slow and exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainers.ps.kernels.compiled import compiled
+
+Int64s = NDArray[np.int64]
+
+# What `parse` returns.
+DONE = 0  # every line is read
+ROWS_FULL = 1  # no row is left
+VALUES_FULL = 2  # no room is left for the values of slots of any length
+LINE = 3  # the next line is not for this kernel
+
+# Places in `marks`, which says how far everything has come.
+AT, ROWS, BAGS, WEIGHTS = 0, 1, 2, 3
+
+_TAB, _NEWLINE, _RETURN, _SPACE = 9, 10, 13, 32
+_PLUS, _MINUS, _DOT, _ZERO = 43, 45, 46, 48
+_DIGITS = 19  # so many decimal digits always fit into 64 bits
+_TENTH = np.uint64((2**64 - 1) // 10)  # 2^64 - 1 ends in 5
+_POWERS = np.array([float(f"1e{e}") for e in range(61)])
+_SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
+_LARGEST = float(np.finfo(np.float32).max)
+# A float32 keeps 24 of a double's 53 bits; where the 29 others are 1 << 28 is the middle of two of them.
+_LOST_BITS, _MIDDLE, _DOUBT = (1 << 29) - 1, 1 << 28, 8
+
+
+@compiled
+def _whole(text: NDArray[np.uint8], at: int) -> tuple[Any, int, Any]:
+    """(value wrapped to 64 bits, where it ended, whether that was a whole number within 64 bits)."""
+    negative = text[at] == _MINUS
+    if negative or text[at] == _PLUS:
+        at += 1
+    value = np.uint64(0)
+    start = at
+    digit = np.uint64(text[at]) - np.uint64(_ZERO)
+    while digit < np.uint64(10):
+        if at - start >= _DIGITS and (value > _TENTH or (value == _TENTH and digit > np.uint64(5))):
+            return 0, at, False
+        value = value * np.uint64(10) + digit
+        at += 1
+        digit = np.uint64(text[at]) - np.uint64(_ZERO)
+    if negative:
+        return -np.int64(value), at, at > start and value <= np.uint64(1 << 63)
+    return np.int64(value), at, at > start
+
+
+@compiled
+def _mantissa(text: NDArray[np.uint8], at: int) -> tuple[Any, int, int, int]:
+    """(first digits as a whole number, power of ten, where it ended, digits seen) of `12.34`."""
+    value = np.uint64(0)
+    power = 0
+    seen = 0
+    kept = 0
+    fraction = False
+    while True:
+        byte = text[at]
+        if byte == _DOT and not fraction:
+            fraction = True
+            at += 1
+            continue
+        digit = np.uint64(byte) - np.uint64(_ZERO)
+        if digit > np.uint64(9):
+            return value, power, at, seen
+        seen += 1
+        if kept < _DIGITS:
+            value = value * np.uint64(10) + digit
+            kept += 1 if value != np.uint64(0) else 0
+            power -= 1 if fraction else 0
+        else:
+            power += 0 if fraction else 1
+        at += 1
+
+
+@compiled
+def _exponent(text: NDArray[np.uint8], at: int) -> tuple[int, int, bool]:
+    """(exponent, where it ended, whether it is one) of what may follow a mantissa: nothing, or `e-5`."""
+    if text[at] != 69 and text[at] != 101:
+        return 0, at, True
+    at += 1
+    negative = text[at] == _MINUS
+    if negative or text[at] == _PLUS:
+        at += 1
+    start = at
+    value = 0
+    while _ZERO <= text[at] <= _ZERO + 9:
+        value = min(value * 10 + text[at] - _ZERO, 100_000)
+        at += 1
+    return -value if negative else value, at, at > start
+
+
+@compiled
+def _float(text: NDArray[np.uint8], at: int) -> tuple[float, int, bool]:
+    """(value, where it ended, whether that is the float32 nearest to the text, for certain)."""
+    negative = text[at] == _MINUS
+    if negative or text[at] == _PLUS:
+        at += 1
+    whole, power, at, seen = _mantissa(text, at)
+    exponent, at, good = _exponent(text, at)
+    power += exponent
+    value = np.float64(whole)
+    if not good or seen == 0 or power > 60 or power < -60:
+        return 0.0, at, good and seen > 0 and whole == 0
+    if power < 0:
+        value /= _POWERS[-power]
+    elif power > 0:
+        value *= _POWERS[power]
+    if value != 0.0 and not (_SMALLEST_NORMAL <= value <= _LARGEST):
+        return 0.0, at, False
+    if power != 0 or whole > np.uint64(1 << 53):  # the double itself is rounded; each step by half a unit
+        lost = np.int64(np.float64(value).view(np.int64)) & _LOST_BITS
+        if _MIDDLE - _DOUBT <= lost <= _MIDDLE + _DOUBT:
+            return 0.0, at, False
+    return -value if negative else value, at, True
+
+
+@compiled
+def _skip(text: NDArray[np.uint8], at: int) -> int:
+    while text[at] == _SPACE or text[at] == _TAB:
+        at += 1
+    return at
+
+
+@compiled
+def _line_end(text: NDArray[np.uint8], at: int) -> int:
+    """Where the next line begins when nothing but blanks is left of this one, else -1."""
+    at = _skip(text, at)
+    if text[at] == _RETURN:
+        at += 1
+    return at + 1 if text[at] == _NEWLINE else -1
+
+
+@compiled
+def _floats(text: NDArray[np.uint8], at: int, out: NDArray[np.float32]) -> int:
+    """Read len(out) floats; where the last ended, or -1."""
+    for i in range(len(out)):
+        begin = _skip(text, at)
+        value, end, good = _float(text, begin)
+        if not good or begin == at or text[end] > _SPACE:
+            return -1
+        out[i] = value
+        at = end
+    return at
+
+
+@compiled
+def _wholes(text: NDArray[np.uint8], at: int, out: Int64s) -> int:
+    """Read len(out) whole numbers; where the last ended, or -1."""
+    for i in range(len(out)):
+        begin = _skip(text, at)
+        value, end, good = _whole(text, begin)
+        if not good or begin == at or text[end] > _SPACE:
+            return -1
+        out[i] = value
+        at = end
+    return at
+
+
+@compiled
+def _row(
+    text: NDArray[np.uint8],
+    at: int,
+    kinds: Int64s,
+    lengths: Int64s,
+    dense: NDArray[np.float32],
+    ids: Int64s,
+    counts: NDArray[np.int32],
+    bags: Int64s,
+    weights: NDArray[np.float32],
+) -> tuple[int, int, int]:
+    """One line into one row: (its end or -1 broken or -2 no room, ids taken, floats taken)."""
+    floats_at = ids_at = counts_at = bags_at = weights_at = 0
+    for slot in range(len(kinds)):
+        count, end, good = _whole(text, _skip(text, at))
+        if not good or text[end] > _SPACE or count < 0 or (lengths[slot] >= 0 and count != lengths[slot]):
+            return -1, 0, 0
+        if kinds[slot] == 0:
+            at = _floats(text, end, dense[floats_at : floats_at + count])
+            floats_at += count
+        elif kinds[slot] == 1:
+            at = _wholes(text, end, ids[ids_at : ids_at + count])
+            ids_at += count
+        else:
+            room = len(bags) - bags_at if kinds[slot] == 2 else len(weights) - weights_at
+            if count > len(text) - end:
+                return -1, 0, 0
+            if count > room:
+                return -2, 0, 0
+            if kinds[slot] == 2:
+                at = _wholes(text, end, bags[bags_at : bags_at + count])
+                bags_at += count
+            else:
+                at = _floats(text, end, weights[weights_at : weights_at + count])
+                weights_at += count
+            counts[counts_at] = count
+            counts_at += 1
+        if at < 0:
+            return -1, 0, 0
+    return at, bags_at, weights_at
+
+
+@compiled
+def parse(
+    text: NDArray[np.uint8],
+    stop: int,
+    kinds: Int64s,
+    lengths: Int64s,
+    dense: NDArray[np.float32],
+    ids: Int64s,
+    counts: NDArray[np.int32],
+    starts: Int64s,
+    bags: Int64s,
+    weights: NDArray[np.float32],
+    marks: Int64s,
+) -> int:
+    """Whole lines of text[marks[AT] : stop], whose last byte is a newline, into rows from marks[ROWS] on.
+
+    dense (rows, D), ids (rows, I), counts (rows, C) of the slots of any length, starts (rows + 1, 2) their
+    first value in bags and weights. Returns DONE, ROWS_FULL, VALUES_FULL or LINE; `marks` then stands at the
+    first line that is not read.
+    """
+    while marks[AT] < stop:
+        row = marks[ROWS]
+        if row >= len(dense):
+            return ROWS_FULL
+        at, more_bags, more_weights = _row(
+            text, marks[AT], kinds, lengths, dense[row], ids[row], counts[row],
+            bags[marks[BAGS] :], weights[marks[WEIGHTS] :],
+        )  # fmt: skip
+        if at == -2:
+            return VALUES_FULL
+        at = -1 if at < 0 else _line_end(text, at)
+        if at < 0:
+            return LINE
+        marks[AT] = at
+        marks[ROWS] += 1
+        marks[BAGS] += more_bags
+        marks[WEIGHTS] += more_weights
+        starts[row + 1, 0] = marks[BAGS]
+        starts[row + 1, 1] = marks[WEIGHTS]
+    return DONE

@@ -1,0 +1,182 @@
+"""Settings of parameter-server mode, checked when they are made. Knows names, types and ranges; leaves what
+they do to `server` and `trainer`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
+
+from trainers.errors import NotSupportedError, UsageError
+
+SPLIT_METHODS = ("RoundRobin", "HashName")
+WIRE_DTYPES = ("float32", "float16", "bfloat16")
+NONFINITE = ("refuse", "skip")
+DURABILITIES = ("none", "snapshot", "log")
+MOST_UNDERWAY = 1024
+"""Pushes of one trainer; a server remembers the last 4096 that counted, to know late repetitions."""
+LOG_FSYNCS = ("no", "everysec", "always")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PsConfigs:
+    """The keys of `strategy.ps_configs`. Times are seconds.
+
+    `split_method`: which server gets a dense block. `slice_var_up`: dense parameters over 8192 elements are
+    sliced. `request_timeout_s`: a server that says nothing for so long is an error. `trainer_timeout_s`: a
+    trainer whose connection is gone for so long is lost. `join_timeout_s`: how long to wait for processes
+    that have not shown up yet.
+
+    `wire_dtype`: how rows and their gradients travel; tables are float32 always. `nonfinite`: a push with NaN
+    or infinite gradients is refused, or those rows and blocks are skipped.
+
+    `durability`: what a server that was killed still has when it is back: nothing, the last snapshot, or
+    every push that was acknowledged ("log"). A snapshot is taken every `snapshot_interval_s`. `log_fsync`:
+    when the log reaches the disk itself, which matters when the machine dies, not the process.
+    `durability_dir`: where; by default a folder for this job in the log directory.
+    """
+
+    split_method: str = "RoundRobin"
+    slice_var_up: bool = True
+    request_timeout_s: float = 60.0
+    trainer_timeout_s: float = 10.0
+    join_timeout_s: float = 600.0
+    wire_dtype: str = "float32"
+    nonfinite: str = "refuse"
+    durability: str = "none"
+    snapshot_interval_s: float = 300.0
+    log_fsync: str = "everysec"
+    durability_dir: str = ""
+
+    def __post_init__(self) -> None:
+        _one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
+        _one_of("ps_configs wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        _one_of("ps_configs nonfinite", self.nonfinite, NONFINITE)
+        _one_of("ps_configs durability", self.durability, DURABILITIES)
+        _one_of("ps_configs log_fsync", self.log_fsync, LOG_FSYNCS)
+        flag("ps_configs slice_var_up", self.slice_var_up)
+        for name in ("request_timeout_s", "trainer_timeout_s", "join_timeout_s", "snapshot_interval_s"):
+            positive(f"ps_configs {name}", getattr(self, name))
+        if not isinstance(self.durability_dir, str):
+            raise UsageError(f"ps_configs durability_dir is {self.durability_dir!r}; it must be a path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncConfigs:
+    """The keys of `strategy.a_sync_configs`, as Paddle names them where it has them.
+
+    `k_steps`: above 0, geo training: that many local steps between exchanges. `max_merge_var_num`: gradients
+    of so many steps are merged into one push (summed for plain SGD, averaged otherwise). `send_queue_size`:
+    pushes that may be underway before a step waits: so many steps dense values may be old.
+    `independent_recv_thread`: dense values are asked for all the time instead of with every push.
+    `min_send_grad_num_before_recv`: ask for them with every n-th push only. `max_staleness`: nobody reads
+    while a trainer is more than that many steps behind; None: no bound. `overlap`: pushes and prefetches go
+    on while the next step computes; without, every step waits for its own.
+    """
+
+    k_steps: int = 0
+    max_merge_var_num: int = 1
+    send_queue_size: int = 2
+    independent_recv_thread: bool = False
+    min_send_grad_num_before_recv: int = 1
+    max_staleness: int | None = None
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        whole("a_sync_configs k_steps", self.k_steps, 0)
+        for name in ("max_merge_var_num", "send_queue_size", "min_send_grad_num_before_recv"):
+            whole(f"a_sync_configs {name}", getattr(self, name), 1)
+        if self.send_queue_size > MOST_UNDERWAY:
+            raise UsageError(
+                f"a_sync_configs send_queue_size is {self.send_queue_size}; it must be at most "
+                f"{MOST_UNDERWAY}"
+            )
+        if self.max_staleness is not None:
+            whole("a_sync_configs max_staleness", self.max_staleness, 0)
+            if self.max_staleness < self.max_merge_var_num - 1:
+                raise UsageError(
+                    f"a_sync_configs max_staleness is {self.max_staleness} and max_merge_var_num "
+                    f"{self.max_merge_var_num}: trainers would wait for pushes that are still being merged; "
+                    f"max_staleness must be at least {self.max_merge_var_num - 1}"
+                )
+        flag("a_sync_configs independent_recv_thread", self.independent_recv_thread)
+        flag("a_sync_configs overlap", self.overlap)
+
+
+_ALIASES = {"independent_recv": "independent_recv_thread"}
+_PADDLES = {
+    "thread_pool_size": "libzmq's own thread sends",
+    "send_wait_times": "a push goes out when max_merge_var_num steps are merged",
+    "runtime_split_send_recv": "servers know nothing of programs that could be split",
+    "launch_barrier": "trainers always wait for their servers",
+    "heter_worker_device_guard": "a model's own devices decide",
+    "lr_decay_steps": "learning rates travel with every push; use a torch scheduler",
+    "use_ps_gpu": "tables are in host memory",
+    "use_gpu_graph": "tables are in host memory",
+}
+
+
+def a_sync_configs(name: str, value: Any) -> Mapping[str, Any]:
+    """The mapping, read-only and checked; raises UsageError or NotSupportedError."""
+    if isinstance(value, Mapping):
+        for key in value.keys() & _PADDLES.keys():
+            raise NotSupportedError(
+                f"strategy.{name} {key} has no meaning here ({_PADDLES[key]}); leave it out"
+            )
+        value = {_ALIASES.get(key, key): each for key, each in value.items()}
+    configs = keys(name, value, [field.name for field in fields(AsyncConfigs)])
+    AsyncConfigs(**configs)
+    return configs
+
+
+def ps_configs(name: str, value: Any) -> Mapping[str, Any]:
+    """The mapping, read-only and checked; raises UsageError."""
+    configs = keys(name, value, [field.name for field in fields(PsConfigs)])
+    PsConfigs(**configs)
+    return configs
+
+
+def keys(name: str, value: Any, known: Iterable[str]) -> Mapping[str, Any]:
+    """A read-only copy of a dict with no other keys than these: a later change would escape the checks."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"strategy.{name} is {value!r}; it must be a dict")
+    for key in value:
+        if key not in known:
+            raise UsageError(f"strategy.{name} has no key {key!r}{nearest(str(key), known)}")
+    return MappingProxyType(dict(value))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is unknown."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False and nothing else."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r}; it must be True or False")
+    return value
+
+
+def positive(name: str, value: Any) -> float:
+    """A number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise UsageError(f"{name} is {value!r}; it must be a number above 0")
+    return float(value)
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """A whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    return value
+
+
+def _one_of(name: str, value: Any, known: Iterable[str]) -> None:
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(known)}")

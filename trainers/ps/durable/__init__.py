@@ -1,0 +1,1 @@
+"""What outlives a server process: a journal of what it acknowledged, and snapshots to shorten it."""

@@ -1,0 +1,151 @@
+"""Index: from int64 keys to slots, by hash. Knows keys and slots; where the rows are is told by `records`.
+
+Segments of 4096 entries of 64 bits: a tag of 32 bits (12 of the hash: the place in the segment where the
+search begins; 20 more: which segment) and slot + 1; 0 is empty. Linear probing inside a segment. A full
+segment (80 %) is split in two by the next bit of its hashes, without a look at the keys; a directory of the
+leading bits leads to the segments (extendible hashing: Fagin, Nievergelt, Pippenger, Strong 1979). So growth
+moves 3,277 entries at a time, whatever the size.
+
+The hash is spread unevenly over the segments, twice as densely at one end as at the other (as in spiral
+storage, Martin 1979). Else all segments would be full at the same time, and one request would have to split
+very many.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainers.ps.kernels.compiled import Keys, Scalar, Words, compiled
+from trainers.ps.kernels.mixing import keyed_hash
+
+SEGMENT = 4096
+FULL = 3277
+DEEPEST = 20
+BLOCK = 32
+
+DEPTH, SEGMENTS = 0, 1
+ENOUGH, NEEDS_DIRECTORY, NEEDS_SEGMENTS = 0, 1, 2
+
+_SLOT = np.uint64(0xFFFFFFFF)
+_HOME = np.uint64(SEGMENT - 1)
+_WHICH = np.uint64((1 << DEEPEST) - 1)
+_THIRD, _TWO_THIRDS = np.uint64(1431655765), np.uint64(2863311530)
+
+
+class Index(NamedTuple):
+    """The arrays of an index."""
+
+    entries: NDArray[np.uint64]  # segment after segment; room for more
+    directory: NDArray[np.uint32]  # 2**depth: leading bits -> segment
+    fill: NDArray[np.int32]  # entries of each segment
+    depths: NDArray[np.int32]  # how many leading bits all entries of a segment share
+    numbers: NDArray[np.int64]  # depth of the directory, segments in use
+    secret: NDArray[np.uint64]
+
+
+@compiled
+def where(index: Index, key: Scalar) -> tuple[Scalar, Scalar]:
+    """(first entry of the segment, tag) of a key."""
+    mixed = keyed_hash(key, index.secret[0], index.secret[1])
+    even = mixed >> np.uint64(32)
+    # u -> u(2 + u)/3 on [0, 1): the density of the result falls from 3/2 to 3/4.
+    spread = even * _TWO_THIRDS + ((even * even) >> np.uint64(32)) * _THIRD
+    leading = (spread >> np.uint64(1)) >> np.uint64(63 - index.numbers[DEPTH])
+    segment = np.int64(index.directory[np.int64(leading)])
+    return segment * SEGMENT, ((mixed & _HOME) << np.uint64(DEEPEST)) | (spread >> np.uint64(64 - DEEPEST))
+
+
+@compiled
+def probe(entries: Words, base: Scalar, tag: Scalar, place: Scalar) -> Scalar:
+    """The next place from `place` on with this tag, or an empty one."""
+    while True:
+        entry = entries[base + place]
+        if entry == np.uint64(0) or entry >> np.uint64(32) == tag:
+            return place
+        place = (place + 1) & (SEGMENT - 1)
+
+
+@compiled
+def slot_at(entries: Words, position: Scalar) -> Scalar:
+    """The slot of an entry; -1 for an empty one."""
+    return np.int64(entries[position] & _SLOT) - 1
+
+
+@compiled
+def search(
+    entries: Words, records: Keys, stride: Scalar, key: Scalar, base: Scalar, tag: Scalar, place: Scalar
+) -> Scalar:
+    """The position of the key's entry, or of the empty entry where it belongs. `records`: the key of slot s
+    is records[s * stride].
+    """
+    while True:
+        place = probe(entries, base, tag, place)
+        slot = slot_at(entries, base + place)
+        if slot < 0 or records[slot * stride] == key:
+            return base + place
+        place = (place + 1) & (SEGMENT - 1)
+
+
+@compiled
+def home(tag: Scalar) -> Scalar:
+    """Where in its segment the search for a tag begins."""
+    return np.int64(tag >> np.uint64(DEEPEST))
+
+
+@compiled
+def split(index: Index, segment: Scalar) -> int:
+    """Move the half of a segment whose next bit is 1 into a new segment. Returns ENOUGH, or what is missing
+    for that (and has done nothing).
+    """
+    entries, fill, depths, numbers = index.entries, index.fill, index.depths, index.numbers
+    depth = np.int64(depths[segment])
+    if depth == numbers[DEPTH]:
+        return NEEDS_DIRECTORY
+    new = numbers[SEGMENTS]
+    if new == len(fill) or (new + 1) * SEGMENT > len(entries):
+        return NEEDS_SEGMENTS
+    old = np.empty(SEGMENT, np.uint64)
+    for place in range(SEGMENT):  # numba compiles loops many times faster than assignments of slices
+        old[place] = entries[segment * SEGMENT + place]
+        entries[segment * SEGMENT + place] = np.uint64(0)
+    fill[segment] = 0
+    which = np.uint64(0)
+    for entry in old:
+        if entry != np.uint64(0):
+            tag = entry >> np.uint64(32)
+            which = tag & _WHICH
+            target = new if (which >> np.uint64(DEEPEST - 1 - depth)) & np.uint64(1) else segment
+            place = home(tag)
+            while entries[target * SEGMENT + place] != np.uint64(0):
+                place = (place + 1) & (SEGMENT - 1)
+            entries[target * SEGMENT + place] = entry
+            fill[target] += 1
+    depths[segment] = depths[new] = depth + 1
+    numbers[SEGMENTS] = new + 1
+    span = 1 << (numbers[DEPTH] - depth)  # of the directory, that led to the old segment
+    first = np.int64(which >> np.uint64(DEEPEST - depth)) * span
+    for place in range(first + span // 2, first + span):
+        index.directory[place] = np.uint32(new)
+    return ENOUGH
+
+
+@compiled
+def remove_entry(index: Index, position: Scalar) -> None:
+    """Empty an entry, and move those behind it that had to give way to it."""
+    entries = index.entries
+    base = position // SEGMENT * SEGMENT
+    hole = place = position - base
+    while True:
+        place = (place + 1) & (SEGMENT - 1)
+        entry = entries[base + place]
+        if entry == np.uint64(0):
+            break
+        begin = home(entry >> np.uint64(32))
+        if (place - begin) & (SEGMENT - 1) >= (place - hole) & (SEGMENT - 1):
+            entries[base + hole] = entry
+            hole = place
+    entries[base + hole] = np.uint64(0)
+    index.fill[base // SEGMENT] -= 1

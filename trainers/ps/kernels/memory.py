@@ -1,0 +1,70 @@
+"""Memory: what the processor does beside a loop's arithmetic, as functions to be inlined into kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+
+def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type, _ = signature.args
+        view = context.make_array(array_type)(context, builder, value=arguments[0])
+        place = builder.bitcast(builder.gep(view.data, [arguments[1]]), cgutils.voidptr_t)
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]  # numba's
+        builder.call(function, [place, word(0), word(3), word(1)])  # to read, into all caches, data
+        return context.get_dummy_value()
+
+    return types.void(array, index), build
+
+
+def _fence(typingctx: Any) -> Any:
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("acq_rel")
+        return context.get_dummy_value()
+
+    return types.void(), build
+
+
+def _touch(typingctx: Any, array: Any, index: Any) -> Any:
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_type, _ = signature.args
+        view = context.make_array(array_type)(context, builder, value=arguments[0])
+        place = builder.gep(view.data, [arguments[1]])
+        zero = ir.IntType(64)(0)  # compilers drop the simpler ways to write what is there
+        builder.cmpxchg(place, zero, zero, "monotonic", "monotonic")
+        return context.get_dummy_value()
+
+    return types.void(array, index), build
+
+
+def _fma(typingctx: Any, first: Any, second: Any, third: Any) -> Any:
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    single = types.float32
+    return single(single, single, single), build
+
+
+prefetch = cast(Callable[[Any, Any], None], intrinsic(_prefetch))
+"""prefetch(array, index) asks for the cache line of array[index]; a hint, never a fault."""
+
+fence = cast(Callable[[], None], intrinsic(_fence))
+"""Reads and writes before this come before those after it, also for another thread."""
+
+fma = cast(Callable[[Any, Any, Any], Any], intrinsic(_fma))
+"""fma(a, b, c) = a * b + c in float32, rounded once."""
+
+touch = cast(Callable[[Any, Any], None], intrinsic(_touch))
+"""touch(array, index) writes array[index], an int64, as it is, in one indivisible step."""

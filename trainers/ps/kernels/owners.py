@@ -1,0 +1,51 @@
+"""Owners: which server holds which key, for a whole batch; the same function as `partition.owners`."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from trainers.ps.kernels.compiled import Keys, Scalar, compiled
+from trainers.ps.kernels.mixing import finalize
+
+
+@compiled
+def owners_kernel(keys: Keys, servers: Scalar, out: Keys) -> None:
+    for position in range(len(keys)):
+        out[position] = np.int64(finalize(np.uint64(keys[position])) % np.uint64(servers))
+
+
+@compiled
+def split_kernel(owner: Keys, starts: Keys, positions: Keys) -> None:
+    """Counting sort: positions of owner 0, then 1, ...; afterwards starts[s + 1] is the end of owner s.
+    `starts`: zeros, one more than there are owners.
+    """
+    for position in range(len(owner)):
+        starts[owner[position] + 1] += 1
+    for server in range(1, len(starts)):
+        starts[server] += starts[server - 1]
+    ends = np.empty_like(starts)
+    for server in range(len(starts)):
+        ends[server] = starts[server]
+    for position in range(len(owner)):
+        server = owner[position]
+        positions[ends[server]] = position
+        ends[server] += 1
+
+
+def owners(keys: torch.Tensor, servers: int) -> torch.Tensor:
+    """The server of each sparse key, (n,) int64: the finalizer of splitmix64, modulo servers."""
+    out = np.empty(len(keys), np.int64)
+    owners_kernel(keys.contiguous().numpy(), servers, out)
+    return torch.from_numpy(out)
+
+
+def split(keys: torch.Tensor, servers: int) -> list[torch.Tensor]:
+    """For each server the positions of its keys, (n_s,) int64, ascending."""
+    starts, positions = np.zeros(servers + 1, np.int64), np.empty(len(keys), np.int64)
+    split_kernel(owners(keys, servers).numpy(), starts, positions)
+    cuts = starts.tolist()
+    order = torch.from_numpy(positions)
+    return [order[start:stop] for start, stop in pairwise(cuts)]

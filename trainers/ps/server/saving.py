@@ -1,0 +1,140 @@
+"""Saving: a server's part of one save, ordered by a trainer. Knows which save is under way; leaves files to
+`saved` and messages to `service`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
+
+from trainers.ps.net.wire import Code
+from trainers.ps.saved.folder import open_folder
+from trainers.ps.saved.modes import SaveMode
+from trainers.ps.saved.source import cut_tables
+from trainers.ps.saved.task import SaveTask
+from trainers.ps.saved.writing import SaveOrder
+from trainers.ps.server.members import Refusal
+from trainers.ps.server.parts import AnyTable
+
+_LONGEST_ORDER = 8192
+_REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """What a trainer orders: where, which id (of trainers.ps.saved.saves.new_id), which mode, and for a delta
+    after which save.
+    """
+
+    where: str
+    id: str
+    mode: int
+    after: str | None = None
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, text: str) -> Ordered:
+        """Raises Refusal for text that is no order."""
+        if len(text) > _LONGEST_ORDER:
+            raise Refusal(Code.BAD_MESSAGE, f"a SAVE with an order of {len(text)} characters")
+        try:
+            content = json.loads(text)
+            after = content["after"]
+            return cls(
+                str(content["where"]),
+                str(content["id"]),
+                SaveMode(content["mode"]),
+                None if after is None else str(after),
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Refusal(Code.BAD_MESSAGE, f"a SAVE with the order {text!r}: {error}") from error
+
+
+class Saving:
+    """At most one save at a time, and none while something else is `reading` the tables. `wake` is called
+    in another thread when one has been written. `since`: the save since which tables note what changes.
+    """
+
+    def __init__(
+        self, index: int, servers: int, *, wake: Callable[[], None], reading: Callable[[], bool]
+    ) -> None:
+        self._index = index
+        self._servers = servers
+        self._wake = wake
+        self._reading = reading
+        self._order: Ordered | None = None
+        self._over: deque[str] = deque(maxlen=_REMEMBERED)
+        self._task: SaveTask | None = None
+        self.orderer: tuple[int, int] | None = None
+        """Rank and incarnation of the trainer whose save is under way."""
+        self.since: str | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the tables are being read for a save."""
+        return self._task is not None
+
+    @property
+    def reading(self) -> bool:
+        """Whether the tables are being read for anything."""
+        return self.busy or self._reading()
+
+    def part(
+        self, order: Ordered, by: tuple[int, int], step: int, tables: Collection[AnyTable]
+    ) -> bytes | None:
+        """The record of this server's part, as JSON; None while it is being written. Begins to write at the
+        first call, when no other save is under way. Empty when the save is over: it was given up while this
+        request waited. Raises Refusal when it is impossible or has failed.
+        """
+        if order.id in self._over:
+            return b""
+        if self._task is None and not self._reading():
+            self._begin(order, step, tables)
+            self.orderer = by
+        if self._task is None or self._order is None or self._order.id != order.id or not self._task.ended:
+            return None
+        try:
+            return json.dumps(asdict(self._task.result())).encode()
+        except Exception as error:  # a storage library may raise anything: the server goes on
+            self.end(order.id, saved=False)
+            raise Refusal(Code.FAILED, str(error) or repr(error)) from error
+
+    def end(self, id: str, *, saved: bool) -> None:
+        """This save was committed, or given up: the tables need not keep anything for it any more. A late
+        copy of its order begins nothing.
+        """
+        self._over.append(id)
+        if self._task is None or self._order is None or self._order.id != id:
+            return
+        self._task.cancel()
+        self._task.wait()
+        self._task.close(saved=saved)
+        if saved and self._order.mode is not SaveMode.VALUES:
+            self.since = id
+        self._task = self._order = self.orderer = None
+
+    def give_up(self) -> None:
+        """End whatever is under way."""
+        if self._order is not None:
+            self.end(self._order.id, saved=False)
+
+    def _begin(self, order: Ordered, step: int, tables: Collection[AnyTable]) -> None:
+        mode = SaveMode(order.mode)
+        if mode is SaveMode.DELTA and order.after != self.since:
+            raise Refusal(
+                Code.FAILED,
+                f"a save of what has changed since {order.after}; this server knows what has changed since "
+                f"{self.since}. Save with mode 0",
+            )
+        try:
+            orders = SaveOrder(id=order.id, mode=mode, step=step, server=self._index, servers=self._servers)
+            open_folder(order.where)
+            cuts = cut_tables(tables, mode)
+        except Exception as error:  # a storage library may raise anything: the server goes on
+            raise Refusal(Code.FAILED, f"cannot save to {order.where!r}: {error}") from error
+        self._task = SaveTask(order.where, orders, cuts, done=lambda task: self._wake())
+        self._order = order

@@ -1,0 +1,116 @@
+"""Steps: when a push is applied and as of when values are read, for all trainers at once (sync) or on
+arrival (async). Knows members' progress; leaves messages to `service` and arithmetic to `store`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from trainers.ps.net.wire import Code, Part
+from trainers.ps.server.members import Member, Refusal
+from trainers.ps.server.rounds import Gradient, Round
+from trainers.ps.server.store import Overlay, Store
+
+
+class Steps(Protocol):
+    """`step` counts the updates of the tables so far."""
+
+    step: int
+
+    def counts(self, member: Member, number: int) -> bool:
+        """Whether a push of step `number` would be new. Raises Refusal when its turn has not come."""
+
+    def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
+        """Take a push that `counts`."""
+
+    def close(self, active: Collection[Member]) -> None:
+        """Apply what waits only for members that are no longer active."""
+
+    def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
+        """Whether values as of step `number` can be had now."""
+
+    def pull(self, member: Member, number: int, parts: Sequence[Part]) -> tuple[Part, ...]:
+        """The values that the parts ask for."""
+
+    def awaited(self, active: Collection[Member], number: int) -> list[Member]:
+        """Those whose pushes are missing for values as of step `number`."""
+
+
+class SyncSteps:
+    """A step is applied when every active trainer has pushed it. Values from before the last step are kept:
+    a trainer that died between two servers computes that step again, and must see what it saw.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.step = 0
+        self.round = Round()
+        self.before = Overlay()
+
+    def counts(self, member: Member, number: int) -> bool:
+        if number < member.step:
+            return False
+        if number != self.step or member.finished:
+            raise Refusal(
+                Code.BAD_STEP,
+                f"trainer {member.rank} pushed step {number}; this server is at step {self.step}",
+            )
+        return True
+
+    def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
+        member.step = number + 1
+        self.round.add(member.rank, gradients)
+
+    def close(self, active: Collection[Member]) -> None:
+        """Who has finished no longer counts, as in Paddle."""
+        ranks = self.round.ranks()
+        if ranks and all(member.rank in ranks for member in active):
+            average = self.round.average()
+            self.before = self._store.before(average)
+            self._store.apply(average)
+            self.round = Round()
+            self.step += 1
+
+    def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
+        return number <= self.step
+
+    def pull(self, member: Member, number: int, parts: Sequence[Part]) -> tuple[Part, ...]:
+        again = number == self.step - 1 and number < member.step
+        return self._store.pull(parts, self.before if again else None)
+
+    def awaited(self, active: Collection[Member], number: int) -> list[Member]:
+        return [member for member in active if member.rank not in self.round.ranks()]
+
+
+class AsyncSteps:
+    """A push is applied on arrival. With `max_staleness` nobody reads while a trainer is more than that many
+    steps behind the reader (stale synchronous parallel: Ho et al. 2013); None: no bound.
+    """
+
+    def __init__(self, store: Store, max_staleness: int | None = None) -> None:
+        self._store = store
+        self._max_staleness = max_staleness
+        self.step = 0
+
+    def counts(self, member: Member, number: int) -> bool:
+        return number >= member.resumed
+
+    def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
+        self._store.apply(gradients)
+        member.step = max(member.step, number + 1)  # a retry may be late
+        self.step += 1
+
+    def close(self, active: Collection[Member]) -> None:
+        return
+
+    def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
+        return not self.awaited(active, number)
+
+    def pull(self, member: Member, number: int, parts: Sequence[Part]) -> tuple[Part, ...]:
+        return self._store.pull(parts)
+
+    def awaited(self, active: Collection[Member], number: int) -> list[Member]:
+        if self._max_staleness is None:
+            return []
+        return [member for member in active if number - member.step > self._max_staleness]

@@ -1,0 +1,241 @@
+"""SparseTable: rows of float32 by int64 key, with update rule, entry filter and statistics. Knows what the
+verbs mean; leaves memory to `storage` and the arithmetic to the kernels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.ps.kernels.finite import all_finite
+from trainers.ps.kernels.initial import NOTHING, Fresh, initial_rows
+from trainers.ps.kernels.reading import settle
+from trainers.ps.kernels.rows import gather, pull, write
+from trainers.ps.kernels.seen import add_seen, shrink
+from trainers.ps.tables.cut import Cut, Rows
+from trainers.ps.tables.entry import Candidates, Filter, filter_of
+from trainers.ps.tables.errors import KeysError, NotFiniteError, ShapeError, TableError
+from trainers.ps.tables.shrink import ShrinkPolicy
+from trainers.ps.tables.spec import EntryKind, TableSpec
+from trainers.ps.tables.storage import Keys, Storage
+from trainers.ps.tables.updates import Floats, Kernel, kernel_of, numbers_of
+
+_AT_ONCE = 4096
+"""Rows that are inserted and then written: few enough to be in the caches still."""
+
+_NO_STATE = np.empty((0, 0, 0), np.float32)
+_NO_STATISTICS = np.empty((0, 3), np.float32)
+_NO_STATS = np.empty((0, 2), np.float32)
+
+
+class SparseTable:
+    """Rows of (dim,) float32; `keys` is (n,) int64, any values in any order. To be used by one thread; a
+    Cut may be read by another. Raises TableError for a rule that does not work on rows.
+
+    A key that stands several times in a request is not merged: it is read several times, or updated
+    several times, in the order given.
+    """
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        self.step = 0
+        """Updates so far."""
+        self._update: Kernel | None = kernel_of(spec.rule, spec.name)
+        rows = spec.rows
+        self._counts = 3 if rows.statistics or rows.entry.kind is EntryKind.SHOW_CLICK else 0
+        self._storage = Storage(spec.size, spec.rule.states * spec.size, self._counts)
+        self._filter: Filter = filter_of(rows)
+        self._fresh = Fresh(
+            kind=int(rows.init.kind),
+            a=np.float32(rows.init.a),
+            b=np.float32(rows.init.b),
+            seed=np.uint64(rows.init.seed),
+            state=np.float32(spec.rule.initial_state),
+        )
+        self._cut: Cut | None = None
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def fits(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+        """Raises TableError for what `assign` would not take."""
+        wanted = [len(self._array(keys)), self.spec.size]
+        if list(values.shape) != wanted or values.dtype is not torch.float32:
+            raise ShapeError(
+                f"table {self.spec.name!r} wants rows of shape {wanted} in float32, "
+                f"not {list(values.shape)} in {str(values.dtype).removeprefix('torch.')}"
+            )
+
+    def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+        """Insert or overwrite rows; state and statistics start anew. Entry filters do not apply."""
+        self.fits(keys, values)
+        self._write(self._array(keys), _floats(values), _NO_STATE, _NO_STATISTICS)
+
+    def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor:
+        """(n, dim) float32, a fresh tensor. A key without a row reads as its initial value, and gets a row
+        if `insert` and the entry filter admits it. Raises FullError when there is no room for it.
+        """
+        wanted = self._array(keys)
+        out = np.empty((len(wanted), self.spec.size), np.float32)
+        missing = np.empty(len(wanted), np.int64)
+        count = pull(self._storage.index, self._storage.rows, wanted, out, missing)
+        if count:
+            self._pull_missing(wanted, missing[:count], out, insert)
+        return torch.from_numpy(out)
+
+    def check(self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None) -> None:
+        """Raises TableError for what `apply` would not take, and for NaN or infinity."""
+        self.fits(keys, grad)
+        self._update_of(grad, stats)
+        if not all_finite(grad) or not (stats is None or all_finite(stats)):
+            raise NotFiniteError(f"a gradient for table {self.spec.name!r} has NaN or infinity")
+
+    def apply(
+        self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
+    ) -> None:
+        """One update of the table, even for no keys: torch counts the steps of the whole table, wherever
+        its rows live. A key without a row gets one first, or is dropped if the entry filter does not admit
+        it.
+
+        stats: (n, 2) float32, shows and clicks to add; for tables with statistics. Raises TableError for
+        other shapes, and FullError when there is no room for new rows: then part of the push was applied.
+        """
+        self.fits(keys, grad)
+        update = self._update_of(grad, stats)
+        self.step += 1
+        numbers = numbers_of(self.spec.rule, self.step, lr)
+        options = np.array((self.spec.rows.low, self.spec.rows.high, *numbers), np.float32)
+        touched, slopes = self._array(keys), _floats(grad)
+        if self._cut is not None:
+            self._cut.expect(len(touched))
+        missing = np.empty(len(touched), np.int64)
+        count = update(self._storage.index, self._storage.rows, touched, slopes, options, missing)
+        if count:
+            self._apply_missing(touched, slopes, options, missing[:count])
+        if self._counts:
+            shown = _NO_STATS if stats is None else _floats(stats)
+            add_seen(self._storage.index, self._storage.rows, touched, shown)
+
+    def shrink(self, policy: ShrinkPolicy) -> int:
+        """A day has passed (see ShrinkPolicy); returns how many rows went. Their memory goes back to the
+        system. Raises TableError without statistics, and while a cut is open: slots move.
+        """
+        if not self._counts:
+            raise TableError(f"table {self.spec.name!r} keeps no statistics by which rows could go")
+        if self._cut is not None:
+            raise TableError(f"table {self.spec.name!r} is being saved; shrink it when its cut is closed")
+        removed = int(shrink(self._storage.index, self._storage.rows, policy.numbers()))
+        self._storage.give_back()
+        return removed
+
+    def cut(self, *, changed_only: bool = False, mark: bool = False) -> Cut:
+        """A view as of now, for saving while training goes on; one at a time.
+
+        changed_only: only rows that have changed since the last cut with `mark` that was saved (all, if
+        there was none); rows that have gone since then are not told. mark: see Cut.close.
+        """
+        if self._cut is not None:
+            raise TableError(f"table {self.spec.name!r} is being saved already; close that cut first")
+        states = self.spec.rule.states
+
+        def ended(saved: bool) -> None:
+            settle(self._storage.rows.flags[: len(self._storage)], saved and mark)
+            self._storage.end_cut()
+            self._cut = None
+
+        self._cut = Cut(self._storage, states, self.step, changed_only, ended)
+        return self._cut
+
+    def load(self, chunk: Rows) -> None:
+        """Insert or overwrite rows with state and statistics, as a cut gave them. The step is set apart
+        from this. Raises ShapeError for rows of another table.
+        """
+        self.fits(chunk.keys, chunk.values)
+        shape = chunk.values.shape
+        if [state.shape for state in chunk.state] != [shape] * self.spec.rule.states:
+            raise ShapeError(f"table {self.spec.name!r} has {self.spec.rule.states} states of {list(shape)}")
+        counts = chunk.statistics
+        if counts is not None:
+            self._fits_counts(counts, (len(chunk.keys), 3))
+        elif self._counts:
+            raise ShapeError(f"table {self.spec.name!r} keeps statistics, and these rows have none")
+        keys, values, states = self._array(chunk.keys), _floats(chunk.values), list(map(_floats, chunk.state))
+        statistics = _NO_STATISTICS if counts is None else _floats(counts)
+        for start in range(0, len(keys), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            state = np.stack([each[some] for each in states]) if states else _NO_STATE
+            self._write(keys[some], values[some], state, statistics[some])
+
+    def candidates(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys (n,) int64 that wait for admission by an entry filter of kind COUNT, and how often each was
+        pulled, (n,) float32. Copies; none for other filters.
+        """
+        if not isinstance(self._filter, Candidates):
+            return torch.empty(0, dtype=torch.int64), torch.empty(0)
+        keys, counts = self._filter.counts()
+        return torch.from_numpy(keys), torch.from_numpy(counts)
+
+    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
+        """As `candidates` gave them."""
+        if counts.shape != keys.shape:
+            raise ShapeError(f"{len(counts)} counts for {len(keys)} candidates of {self.spec.name!r}")
+        if isinstance(self._filter, Candidates):
+            self._filter.load(self._array(keys), _floats(counts))
+
+    def _array(self, keys: torch.Tensor | None) -> Keys:
+        if keys is None:
+            raise KeysError(f"table {self.spec.name!r} is sparse; a request needs keys")
+        if keys.dim() != 1 or keys.dtype is not torch.int64:
+            raise KeysError(f"keys of table {self.spec.name!r} must be (n,) int64, not {keys.shape}")
+        return _aligned(keys.contiguous().numpy())
+
+    def _update_of(self, grad: torch.Tensor, stats: torch.Tensor | None) -> Kernel:
+        if self._update is None:
+            raise TableError(f"table {self.spec.name!r} is not trained: its parameter is in no optimizer")
+        if stats is not None:
+            self._fits_counts(stats, (len(grad), 2))
+        return self._update
+
+    def _fits_counts(self, counts: torch.Tensor, shape: tuple[int, int]) -> None:
+        if not self._counts:
+            raise ShapeError(f"table {self.spec.name!r} keeps no statistics")
+        if counts.shape != shape or counts.dtype is not torch.float32:
+            raise ShapeError(f"table {self.spec.name!r} wants statistics of shape {list(shape)} in float32")
+
+    def _pull_missing(self, keys: Keys, positions: Keys, out: Floats, insert: bool) -> None:
+        """Rows `positions` of `out`, whose keys have no row."""
+        if not insert:
+            initial_rows(self._fresh, keys, positions, out.reshape(-1), self.spec.size)
+            return
+        admitted = self._filter.pulled(keys[positions])
+        if admitted is not None:
+            initial_rows(self._fresh, keys, positions[~admitted], out.reshape(-1), self.spec.size)
+            positions = positions[admitted]
+        slots = self._storage.insert(keys[positions], self._fresh)  # before `rows`: it may grow
+        gather(self._storage.rows, slots, positions, out)
+
+    def _apply_missing(self, keys: Keys, grad: Floats, options: Floats, positions: Keys) -> None:
+        admitted = self._filter.pushed(keys[positions])
+        if admitted is not None:
+            positions = positions[admitted]
+        some = keys[positions]
+        self._storage.insert(some, self._fresh)
+        assert self._update is not None
+        missing = np.empty(len(some), np.int64)
+        self._update(self._storage.index, self._storage.rows, some, grad[positions], options, missing)
+
+    def _write(
+        self, keys: Keys, values: Floats, state: NDArray[np.float32], statistics: NDArray[np.float32]
+    ) -> None:
+        slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))
+        write(self._storage.rows, slots, values, state, statistics, self._fresh.state)
+
+
+def _floats(tensor: torch.Tensor) -> Floats:
+    array: Floats = tensor.detach().contiguous().numpy()
+    return array if array.flags.aligned else array.copy()
+
+
+def _aligned(keys: Keys) -> Keys:
+    return keys if keys.flags.aligned else keys.copy()

@@ -1,0 +1,154 @@
+"""Geo training: trainers train on rows and dense values of their own, and every k steps exchange what has
+changed. Knows changes; leaves messages to `questions` and `dense`.
+
+What a trainer sends is divided by the number of trainers, as in Paddle's GeoCommunicator: servers add up, so
+values move by the average of what trainers did with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from trainers.ps.net.client import Client, Request
+from trainers.ps.net.wire import Kind, Part
+from trainers.ps.trainer.cache import Cache
+from trainers.ps.trainer.dense import DenseParameters
+from trainers.ps.trainer.embedding import Rows
+from trainers.ps.trainer.exchange import Batches, answers_of
+from trainers.ps.trainer.lookup import Lookup
+from trainers.ps.trainer.questions import Question, answer_from
+from trainers.ps.trainer.remote import Merged, RemoteTable
+
+_LONGEST_SHARE = 1 << 24
+"""Values of one table in one message: 64 MB."""
+_ADD = -1.0
+"""Servers add what they get: SGD with this learning rate."""
+
+
+class CachedRows(Rows):
+    """A table as a forward pass sees it in geo training."""
+
+    def __init__(self, remote: RemoteTable) -> None:
+        self.remote = remote
+        sparse = remote.sparse
+        self.cache = Cache(sparse.name, sparse.spec.size, sparse.rule, sparse.spec.rows)
+
+    def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
+        lookup = self.remote.prepared(ids)
+        if not insert:  # evaluation: what others have done with rows that are kept here counts too
+            return lookup, self.remote.pull_rows(lookup.keys, insert=False)
+        rows, missing = self.cache.known(lookup.keys)
+        if len(missing):
+            keys = lookup.keys[missing]
+            rows[missing] = pulled = self.remote.pull_rows(keys, insert=True)
+            self.cache.add(keys, pulled)
+        return lookup, rows
+
+    def pull_all(self) -> torch.Tensor | None:
+        return self.remote.pull_all()
+
+    def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
+        self.remote.add_gradient(keys, grad)
+
+    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
+        raise AssertionError("statistics in geo training should have been refused")
+
+
+class GeoExchange:
+    """`local_step` trains the dense parameters here."""
+
+    def __init__(
+        self,
+        client: Client,
+        dense: DenseParameters,
+        tables: Sequence[CachedRows],
+        servers: int,
+        *,
+        k_steps: int,
+        trainers: int,
+        local_step: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._dense = dense
+        self._tables = tables
+        self._servers = servers
+        self._k_steps = k_steps
+        self._trainers = trainers
+        self._local_step = local_step
+        self._before: dict[str, torch.Tensor] = {}
+        self._local_steps = 0
+        self.step = 0
+
+    def start(self, step: int) -> None:
+        self.step = step
+
+    def push(self) -> None:
+        """Train here; exchange after every k-th step."""
+        if not self._before:
+            self._before = self._dense.values()
+        for table in self._tables:
+            merged = table.remote.take_gradients()
+            if merged is not None:
+                table.cache.train(merged.keys, merged.rows, table.remote.sparse.lr)
+        self._local_step()
+        self._local_steps += 1
+        self.step += 1
+        if self._local_steps >= self._k_steps:
+            self.flush()
+
+    def prefetch(self, batches: Batches) -> None:
+        for table, ids in batches.items():
+            table.expect(ids)
+
+    def refresh(self) -> None:
+        """What was trained here since the last exchange is exchanged first."""
+        self.flush()
+        pulls = self._dense.pulls(self.step, trained_only=True)
+        self._dense.take(answers_of(pulls, self._client.ask(pulls)))
+        self._before = {}
+
+    def flush(self) -> None:
+        """Send all changes, and go on from the servers' values."""
+        if not self._local_steps:
+            return
+        self._local_steps = 0
+        self._exchange_dense()
+        for table in self._tables:
+            keys, changes = table.cache.changes()
+            longest = max(1, _LONGEST_SHARE // changes.shape[1])
+            for start in range(0, len(keys), longest):
+                stop = start + longest
+                self._exchange_rows(table, keys[start:stop], changes[start:stop])
+
+    def _exchange_dense(self) -> None:
+        values = self._dense.values()
+        changes = {name: (value - self._before[name]) / self._trainers for name, value in values.items()}
+        push: list[list[Part]] = [[] for _ in range(self._servers)]
+        self._dense.add_push(push, changes, lr=_ADD)
+        for parts, wants in zip(push, self._dense.trained_wants, strict=True):
+            parts += wants
+        requests = self._pushes(push)
+        self._dense.take(answers_of(requests, self._client.ask(requests)))
+        self._before = {}
+
+    def _exchange_rows(self, table: CachedRows, keys: torch.Tensor, changes: torch.Tensor) -> None:
+        push: list[list[Part]] = [[] for _ in range(self._servers)]
+        table.remote.add_push(push, Merged(keys, changes / self._trainers, None), lr=_ADD)
+        question = table.remote.question(keys, insert=True)
+        for server, parts in enumerate(push):
+            asked = question.part(server)
+            parts += [asked] if asked is not None else []
+        self._take(question, self._pushes(push))
+        table.cache.revise(keys, question.rows)
+
+    def _take(self, question: Question, requests: Sequence[Request]) -> None:
+        for server, reply in answers_of(requests, self._client.ask(requests)):
+            answer_from(server, reply, [question])
+
+    def _pushes(self, push: Sequence[list[Part]]) -> list[Request]:
+        return [
+            Request(server=server, kind=Kind.PUSH, number=self.step - 1, parts=tuple(parts))
+            for server, parts in enumerate(push)
+        ]
