@@ -117,3 +117,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def table_line(cells: Sequence[str]) -> str:
+    """A row of a markdown table."""
+    return f"| {' | '.join(cells)} |"

@@ -19,14 +19,13 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import torch
 from _marks import put_between_marks
-from _ps_served import Served
+from _ps_served import Served, table_line
 
 from trainers.ps.net.client import Ticket
 from trainers.ps.net.wire import Field, Kind, Part
@@ -142,7 +141,7 @@ def measure(folder: Path, options: argparse.Namespace) -> Found:
 
 def table_of(found: Found) -> str:
     head = ("durability", "**pushes/s**", "of none", "server CPU, ms a push", "longest pause, ms")
-    lines = [_line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
+    lines = [table_line(head), table_line(["---"] + ["---:"] * (len(head) - 1))]
     none = statistics.median(found["none"]["speed"])
     for name, figures in found.items():
         speeds = figures["speed"]
@@ -151,12 +150,8 @@ def table_of(found: Found) -> str:
         for figure, digits in (("cpu", 2), ("longest", 0)):
             has = figure in figures
             cells.append(f"{statistics.median(figures[figure]):.{digits}f}" if has else "-")
-        lines.append(_line([name, *cells]))
+        lines.append(table_line([name, *cells]))
     return "\n".join(lines)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:

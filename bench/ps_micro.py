@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import zmq
 from _marks import put_between_marks
-from _ps_served import Served, free_endpoint
+from _ps_served import Served, free_endpoint, table_line
 
 from trainers.ps.net.wire import Field, Kind, Part
 from trainers.ps.tables.rules import Adagrad
@@ -167,7 +167,7 @@ def table_of(found: dict[Case, dict[str, float]]) -> str:
     head = ("request", "**fleetrun**, M keys/s", "MB/s", "zmq echo, M keys/s", "echo / ours, time",
             "memcpy, M keys/s", "memcpy / ours, time", "server CPU, ns a key", "with CURVE, M keys/s",
             "CURVE's time / plain")  # fmt: skip
-    lines = [_line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
+    lines = [table_line(head), table_line(["---"] + ["---:"] * (len(head) - 1))]
     for case, took in found.items():
         ours, size = took["ours"], case.sent + case.received
 
@@ -186,12 +186,8 @@ def table_of(found: dict[Case, dict[str, float]]) -> str:
             speed("curve"),
             f"{took['curve'] / ours:.2f}",
         ]
-        lines.append(_line(cells))
+        lines.append(table_line(cells))
     return "\n".join(lines)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:

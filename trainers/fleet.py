@@ -5,19 +5,21 @@ work to `collective` and `ps`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from typing import Unpack
 
 import torch
 
 from trainers.collective.runtime import CollectiveRuntime
 from trainers.data import loop
+from trainers.data.ahead import Batch, prefetched
 from trainers.data.batch import Batch as DataBatch
 from trainers.data.loop import Result, Step
 from trainers.errors import NotSupportedError, UsageError
 from trainers.lastwords import install
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.trainer.prefetch import Batch, Ids, prefetched
+from trainers.ps.trainer.prefetch import Ids
 from trainers.role import EnvironmentRoleMaker, Identity, RoleMaker
 from trainers.runtime import Runtime, Where
 from trainers.strategy import DistributedStrategy
@@ -148,22 +150,13 @@ class Fleet:
         dataset: Iterable[DataBatch],
         *,
         ids: Callable[[DataBatch], Ids] | None = None,
-        fetch_list: Sequence[str] = (),
-        fetch_info: Sequence[str] = (),
-        print_period: int = 100,
+        **printing: Unpack[loop.Printing],
     ) -> Result:
         """One pass over a data set, `step(batch)` for each batch; see trainers.data.loop. With `ids`, rows
         are prefetched as by `prefetch`.
         """
         ahead = self._ahead("train_from_dataset", ids)
-        return loop.train_from_dataset(
-            step,
-            dataset,
-            fetch_list=fetch_list,
-            fetch_info=fetch_info,
-            print_period=print_period,
-            prefetch=ahead,
-        )
+        return loop.train_from_dataset(step, dataset, prefetch=ahead, **printing)
 
     def infer_from_dataset(
         self,
@@ -171,20 +164,11 @@ class Fleet:
         dataset: Iterable[DataBatch],
         *,
         ids: Callable[[DataBatch], Ids] | None = None,
-        fetch_list: Sequence[str] = (),
-        fetch_info: Sequence[str] = (),
-        print_period: int = 100,
+        **printing: Unpack[loop.Printing],
     ) -> Result:
         """The same without gradients; call `model.eval()` before it."""
         ahead = self._ahead("infer_from_dataset", ids)
-        return loop.infer_from_dataset(
-            step,
-            dataset,
-            fetch_list=fetch_list,
-            fetch_info=fetch_info,
-            print_period=print_period,
-            prefetch=ahead,
-        )
+        return loop.infer_from_dataset(step, dataset, prefetch=ahead, **printing)
 
     def _ahead(self, call: str, ids: Callable[[DataBatch], Ids] | None) -> Callable[[DataBatch], None] | None:
         runtime = self._ready(call)

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict, Unpack
 
 import torch
 
+from trainers.data.ahead import prefetched
 from trainers.data.batch import Batch
 from trainers.errors import UsageError
 
@@ -32,6 +34,14 @@ class Result:
     seconds: float
     skipped_lines: int
     fetches: Mapping[str, Number] = field(default_factory=dict)
+
+
+class Printing(TypedDict, total=False):
+    """What a loop prints: see `train_from_dataset`."""
+
+    fetch_list: Sequence[str]
+    fetch_info: Sequence[str]
+    print_period: int
 
 
 def train_from_dataset(
@@ -57,7 +67,7 @@ def train_from_dataset(
     batches = examples = 0
     given: Mapping[str, Number] = {}
     began = time.monotonic()
-    for batch in _ahead(iter(dataset), prefetch):
+    for batch in dataset if prefetch is None else prefetched(dataset, prefetch):
         given = _by_name(step(batch))
         batches += 1
         examples += len(batch)
@@ -73,35 +83,12 @@ def infer_from_dataset(
     step: Step,
     dataset: Iterable[Batch],
     *,
-    fetch_list: Sequence[str] = (),
-    fetch_info: Sequence[str] = (),
-    print_period: int = 100,
     prefetch: Callable[[Batch], object] | None = None,
+    **printing: Unpack[Printing],
 ) -> Result:
     """The same without gradients. The mode of the model (`model.eval()`) is left to the caller."""
     with torch.no_grad():
-        return train_from_dataset(
-            step,
-            dataset,
-            fetch_list=fetch_list,
-            fetch_info=fetch_info,
-            print_period=print_period,
-            prefetch=prefetch,
-        )
-
-
-def _ahead(batches: Iterator[Batch], prefetch: Callable[[Batch], object] | None) -> Iterator[Batch]:
-    """The batches; with a hook one is read ahead, and the hook sees it before the current one is given."""
-    if prefetch is None:
-        yield from batches
-        return
-    current = next(batches, None)
-    while current is not None:
-        following = next(batches, None)
-        if following is not None:
-            prefetch(following)
-        yield current
-        current = following
+        return train_from_dataset(step, dataset, prefetch=prefetch, **printing)
 
 
 def _by_name(given: Mapping[str, Number] | Number | None) -> Mapping[str, Number]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-
 SLICE_ABOVE = 8192
 """Dense parameters with more elements than this are sliced (Paddle's `slice_var_up` with its
 `min_block_size`).
@@ -36,15 +33,3 @@ def place(names: Sequence[str], servers: int, method: str) -> list[int]:
     if method == "HashName":
         return [zlib.crc32(name.encode()) % servers for name in names]
     return [index % servers for index in range(len(names))]
-
-
-def owners(keys: torch.Tensor, servers: int) -> torch.Tensor:
-    """The server of each sparse key, (n,) int64: the finalizer of splitmix64, modulo servers.
-
-    A plain modulo would put keys that are multiples of the number of servers on one of them.
-    """
-    mixed = keys.numpy().astype(np.uint64)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return torch.from_numpy((mixed % np.uint64(servers)).astype(np.int64))

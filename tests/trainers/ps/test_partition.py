@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from trainers.ps import partition
+from trainers.ps.kernels import owners
 
 
 @pytest.mark.parametrize(
@@ -49,11 +50,11 @@ def test_round_robin_takes_turns_and_hash_name_does_not_depend_on_order() -> Non
 @pytest.mark.parametrize("stride", [1, 2, 3, 64, 1 << 40])
 def test_keys_spread_evenly_whatever_their_stride(stride: int) -> None:
     keys = (torch.arange(-3000, 3000) * stride).to(torch.int64)
-    counts = torch.bincount(partition.owners(keys, 3), minlength=3)
+    counts = torch.bincount(owners.owners(keys, 3), minlength=3)
     assert counts.sum() == 6000
     assert int(counts.min()) > 1800
 
 
 def test_extreme_keys_have_an_owner() -> None:
-    owners = partition.owners(torch.tensor([-(2**63), -1, 0, 2**63 - 1]), 5)
-    assert bool(((owners >= 0) & (owners < 5)).all())
+    homes = owners.owners(torch.tensor([-(2**63), -1, 0, 2**63 - 1]), 5)
+    assert bool(((homes >= 0) & (homes < 5)).all())

@@ -1,4 +1,4 @@
-"""Finite: whether gradients are numbers, and what is left of a push without the rows that are not."""
+"""Finite: whether gradients are numbers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,3 @@ def any_not_finite(bits: Bits) -> bool:
 def all_finite(grad: torch.Tensor) -> bool:
     """Whether a float32 tensor holds neither NaN nor infinity."""
     return not any_not_finite(grad.detach().contiguous().numpy().reshape(-1).view(np.uint32))
-
-
-def finite_rows(keys: torch.Tensor, grad: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """(number of rows with NaN or infinity, the keys of the others, their gradients). Without any such row
-    these are the tensors that came in.
-    """
-    if all_finite(grad):
-        return 0, keys, grad
-    good = torch.isfinite(grad).all(dim=1)
-    kept = keys[good]
-    return len(keys) - len(kept), kept, grad[good]

@@ -1,4 +1,6 @@
-"""Owners: which server holds which key, for a whole batch; the same function as `partition.owners`."""
+"""Owners: which server holds which key, for a whole batch: a hash, since a plain modulo would put
+keys that are multiples of the number of servers on one of them.
+"""
 
 from __future__ import annotations
 

@@ -4,15 +4,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 
 from trainers.ps.net.wire import Code
-from trainers.ps.saved.folder import open_folder
 from trainers.ps.saved.modes import SaveMode
-from trainers.ps.saved.source import cut_tables
+from trainers.ps.saved.source import close_cuts, cut_tables
 from trainers.ps.saved.task import SaveTask
 from trainers.ps.saved.writing import SaveOrder
 from trainers.ps.server.members import Refusal
@@ -97,11 +97,8 @@ class Saving:
             self.orderer = by
         if self._task is None or self._order is None or self._order.id != order.id or not self._task.ended:
             return None
-        try:
+        with _refusing(order, at_error=lambda: self.end(order.id, saved=False)):
             return json.dumps(asdict(self._task.result())).encode()
-        except Exception as error:  # a storage library may raise anything: the server goes on
-            self.end(order.id, saved=False)
-            raise Refusal(Code.FAILED, str(error) or repr(error)) from error
 
     def end(self, id: str, *, saved: bool) -> None:
         """This save was committed, or given up: the tables need not keep anything for it any more. A late
@@ -130,11 +127,20 @@ class Saving:
                 f"a save of what has changed since {order.after}; this server knows what has changed since "
                 f"{self.since}. Save with mode 0",
             )
-        try:
+        with _refusing(order), contextlib.ExitStack() as half:
             orders = SaveOrder(id=order.id, mode=mode, step=step, server=self._index, servers=self._servers)
-            open_folder(order.where)
             cuts = cut_tables(tables, mode)
-        except Exception as error:  # a storage library may raise anything: the server goes on
-            raise Refusal(Code.FAILED, f"cannot save to {order.where!r}: {error}") from error
-        self._task = SaveTask(order.where, orders, cuts, done=lambda task: self._wake())
+            half.callback(close_cuts, cuts, saved=False)
+            self._task = SaveTask(order.where, orders, cuts, done=lambda task: self._wake())
+            half.pop_all()
         self._order = order
+
+
+@contextlib.contextmanager
+def _refusing(order: Ordered, at_error: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """A storage library may raise anything, and the server must go on: whatever it is, is a Refusal."""
+    try:
+        yield
+    except Exception as error:
+        at_error()
+        raise Refusal(Code.FAILED, f"cannot save to {order.where!r}: {error or repr(error)}") from error

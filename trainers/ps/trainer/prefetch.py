@@ -1,31 +1,17 @@
-"""Prefetch: one batch ahead of the training loop. Knows iterators and what scripts may say about ids; leaves
-rows to `worker`.
-"""
+"""Prefetch: what scripts may say about the ids of a batch. Leaves rows to `worker`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import torch
 
 from trainers.errors import UsageError
 
-Batch = TypeVar("Batch")
 Tensors: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 Ids: TypeAlias = Tensors | Mapping[torch.nn.Module, Tensors]
 """The tensors with which embeddings will be called: for each module, or of the only one."""
-
-
-def prefetched(batches: Iterable[Batch], prepare: Callable[[Batch], None]) -> Iterator[Batch]:
-    """The same batches; each but the first is prepared before the one ahead of it is given out."""
-    ahead: list[Batch] = []
-    for following in batches:
-        if ahead:
-            prepare(following)
-            yield ahead.pop()
-        ahead.append(following)
-    yield from ahead
 
 
 def by_module(

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trainers.ps import partition
-from trainers.ps.kernels.finite import all_finite, finite_rows
+from tests.support import owners as reference
+from trainers.ps.kernels.finite import all_finite
 from trainers.ps.kernels.merge import merge_rows
 from trainers.ps.kernels.owners import owners, split
 from trainers.ps.kernels.unique import unique
@@ -74,13 +74,13 @@ def test_merging_nothing() -> None:
 @pytest.mark.parametrize("servers", [1, 2, 3, 7, 1000])
 def test_owners_are_those_of_the_partition(servers: int) -> None:
     keys = some_ids(5000, 3000)
-    assert torch.equal(owners(keys, servers), partition.owners(keys, servers))
+    assert torch.equal(owners(keys, servers), reference.owners(keys, servers))
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 100])
 def test_split_gives_every_server_its_positions_ascending(servers: int) -> None:
     keys = some_ids(500, 400)
-    home = partition.owners(keys, servers)
+    home = reference.owners(keys, servers)
     parts = split(keys, servers)
     assert [part.tolist() for part in parts] == [
         (home == server).nonzero().flatten().tolist() for server in range(servers)
@@ -95,11 +95,3 @@ def test_one_bad_number_is_seen(bad: float, place: int) -> None:
     assert all_finite(grad)
     grad.view(-1)[place] = bad
     assert not all_finite(grad)
-
-
-def test_bad_rows_are_taken_out() -> None:
-    keys, grad = torch.arange(5), torch.ones(5, 2)
-    assert finite_rows(keys, grad)[1] is keys
-    grad[1, 0], grad[4, 1] = float("nan"), float("inf")
-    bad, kept, rest = finite_rows(keys, grad)
-    assert (bad, kept.tolist(), rest.tolist()) == (2, [0, 2, 3], [[1, 1]] * 3)

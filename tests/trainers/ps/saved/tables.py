@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from trainers.ps.partition import owners
+from tests.support.owners import owners
 from trainers.ps.saved.loading import Place, load_tables
 from trainers.ps.saved.manifest import FileRecord, Manifest
 from trainers.ps.saved.modes import SaveMode

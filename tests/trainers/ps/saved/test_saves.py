@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.owners import owners
 from tests.trainers.ps.saved.tables import (
     USERS,
     WORDS,
@@ -18,7 +19,6 @@ from tests.trainers.ps.saved.tables import (
     spread,
     start,
 )
-from trainers.ps.partition import owners
 from trainers.ps.saved.errors import LoadError, SaveError
 from trainers.ps.saved.loading import Place, load_tables
 from trainers.ps.saved.manifest import MANIFEST
