@@ -12,7 +12,7 @@ import torch
 
 from trainers.collective.runtime import CollectiveRuntime
 from trainers.data import loop
-from trainers.data.ahead import Batch, prefetched
+from trainers.data.ahead import Batch
 from trainers.data.batch import Batch as DataBatch
 from trainers.data.loop import Result, Step
 from trainers.errors import NotSupportedError, UsageError
@@ -136,13 +136,13 @@ class Fleet:
         self._ready("barrier_worker").barrier_worker()
 
     def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
-        """The same batches, while the rows of the next one are already fetched from the servers.
+        """The same batches, while the rows of the next one are already fetched from the servers. Up to two
+        batches are taken from `batches` ahead of the one that is given out.
 
         `ids(batch)` tells with which tensors (the very same objects) the served embeddings will be called:
         `{module: tensor or tensors}`, or just those when the model has one.
         """
-        runtime = self._ready("prefetch")
-        return prefetched(batches, lambda batch: runtime.expect(ids(batch)))
+        return self._ready("prefetch").prefetch(batches, ids)
 
     def train_from_dataset(
         self,
@@ -155,8 +155,8 @@ class Fleet:
         """One pass over a data set, `step(batch)` for each batch; see trainers.data.loop. With `ids`, rows
         are prefetched as by `prefetch`.
         """
-        ahead = self._ahead("train_from_dataset", ids)
-        return loop.train_from_dataset(step, dataset, prefetch=ahead, **printing)
+        prefetch = self._prefetch("train_from_dataset", ids)
+        return loop.train_from_dataset(step, dataset, prefetch=prefetch, **printing)
 
     def infer_from_dataset(
         self,
@@ -167,12 +167,12 @@ class Fleet:
         **printing: Unpack[loop.Printing],
     ) -> Result:
         """The same without gradients; call `model.eval()` before it."""
-        ahead = self._ahead("infer_from_dataset", ids)
-        return loop.infer_from_dataset(step, dataset, prefetch=ahead, **printing)
+        prefetch = self._prefetch("infer_from_dataset", ids)
+        return loop.infer_from_dataset(step, dataset, prefetch=prefetch, **printing)
 
-    def _ahead(self, call: str, ids: Callable[[DataBatch], Ids] | None) -> Callable[[DataBatch], None] | None:
+    def _prefetch(self, call: str, ids: Callable[[DataBatch], Ids] | None) -> loop.Prefetch | None:
         runtime = self._ready(call)
-        return None if ids is None else lambda batch: runtime.expect(ids(batch))
+        return None if ids is None else lambda batches: runtime.prefetch(batches, ids)
 
     def resume_step(self) -> int:
         """How many steps of this trainer's place the servers had when it started: 0, unless it was

@@ -5,10 +5,12 @@ answers.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeAlias
 
 import torch
 
+from trainers.data.ahead import Batch
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.tables.shrink import ShrinkPolicy
 from trainers.ps.trainer.prefetch import Ids
@@ -30,7 +32,7 @@ class Runtime(Protocol):
 
     def barrier_worker(self) -> None: ...
 
-    def expect(self, ids: Ids) -> None: ...
+    def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]: ...
 
     def resume_step(self) -> int: ...
 

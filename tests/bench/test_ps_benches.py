@@ -96,6 +96,38 @@ def test_the_table_says_what_is_met(bench):
     assert "AUC 0.8150 and log loss 0.5147" in text
 
 
+def test_a_run_that_failed_stands_in_its_cell(bench):
+    tables = bench("_ps_tables")
+    failed = {tables.FAILED: 1.0}
+    samples = {
+        "async": {"fleetrun": [result(130_000, 0.786)], "Paddle": [failed, failed]},
+        "sync": {"fleetrun": [failed, result(110_000, 0.7)], "Paddle": [result(9_900, 0.7), failed, failed]},
+    }
+    text = tables.tables(samples, 0.8150, 0.5147)
+    assert "| **130,000** | yes | 2 of 2 failed | - | - |" in text
+    assert "| **110,000, 1 of 2 failed** | yes | 9,900, 2 of 3 failed | 11.11 |" in text
+
+
+def test_rows_that_are_measured_again_take_their_places(bench):
+    tables, cases = bench("_ps_tables"), bench("_ps_cases").CASES
+    merged, order = bench("_ps_merge").merged, [case.title for case in cases]
+
+    def text(when: str, speeds: dict[str, float]) -> str:
+        samples = {name: {"fleetrun": [result(speed, 0.7)]} for name, speed in speeds.items()}
+        return f"{when}, 2 CPUs.\n\nCells: as ever.\n\n" + tables.tables(samples, 0.8, 0.5)
+
+    old = text("Monday", {"async": 1000, "batch64": 2000, "pipe": 3000})
+    again = merged(old, text("Tuesday", {"batch64": 2500, "geo": 4000, "sync": 5000}), order)
+    assert again.startswith("Monday, 2 CPUs.\n\nLater, async, 128x64, batch 64; geo, k = 100, 128x64; sync")
+    assert ": Tuesday, 2 CPUs.\n\nCells: as ever.\n\n|" in again
+    both = text("Monday", {"async": 1000, "batch64": 2500, "geo": 4000, "sync": 5000, "pipe": 3000})
+    assert set(both.splitlines()) < set(again.splitlines()), "rows, heads and notes"
+    speeds = [line for line in again.splitlines() if line.startswith("| ") and "**" in line]
+    assert [line for line in both.splitlines() if line in speeds] == speeds, "in the same order"
+    with pytest.raises(ValueError, match="other columns"):
+        merged("Sunday.\n\n| a | b |\n| --- | --- |\n| async | 1 |", old, order)
+
+
 def test_three_times_paddle_is_wanted_too(bench):
     tables, cases = bench("_ps_tables"), {case.name: case for case in bench("_ps_cases").CASES}
     assert tables.met(cases["async"], 121_000, 40_000) == "yes"
@@ -135,6 +167,7 @@ def test_marks(bench):
     assert put(text, "x.py", "new") == text.replace("old", "new")
     with pytest.raises(ValueError, match=r"y\.py --write: begin"):
         put(text, "y.py", "new")
+    assert bench("_marks").between_marks(text, "x.py") == "old"
 
 
 COUNT = """
@@ -186,3 +219,13 @@ def test_other_connections_are_not_counted(bench):
                     [sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=True
                 )
     assert "'sent_bytes': 0" in done.stdout
+
+
+def test_bytes_a_row_are_a_slope(bench, monkeypatch):
+    memory = bench("_paddle_memory")
+    found = [(100_000, 900e6)] + [(rows, 500e6 + 220 * rows) for rows in range(200_000, 1_000_001, 100_000)]
+    assert memory.slope(found) == pytest.approx(220)
+    monkeypatch.delenv("PADDLE_BIN", raising=False)
+    assert memory.bytes_a_row("Adagrad", 16, 1000) is None
+    kernels = bench("ps_kernels")
+    assert kernels.line(("bytes a row", {"fleetrun": 141.0, "Paddle": 222.0})).endswith("| - | 222 |")

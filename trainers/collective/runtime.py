@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 import torch
 import torch.distributed as dist
 
 from trainers.collective.data_parallel import DataParallel
 from trainers.collective.group import start
+from trainers.data.ahead import Batch
 from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.tables.shrink import ShrinkPolicy
@@ -36,8 +39,8 @@ class CollectiveRuntime:
     def barrier_worker(self) -> None:
         dist.barrier()
 
-    def expect(self, ids: Ids) -> None:
-        return  # every row is here already
+    def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
+        return iter(batches)  # every row is here already
 
     def resume_step(self) -> int:
         raise _no_servers("resume_step")

@@ -12,13 +12,14 @@ from typing import TypedDict, Unpack
 
 import torch
 
-from trainers.data.ahead import prefetched
 from trainers.data.batch import Batch
 from trainers.errors import UsageError
 
 Number = torch.Tensor | float
 Step = Callable[[Batch], Mapping[str, Number] | Number | None]
 """A whole training step: what it gives back can be printed. A tensor or a number alone is the loss."""
+Prefetch = Callable[[Iterable[Batch]], Iterable[Batch]]
+"""Gives out the same batches, and looks ahead."""
 
 _LOSS = "loss"
 
@@ -51,7 +52,7 @@ def train_from_dataset(
     fetch_list: Sequence[str] = (),
     fetch_info: Sequence[str] = (),
     print_period: int = 100,
-    prefetch: Callable[[Batch], object] | None = None,
+    prefetch: Prefetch | None = None,
 ) -> Result:
     """One pass over the data set, `step(batch)` for each batch.
 
@@ -60,14 +61,14 @@ def train_from_dataset(
 
         time: [2022-05-18 11:27:27], batch: [100], loss[1]:[0.666739]
 
-    `prefetch(batch)` is called with the next batch before the step of the current one, to begin what can be
-    begun early. Raises UsageError for names that the step does not give.
+    The batches go through `prefetch`, which can begin early what can be begun before a step. Raises
+    UsageError for names that the step does not give.
     """
     told = _Told(fetch_list, fetch_info, print_period)
     batches = examples = 0
     given: Mapping[str, Number] = {}
     began = time.monotonic()
-    for batch in dataset if prefetch is None else prefetched(dataset, prefetch):
+    for batch in dataset if prefetch is None else prefetch(dataset):
         given = _by_name(step(batch))
         batches += 1
         examples += len(batch)
@@ -83,7 +84,7 @@ def infer_from_dataset(
     step: Step,
     dataset: Iterable[Batch],
     *,
-    prefetch: Callable[[Batch], object] | None = None,
+    prefetch: Prefetch | None = None,
     **printing: Unpack[Printing],
 ) -> Result:
     """The same without gradients. The mode of the model (`model.eval()`) is left to the caller."""

@@ -20,6 +20,7 @@ from trainers import fleet
 from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
 from trainers.data.clicks import ClickModel, Clicks
 from trainers.data.inmemory import InMemoryDataset
+from trainers.examples import click_log
 from trainers.examples.mnist import report
 from trainers.metrics import Auc
 from trainers.ps import SparseEmbedding, Uniform
@@ -46,7 +47,12 @@ def options() -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     parser.add_argument("--lr", type=float, default=0.002)
     parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.data and not (args.data / "best.json").is_file():  # said here, it is nothing to restart after
+        parser.error(
+            f"{args.data} has no best.json: write it with python -m {click_log.__name__} {args.data}"
+        )
+    return args
 
 
 class Generated:

@@ -1,19 +1,17 @@
-"""`python -m trainers.ps` compiles the kernels of parameter servers, as the first job on a machine would."""
+"""`python -m trainers.ps` compiles the kernels of parameter servers ahead of a job."""
 
 from __future__ import annotations
 
 import time
 
-from trainers.data.warm import warm_up as warm_data
 from trainers.glog import glog
-from trainers.ps.tables.warm import warm_up as warm_tables
+from trainers.ps.allkernels import use_all
 
 
 def main() -> None:
-    """Returns when every kernel is on disk, and says how long it took."""
+    """Says how long it took."""
     started = time.monotonic()
-    warm_tables(tables=True)
-    warm_data()
+    use_all()
     glog(f"all kernels are ready, after {time.monotonic() - started:.1f} s")
 
 

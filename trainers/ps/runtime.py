@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 
 import torch
 
+from trainers.data.ahead import Batch, prefetched
 from trainers.errors import FleetError, UsageError
 from trainers.glog import glog
 from trainers.lastwords import failed, leave_dismissed
@@ -21,7 +22,7 @@ from trainers.ps.saved.modes import SaveMode
 from trainers.ps.saved.saves import current
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.tables.warm import warm_up
+from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
 from trainers.ps.trainer.layout import Wishes, dense_of, plan
 from trainers.ps.trainer.optimizers import check_supported
 from trainers.ps.trainer.prefetch import Ids, by_module
@@ -50,7 +51,7 @@ class ServerRuntime:
     def barrier_worker(self) -> None:
         raise _not_a_trainer("barrier_worker")
 
-    def expect(self, ids: Ids) -> None:
+    def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
         raise _not_a_trainer("prefetch")
 
     def resume_step(self) -> int:
@@ -68,7 +69,7 @@ class ServerRuntime:
         identity, configs = self._identity, self.strategy.ps()
         if dirname is not None:
             current(dirname)  # says at once that there is no save
-        warm_up(tables=True)
+        warm_up_server()
         self._server = Server(
             ServerPlan(
                 endpoints=identity.servers,
@@ -178,7 +179,7 @@ class TrainerRuntime:
             keys=keys_of(os.environ),
             local=local,
         )
-        warm_up(tables=geo)
+        warm_up_trainer(layout.specs(), geo=geo)
         self._worker.start()
         self._resumed = self._worker.step_number
         self._stage = _Stage.TRAINING
@@ -189,9 +190,12 @@ class TrainerRuntime:
     def barrier_worker(self) -> None:
         self._training("barrier_worker").barrier()
 
-    def expect(self, ids: Ids) -> None:
-        worker = self._training("prefetch")
-        worker.prefetch(by_module(ids, worker.served_modules()))
+    def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
+        def prepare(batch: Batch) -> None:
+            worker = self._training("prefetch")
+            worker.prefetch(by_module(ids(batch), worker.served_modules()))
+
+        yield from prefetched(batches, prepare, self._training("prefetch").ahead)
 
     def resume_step(self) -> int:
         self._training("resume_step")

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from trainers import fleet
 from trainers.ps import SparseEmbedding, Uniform
 
+Batch = tuple[int, torch.Tensor]
 SHARED = 1000
 """The first of the rows to which every trainer adds; those of trainer r begin at 10 * r."""
 
@@ -23,7 +25,8 @@ SHARED = 1000
 @dataclass
 class Wishes:
     """`hold`: at this step trainers wait for a file `go` in the folder. `ahead`: steps by which trainer 0
-    begins before the others are let `go`. `file_bytes`: a server can write no larger file.
+    begins before the others are let `go`. `file_bytes`: a server can write no larger file. `prefetch`: rows
+    are asked for ahead.
     """
 
     folder: str
@@ -35,6 +38,7 @@ class Wishes:
     hold_ranks: tuple[int, ...] = (0, 1)
     file_bytes: int = 0
     pause_ms: int = 0
+    prefetch: bool = False
 
 
 def say(*words: object) -> None:
@@ -67,12 +71,15 @@ def main() -> None:
     fleet.init_worker()
     say("resumed at", fleet.resume_step())
     rank = fleet.worker_index()
-    for step in range(fleet.resume_step(), wishes.steps):
+    batches: Iterable[Batch] = ((step, keys_of(rank)) for step in range(fleet.resume_step(), wishes.steps))
+    if wishes.prefetch:
+        batches = fleet.prefetch(batches, lambda batch: batch[1])
+    for step, ids in batches:
         if step == wishes.hold and rank in wishes.hold_ranks and os.environ["PADDLE_RESTART_COUNT"] == "0":
             say("held")
             while not Path(wishes.folder, "go").exists():
                 time.sleep(0.005)
-        optimizer.minimize(-model(keys_of(rank)).sum())
+        optimizer.minimize(-model(ids).sum())
         say("pushed", step)
         time.sleep(wishes.pause_ms / 1000)
     fleet.barrier_worker()

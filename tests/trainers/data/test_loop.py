@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainers.data.ahead import prefetched
 from trainers.data.batch import Batch
 from trainers.data.dataset import QueueDataset
 from trainers.data.loop import infer_from_dataset, train_from_dataset
@@ -68,7 +69,7 @@ def test_nothing_is_printed_unless_asked_for(
     assert capsys.readouterr().out == ""
 
 
-def test_the_hook_sees_each_batch_before_the_step_of_the_one_before(dataset: QueueDataset) -> None:
+def test_batches_are_prefetched_before_the_step_of_the_one_before(dataset: QueueDataset) -> None:
     seen: list[tuple[str, int]] = []
 
     def first(batch: Batch) -> int:
@@ -77,7 +78,7 @@ def test_the_hook_sees_each_batch_before_the_step_of_the_one_before(dataset: Que
     train_from_dataset(
         lambda batch: seen.append(("step", first(batch))),
         dataset,
-        prefetch=lambda batch: seen.append(("ahead", first(batch))),
+        prefetch=lambda batches: prefetched(batches, lambda batch: seen.append(("ahead", first(batch)))),
     )
     wanted = [("ahead", 3), ("step", 0), ("ahead", 6), ("step", 3), ("ahead", 9), ("step", 6), ("step", 9)]
     assert seen == wanted
@@ -97,7 +98,7 @@ def test_an_error_of_the_step_closes_the_data_set(dataset: QueueDataset) -> None
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        train_from_dataset(step, dataset, prefetch=lambda batch: None)
+        train_from_dataset(step, dataset, prefetch=lambda batches: prefetched(batches, lambda batch: None))
     assert sum(len(batch) for batch in dataset) == 10, "another pass can begin"
 
 

@@ -1,11 +1,13 @@
 """The click example by real processes: on generated rows, and on files."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Job, job
+from tests.support.cluster import ROOT, Job, job
 from trainers.examples import click_log
 
 EXAMPLE = "trainers.examples.wide_and_deep"
@@ -33,6 +35,16 @@ def test_generated_rows_in_steps_of_all_trainers(tmp_path: Path) -> None:
         for trainer in running.trainers:
             line = r"^time: \[.*\], batch: \[100\], loss\[1\]:\[0\.\d{6}\]$"
             assert re.search(line, trainer.output, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_a_folder_without_data_is_named_before_anything_is_connected(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", EXAMPLE, "--data", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        f"{tmp_path} has no best.json: write it with python -m trainers.examples.click_log {tmp_path}\n"
+    )
 
 
 @pytest.mark.slow

@@ -129,18 +129,18 @@ def expect_exact(job: Job, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("roles", "asynchronous"),
+    ("roles", "wishes"),
     [
-        ((Role.SERVER,), {}),
-        ((Role.SERVER, Role.TRAINER), {"overlap": False}),
+        ((Role.SERVER,), {"prefetch": True}),
+        ((Role.SERVER, Role.TRAINER), {"asynchronous": {"overlap": False}}),
     ],
 )
 def test_async_with_a_log_counts_every_push_exactly_once(
-    forker: Forker, tmp_path: Path, roles: tuple[Role, ...], asynchronous: dict[str, object]
+    forker: Forker, tmp_path: Path, roles: tuple[Role, ...], wishes: dict[str, object]
 ) -> None:
     kills = max(2, KILLS // 3)
     steps = 40 + 40 * kills
-    command = counting(tmp_path, steps, "log", asynchronous=asynchronous, pause_ms=8)
+    command = counting(tmp_path, steps, "log", pause_ms=8, **wishes)
     with forker.job(tmp_path, trainers=2, servers=2) as job:
         job.start_all(command)
         kill_one_by_one(job, command, kills, 5, "pushed", roles)

@@ -43,14 +43,16 @@ def test_sync_training_is_that_of_one_process_with_all_batches(tmp_path: Path, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sync_prefetch", "sync_allreduce"])
-def test_prefetched_rows_and_dense_parameters_at_home_change_nothing(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["sync_prefetch", "sync_allreduce", "sync_by_name"])
+def test_where_values_are_and_when_they_are_fetched_changes_nothing(tmp_path: Path, mode: str) -> None:
     run_cases(tmp_path, 2, mode, ["momentum", "adam"])
     expect_alone(tmp_path, ["momentum", "adam"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["in_order", "in_order_prefetch", "geo", "geo_prefetch"])
+@pytest.mark.parametrize(
+    "mode", ["in_order", "in_order_prefetch", "in_order_allreduce", "geo", "geo_prefetch"]
+)
 def test_one_trainer_alone_is_one_process(tmp_path: Path, mode: str) -> None:
     """Async without overlap waits for each push; geo trains here, and gets back what it sent."""
     run_cases(tmp_path, 2, mode, ["sgd", "adagrad", "adam"], trainers=1)
@@ -58,7 +60,10 @@ def test_one_trainer_alone_is_one_process(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["async", "async_prefetch", "async_receive", "geo"])
+@pytest.mark.parametrize(
+    "mode",
+    ["async", "async_prefetch", "bounded_prefetch", "receive_prefetch", "async_allreduce", "geo"],
+)
 def test_trainers_out_of_step_learn_and_end_with_one_model(tmp_path: Path, mode: str) -> None:
     names = ["sgd", "adagrad", "adam"]
     run_cases(tmp_path, 2, mode, names)

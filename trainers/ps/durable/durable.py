@@ -148,10 +148,7 @@ class Durable:
         Raises DurabilityError when the last records could not be made durable.
         """
         try:
-            if self._task is not None:
-                self._task.cancel()
-                self._task.wait()
-                self.end_snapshot()
+            self._give_up()
             if self._journal is not None:
                 self._journal.close()
         finally:
@@ -160,6 +157,7 @@ class Durable:
     def discard(self) -> None:
         """Close, and remove everything: the job is over. Raises DurabilityError when that cannot be done."""
         gone = self._folder.with_name(f".{self._folder.name}.{secrets.token_hex(4)}")
+        self._give_up()  # before the folder has another name: its thread would make this one again
         try:
             # At once and under another name: half of it would look like a damaged folder.
             self._folder.rename(gone)
@@ -167,6 +165,13 @@ class Durable:
             shutil.rmtree(gone)
         except OSError as error:
             raise DurabilityError(f"{self._folder} cannot be removed: {error}") from error
+
+    def _give_up(self) -> None:
+        """End a snapshot under way."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task.wait()
+            self.end_snapshot()
 
     def _remove_before(self, number: int) -> None:
         """What the snapshot of this number has made superfluous. What cannot be removed now is left: nobody

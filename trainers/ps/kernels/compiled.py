@@ -12,8 +12,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import platform
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -44,26 +45,28 @@ _HERE = Path(__file__).parent
 
 def compiled(function: Kernel) -> Kernel:
     """The function as machine code: compiled at its first call on this machine, loaded at later ones; runs
-    without the GIL. Where there is no folder to keep it, it is compiled anew in every process.
+    without the GIL. Of several processes that need it at once one compiles it, and the others wait and load
+    it. Where there is no folder to keep it, it is compiled anew in every process.
     """
     try:
-        kernel = cast(Kernel, numba.njit(cache=True, **_OPTIONS)(function))
+        kernel: Any = numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba found no folder that it can write to
-        kernel = cast(Kernel, numba.njit(**_OPTIONS)(function))
-    _drop_stale(function.__code__.co_filename, cache_folder(kernel))
-    return kernel
+        return cast(Kernel, numba.njit(**_OPTIONS)(function))
+    folder = cache_folder(kernel)
+    _drop_stale(function.__code__.co_filename, folder)
+    kernel.compile = partial(_compile, kernel.compile, folder, f"{function.__module__}.{function.__name__}")
+    return cast(Kernel, kernel)
 
 
-def cache_folder(kernel: Callable[..., object]) -> Path | None:
-    """Where the machine code of a kernel is kept; None where it is not."""
-    path = kernel.stats.cache_path  # type: ignore[attr-defined]  # numba's
-    return None if path is None else Path(path)
+def cache_folder(kernel: Callable[..., object]) -> Path:
+    """Where the machine code of a kernel is kept."""
+    return Path(kernel.stats.cache_path)  # type: ignore[attr-defined]  # numba's
 
 
 @cache
-def _drop_stale(source: str, folder: Path | None) -> None:
+def _drop_stale(source: str, folder: Path) -> None:
     """Remove machine code of the kernels in `source` that is older than a source beside it, or one here."""
-    if folder is None or not folder.is_dir():
+    if not folder.is_dir():
         return
     newest = max(path.stat().st_mtime for path in {*Path(source).parent.glob("*.py"), *_HERE.glob("*.py")})
     for index in folder.glob(f"{Path(source).stem}.*.nbi"):
@@ -74,42 +77,51 @@ def _drop_stale(source: str, folder: Path | None) -> None:
             continue
 
 
-def compile_once(folder: Path | None, run: Callable[[], None]) -> None:
-    """Call `run`, which calls kernels. Where their machine code is not in `folder` yet, one process compiles
-    it and says so, and others that start at the same time wait and load it.
+def _compile(compile_or_load: Callable[[Any], Any], folder: Path, name: str, signature: Any) -> Any:
+    """numba's way to machine code for a signature, in one process at a time.
+
+    A kernel waits only for those that it calls itself, never the other way round; so nobody waits forever.
     """
-    if folder is None:
-        run()
-        return
-    stamp = folder / f"{run.__name__}-{_digest()}.warm"
-    if stamp.exists():
-        run()
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "kernels.lock").open("a") as lock:
+    with _alone(folder / f"{name}.lock"), event.install_listener("numba:compile", _Announcer(folder)):
+        return compile_or_load(signature)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process is between these lines with the same path. The system lets go of what a dead process
+    held.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with event.install_listener("numba:compile", _Announcer()):
-            run()
-        for old in folder.glob(f"{run.__name__}-*.warm"):
-            old.unlink()
-        stamp.touch()
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a forked child may have it open too
 
 
 class _Announcer(event.Listener):
-    """Says at the first compilation that it will take a moment."""
+    """Says at the first compilation on this machine that it will take a moment."""
 
-    def __init__(self) -> None:
-        self._said = False
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def on_start(self, event: event.Event) -> None:
-        if not self._said:
-            self._said = True
-            glog("compiling kernels, once for this machine: takes some seconds")
+        said = self._folder / f"{_digest()}.said"
+        try:
+            said.open("x").close()
+        except FileExistsError:
+            return
+        for other in self._folder.glob("*.said"):
+            if other != said:
+                other.unlink(missing_ok=True)
+        glog("compiling kernels, once for this machine: takes some seconds")
 
     def on_end(self, event: event.Event) -> None:
         pass
 
 
+@cache
 def _digest() -> str:
     """Changes with whatever makes numba compile anew."""
     parts = [numba.__version__, platform.python_version(), llvmlite.binding.get_host_cpu_name()]

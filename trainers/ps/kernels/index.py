@@ -13,6 +13,7 @@ very many.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from trainers.ps.kernels.mixing import keyed_hash
 
 SEGMENT = 4096
 FULL = 3277
+PLENTY = 3000
 DEEPEST = 20
 BLOCK = 32
 
@@ -44,6 +46,25 @@ class Index(NamedTuple):
     depths: NDArray[np.int32]  # how many leading bits all entries of a segment share
     numbers: NDArray[np.int64]  # depth of the directory, segments in use
     secret: NDArray[np.uint64]
+
+
+def laid_out(index: Index, rows: int) -> Index:
+    """In place of an empty index, one with segments for so many rows, up to PLENTY in each: none needs to be
+    split. Room for their entries is the caller's matter.
+    """
+    depth = min(DEEPEST, math.ceil(math.log2(max(1.0, 1.5 * rows / PLENTY))))
+    size = 1 << depth
+    # The keys lie 3/2 / sqrt(1 + 3x) times as densely at x as on average (see `where`): from 3/2 at 0 to 3/4.
+    # So from some place on, a segment may be twice as wide.
+    wide = ((3 * rows / (size * PLENTY)) ** 2 - 1) / 3
+    narrow = size if not depth else min(size, 2 * math.ceil(max(0.0, wide) * size / 2))
+    directory = np.arange(size, dtype=np.uint32)
+    directory[narrow:] = narrow + (directory[narrow:] - narrow) // 2
+    segments = int(directory[-1]) + 1
+    depths, fill = np.full(size, depth, np.int32), np.zeros(size, np.int32)
+    depths[narrow:segments] = depth - 1
+    numbers = np.array([depth, segments], np.int64)
+    return index._replace(directory=directory, fill=fill, depths=depths, numbers=numbers)
 
 
 @compiled

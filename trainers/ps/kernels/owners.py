@@ -20,14 +20,22 @@ def owners_kernel(keys: Keys, servers: Scalar, out: Keys) -> None:
 
 
 @compiled
-def split_kernel(owner: Keys, starts: Keys, positions: Keys) -> None:
+def arrange_kernel(owner: Keys, starts: Keys, positions: Keys) -> bool:
     """Counting sort: positions of owner 0, then 1, ...; afterwards starts[s + 1] is the end of owner s.
-    `starts`: zeros, one more than there are owners.
+    `starts`: zeros, one more than there are owners. False: they are in this order already, and positions were
+    not filled.
     """
+    last, sorted_already = 0, True
     for position in range(len(owner)):
-        starts[owner[position] + 1] += 1
+        server = owner[position]
+        starts[server + 1] += 1
+        if server < last:
+            sorted_already = False
+        last = server
     for server in range(1, len(starts)):
         starts[server] += starts[server - 1]
+    if sorted_already:
+        return False
     ends = np.empty_like(starts)
     for server in range(len(starts)):
         ends[server] = starts[server]
@@ -35,6 +43,7 @@ def split_kernel(owner: Keys, starts: Keys, positions: Keys) -> None:
         server = owner[position]
         positions[ends[server]] = position
         ends[server] += 1
+    return True
 
 
 def owners(keys: torch.Tensor, servers: int) -> torch.Tensor:
@@ -44,10 +53,20 @@ def owners(keys: torch.Tensor, servers: int) -> torch.Tensor:
     return torch.from_numpy(out)
 
 
+def arranged(keys: torch.Tensor, servers: int) -> tuple[torch.Tensor | None, list[int]]:
+    """The order in which keys stand server by server, (n,) int64; None when they do already. In it those of
+    server s are at [cuts[s], cuts[s + 1]), where they keep the order that they had.
+    """
+    if servers == 1:
+        return None, [0, len(keys)]
+    starts, positions = np.zeros(servers + 1, np.int64), np.empty(len(keys), np.int64)
+    moved = arrange_kernel(owners(keys, servers).numpy(), starts, positions)
+    cuts: list[int] = starts.tolist()
+    return (torch.from_numpy(positions) if moved else None), cuts
+
+
 def split(keys: torch.Tensor, servers: int) -> list[torch.Tensor]:
     """For each server the positions of its keys, (n_s,) int64, ascending."""
-    starts, positions = np.zeros(servers + 1, np.int64), np.empty(len(keys), np.int64)
-    split_kernel(owners(keys, servers).numpy(), starts, positions)
-    cuts = starts.tolist()
-    order = torch.from_numpy(positions)
-    return [order[start:stop] for start, stop in pairwise(cuts)]
+    order, cuts = arranged(keys, servers)
+    positions = torch.arange(len(keys)) if order is None else order
+    return [positions[start:stop] for start, stop in pairwise(cuts)]

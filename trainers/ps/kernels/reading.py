@@ -47,7 +47,7 @@ def read(
     words, floats, flags = rows.words, rows.floats, rows.flags
     image_of, image_floats = rows.image_of, rows.images.view(np.float32)
     stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
-    found = 0
+    found = np.int64(0)  # numba would compile what it calls for a literal 0, too
     for slot in range(start, stop):
         if changed_only and not flags[slot] & np.uint8(CHANGED):
             continue
@@ -59,7 +59,7 @@ def read(
             place = np.int64(image_of[slot]) * stride * 2 + 2
             copy_record(image_floats, place, dim, found, values, state, statistics)
         found += 1
-    return found
+    return int(found)
 
 
 @compiled

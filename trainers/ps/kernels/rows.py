@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.ps.kernels.compiled import Flags, Floats, Keys, Scalar, Words, compiled
+from trainers.ps.kernels.compiled import Floats, Keys, Scalar, Words, compiled
 from trainers.ps.kernels.index import (
     BLOCK,
     ENOUGH,
@@ -55,32 +55,30 @@ class Rows(NamedTuple):
 
 
 @compiled
-def note(flags: Flags, cut: Keys, slot: Scalar) -> bool:
-    """To be called before a row changes: notes that. Whether `keep_image` must be called too.
-
-    Takes arrays, not Rows: taking one out of a tuple in every round of a loop costs more than an update.
+def will_change(rows: Rows, slots: Keys, count: Scalar) -> None:
+    """To be called before the rows in slots[:count] change (-1: none): notes that, and keeps them as they are
+    if the cut may still want them. For many rows at once: a call that gets arrays costs more than a row.
     """
-    if not cut[OPEN]:
-        flags[slot] |= np.uint8(CHANGED)
-        return False
-    return not flags[slot] & np.uint8(SINCE_CUT)
-
-
-@compiled
-def keep_image(rows: Rows, slot: Scalar) -> None:
-    """Keeps a row as it is, if the cut may still want it."""
-    stride, cut = rows.numbers[STRIDE], rows.cut
-    if cut[READ] <= slot < cut[CUT_ROWS]:
-        image = cut[TAKEN]
-        target = rows.images[image * stride : (image + 1) * stride]
-        source = rows.words[slot * stride : (slot + 1) * stride]
-        for word in range(stride):
-            target[word] = source[word]
-        rows.image_of[slot] = np.uint32(image)
-        cut[TAKEN] = image + 1
-        fence()  # a reader that sees the flag must find the image
-    rows.flags[slot] |= np.uint8(SINCE_CUT)
-    fence()  # a reader that sees any change of the row must see the flag
+    words, flags, cut, stride = rows.words, rows.flags, rows.cut, rows.numbers[STRIDE]
+    images, image_of = rows.images, rows.image_of
+    for i in range(count):
+        slot = slots[i]
+        if slot < 0:
+            continue
+        if not cut[OPEN]:
+            flags[slot] |= np.uint8(CHANGED)
+        elif not flags[slot] & np.uint8(SINCE_CUT):
+            if cut[READ] <= slot < cut[CUT_ROWS]:
+                image = cut[TAKEN]
+                target = images[image * stride : (image + 1) * stride]
+                source = words[slot * stride : (slot + 1) * stride]
+                for word in range(stride):
+                    target[word] = source[word]
+                image_of[slot] = np.uint32(image)
+                cut[TAKEN] = image + 1
+                fence()  # a reader that sees the flag must find the image
+            flags[slot] |= np.uint8(SINCE_CUT)
+            fence()  # a reader that sees any change of the row must see the flag
 
 
 @compiled
@@ -96,7 +94,7 @@ def locate(
     slots: Keys,
 ) -> None:
     """slots[i] = the slot of keys[start + i], or -1. `used`: words of a record that will be used; all of them
-    means that it will be changed. `bases`, `tags`: working space of BLOCK words.
+    means that it may be changed. `bases`, `tags`: working space of BLOCK words.
     """
     entries, words, flags, stride = index.entries, rows.words, rows.flags, rows.numbers[STRIDE]
     asked, image_of = min(used, _LINE * _AHEAD), rows.image_of
@@ -164,48 +162,50 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
     the rows.
     """
     numbers, words, flags, cut = rows.numbers, rows.words, rows.flags, rows.cut
-    entries, fill, floats, stride = index.entries, index.fill, rows.floats, numbers[STRIDE]
-    for start in range(begin, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        for i in range(start, stop):
+    entries, fill, stride = index.entries, index.fill, numbers[STRIDE]
+    start, needs = begin, ENOUGH
+    while start < len(keys) and needs == ENOUGH:
+        first, stop, before = start, min(start + BLOCK, len(keys)), numbers[COUNT]
+        start = stop
+        for i in range(first, stop):
             base, tag = where(index, keys[i])
             prefetch(entries, base + home(tag))
-        for i in range(start, stop):
+        for i in range(first, stop):
             key = keys[i]
             base, tag = where(index, key)
             position = search(entries, words, stride, key, base, tag, home(tag))
             slot = slot_at(entries, position)
             if slot < 0:
-                while fill[base // SEGMENT] >= FULL:
-                    needs = split(index, base // SEGMENT)
-                    if needs != ENOUGH:
-                        return i, needs
-                    base, tag = where(index, key)
-                    position = search(entries, words, stride, key, base, tag, home(tag))
+                if fill[base // SEGMENT] >= FULL:
+                    needs, start = split(index, base // SEGMENT), i
+                    break
                 slot = numbers[COUNT]
                 numbers[COUNT] = slot + 1
                 entries[position] = (tag << np.uint64(32)) | np.uint64(slot + 1)
                 fill[base // SEGMENT] += 1
                 words[slot * stride] = key
-                blank(fresh, key, floats, slot * stride * 2 + 2, numbers)
-                flags[slot] = np.uint8(0)
-                if note(flags, cut, slot):
-                    keep_image(rows, slot)
+                flags[slot] = np.uint8(SINCE_CUT) if cut[OPEN] else np.uint8(CHANGED)  # not one of the cut's
             slots[i] = slot
-    return len(keys), ENOUGH
+        if fresh.kind != NOTHING:
+            blank(fresh, rows, before)
+    return start, needs
 
 
 @compiled
-def blank(fresh: Fresh, key: Scalar, floats: Floats, first: Scalar, numbers: Keys) -> None:
-    """What follows the key in a new record: initial values and state, nothing seen."""
-    if fresh.kind == NOTHING:
-        return
-    fill_values(fresh, key, floats, first, numbers[DIM])
-    end = first + numbers[DIM] + numbers[STATES]
-    for place in range(first + numbers[DIM], end):
-        floats[place] = fresh.state
-    for place in range(end, end + numbers[STATISTICS]):
-        floats[place] = np.float32(0)
+def blank(fresh: Fresh, rows: Rows, first: Scalar) -> None:
+    """What follows the keys of rows from `first` on: initial values and state, nothing seen. For many rows at
+    once: a call that gets arrays costs more than a row.
+    """
+    words, floats, numbers = rows.words, rows.floats, rows.numbers
+    stride, dim = numbers[STRIDE], numbers[DIM]
+    for slot in range(first, numbers[COUNT]):
+        place = slot * stride * 2 + 2
+        fill_values(fresh, words[slot * stride], floats, place, dim)
+        end = place + dim + numbers[STATES]
+        for column in range(place + dim, end):
+            floats[column] = fresh.state
+        for column in range(end, end + numbers[STATISTICS]):
+            floats[column] = np.float32(0)
 
 
 @compiled
@@ -215,11 +215,10 @@ def write(
     """Overwrite rows: values (n, dim), state (states, n, dim) or (0, 0, 0), statistics (n, 3) or (0, 3).
     What is not given becomes `state_of_new` and 0.
     """
-    numbers, floats, flags, cut = rows.numbers, rows.floats, rows.flags, rows.cut
+    numbers, floats = rows.numbers, rows.floats
     stride, dim = numbers[STRIDE], numbers[DIM]
+    will_change(rows, slots, len(slots))
     for i in range(len(slots)):
-        if note(flags, cut, slots[i]):
-            keep_image(rows, slots[i])
         place = slots[i] * stride * 2 + 2
         target, source = floats[place : place + dim], values[i]  # slices, so that loops become vectors
         for column in range(dim):

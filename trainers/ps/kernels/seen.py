@@ -7,7 +7,7 @@ import numpy as np
 from trainers.ps.kernels.compiled import Floats, Keys, Mask, Scalar, compiled
 from trainers.ps.kernels.index import BLOCK, Index, home, remove_entry, search, where
 from trainers.ps.kernels.mixing import finalize
-from trainers.ps.kernels.rows import COUNT, DIM, STATES, STRIDE, Rows, keep_image, locate, note
+from trainers.ps.kernels.rows import CHANGED, COUNT, DIM, STATES, STRIDE, Rows, locate, will_change
 
 
 @compiled
@@ -15,17 +15,16 @@ def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
     """Add shows and clicks (n, 2) to the rows of keys, where there are any, and note that they were seen
     today. `stats` (0, 2): only the latter.
     """
-    numbers, flags, cut = rows.numbers, rows.flags, rows.cut
+    numbers = rows.numbers
     offset = 2 + numbers[DIM] + numbers[STATES]
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
         locate(index, rows, keys, start, stop, numbers[STRIDE], bases, tags, slots)
+        will_change(rows, slots, stop - start)
         for i in range(stop - start):
             if slots[i] < 0:
                 continue
-            if note(flags, cut, slots[i]):
-                keep_image(rows, slots[i])
             place = slots[i] * numbers[STRIDE] * 2 + offset
             if len(stats):
                 rows.floats[place] += stats[start + i, 0]
@@ -87,12 +86,12 @@ def remove_keys(index: Index, rows: Rows, keys: Keys) -> None:
 @compiled
 def shrink(index: Index, rows: Rows, policy: Floats) -> int:
     """One day passes, and rows go; returns how many. policy: decay, coefficients of show - click and of
-    click, the least score, the most unseen days.
+    click, the least score, the most unseen days. Not while there is a cut.
     """
     decay, shown, clicked, least, oldest = policy[0], policy[1], policy[2], policy[3], policy[4]
-    numbers, floats, flags, cut = rows.numbers, rows.floats, rows.flags, rows.cut
+    numbers, floats, flags = rows.numbers, rows.floats, rows.flags
     offset = 2 + numbers[DIM] + numbers[STATES]
-    before, slot = numbers[COUNT], 0
+    before, slot = numbers[COUNT], np.int64(0)  # numba would compile what it calls for a literal 0, too
     while slot < numbers[COUNT]:
         place = slot * numbers[STRIDE] * 2 + offset
         show = floats[place] * decay
@@ -101,8 +100,7 @@ def shrink(index: Index, rows: Rows, policy: Floats) -> int:
         if shown * (show - click) + clicked * click < least or days > oldest:
             remove_slot(index, rows, slot)
             continue
-        if note(flags, cut, slot):
-            keep_image(rows, slot)
+        flags[slot] |= np.uint8(CHANGED)  # no cut is open
         floats[place], floats[place + 1], floats[place + 2] = show, click, days
         slot += 1
     return int(before - numbers[COUNT])

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainers.ps.kernels.compiled import Floats, Keys, Scalar, compiled
 from trainers.ps.kernels.index import BLOCK, Index
-from trainers.ps.kernels.rows import DIM, STRIDE, Rows, keep_image, locate, note
+from trainers.ps.kernels.rows import DIM, STRIDE, Rows, locate, will_change
 
 
 @compiled
@@ -28,18 +28,17 @@ def sgd(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mis
     """options: low, high, lr, weight decay."""
     low, high, lr, decay = options[0], options[1], options[2], options[3]
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, flags, cut = rows.floats, rows.flags, rows.cut
+    floats = rows.floats
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
         locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
         for i in range(stop - start):
             if slots[i] < 0:
                 missing[count] = start + i
                 count += 1
                 continue
-            if note(flags, cut, slots[i]):
-                keep_image(rows, slots[i])
             place = slots[i] * stride * 2 + 2
             value, slopes = floats[place : place + dim], grad[start + i]
             for column in range(dim):
@@ -53,18 +52,17 @@ def adagrad(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats,
     """options: low, high, lr after its decay, weight decay, eps."""
     low, high, lr, decay, eps = options[0], options[1], options[2], options[3], options[4]
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, flags, cut = rows.floats, rows.flags, rows.cut
+    floats = rows.floats
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
         locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
         for i in range(stop - start):
             if slots[i] < 0:
                 missing[count] = start + i
                 count += 1
                 continue
-            if note(flags, cut, slots[i]):
-                keep_image(rows, slots[i])
             place = slots[i] * stride * 2 + 2
             value, slopes = floats[place : place + dim], grad[start + i]
             total = floats[place + dim : place + 2 * dim]
@@ -82,18 +80,17 @@ def sparse_adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Flo
     """options: low, high, step size (lr with both corrections), 1 - beta1, 1 - beta2, eps."""
     low, high, size, fast, slow, eps = options[0], options[1], options[2], options[3], options[4], options[5]
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, flags, cut = rows.floats, rows.flags, rows.cut
+    floats = rows.floats
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
         locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
         for i in range(stop - start):
             if slots[i] < 0:
                 missing[count] = start + i
                 count += 1
                 continue
-            if note(flags, cut, slots[i]):
-                keep_image(rows, slots[i])
             place = slots[i] * stride * 2 + 2
             value, slopes = floats[place : place + dim], grad[start + i]
             first, second = floats[place + dim : place + 2 * dim], floats[place + 2 * dim : place + 3 * dim]
@@ -114,18 +111,17 @@ def ftrl(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mi
     low, high, lr, l1, l2 = options[0], options[1], options[2], options[3], options[4]
     power, beta = options[5], options[6]
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats, flags, cut = rows.floats, rows.flags, rows.cut
+    floats = rows.floats
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
         locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
         for i in range(stop - start):
             if slots[i] < 0:
                 missing[count] = start + i
                 count += 1
                 continue
-            if note(flags, cut, slots[i]):
-                keep_image(rows, slots[i])
             value = slots[i] * stride * 2 + 2
             for column in range(dim):
                 place = value + column

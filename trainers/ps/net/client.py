@@ -11,6 +11,7 @@ does the sending and receiving.
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 import time
@@ -23,7 +24,7 @@ from trainers.errors import FleetError, ServerError, TrainerLostError
 from trainers.glog import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.net.keys import JobKeys
-from trainers.ps.net.transport import client_socket
+from trainers.ps.net.transport import client_socket, receive, send
 from trainers.ps.net.wire import Buffer, Code, Kind, Message, Part, WireError, decode, encode
 
 _LONGEST_RETRY_S = 10.0
@@ -56,15 +57,18 @@ class _Pending:
 class Ticket:
     """Requests that are underway."""
 
-    __slots__ = ("_pending",)
+    __slots__ = ("_first", "_pending")
 
     def __init__(self, pending: Sequence[_Pending]) -> None:
         self._pending = pending
+        self._first = 0  # all before this one are answered
 
     @property
     def open(self) -> bool:
         """Whether a reply is missing, as far as was looked."""
-        return any(each.reply is None for each in self._pending)
+        while self._first < len(self._pending) and self._pending[self._first].reply is not None:
+            self._first += 1
+        return self._first < len(self._pending)
 
     @property
     def replies(self) -> list[Message]:
@@ -92,6 +96,10 @@ class Client:
         self._sequence = 0
         self._pending: dict[int, _Pending] = {}
         self._looked = time.monotonic()
+        self._unseen = 0.0
+        """Seconds in which nobody looked: they are no server's silence."""
+        self._retry_at = math.inf
+        """No request is to be sent again before this."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         name = f"trainer-{rank}-{self._incarnation:x}".encode()
         self._sockets = [
@@ -101,6 +109,7 @@ class Client:
         self._poller = zmq.Poller()
         for socket in self._sockets:
             self._poller.register(socket, zmq.POLLIN)
+        self._servers = {socket: server for server, socket in enumerate(self._sockets)}
 
     def close(self) -> None:
         for socket in self._sockets:
@@ -121,14 +130,16 @@ class Client:
         """
         now = time.monotonic()
         if not self._pending:
-            self._looked = now
+            self._looked, self._retry_at = now, math.inf
+        self._retry_at = min(self._retry_at, now + self._first_retry_s)
+        heard = self._looked - self._unseen
         ticket = []
         for request in requests:
             self._sequence += 1
             each = _Pending(
                 request=request,
                 frames=encode(self._message(request)),
-                heard=now,
+                heard=heard,
                 limit=silence or self._configs.request_timeout_s,
                 retry_at=now + self._first_retry_s,
                 retry_after=self._first_retry_s,
@@ -142,14 +153,13 @@ class Client:
     def wait(self, ticket: Ticket) -> list[Message]:
         """The replies, in the order of the requests; raises as `ask`."""
         while ticket.open:
-            until = min(each.retry_at for each in self._pending.values())
-            self._turn(max(0.0, until - time.monotonic()))
+            self._turn(max(0.0, self._retry_at - time.monotonic()))
         return ticket.replies
 
     def look(self) -> None:
         """Take what has come, without waiting; raises as `ask` for anything that is underway."""
         if self._pending:
-            self._turn(None)
+            self._turn(0.0)
 
     def _message(self, request: Request) -> Message:
         return Message(
@@ -161,22 +171,30 @@ class Client:
             parts=request.parts,
         )
 
-    def _turn(self, wait_s: float | None) -> None:
-        """Wait for news (None: do not), take all of it, and look after what is overdue."""
-        unseen = time.monotonic() - self._looked
-        for each in self._pending.values():
-            each.heard += unseen  # while nobody looked: that was not the server's silence
-        while ready := self._poller.poll(0 if wait_s is None else round(wait_s * 1000) + 1):
-            for socket, _ in ready:
-                self._receive(self._sockets.index(socket))
-            wait_s = None
+    def _turn(self, wait_s: float) -> None:
+        """Wait for news, take it, and look after what is overdue."""
+        self._unseen += time.monotonic() - self._looked
+        news = self._take(wait_s)
+        self._looked = now = time.monotonic()
+        if now < self._retry_at and wait_s:
+            return
+        while news:  # all of it: who has answered is not overdue
+            news = self._take(0.0)
         self._looked = now = time.monotonic()
         for each in list(self._pending.values()):
             if now >= each.retry_at:
                 self._overdue(each, now)
+        self._retry_at = min((each.retry_at for each in self._pending.values()), default=math.inf)
+
+    def _take(self, wait_s: float) -> bool:
+        """Wait for a message, and take one of every server that has sent any."""
+        ready = self._poller.poll(math.ceil(wait_s * 1000))
+        for socket, _ in ready:
+            self._receive(socket)
+        return bool(ready)
 
     def _overdue(self, each: _Pending, now: float) -> None:
-        if now - each.heard > each.limit:
+        if now - self._unseen - each.heard > each.limit:
             silent = f"{self._name(each.request.server)} has not answered {each.request.kind.name}"
             raise ServerError(
                 f"{silent} for {each.limit:g} s; it may have died or be unreachable: see its log"
@@ -193,10 +211,10 @@ class Client:
             what = each.awaited or f"an answer of {self._name(each.request.server)}"
             glog(f"trainer {self._rank} is waiting for {what} ({each.request.kind.name})")
 
-    def _receive(self, server: int) -> None:
-        frames = self._sockets[server].recv_multipart(copy=False)
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        server = self._servers[socket]
         try:
-            reply = decode([frame.buffer for frame in frames])
+            reply = decode([frame.buffer for frame in receive(socket)])
         except WireError as error:
             if error.code is Code.BAD_VERSION:
                 raise ServerError(f"{self._name(server)} answers in another language: {error}") from error
@@ -206,7 +224,7 @@ class Client:
         each = self._pending.get(reply.sequence)
         if each is None or each.request.server != server or reply.incarnation != self._incarnation:
             return  # a probe, a second answer, or a complaint about damaged bytes, which the retry mends
-        each.heard = time.monotonic()
+        each.heard = time.monotonic() - self._unseen
         if reply.kind is Kind.WAIT:
             each.awaited = reply.text
             return
@@ -227,7 +245,7 @@ class Client:
 
     def _send(self, server: int, frames: Sequence[Buffer]) -> None:
         try:
-            self._sockets[server].send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
+            send(self._sockets[server], frames)
         except zmq.Again:
             return  # the queue to this server is full: the retry comes later
 

@@ -9,16 +9,39 @@ from __future__ import annotations
 
 import hmac
 import socket as socket_module
+from collections.abc import Sequence
 
 import zmq
 from zmq.utils import z85
 
 from trainers.errors import ServerError
 from trainers.ps.net.keys import JobKeys
-from trainers.ps.net.wire import MAX_FRAME_BYTES
+from trainers.ps.net.wire import MAX_FRAME_BYTES, Buffer
 
 _DOMAIN = b"fleetrun"
 _HIGH_WATER = 1000
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """All frames of one message: recv_multipart, without its questions to the socket between them."""
+    frame = socket.recv(copy=False)
+    frames = [frame]
+    while frame.more:
+        frame = socket.recv(copy=False)
+        frames.append(frame)
+    return frames
+
+
+def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
+    """Send one message without waiting, or nothing of it: send_multipart, which looks at all frames twice.
+    Raises zmq.ZMQError.
+    """
+    *leading, last = frames
+    for frame in leading:
+        socket.send(frame, _MORE, copy=False)
+    socket.send(last, _LAST, copy=False)
 
 
 def _harden(socket: zmq.Socket[bytes]) -> None:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -30,12 +29,10 @@ MAX_FRAME_BYTES = 256 << 20
 MAX_COLS = 512
 _LARGEST_RATE = 1e30  # beyond float32 lies an OverflowError
 
-E = TypeVar("E", bound=IntEnum)
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_HEADER = struct.Struct("<4sBBHIIQQQ")
-_CHECKSUM = struct.Struct("<Q")
-_HEADER_SIZE = _HEADER.size + _CHECKSUM.size
+_HEADER = struct.Struct("<4sBBHIIQQQQ")
+_UNSUMMED = struct.Struct("<4sBBHIIQQQ")  # the header without its checksum
 _PART = struct.Struct("<IBBHdQQ")
 
 
@@ -108,22 +105,43 @@ class WireError(Exception):
 _DTYPES = {1: torch.float32, 2: torch.int64, 3: torch.uint8, 4: torch.float16, 5: torch.bfloat16}
 _DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 ROW_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_FLOATS = frozenset({1, 4, 5})
+_FLOATS = (1, 4, 5)
 _FIELD_DTYPES = {
-    Field.KEYS: frozenset({2}),
+    Field.KEYS: (2,),
     Field.ROWS: _FLOATS,
     Field.VALUES: _FLOATS,
-    Field.WANT: frozenset({2}),
-    Field.SPEC: frozenset({3}),
-    Field.TEXT: frozenset({3}),
-    Field.PEEK: frozenset({2}),
-    Field.STATS: frozenset({1}),
+    Field.WANT: (2,),
+    Field.SPEC: (3,),
+    Field.TEXT: (3,),
+    Field.PEEK: (2,),
+    Field.STATS: (1,),
 }
-_TWO_DIMENSIONS = frozenset({Field.ROWS, Field.STATS})
+_TWO_DIMENSIONS = (Field.ROWS, Field.STATS)
+_KINDS = {kind.value: kind for kind in Kind}  # asked for every message, where Kind(value) takes its time
+_CODES = {code.value: code for code in Code}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class _Form(NamedTuple):
+    """What a field with one of its dtypes looks like. numpy has no bfloat16: its bytes pass as int16."""
+
+    field: Field
+    dtype: torch.dtype
+    raw: np.dtype[Any]
+    two_dimensions: bool
+
+
+def _raw(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(np.int16 if dtype is torch.bfloat16 else str(dtype).removeprefix("torch."))
+
+
+_FORMS = {
+    (field.value, code): _Form(field, _DTYPES[code], _raw(_DTYPES[code]), field in _TWO_DIMENSIONS)
+    for field, codes in _FIELD_DTYPES.items()
+    for code in codes
+}
+
+
+class Part(NamedTuple):
     """One tensor of a message: contiguous, on the CPU, with one or two dimensions."""
 
     table: int
@@ -132,8 +150,7 @@ class Part:
     lr: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Message:
+class Message(NamedTuple):
     """A request (with the sender's rank, incarnation and sequence) or the reply to one (with the same
     three).
     """
@@ -155,15 +172,7 @@ class Message:
     def reply(
         self, kind: Kind, *, number: int = 0, code: Code = Code.NONE, parts: tuple[Part, ...] = ()
     ) -> Message:
-        return Message(
-            kind=kind,
-            rank=self.rank,
-            incarnation=self.incarnation,
-            sequence=self.sequence,
-            number=number,
-            code=code,
-            parts=parts,
-        )
+        return Message(kind, self.rank, self.incarnation, self.sequence, number, code, parts)
 
 
 def bytes_part(field: Field, content: bytes, table: int = 0) -> Part:
@@ -176,99 +185,76 @@ def encode(message: Message) -> list[Buffer]:
 
     Raises WireError for a part that no receiver would take.
     """
-    fields = (message.rank, len(message.parts), message.incarnation, message.sequence, message.number)
-    header = _HEADER.pack(MAGIC, VERSION, message.kind, message.code, *fields)
-    table = b"".join(map(_pack_part, message.parts))
-    bodies = [_body(part.data) for part in message.parts]
-    if any(len(body) > MAX_FRAME_BYTES for body in bodies):
-        raise WireError(Code.BAD_MESSAGE, f"a part of more than {MAX_FRAME_BYTES >> 20} MB")
-    return [header + _CHECKSUM.pack(_checksum(header, table, bodies)) + table, *bodies]
+    kind, rank, incarnation, sequence, number, code, parts = message
+    header = _UNSUMMED.pack(MAGIC, VERSION, kind, code, rank, len(parts), incarnation, sequence, number)
+    table = b"".join([_entry(part) for part in parts])
+    bodies = [_body(part.data) for part in parts]
+    checksum = _checksum(header + table, bodies).to_bytes(8, "little")
+    return [header + checksum + table, *bodies]
+
+
+def _entry(part: Part) -> bytes:
+    number, field, data, lr = part
+    rows, cols = data.shape if data.dim() == 2 else (data.shape[0], 0)
+    return _PART.pack(number, field, _DTYPE_CODES[data.dtype], 0, lr, rows, cols)
 
 
 def _body(data: torch.Tensor) -> Buffer:
-    if not data.numel():
-        return b""
-    raw = data.view(torch.int16) if data.dtype is torch.bfloat16 else data  # numpy has no bfloat16
-    return raw.numpy().data.cast("B")
+    if data.nbytes > MAX_FRAME_BYTES:
+        raise WireError(Code.BAD_MESSAGE, f"a part of more than {MAX_FRAME_BYTES >> 20} MB")
+    raw = data.view(torch.int16) if data.dtype is torch.bfloat16 else data
+    return raw.numpy().data.cast("B") if data.nbytes else b""
 
 
-def _pack_part(part: Part) -> bytes:
-    rows, cols = _shape(part.data)
-    return _PART.pack(part.table, part.field, _DTYPE_CODES[part.data.dtype], 0, part.lr, rows, cols)
-
-
-def _checksum(header: bytes, table: bytes, bodies: Iterable[Buffer]) -> int:
-    total = xxhash.xxh3_64(header)
-    total.update(table)
+def _checksum(described: bytes, bodies: Iterable[Buffer]) -> int:
+    total = xxhash.xxh3_64(described)
     for body in bodies:
         total.update(body)
     return total.intdigest()
-
-
-def _shape(data: torch.Tensor) -> tuple[int, int]:
-    return (data.shape[0], data.shape[1]) if data.dim() == 2 else (data.shape[0], 0)
 
 
 def decode(frames: Sequence[Buffer]) -> Message:
     """The message in these frames. Raises WireError; what it returns has consistent lengths, types and
     shapes.
     """
-    if not frames or len(frames[0]) < _HEADER_SIZE:
+    if not frames or len(frames[0]) < _HEADER.size:
         raise WireError(Code.BAD_MESSAGE, "no header")
-    head = bytes(frames[0])
-    magic, version, kind, code, rank, count, incarnation, sequence, number = _HEADER.unpack_from(head)
+    head, bodies = bytes(frames[0]), frames[1:]
+    magic, version, kind, code, rank, count, incarnation, sequence, number, checksum = _HEADER.unpack_from(
+        head
+    )
     if magic != MAGIC:
         raise WireError(Code.BAD_MESSAGE, f"magic is {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise WireError(Code.BAD_VERSION, f"protocol version {version}; this side speaks {VERSION}")
-    if count > MAX_PARTS or count != len(frames) - 1 or len(head) != _HEADER_SIZE + count * _PART.size:
-        raise WireError(Code.BAD_MESSAGE, f"header announces {count} parts, {len(frames) - 1} frames came")
-    (checksum,) = _CHECKSUM.unpack_from(head, _HEADER.size)
-    if checksum != _checksum(head[: _HEADER.size], head[_HEADER_SIZE:], frames[1:]):
+    if count > MAX_PARTS or count != len(bodies) or len(head) != _HEADER.size + count * _PART.size:
+        raise WireError(Code.BAD_MESSAGE, f"header announces {count} parts, {len(bodies)} frames came")
+    table = head[_HEADER.size :]
+    if checksum != _checksum(head[: _UNSUMMED.size] + table, bodies):
         raise WireError(Code.BAD_MESSAGE, "the checksum does not fit the content")
-    parts = tuple(
-        _decode_part(_PART.unpack_from(head, _HEADER_SIZE + index * _PART.size), frames[index + 1])
-        for index in range(count)
-    )
-    return Message(
-        kind=_member(Kind, kind),
-        rank=rank,
-        incarnation=incarnation,
-        sequence=sequence,
-        number=number,
-        code=_member(Code, code),
-        parts=parts,
-    )
+    if kind not in _KINDS or code not in _CODES:
+        raise WireError(Code.BAD_MESSAGE, f"kind {kind} or code {code} is unknown")
+    parts = tuple(map(_decode_part, _PART.iter_unpack(table), bodies))
+    return Message(_KINDS[kind], rank, incarnation, sequence, number, _CODES[code], parts)
 
 
-def _member(enum: type[E], value: int) -> E:
-    try:
-        return enum(value)
-    except ValueError:
-        raise WireError(Code.BAD_MESSAGE, f"{enum.__name__.lower()} {value} is unknown") from None
-
-
-def _decode_part(entry: tuple[int, int, int, int, float, int, int], frame: Buffer) -> Part:
-    table, field_value, dtype_code, zero, lr, rows, cols = entry
-    field = _member(Field, field_value)
-    if dtype_code not in _FIELD_DTYPES[field] or zero != 0:
-        raise WireError(Code.BAD_MESSAGE, f"field {field.name} with dtype {dtype_code}")
-    if (cols > 0) != (field in _TWO_DIMENSIONS):
-        raise WireError(Code.BAD_SHAPE, f"field {field.name} of shape {rows} x {cols}")
-    if rows > MAX_FRAME_BYTES or cols > MAX_COLS:  # nothing of a row makes any length consistent
-        raise WireError(Code.BAD_SHAPE, f"field {field.name} of shape {rows} x {cols}")
+def _decode_part(entry: tuple[Any, ...], body: Buffer) -> Part:
+    number, field, dtype_code, zero, lr, rows, cols = entry
+    form = _FORMS.get((field, dtype_code))
+    if form is None or zero:
+        raise WireError(Code.BAD_MESSAGE, f"field {field} with dtype {dtype_code}")
+    if (cols > 0) is not form.two_dimensions or rows > MAX_FRAME_BYTES or cols > MAX_COLS:
+        # The bounds are for what has no bytes: any length fits nothing.
+        raise WireError(Code.BAD_SHAPE, f"field {form.field.name} of shape {rows} x {cols}")
     if not abs(lr) <= _LARGEST_RATE:
         raise WireError(Code.BAD_MESSAGE, f"learning rate {lr}")
-    dtype = _DTYPES[dtype_code]
-    if len(frame) != rows * max(cols, 1) * dtype.itemsize:
-        raise WireError(Code.BAD_SHAPE, f"{len(frame)} bytes for {rows} x {cols} of {dtype}")
-    data = _tensor(frame, dtype) if rows else torch.empty(0, dtype=dtype)
-    return Part(table, field, data.reshape(rows, cols) if cols else data, lr)
+    if len(body) != rows * (cols or 1) * form.raw.itemsize:
+        raise WireError(Code.BAD_SHAPE, f"{len(body)} bytes for {rows} x {cols} of {form.dtype}")
+    return Part(number, form.field, _tensor(body, form, (rows, cols) if cols else (rows,)), lr)
 
 
-def _tensor(frame: Buffer, dtype: torch.dtype) -> torch.Tensor:
+def _tensor(body: Buffer, form: _Form, shape: tuple[int, ...]) -> torch.Tensor:
     """The frame's own memory where it may be used as it is: small messages come unaligned."""
-    array = np.frombuffer(frame, dtype=np.uint8)
-    if not array.flags.writeable or array.ctypes.data % dtype.itemsize:
-        array = array.copy()
-    return torch.from_numpy(array).view(dtype)
+    array = np.ndarray(shape, form.raw, body)
+    data = torch.from_numpy(array if array.flags.behaved else array.copy())
+    return data.view(form.dtype) if form.dtype is torch.bfloat16 else data

@@ -2,8 +2,8 @@
 
 Knows https://github.com/huggingface/safetensors#format : u64 length of the header, a JSON header, the
 tensors' bytes without gaps. Written here and not by the library, because its `serialize` copies all tensors
-into one bytes object first; here header and tensors go to the kernel in one writev. Leaves checksums and
-names of files to others.
+into one bytes object first; here header and tensors are views of the memory where they are. Leaves writing,
+checksums and names of files to others.
 """
 
 from __future__ import annotations

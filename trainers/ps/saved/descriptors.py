@@ -1,4 +1,6 @@
-"""File descriptors: whole writes and folders made durable. Knows POSIX; leaves formats to others."""
+"""File descriptors: whole writes and folders made durable. Knows POSIX; leaves formats to others, and the
+way past the page cache to `direct`.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,19 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainers.ps.saved.direct import write_direct
+
 Buffer = bytes | bytearray | memoryview
 
 _MOST_BUFFERS = 1024  # IOV_MAX of Linux
+_LARGE = 1 << 20  # bytes of a file that goes past the page cache
 
 
 def write_all(descriptor: int, content: Sequence[Buffer]) -> int:
     """Write everything at the descriptor's position, one call for up to 1024 pieces where the kernel takes
     them whole. Returns the number of bytes. Raises OSError; then any part may have been written.
     """
-    waiting = [memoryview(piece).cast("B") for piece in content if len(piece)]
+    waiting = _views(content)
     total = 0
     first = 0
     while first < len(waiting):
@@ -27,6 +32,10 @@ def write_all(descriptor: int, content: Sequence[Buffer]) -> int:
         if written:
             waiting[first] = waiting[first][written:]
     return total
+
+
+def _views(content: Sequence[Buffer]) -> list[memoryview]:
+    return [memoryview(piece).cast("B") for piece in content if len(piece)]
 
 
 def sync_folder(path: Path) -> None:
@@ -50,7 +59,10 @@ def write_file(path: Path, content: Sequence[Buffer]) -> None:
     descriptor = os.open(aside, flags, 0o666)
     try:
         try:
-            write_all(descriptor, content)
+            if sum(map(len, views := _views(content))) < _LARGE:
+                write_all(descriptor, views)
+            else:
+                write_direct(descriptor, views)
             # Before the rename: else the name could outlive a power failure and the content not.
             os.fsync(descriptor)
         finally:

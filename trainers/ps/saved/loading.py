@@ -16,7 +16,7 @@ from trainers.ps.saved.blocks import Blocks
 from trainers.ps.saved.fit import check_fit
 from trainers.ps.saved.manifest import SavedPart
 from trainers.ps.saved.reading import OpenFolder, Wanted, check_sizes, chunk_of, open_saves, read_shards
-from trainers.ps.saved.source import Candidates, CandidatesTarget, Chunk, Target, counts_of
+from trainers.ps.saved.source import Candidates, Chunk, SparseTarget, Target, counts_of
 from trainers.ps.tables.cut import DenseRows, Rows
 from trainers.ps.tables.spec import TableKind, TableSpec
 
@@ -33,6 +33,10 @@ class Place:
         two owners of a key are equal modulo the greatest common divisor of both numbers of servers.
         """
         return (part.server - self.server) % math.gcd(part.servers, self.servers) == 0
+
+    def share_of(self, part: SavedPart) -> float:
+        """About what share of a part's rows this server owns."""
+        return math.gcd(part.servers, self.servers) / self.servers if self.may_own_of(part) else 0.0
 
     def owned(self, part: SavedPart, chunk: Rows | Candidates) -> Rows | Candidates:
         """Those of a part's rows that this server owns."""
@@ -59,13 +63,15 @@ def load_tables(
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = [table.spec for table in tables]
     by_name = {table.spec.name: table for table in tables}
+    expected = _expected(opened, place)
     for name, chunk in chunks(opened, specs, place, verify=verify):
         table = by_name[name]
-        if isinstance(chunk, Candidates):
-            if isinstance(table, CandidatesTarget):
-                table.load_candidates(chunk.keys, chunk.counts)
-        else:
+        if isinstance(table, SparseTarget) and name in expected:
+            table.expect(expected.pop(name))
+        if not isinstance(chunk, Candidates):
             table.load(chunk)
+        elif isinstance(table, SparseTarget):
+            table.load_candidates(chunk.keys, chunk.counts)
     if not opened.values_only:
         for name, step in _steps(opened, specs, place).items():
             by_name[name].step = step
@@ -95,6 +101,19 @@ def chunks(
                 yield piece.table, _completed(place.owned(want.part, chunk), by_name[piece.table])
     for name, block in blocks.whole(opened.folder.where):
         yield name, _completed(block, by_name[name])
+
+
+def _expected(opened: OpenFolder, place: Place) -> dict[str, int]:
+    """About how many rows of each sparse table this server will have, as the first save says: later ones
+    hold mostly the same rows.
+    """
+    rows: dict[str, float] = {}
+    for part in opened.saves[0].parts:
+        for table in part.tables:
+            if table.spec.kind is TableKind.SPARSE:
+                name = table.spec.name
+                rows[name] = rows.get(name, 0.0) + table.rows * place.share_of(part)
+    return {name: int(number) for name, number in rows.items()}
 
 
 def _wanted(opened: OpenFolder, blocks: Blocks, place: Place) -> Iterator[Wanted]:

@@ -79,7 +79,8 @@ class _Room:
         stop = self.used + tensor.numel() * tensor.element_size()
         copy = self._bytes[self.used : stop].view(tensor.dtype).view(tensor.shape)
         self.used = -(-stop // 8) * 8  # int64 must begin at a multiple of 8
-        return copy.copy_(tensor)
+        np.copyto(copy.numpy(), tensor.numpy())  # in this thread: torch would wake all of its own
+        return copy
 
 
 def dense_first(cuts: Sequence[TableCut]) -> list[TableCut]:

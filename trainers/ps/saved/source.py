@@ -54,8 +54,10 @@ class Target(Protocol):
 
 
 @runtime_checkable
-class CandidatesTarget(Protocol):
-    """A sparse table, for which keys may wait."""
+class SparseTarget(Protocol):
+    """A sparse table, for which keys may wait. `expect`: so many rows are about to be loaded."""
+
+    def expect(self, rows: int) -> None: ...
 
     def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor) -> None: ...
 

@@ -4,7 +4,7 @@ counted. Pure: connections and time are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainers.ps.net.wire import Code, Message
@@ -72,6 +72,8 @@ class Members:
 
     def __init__(self, count: int, grace: float, join_timeout: float, now: float) -> None:
         self._all = [Member(rank) for rank in range(count)]
+        self._active: Sequence[Member] | None = None
+        self._somebody_away = True
         self._started = now
         self._grace = grace
         self._join_timeout = join_timeout
@@ -113,7 +115,12 @@ class Members:
                 step=member.step,
                 resumed=member.step,
             )
+            self._active = None
         return member
+
+    def finish(self, member: Member) -> None:
+        """It will push no more."""
+        member.finished, self._active = True, None
 
     def incarnation(self, rank: int) -> int | None:
         """Which incarnation of a trainer takes part now; None before it has joined, and when it has left."""
@@ -122,7 +129,7 @@ class Members:
 
     def restore(self, members: list[Member]) -> None:
         """Take the place of all members: those of a snapshot."""
-        self._all = members
+        self._all, self._active = members, None
 
     def known(self, message: Message) -> Member:
         """The sender of any other request."""
@@ -153,16 +160,21 @@ class Members:
                 member.gone_since = now
             else:
                 member.away = now - member.gone_since
+        self._somebody_away = any(member.away for member in self._all)
 
-    def active(self) -> list[Member]:
+    def active(self) -> Sequence[Member]:
         """Those who may still push."""
-        return [member for member in self._all if not member.finished]
+        if self._active is None:
+            self._active = tuple(member for member in self._all if not member.finished)
+        return self._active
 
     def lost(self, *, may_return: bool = False) -> list[Member]:
         """Those whose connection has been gone for too long, and who had not finished.
 
         Too long is `grace`; with `may_return`, and for those who have not come yet, `join_timeout`.
         """
+        if not self._somebody_away:  # asked for every request that waits
+            return []
         return [member for member in self.active() if member.away > self._limit(member, may_return)]
 
     def why_lost(self, *, may_return: bool = False) -> str:

@@ -4,76 +4,65 @@ part may run over several dense blocks. Leaves what is done with them to `store`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
-
-import torch
+from collections.abc import Callable, Sequence
 
 from trainers.ps.net.wire import Code, Field, Part
 from trainers.ps.server.members import Refusal
 from trainers.ps.server.rounds import Gradient
 from trainers.ps.tables.dense import DenseTable
+from trainers.ps.tables.run import DenseRun
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import TableKind
 
 AnyTable = DenseTable | SparseTable
 
 
-def asks(parts: Sequence[Part]) -> list[Part]:
-    """The parts of a push that ask for values, to be answered once it counts."""
-    return [part for part, follower in _with_followers(parts) if _asks(part, follower)]
-
-
-def entries(parts: Sequence[Part], table: Callable[[int], AnyTable]) -> Iterator[Gradient]:
-    """One entry for each dense block and each KEYS + ROWS (+ STATS), without those that ask. `table` finds a
-    table by its number or raises Refusal, as this does for parts in the wrong order.
+def sort_parts(
+    parts: Sequence[Part], table: Callable[[int], AnyTable], run: Callable[[int, int], DenseRun]
+) -> tuple[list[Gradient], list[Part]]:
+    """What is brought - an entry for each run of dense blocks and each KEYS + ROWS (+ STATS) - and the parts
+    that ask: WANT, and KEYS that no rows follow. `table` finds a table by its number, `run` a run by its
+    first block and its elements, or raises Refusal, as this does for parts in the wrong order.
     """
-    keys: Part | None = None
-    for part, follower in _with_followers(parts):
-        if _asks(part, follower) or (part.field is Field.STATS and keys is not None):
-            table(part.table)
-        elif part.field is Field.VALUES:
-            yield from _run(part, table)
-        elif part.field is Field.KEYS:
-            keys = part
-        elif part.field is Field.ROWS and keys is not None and keys.table == part.table:
-            table(part.table)
-            stats = _stats(follower, keys)
-            yield Gradient(part.table, part.data.float(), keys.data, part.lr, stats)
+    brought: list[Gradient] = []
+    asking: list[Part] = []
+    before: Part | None = None
+    for part in parts:
+        number, field, data, lr = part
+        if field is Field.VALUES:
+            sizes = run(number, data.shape[0]).sizes
+            brought.append(Gradient(number, data.float(), None, lr, None, sizes))
+        elif field is Field.KEYS or field is Field.WANT:
+            table(number)
+            asking.append(part)
+        elif before is None or before.table != number or before.field is not _FOLLOWS.get(field):
+            raise Refusal(Code.BAD_MESSAGE, f"a {field.name} part in the wrong place")
+        elif field is Field.ROWS:
+            brought.append(Gradient(number, data.float(), asking.pop().data, lr))
         else:
-            raise Refusal(Code.BAD_MESSAGE, f"a {part.field.name} part in the wrong place")
-        keys = None if part.field is Field.STATS else keys
+            brought.append(_with_stats(brought.pop(), part))
+        before = part
+    return brought, asking
 
 
-def _run(part: Part, table: Callable[[int], AnyTable]) -> Iterator[Gradient]:
-    """One entry for each dense block that this part runs over."""
-    number, at = part.table, 0
-    while True:
-        spec = table(number).spec
-        if spec.kind is not TableKind.DENSE or at + spec.size > len(part.data):
-            raise Refusal(
-                Code.BAD_SHAPE,
-                f"{len(part.data)} values from table {part.table} on do not fill whole dense blocks",
-            )
-        yield Gradient(number, part.data[at : at + spec.size].float(), None, part.lr)
-        number, at = number + 1, at + spec.size
-        if at == len(part.data):
-            return
+_FOLLOWS = {Field.ROWS: Field.KEYS, Field.STATS: Field.ROWS}
 
 
-def _with_followers(parts: Sequence[Part]) -> Iterator[tuple[Part, Part | None]]:
-    return zip_longest(parts, parts[1:])
-
-
-def _asks(part: Part, follower: Part | None) -> bool:
-    """Keys that no rows follow ask for rows."""
-    alone = follower is None or follower.field is not Field.ROWS or follower.table != part.table
-    return part.field is Field.WANT or (part.field is Field.KEYS and alone)
-
-
-def _stats(part: Part | None, keys: Part) -> torch.Tensor | None:
-    if part is None or part.field is not Field.STATS or part.table != keys.table:
-        return None
-    if part.data.shape != (len(keys.data), 2):
+def _with_stats(gradient: Gradient, part: Part) -> Gradient:
+    if gradient.keys is None or part.data.shape != (gradient.keys.shape[0], 2):
         raise Refusal(Code.BAD_SHAPE, f"statistics of shape {list(part.data.shape)}")
-    return part.data
+    return gradient._replace(stats=part.data)
+
+
+def run_of(first: int, elements: int, table: Callable[[int], AnyTable]) -> DenseRun:
+    """The dense blocks from `first` on that so many elements fill. Raises Refusal when they do not."""
+    blocks: list[DenseTable] = []
+    left = elements
+    while left or not blocks:
+        block = table(first + len(blocks))
+        if not isinstance(block, DenseTable) or block.spec.size > left:
+            raise Refusal(
+                Code.BAD_SHAPE, f"{elements} values from table {first} on do not fill whole dense blocks"
+            )
+        blocks.append(block)
+        left -= block.spec.size
+    return DenseRun(blocks)

@@ -5,23 +5,36 @@ others.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
 from trainers.ps.kernels.merge import merge_rows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Gradient:
-    """One table's share of a push: `values` is (size,), or (keys, dim) with `keys`; `stats` is (keys, 2)."""
+class Gradient(NamedTuple):
+    """One table's share of a push: `values` is (size,), or (keys, dim) with `keys`; `stats` is (keys, 2).
+    Or that of a run of dense blocks, the first of which is `table`, with the `sizes` of all of them.
+    """
 
     table: int
     values: torch.Tensor
     keys: torch.Tensor | None
     lr: float
     stats: torch.Tensor | None = None
+    sizes: Sequence[int] = ()
+
+    def blocks(self) -> Sequence[Gradient]:
+        """One gradient for each table."""
+        if len(self.sizes) < 2:
+            return (self,)
+        shares = self.values.split_with_sizes(self.sizes)
+        return [Gradient(table, share, None, self.lr) for table, share in enumerate(shares, self.table)]
+
+    def tables(self) -> range:
+        """The numbers of the tables."""
+        return range(self.table, self.table + max(1, len(self.sizes)))
 
 
 class Round:
@@ -37,7 +50,8 @@ class Round:
         return MappingProxyType(self._pushes)
 
     def add(self, rank: int, push: Sequence[Gradient]) -> None:
-        self._pushes[rank] = push
+        """Runs are taken apart: another trainer's may be others."""
+        self._pushes[rank] = [block for gradient in push for block in gradient.blocks()]
 
     def ranks(self) -> Collection[int]:
         return self._pushes.keys()

@@ -18,7 +18,7 @@ import zmq
 from trainers.glog import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.net.keys import JobKeys
-from trainers.ps.net.transport import Gate, server_socket
+from trainers.ps.net.transport import Gate, receive, send, server_socket
 from trainers.ps.net.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
 from trainers.ps.saved.fit import check_small
 from trainers.ps.saved.loading import Place, load_tables
@@ -176,7 +176,7 @@ class Server:
             self._keeper.look(self._members, self._store, self._steps, may_cut=not self._saving.busy)
 
     def _receive(self) -> None:
-        route, *frames = self._socket.recv_multipart(copy=False)
+        route, *frames = receive(self._socket)
         try:
             message = decode([frame.buffer for frame in frames])
         except WireError as error:
@@ -196,7 +196,7 @@ class Server:
     def _sent(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
         """Whether the peer still has a connection. A reply that it did not get, it will ask for again."""
         try:
-            self._socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
+            send(self._socket, frames)
         except zmq.Again:
             return True  # connected, and slow to read
         except zmq.ZMQError as error:

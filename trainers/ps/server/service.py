@@ -1,9 +1,9 @@
 """Service: what a server answers. Pure: messages, connections and time come as arguments, replies go back
 as values.
 
-A request that cannot be answered yet waits; whenever something has changed all waiting requests are tried
-again. A trainer that asks again for a waiting request gets WAIT at once, so it can tell a server that waits
-from one that is gone.
+A request that cannot be answered yet waits; whenever something has changed for others, all waiting requests
+are tried again. A trainer that asks again for a waiting request gets WAIT at once, so it can tell a server
+that waits from one that is gone.
 
 Every request that changes what must survive goes through `record` first, and `replay` does it again.
 """
@@ -11,11 +11,10 @@ Every request that changes what must survive goes through `record` first, and `r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
-from trainers.ps.server.parts import asks
+from trainers.ps.server.rounds import Gradient
 from trainers.ps.server.saving import Saving
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Store
@@ -23,6 +22,9 @@ from trainers.ps.server.upkeep import Upkeep
 from trainers.ps.server.waiting import MOST_WAITING, WaitingRequests
 
 Outgoing = tuple[bytes, Message]
+
+_OF_STEPS = (Kind.PULL, Kind.PUSH)
+"""What makes nothing possible for others, as long as it completes no step."""
 
 
 class Service:
@@ -82,13 +84,19 @@ class Service:
         if repeats is None:
             busy = _text(f"{MOST_WAITING} requests of trainer {request.rank} wait already")
             return [(route, request.reply(Kind.REFUSED, code=Code.BAD_MESSAGE, parts=(busy,)))]
-        reply = self._answer(route, request, reachable)
-        if reply is not None:
+        progress = self._steps.progress
+        answer = self._answer(route, request, reachable)
+        if answer is None:
+            self._waiting.park(route, request, repeats)
+            reply = request.reply(Kind.WAIT, parts=(_text(self._awaited(request)),))
+        else:
             self._waiting.drop(request)
-            return [(route, reply), *self._retry(reachable)]
-        self._waiting.park(route, request, repeats)
-        wait = request.reply(Kind.WAIT, parts=(_text(self._awaited(request)),))
-        return [(route, wait), *self._retry(reachable)]
+            reply = answer
+        # At a barrier: who waits for an earlier one waits for somebody else.
+        alone = request.kind in _OF_STEPS or (request.kind is Kind.BARRIER and answer is None)
+        if alone and progress == self._steps.progress:
+            return [(route, reply)]
+        return [(route, reply), *self._retry(reachable)]
 
     def look_again(self, reachable: Reachable) -> list[Outgoing]:
         """Replies to waiting requests that something outside of the service has decided."""
@@ -117,7 +125,7 @@ class Service:
             if request.kind is Kind.HELLO:
                 self._join(b"", request)
             elif request.kind is Kind.PUSH:
-                self._take(self._members.known(request), request)
+                self._take(self._members.known(request), request, self._store.sort(request.parts)[0])
             else:
                 self._verbs[request.kind](self._members.known(request), request)
         finally:
@@ -136,9 +144,10 @@ class Service:
         try:
             if request.kind is Kind.HELLO:
                 return self._hello(route, request, reachable)
-            if request.kind not in self._verbs:
+            verb = self._verbs.get(request.kind)
+            if verb is None:
                 raise Refusal(Code.BAD_MESSAGE, f"{request.kind.name} is not a request")
-            return self._verbs[request.kind](self._members.known(request), request)
+            return verb(self._members.known(request), request)
         except Refusal as refusal:
             return request.reply(Kind.REFUSED, code=refusal.code, parts=(_text(str(refusal)),))
 
@@ -187,17 +196,17 @@ class Service:
 
     def _push(self, member: Member, request: Message) -> Message | None:
         self._expect_ready()
-        self._take(member, request)
-        asked = asks(request.parts)
-        if not asked:
+        gradients, asking = self._store.sort(request.parts)
+        self._take(member, request, gradients)
+        if not asking:
             return request.reply(Kind.DONE, number=self._steps.step)
-        return self._values(member, request, request.number + 1, asked)
+        return self._values(member, request, request.number + 1, asking)
 
-    def _take(self, member: Member, request: Message) -> None:
+    def _take(self, member: Member, request: Message, gradients: Sequence[Gradient]) -> None:
         """Take the gradients of a push, once."""
         if request.sequence in member.applied:
             return
-        gradients = self._store.read_push(request.parts)
+        gradients = self._store.check(gradients)
         if self._steps.counts(member, request.number):
             self._record(request)
             self._steps.push(member, request.number, gradients)
@@ -211,11 +220,11 @@ class Service:
             return None
         counts = self._store.counts_pulls(parts)
         if counts and request.sequence in member.counted:
-            parts = [replace(part, field=Field.PEEK) if part.field is Field.KEYS else part for part in parts]
+            parts = [part._replace(field=Field.PEEK) if part.field is Field.KEYS else part for part in parts]
         values = self._steps.pull(member, number, parts)
         if counts and request.sequence not in member.counted:
             # Not with the push that may have brought these questions: they are answered later than it counts.
-            self._record(replace(request, kind=Kind.PULL, number=number, parts=tuple(parts)))
+            self._record(request._replace(kind=Kind.PULL, number=number, parts=tuple(parts)))
             member.counted.add(request.sequence)
         return request.reply(Kind.DATA, number=self._steps.step, parts=values)
 
@@ -231,7 +240,7 @@ class Service:
     def _finish(self, member: Member, request: Message) -> Message | None:
         if not member.finished:
             self._record(request)
-            member.finished = True
+            self._members.finish(member)
         self._steps.close(self._members.active())
         if self._sync:
             self._expect_everyone()
@@ -241,7 +250,8 @@ class Service:
 
     def _leave(self, member: Member, request: Message) -> Message:
         self._record(request)
-        member.finished = member.left = True
+        member.left = True
+        self._members.finish(member)
         self._steps.close(self._members.active())
         return request.reply(Kind.DONE)
 

@@ -14,9 +14,10 @@ from typing import Any
 
 from trainers.ps.net.wire import Field, Kind, Message, Part, WireError, decode, encode
 from trainers.ps.server.members import Applied, Member, Members
+from trainers.ps.server.overlay import Overlay
 from trainers.ps.server.rounds import Gradient, Round
 from trainers.ps.server.steps import Steps, SyncSteps
-from trainers.ps.server.store import Overlay, Store
+from trainers.ps.server.store import Store
 
 _LENGTH = struct.Struct("<I")
 _VERSION = 1
@@ -142,7 +143,7 @@ def _gradients(parts: Sequence[Part]) -> list[Gradient]:
         elif part.field is Field.ROWS and keys is not None:
             found.append(Gradient(part.table, part.data, keys.data, part.lr))
         elif part.field is Field.STATS and found:
-            found[-1] = dataclasses.replace(found[-1], stats=part.data)
+            found[-1] = found[-1]._replace(stats=part.data)
     return found
 
 

@@ -9,14 +9,19 @@ from typing import Protocol
 
 from trainers.ps.net.wire import Code, Part
 from trainers.ps.server.members import Member, Refusal
+from trainers.ps.server.overlay import Overlay
 from trainers.ps.server.rounds import Gradient, Round
-from trainers.ps.server.store import Overlay, Store
+from trainers.ps.server.store import Store
 
 
 class Steps(Protocol):
     """`step` counts the updates of the tables so far."""
 
     step: int
+
+    @property
+    def progress(self) -> int:
+        """Grows when a push may have made possible what others wait for."""
 
     def counts(self, member: Member, number: int) -> bool:
         """Whether a push of step `number` would be new. Raises Refusal when its turn has not come."""
@@ -48,6 +53,10 @@ class SyncSteps:
         self.round = Round()
         self.before = Overlay()
 
+    @property
+    def progress(self) -> int:
+        return self.step
+
     def counts(self, member: Member, number: int) -> bool:
         if number < member.step:
             return False
@@ -65,7 +74,7 @@ class SyncSteps:
     def close(self, active: Collection[Member]) -> None:
         """Who has finished no longer counts, as in Paddle."""
         ranks = self.round.ranks()
-        if ranks and all(member.rank in ranks for member in active):
+        if ranks and len(ranks) >= len(active) and all(member.rank in ranks for member in active):
             average = self.round.average()
             self.before = self._store.before(average)
             self._store.apply(average)
@@ -92,6 +101,10 @@ class AsyncSteps:
         self._store = store
         self._max_staleness = max_staleness
         self.step = 0
+
+    @property
+    def progress(self) -> int:
+        return 0 if self._max_staleness is None else self.step
 
     def counts(self, member: Member, number: int) -> bool:
         return number >= member.resumed

@@ -7,19 +7,23 @@ to `parts`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from types import MappingProxyType
 
 import torch
 
+from trainers.glog import glog
 from trainers.ps.kernels.finite import all_finite
 from trainers.ps.net.wire import MAX_FRAME_BYTES, Code, Field, Part
 from trainers.ps.saved.errors import LoadError
 from trainers.ps.saved.source import counts_of
 from trainers.ps.server.members import Refusal
-from trainers.ps.server.parts import AnyTable, entries
+from trainers.ps.server.overlay import Overlay
+from trainers.ps.server.parts import AnyTable, run_of, sort_parts
 from trainers.ps.server.rounds import Gradient
+from trainers.ps.tables.dense import DenseTable
+from trainers.ps.tables.run import DenseRun
 from trainers.ps.tables.shrink import ShrinkPolicy
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import EntryKind, SpecError, TableSpec
@@ -32,15 +36,10 @@ _CODES: dict[type[TableError], Code] = {
 }
 _POLICY = [field.name for field in fields(ShrinkPolicy)]
 _MOST_ASKS = 4096
-_ASKS = frozenset({Field.KEYS, Field.PEEK, Field.WANT})
+_ASKS = (Field.KEYS, Field.PEEK)
 
 
-@dataclass(frozen=True, slots=True)
-class Overlay:
-    """Values that stand for those of the tables: what dense blocks and rows were before the last step."""
-
-    dense: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    rows: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+_NOTHING = Overlay()
 
 
 class Store:
@@ -57,6 +56,8 @@ class Store:
         fill: Callable[[Sequence[AnyTable]], None] | None = None,
     ) -> None:
         self._tables: dict[int, AnyTable] = {}
+        self._counting: Collection[int] = ()
+        self._runs: dict[tuple[int, int], DenseRun] = {}
         self._fill = fill
         self._row_dtype = row_dtype
         self._skip_bad = skip_bad
@@ -85,8 +86,7 @@ class Store:
 
     def make(self, specs: Mapping[int, TableSpec]) -> None:
         """The tables, empty."""
-        self._tables = {number: make_table(spec) for number, spec in specs.items()}
-        self._declared = True
+        self._take({number: make_table(spec) for number, spec in specs.items()})
 
     def _begin(self, specs: Mapping[int, TableSpec]) -> None:
         try:
@@ -97,7 +97,15 @@ class Store:
             raise _refusal(error) from error
         except LoadError as error:
             raise Refusal(Code.FAILED, str(error)) from error
-        self._tables, self._declared, self.ready = tables, True, self._fill is not None
+        self._take(tables)
+        self.ready = self._fill is not None
+
+    def _take(self, tables: dict[int, AnyTable]) -> None:
+        self._tables, self._declared = tables, True
+        self._runs.clear()
+        self._counting = {
+            number for number, table in tables.items() if table.spec.rows.entry.kind is EntryKind.COUNT
+        }
 
     def assign(self, parts: Sequence[Part]) -> None:
         """Take initial values."""
@@ -106,19 +114,19 @@ class Store:
 
     def read_assign(self, parts: Sequence[Part]) -> list[Gradient]:
         """Initial values, every one of them checked; changes nothing."""
-        found = list(entries(parts, self._table))
-        for each in found:
-            try:
+        found = [block for gradient in self.sort(parts)[0] for block in gradient.blocks()]
+        try:
+            for each in found:
                 self._tables[each.table].fits(each.keys, each.values)
-            except TableError as error:
-                raise _refusal(error) from error
+        except TableError as error:
+            raise _refusal(error) from error
         return found
 
     def pull(self, parts: Sequence[Part], instead: Overlay | None = None) -> tuple[Part, ...]:
         """WANT parts become VALUES, KEYS and PEEK parts ROWS, in the order asked; where `instead` has
         values, those.
         """
-        overlay = instead or Overlay()
+        overlay = instead or _NOTHING
         if len(parts) > _MOST_ASKS:
             raise Refusal(Code.BAD_MESSAGE, f"{len(parts)} questions in one message")
         return tuple(
@@ -128,28 +136,40 @@ class Store:
 
     def counts_pulls(self, parts: Sequence[Part]) -> bool:
         """Whether answering these changes what must survive: the counts of an entry filter."""
-        return any(
-            part.field is Field.KEYS and self._table(part.table).spec.rows.entry.kind is EntryKind.COUNT
-            for part in parts
+        return bool(self._counting) and any(
+            part.field is Field.KEYS and part.table in self._counting for part in parts
         )
 
-    def read_push(self, parts: Sequence[Part]) -> list[Gradient]:
-        """The gradients of a push, every one of them checked: `apply` will not refuse them. Changes no
-        table.
+    def sort(self, parts: Sequence[Part]) -> tuple[list[Gradient], list[Part]]:
+        """The gradients of a push, and the parts that ask for values."""
+        return sort_parts(parts, self._table, self._run)
+
+    def check(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
+        """Those of a push that are to be applied, every one of them checked: `apply` will not refuse them.
+        Changes no table.
         """
-        gradients = []
-        for gradient in entries(parts, self._table):
-            kept = self._finite(gradient) if self._skip_bad else gradient
-            if kept is not None:
-                _check(self._tables[kept.table], kept)
-                gradients.append(kept)
-        if len({gradient.table for gradient in gradients}) != len(gradients):
+        if self._skip_bad:
+            gradients = [kept for gradient in gradients for kept in self._finite(gradient)]
+        tables: list[int] = []
+        try:
+            for each in gradients:
+                tables += each.tables()
+                if each.keys is None:
+                    self._run(each.table, each.values.shape[0]).check(each.values)
+                else:
+                    self._tables[each.table].check(each.keys, each.values, each.stats)
+        except TableError as error:
+            raise _refusal(error) from error
+        if len(set(tables)) != len(tables):
             raise Refusal(Code.BAD_MESSAGE, "a push names the same table twice")
         return gradients
 
     def apply(self, gradients: Sequence[Gradient]) -> None:
         for each in gradients:
-            self._tables[each.table].apply(each.keys, each.values, each.lr, each.stats)
+            if each.keys is None:
+                self._run(each.table, each.values.shape[0]).apply(each.values, each.lr)
+            else:
+                self._tables[each.table].apply(each.keys, each.values, each.lr, each.stats)
 
     def before(self, gradients: Sequence[Gradient]) -> Overlay:
         """The values that `apply` is about to change."""
@@ -186,61 +206,68 @@ class Store:
         return sum(table.shrink(policy) for table, policy in checked)
 
     def _table(self, number: int) -> AnyTable:
-        if number not in self._tables:
+        table = self._tables.get(number)
+        if table is None:
             raise Refusal(Code.UNKNOWN_TABLE, f"table {number} is not on this server")
-        return self._tables[number]
+        return table
+
+    def _run(self, first: int, elements: int) -> DenseRun:
+        run = self._runs.get((first, elements))
+        if run is None:
+            run = self._runs[first, elements] = run_of(first, elements, self._table)
+        return run
 
     def _rows(self, part: Part, overlay: Overlay) -> Part:
         if part.field not in _ASKS:
             raise Refusal(Code.BAD_MESSAGE, f"a pull with a {part.field.name} part")
         table = self._table(part.table)
-        if 4 * len(part.data) * table.spec.size > MAX_FRAME_BYTES:
+        if 4 * part.data.shape[0] * table.spec.size > MAX_FRAME_BYTES:
             raise Refusal(Code.BAD_SHAPE, f"{len(part.data)} rows of {table.spec.size} in one answer")
         try:
             rows = table.pull(part.data, insert=part.field is Field.KEYS)
         except TableError as error:
             raise _refusal(error) from error
-        if part.table in overlay.rows:
-            _overlay_rows(rows, part.data, *overlay.rows[part.table])
+        if overlay.rows:
+            overlay.lay_over(part.table, part.data, rows)
         return Part(part.table, Field.ROWS, rows.to(self._row_dtype))
 
     def _values(self, part: Part, overlay: Overlay) -> Part:
-        if len(part.data) != 1:
+        """A copy: the reply may still be on its way when the next update comes."""
+        if part.data.shape[0] != 1:
             raise Refusal(Code.BAD_MESSAGE, f"a WANT part of {len(part.data)} numbers")
         blocks = []
-        for number in range(part.table, part.table + int(part.data[0])):
-            try:
-                values = overlay.dense.get(number)
-                blocks.append(self._table(number).pull(None) if values is None else values)
-            except TableError as error:
-                raise _refusal(error) from error
+        for number in range(part.table, part.table + int(part.data)):
+            table = self._table(number)
+            if not isinstance(table, DenseTable):
+                raise Refusal(Code.BAD_KEYS, f"table {table.spec.name!r} is sparse; a request needs keys")
+            blocks.append(overlay.dense.get(number, table.values))
         if not blocks:
             raise Refusal(Code.BAD_MESSAGE, "a WANT part for no table")
-        return Part(part.table, Field.VALUES, torch.cat(blocks) if len(blocks) > 1 else blocks[0])
+        values = torch.cat(blocks)
+        if values.nbytes > MAX_FRAME_BYTES:
+            raise Refusal(Code.BAD_SHAPE, f"{len(values)} values in one answer")
+        return Part(part.table, Field.VALUES, values)
 
-    def _finite(self, gradient: Gradient) -> Gradient | None:
-        """The gradient without what is not finite; None when that is all of a dense block."""
+    def _finite(self, gradient: Gradient) -> Sequence[Gradient]:
+        """The gradient without the rows and the dense blocks that are not finite."""
         if all_finite(gradient.values):
-            return gradient
+            return (gradient,)
         if gradient.keys is None:
-            self.skipped += 1
-            return None
+            kept = [block for block in gradient.blocks() if all_finite(block.values)]
+            self._skip(len(gradient.tables()) - len(kept))
+            return kept
         if len(gradient.keys) != len(gradient.values):
-            return gradient  # which the table will refuse
-        kept = torch.isfinite(gradient.values).all(1)
-        self.skipped += int((~kept).sum())
-        stats = None if gradient.stats is None else gradient.stats[kept]
-        return Gradient(gradient.table, gradient.values[kept], gradient.keys[kept], gradient.lr, stats)
+            return (gradient,)  # which the table will refuse
+        good = torch.isfinite(gradient.values).all(1)
+        self._skip(int((~good).sum()))
+        stats = None if gradient.stats is None else gradient.stats[good]
+        return (Gradient(gradient.table, gradient.values[good], gradient.keys[good], gradient.lr, stats),)
 
-
-def _overlay_rows(rows: torch.Tensor, keys: torch.Tensor, known: torch.Tensor, instead: torch.Tensor) -> None:
-    if not len(known) or not len(keys):
-        return
-    order = torch.argsort(known)
-    near = torch.searchsorted(known[order], keys).clamp_(max=len(known) - 1)
-    place = order[near]
-    same = known[place] == keys
-    rows[same] = instead[place[same]]
+    def _skip(self, count: int) -> None:
+        """Said of the first, the tenth, the hundredth, ..."""
+        before, self.skipped = self.skipped, self.skipped + count
+        if not before or len(str(self.skipped)) > len(str(before)):
+            glog(f"left out {self.skipped} gradients of rows and dense blocks so far: NaN or infinity")
 
 
 def _specs(parts: Sequence[Part]) -> dict[int, TableSpec]:
@@ -257,13 +284,3 @@ def _specs(parts: Sequence[Part]) -> dict[int, TableSpec]:
 
 def _refusal(error: TableError) -> Refusal:
     return Refusal(_CODES.get(type(error), Code.BAD_MESSAGE), str(error))
-
-
-def _check(table: AnyTable, gradient: Gradient) -> None:
-    try:
-        if isinstance(table, SparseTable):
-            table.check(gradient.keys, gradient.values, gradient.stats)
-        else:
-            table.check(gradient.keys, gradient.values)
-    except TableError as error:
-        raise _refusal(error) from error

@@ -14,12 +14,12 @@ MOST_WAITING = 4096
 """Requests of one trainer."""
 _ENOUGH = 2
 
-Key = tuple[int, int, int]
-"""Rank, incarnation and sequence of a request."""
+Sender = tuple[int, int]
+"""Rank and incarnation."""
 
 
-def key_of(request: Message) -> Key:
-    return (request.rank, request.incarnation, request.sequence)
+def _sender(request: Message) -> Sender:
+    return (request.rank, request.incarnation)
 
 
 @dataclass(slots=True)
@@ -34,35 +34,41 @@ class Waiting:
 
 
 class WaitingRequests:
-    """By key, in the order in which they came."""
+    """By sender and sequence; those of one sender in the order in which they came."""
 
     def __init__(self) -> None:
-        self._all: dict[Key, Waiting] = {}
+        self._all: dict[Sender, dict[int, Waiting]] = {}
 
-    def __len__(self) -> int:
-        return len(self._all)
+    def __bool__(self) -> bool:
+        return bool(self._all)
 
     def repeats(self, request: Message) -> int | None:
         """How often this request has been repeated; one that is new means that its trainer goes on. None
         when too many of this trainer wait.
         """
-        key = key_of(request)
-        if key in self._all:
-            return self._all[key].repeats + 1
-        mine = [waiting for other, waiting in self._all.items() if other[:2] == key[:2]]
-        for waiting in mine:
+        mine = self._all.get(_sender(request))
+        if mine is None:
+            return 0
+        if request.sequence in mine:
+            return mine[request.sequence].repeats + 1
+        for waiting in mine.values():
             waiting.repeats = 0
         return None if len(mine) >= MOST_WAITING else 0
 
     def park(self, route: bytes, request: Message, repeats: int) -> None:
-        self._all[key_of(request)] = Waiting(route, request, repeats)
+        mine = self._all.setdefault(_sender(request), {})
+        mine[request.sequence] = Waiting(route, request, repeats)
 
     def drop(self, request: Message) -> None:
         """It has been answered."""
-        self._all.pop(key_of(request), None)
+        mine = self._all.get(_sender(request))
+        if mine is not None:
+            mine.pop(request.sequence, None)
+            if not mine:
+                del self._all[_sender(request)]
 
     def all(self) -> list[Waiting]:
-        return list(self._all.values())
+        return [waiting for mine in self._all.values() for waiting in mine.values()]
 
     def standstill(self, active: Collection[Member]) -> str | None:
         """Why nobody can go on: some wait at a barrier, and all others for a step. None while somebody
@@ -70,7 +76,7 @@ class WaitingRequests:
         """
         barrier: set[int] = set()
         step: set[int] = set()
-        for each in self._all.values():
+        for each in self.all():
             if each.repeats >= _ENOUGH:
                 (barrier if each.request.kind is Kind.BARRIER else step).add(each.request.rank)
         if not barrier or not step or not all(member.rank in barrier | step for member in active):

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import torch
 
+from trainers.ps.kernels.arrays import array_of
 from trainers.ps.kernels.finite import all_finite
 from trainers.ps.tables.cut import DenseCut, DenseRows
 from trainers.ps.tables.errors import KeysError, NotFiniteError, ShapeError, TableError
 from trainers.ps.tables.rules import Fixed
 from trainers.ps.tables.spec import TableSpec
-from trainers.ps.tables.updates import block_update_of
+from trainers.ps.tables.updates import Floats, block_kernel_of, block_numbers_of
 
 
 class DenseTable:
@@ -22,6 +23,7 @@ class DenseTable:
         self.step = 0
         self._values = torch.zeros(spec.size)
         self.state = [torch.full((spec.size,), spec.rule.initial_state) for _ in range(spec.rule.states)]
+        self._kernel = block_kernel_of(spec.rule)
         self._shared = [tensor.numpy() for tensor in (self._values, *self.state)]
 
     def __len__(self) -> int:
@@ -46,6 +48,11 @@ class DenseTable:
             raise KeysError(f"table {self.spec.name!r} is dense and has no keys")
         return self._values.clone()
 
+    @property
+    def values(self) -> torch.Tensor:
+        """What the next update will change; to be read only."""
+        return self._values
+
     def check(self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None) -> None:
         """Raises TableError for what `apply` would not take, and for NaN or infinity."""
         self.fits(keys, grad)
@@ -59,15 +66,16 @@ class DenseTable:
     def apply(
         self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
     ) -> None:
+        self.update(array_of(grad), lr)
+
+    def update(self, grad: Floats, lr: float) -> None:
+        """`apply` with an array that lies as kernels want it."""
         self.step += 1
-        update = block_update_of(self.spec.rule, self.step, lr)
-        if update is None:
-            self.spec.rule.update(self._values, grad, self.state, self.step, lr)
-            return
-        kernel, numbers = update
-        slopes = grad.detach().contiguous().numpy()
-        # Bytes of a message may lie anywhere; kernels are compiled for aligned arrays.
-        kernel(self._shared[0], slopes if slopes.flags.aligned else slopes.copy(), *self._shared[1:], numbers)
+        if self._kernel is None:
+            self.spec.rule.update(self._values, torch.from_numpy(grad), self.state, self.step, lr)
+        else:
+            numbers = block_numbers_of(self.spec.rule, self.step, lr)
+            self._kernel(self._shared[0], grad, *self._shared[1:], numbers)
 
     def cut(self) -> DenseCut:
         """A copy of everything as of now."""

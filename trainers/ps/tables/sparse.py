@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainers.ps.kernels.arrays import array_of
 from trainers.ps.kernels.finite import all_finite
 from trainers.ps.kernels.initial import NOTHING, Fresh, initial_rows
 from trainers.ps.kernels.reading import settle
@@ -60,17 +61,17 @@ class SparseTable:
 
     def fits(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """Raises TableError for what `assign` would not take."""
-        wanted = [len(self._array(keys)), self.spec.size]
-        if list(values.shape) != wanted or values.dtype is not torch.float32:
+        wanted = (self._checked(keys).shape[0], self.spec.size)
+        if values.shape != wanted or values.dtype is not torch.float32:
             raise ShapeError(
-                f"table {self.spec.name!r} wants rows of shape {wanted} in float32, "
+                f"table {self.spec.name!r} wants rows of shape {list(wanted)} in float32, "
                 f"not {list(values.shape)} in {str(values.dtype).removeprefix('torch.')}"
             )
 
     def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """Insert or overwrite rows; state and statistics start anew. Entry filters do not apply."""
         self.fits(keys, values)
-        self._write(self._array(keys), _floats(values), _NO_STATE, _NO_STATISTICS)
+        self._write(self._array(keys), array_of(values), _NO_STATE, _NO_STATISTICS)
 
     def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor:
         """(n, dim) float32, a fresh tensor. A key without a row reads as its initial value, and gets a row
@@ -106,7 +107,7 @@ class SparseTable:
         self.step += 1
         numbers = numbers_of(self.spec.rule, self.step, lr)
         options = np.array((self.spec.rows.low, self.spec.rows.high, *numbers), np.float32)
-        touched, slopes = self._array(keys), _floats(grad)
+        touched, slopes = self._array(keys), array_of(grad)
         if self._cut is not None:
             self._cut.expect(len(touched))
         missing = np.empty(len(touched), np.int64)
@@ -114,7 +115,7 @@ class SparseTable:
         if count:
             self._apply_missing(touched, slopes, options, missing[:count])
         if self._counts:
-            shown = _NO_STATS if stats is None else _floats(stats)
+            shown = _NO_STATS if stats is None else array_of(stats)
             add_seen(self._storage.index, self._storage.rows, touched, shown)
 
     def shrink(self, policy: ShrinkPolicy) -> int:
@@ -147,6 +148,10 @@ class SparseTable:
         self._cut = Cut(self._storage, states, self.step, changed_only, ended)
         return self._cut
 
+    def expect(self, rows: int) -> None:
+        """So many rows in all are about to be loaded. Without this it takes longer."""
+        self._storage.expect(rows)
+
     def load(self, chunk: Rows) -> None:
         """Insert or overwrite rows with state and statistics, as a cut gave them. The step is set apart
         from this. Raises ShapeError for rows of another table.
@@ -160,12 +165,14 @@ class SparseTable:
             self._fits_counts(counts, (len(chunk.keys), 3))
         elif self._counts:
             raise ShapeError(f"table {self.spec.name!r} keeps statistics, and these rows have none")
-        keys, values, states = self._array(chunk.keys), _floats(chunk.values), list(map(_floats, chunk.state))
-        statistics = _NO_STATISTICS if counts is None else _floats(counts)
+        keys, values = self._array(chunk.keys), array_of(chunk.values)
+        states = list(map(array_of, chunk.state))
+        statistics = _NO_STATISTICS if counts is None else array_of(counts)
         for start in range(0, len(keys), _AT_ONCE):
             some = slice(start, start + _AT_ONCE)
-            state = np.stack([each[some] for each in states]) if states else _NO_STATE
-            self._write(keys[some], values[some], state, statistics[some])
+            state = [each[some] for each in states]
+            stacked = _NO_STATE if not state else state[0][None] if len(state) == 1 else np.stack(state)
+            self._write(keys[some], values[some], stacked, statistics[some])
 
     def candidates(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys (n,) int64 that wait for admission by an entry filter of kind COUNT, and how often each was
@@ -181,14 +188,17 @@ class SparseTable:
         if counts.shape != keys.shape:
             raise ShapeError(f"{len(counts)} counts for {len(keys)} candidates of {self.spec.name!r}")
         if isinstance(self._filter, Candidates):
-            self._filter.load(self._array(keys), _floats(counts))
+            self._filter.load(self._array(keys), array_of(counts))
 
     def _array(self, keys: torch.Tensor | None) -> Keys:
+        return array_of(self._checked(keys))
+
+    def _checked(self, keys: torch.Tensor | None) -> torch.Tensor:
         if keys is None:
             raise KeysError(f"table {self.spec.name!r} is sparse; a request needs keys")
         if keys.dim() != 1 or keys.dtype is not torch.int64:
             raise KeysError(f"keys of table {self.spec.name!r} must be (n,) int64, not {keys.shape}")
-        return _aligned(keys.contiguous().numpy())
+        return keys
 
     def _update_of(self, grad: torch.Tensor, stats: torch.Tensor | None) -> Kernel:
         if self._update is None:
@@ -230,12 +240,3 @@ class SparseTable:
     ) -> None:
         slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))
         write(self._storage.rows, slots, values, state, statistics, self._fresh.state)
-
-
-def _floats(tensor: torch.Tensor) -> Floats:
-    array: Floats = tensor.detach().contiguous().numpy()
-    return array if array.flags.aligned else array.copy()
-
-
-def _aligned(keys: Keys) -> Keys:
-    return keys if keys.flags.aligned else keys.copy()

@@ -14,6 +14,7 @@ from trainers.ps.kernels.index import (
     SEGMENT,
     SEGMENTS,
     Index,
+    laid_out,
 )
 from trainers.ps.kernels.initial import Fresh
 from trainers.ps.kernels.mixing import SECRET
@@ -76,6 +77,17 @@ class Storage:
                 self._more_segments()
         return slots
 
+    def expect(self, rows: int) -> None:
+        """So many rows in all are about to be there: gets memory for them in the background and, if there
+        are none yet, lays out the index so that nothing needs to be split meanwhile.
+        """
+        rows = min(rows, _MOST)
+        if not len(self):
+            self.index = laid_out(self.index, rows)
+            self._entries.grow(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
+            self.index = self.index._replace(entries=self._entries.words.view(np.uint64))
+        self._make_room(rows)
+
     def begin_cut(self, images: NDArray[np.int64], image_of: NDArray[np.uint32]) -> None:
         """From now on rows keep their images before they change."""
         cut = np.array([1, len(self), 0, 0], np.int64)
@@ -115,8 +127,8 @@ class Storage:
             self._records.grow(size)
             self._flags.grow(rows)
             self._view_rows(self.rows.numbers, self.rows.images, self.rows.image_of, self.rows.cut)
-        self._records.expect(size)
         self._entries.expect(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
+        self._records.expect(size)
 
     def _double_directory(self) -> None:
         depth = int(self.index.numbers[DEPTH])

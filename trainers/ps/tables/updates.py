@@ -58,31 +58,46 @@ def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
             raise AssertionError(f"{rule} has no kernel on rows")
 
 
-def block_update_of(rule: AnyRule, step: int, lr: float) -> tuple[BlockKernel, Floats] | None:
-    """The kernel for the step-th update of a dense block, and its numbers: to be called with values,
-    gradient, each state, numbers. None where torch's operations are to be used.
+def block_kernel_of(rule: AnyRule) -> BlockKernel | None:
+    """The kernel of a rule on a dense block, to be called with values, gradient, each state and
+    `block_numbers_of`. None where torch's operations are to be used.
     """
-    kernel: BlockKernel
-    numbers: tuple[float, ...]
     match rule:
         case SGD(momentum=0.0, weight_decay=0.0):
             return None  # one torch operation, which begins sooner than a kernel
         case SGD(momentum=0.0):
-            kernel, numbers = dense.sgd, (-lr, rule.weight_decay)
+            return dense.sgd
+        case SGD():
+            return dense.momentum
+        case Adagrad():
+            return dense.adagrad
+        case Adam():
+            return dense.adam
+        case FTRL(lr_power=-0.5):
+            return dense.ftrl
+        case _:
+            return None
+
+
+def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
+    """What the kernel of a rule takes last, at the step-th update of the block."""
+    numbers: tuple[float, ...]
+    match rule:
+        case Adam():
+            corrected, root = -lr / (1 - rule.beta1**step), math.sqrt(1 - rule.beta2**step)
+            shares = (1 - rule.beta1, rule.beta2, 1 - rule.beta2)
+            numbers = (corrected, rule.weight_decay, *shares, root, rule.eps)
+        case Adagrad():
+            numbers = (-lr / (1 + (step - 1) * rule.lr_decay), rule.weight_decay, rule.eps)
+        case FTRL():
+            numbers = (lr, rule.l1, 2 * rule.l2, rule.beta)
+        case SGD(momentum=0.0):
+            numbers = (-lr, rule.weight_decay)
         case SGD():
             # torch begins the buffer with the whole gradient.
             moving = (0.0, 1.0) if step == 1 else (rule.momentum, 1 - rule.dampening)
             used = (rule.momentum, 1.0) if rule.nesterov else (1.0, 0.0)
-            kernel, numbers = dense.momentum, (-lr, rule.weight_decay, *moving, *used)
-        case Adagrad():
-            back = -lr / (1 + (step - 1) * rule.lr_decay)
-            kernel, numbers = dense.adagrad, (back, rule.weight_decay, rule.eps)
-        case Adam():
-            corrected, root = -lr / (1 - rule.beta1**step), math.sqrt(1 - rule.beta2**step)
-            shares = (1 - rule.beta1, rule.beta2, 1 - rule.beta2)
-            kernel, numbers = dense.adam, (corrected, rule.weight_decay, *shares, root, rule.eps)
-        case FTRL(lr_power=-0.5):
-            kernel, numbers = dense.ftrl, (lr, rule.l1, 2 * rule.l2, rule.beta)
+            numbers = (-lr, rule.weight_decay, *moving, *used)
         case _:
-            return None
-    return kernel, np.array(numbers, np.float32)
+            raise AssertionError(f"{rule} has no kernel on blocks")
+    return np.array(numbers, np.float32)

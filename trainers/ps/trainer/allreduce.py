@@ -36,6 +36,10 @@ class AllReduced:
     def step(self) -> int:
         return self._exchange.step
 
+    @property
+    def ahead(self) -> int:
+        return self._exchange.ahead
+
     def start(self, step: int) -> None:
         self._exchange.start(step)
 

@@ -42,6 +42,7 @@ class DenseParameters:
         for dense in parameters:
             for block in dense.blocks:
                 self._pieces[block.server].append(_Piece(block, dense))
+        self._by_table = [{piece.block.table: piece for piece in pieces} for pieces in self._pieces]
         self._all = [_wants(pieces) for pieces in self._pieces]
         self.trained_wants = [
             _wants([piece for piece in pieces if piece.dense.group is not None]) for pieces in self._pieces
@@ -112,7 +113,7 @@ class DenseParameters:
         """The values in answers, flat, of the parameters that are complete in them."""
         blocks: dict[str, list[tuple[int, torch.Tensor]]] = {}
         for server, reply in answers:
-            by_table = {piece.block.table: piece for piece in self._pieces[server]}
+            by_table = self._by_table[server]
             for part in reply.parts:
                 if part.field is not Field.VALUES:
                     continue

@@ -11,21 +11,26 @@ from typing import Protocol
 import torch
 
 from trainers.ps.configs import AsyncConfigs
-from trainers.ps.net.client import Client, Request, Ticket
-from trainers.ps.net.wire import Kind, Message, Part
+from trainers.ps.net.client import Client
+from trainers.ps.net.wire import Part
 from trainers.ps.trainer.dense import DenseParameters
 from trainers.ps.trainer.merging import Merging
-from trainers.ps.trainer.questions import Pull, Question, answer_from
+from trainers.ps.trainer.questions import Question, Underway, add_questions, ask, pushes
 from trainers.ps.trainer.remote import RemoteTable
 
 Batches = Mapping[RemoteTable, Sequence[torch.Tensor]]
 
 
 class Exchange(Protocol):
-    """`step` counts this trainer's steps."""
+    """`step` counts this trainer's steps. `ahead`: how many batches before its turn a batch shall be
+    prefetched.
+    """
 
     @property
     def step(self) -> int: ...
+
+    @property
+    def ahead(self) -> int: ...
 
     def start(self, step: int) -> None:
         """Begin at this step."""
@@ -34,7 +39,7 @@ class Exchange(Protocol):
         """Send the gradients of one step, and see to the values of the next."""
 
     def prefetch(self, batches: Batches) -> None:
-        """Prepare the rows of the next batch."""
+        """Prepare the rows of a batch that comes soon."""
 
     def refresh(self) -> None:
         """Bring the current dense values into the model, with all of this trainer's pushes in them."""
@@ -55,8 +60,8 @@ class SyncExchange:
         self._dense = dense
         self._tables = tables
         self._servers = servers
-        self._next: list[tuple[RemoteTable, Question]] = []
         self.step = 0
+        self.ahead = 1
 
     def start(self, step: int) -> None:
         self.step = step
@@ -70,39 +75,34 @@ class SyncExchange:
             merged = table.take_gradients()
             if merged is not None:
                 table.add_push(push, merged)
-        questions = [question for _, question in self._next]
-        requests = []
-        for server, parts in enumerate(push):
-            asked = [part for question in questions if (part := question.part(server)) is not None]
-            parts += [*self._dense.trained_wants[server], *asked]
-            requests.append(Request(server=server, kind=Kind.PUSH, number=self.step, parts=tuple(parts)))
+        for parts, wants in zip(push, self._dense.trained_wants, strict=True):
+            parts += wants
+        questions = for_training(self._tables)
+        add_questions(push, questions)
+        requests = pushes(push, self.step)
         self.start(self.step + 1)
-        answers = list(enumerate(self._client.ask(requests)))
-        self._dense.take(answers)
-        for server, reply in answers:
-            answer_from(server, reply, questions)
-        for table, question in self._next:
-            table.arrived(question)
-        self._next = []
+        self._dense.take(Underway(self._client, requests, questions, self.step).wait())
 
     def prefetch(self, batches: Batches) -> None:
         """In training the rows come with the answer to the next push; otherwise by themselves."""
-        asked = [(table, table.expect(ids)) for table, ids in batches.items()]
-        self._next = [(table, question) for table, question in asked if question.insert]
-        now = [(table, question) for table, question in asked if not question.insert]
-        if now:
-            ask_now(self._client, self._servers, now, self.step)
+        asked = [table.expect(ids) for table, ids in batches.items()]
+        ask(self._client, self._servers, [each for each in asked if not each.insert], self.step)
 
     def refresh(self) -> None:
         pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(answers_of(pulls, self._client.ask(pulls)))
+        self._dense.take(Underway(self._client, pulls, [], self.step).wait())
 
     def flush(self) -> None:
         return
 
 
 class AsyncExchange:
-    """Pushes go out and are waited for later; dense values are taken when they come. See AsyncConfigs."""
+    """Pushes go out and are waited for later; dense values are taken when they come. See AsyncConfigs.
+
+    A push of step i carries the questions of batch i + 2, which is prefetched before step i: by then that of
+    batch i + 1 is underway. Rows are so as old as if they were asked for right after the push. With
+    `max_staleness` they are asked for by themselves: a push must not wait for other trainers.
+    """
 
     def __init__(
         self,
@@ -117,11 +117,13 @@ class AsyncExchange:
         self._tables = tables
         self._servers = servers
         self._configs = configs
+        self._carries = configs.overlap and configs.max_staleness is None
         self._merging = Merging(tables)
-        self._pushes: deque[tuple[list[Request], Ticket]] = deque()
-        self._receiving: tuple[list[Request], Ticket] | None = None
+        self._pushes: deque[Underway] = deque()
+        self._receiving: Underway | None = None
         self._sent = 0
         self.step = 0
+        self.ahead = 2 if self._carries else 1
 
     def start(self, step: int) -> None:
         self.step = step
@@ -132,35 +134,39 @@ class AsyncExchange:
         self._merging.add(self._dense.gradients())
         self.start(self.step + 1)
         if self._merging.steps >= self._configs.max_merge_var_num:
-            self._send()
+            self._send(for_training(self._tables) if self._carries else [])
         if not self._configs.overlap:
             self.flush()
             return
         self._client.look()
         while self._pushes and (
-            not self._pushes[0][1].open or len(self._pushes) > self._configs.send_queue_size
+            not self._pushes[0].open or len(self._pushes) > self._configs.send_queue_size
         ):
             self._oldest()
         if self._configs.independent_recv_thread:
             self._receive()
 
     def prefetch(self, batches: Batches) -> None:
-        asked = [(table, table.expect(ids)) for table, ids in batches.items()]
+        """What no push has taken along by the time that the next batch is prepared is asked for by itself."""
+        now = unasked(self._tables)
+        coming = [table.expect(ids) for table, ids in batches.items()]
+        if not self._carries:
+            now = coming
         if self._configs.overlap:
-            ask_now(self._client, self._servers, asked, self.step)
+            ask(self._client, self._servers, now, self.step)
 
     def refresh(self) -> None:
         self.flush()
         pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(answers_of(pulls, self._client.ask(pulls)))
+        self._dense.take(Underway(self._client, pulls, [], self.step).wait())
 
     def flush(self) -> None:
         if self._merging.steps:
-            self._send()
+            self._send([])
         while self._pushes:
             self._oldest()
 
-    def _send(self) -> None:
+    def _send(self, questions: Sequence[Question]) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
         self._merging.add_push(self._dense, push)
         self._sent += 1
@@ -168,34 +174,29 @@ class AsyncExchange:
             not self._configs.independent_recv_thread
             and self._sent % self._configs.min_send_grad_num_before_recv == 0
         )
-        requests = []
-        for server, parts in enumerate(push):
-            if with_values:
-                parts += self._dense.trained_wants[server]
-            requests.append(Request(server=server, kind=Kind.PUSH, number=self.step - 1, parts=tuple(parts)))
-        self._pushes.append((requests, self._client.send(requests)))
+        if with_values:
+            for parts, wants in zip(push, self._dense.trained_wants, strict=True):
+                parts += wants
+        add_questions(push, questions)
+        self._pushes.append(Underway(self._client, pushes(push, self.step - 1), questions, self.step))
 
     def _oldest(self) -> None:
-        requests, ticket = self._pushes.popleft()
-        self._dense.take(answers_of(requests, self._client.wait(ticket)))
+        self._dense.take(self._pushes.popleft().wait())
 
     def _receive(self) -> None:
         if self._receiving is not None:
-            requests, ticket = self._receiving
-            if ticket.open:
+            if self._receiving.open:
                 return
-            self._dense.take(answers_of(requests, ticket.replies))
+            self._dense.take(self._receiving.wait())
         pulls = self._dense.pulls(self.step, trained_only=True)
-        self._receiving = (pulls, self._client.send(pulls))
+        self._receiving = Underway(self._client, pulls, [], self.step)
 
 
-def ask_now(client: Client, servers: int, asked: Sequence[tuple[RemoteTable, Question]], step: int) -> None:
-    """Send questions that tables have prepared, in one message to each server."""
-    pull = Pull(client, servers, [question for _, question in asked], step)
-    for table, question in asked:
-        table.underway(question, pull)
+def unasked(tables: Sequence[RemoteTable]) -> list[Question]:
+    """What has been prepared and not been asked for yet."""
+    return [question for table in tables for question in table.unasked()]
 
 
-def answers_of(requests: Sequence[Request], replies: Sequence[Message]) -> list[tuple[int, Message]]:
-    """(server, its reply) for each request."""
-    return [(request.server, reply) for request, reply in zip(requests, replies, strict=True)]
+def for_training(tables: Sequence[RemoteTable]) -> list[Question]:
+    """Of that what a push may ask for: it makes rows."""
+    return [question for question in unasked(tables) if question.insert]

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from trainers.ps.net.client import Client, Request
-from trainers.ps.net.wire import Kind, Part
+from trainers.ps.net.client import Client
+from trainers.ps.net.wire import Part
 from trainers.ps.trainer.cache import Cache
 from trainers.ps.trainer.dense import DenseParameters
 from trainers.ps.trainer.embedding import Rows
-from trainers.ps.trainer.exchange import Batches, answers_of
+from trainers.ps.trainer.exchange import Batches
 from trainers.ps.trainer.lookup import Lookup
-from trainers.ps.trainer.questions import Question, answer_from
+from trainers.ps.trainer.questions import Underway, add_questions, pushes
 from trainers.ps.trainer.remote import Merged, RemoteTable
 
 _LONGEST_SHARE = 1 << 24
@@ -80,6 +80,7 @@ class GeoExchange:
         self._before: dict[str, torch.Tensor] = {}
         self._local_steps = 0
         self.step = 0
+        self.ahead = 1
 
     def start(self, step: int) -> None:
         self.step = step
@@ -106,7 +107,7 @@ class GeoExchange:
         """What was trained here since the last exchange is exchanged first."""
         self.flush()
         pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(answers_of(pulls, self._client.ask(pulls)))
+        self._dense.take(Underway(self._client, pulls, [], self.step).wait())
         self._before = {}
 
     def flush(self) -> None:
@@ -129,26 +130,14 @@ class GeoExchange:
         self._dense.add_push(push, changes, lr=_ADD)
         for parts, wants in zip(push, self._dense.trained_wants, strict=True):
             parts += wants
-        requests = self._pushes(push)
-        self._dense.take(answers_of(requests, self._client.ask(requests)))
+        self._dense.take(Underway(self._client, pushes(push, self.step - 1), [], self.step).wait())
         self._before = {}
 
     def _exchange_rows(self, table: CachedRows, keys: torch.Tensor, changes: torch.Tensor) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
-        table.remote.add_push(push, Merged(keys, changes / self._trainers, None), lr=_ADD)
-        question = table.remote.question(keys, insert=True)
-        for server, parts in enumerate(push):
-            asked = question.part(server)
-            parts += [asked] if asked is not None else []
-        self._take(question, self._pushes(push))
-        table.cache.revise(keys, question.rows)
-
-    def _take(self, question: Question, requests: Sequence[Request]) -> None:
-        for server, reply in answers_of(requests, self._client.ask(requests)):
-            answer_from(server, reply, [question])
-
-    def _pushes(self, push: Sequence[list[Part]]) -> list[Request]:
-        return [
-            Request(server=server, kind=Kind.PUSH, number=self.step - 1, parts=tuple(parts))
-            for server, parts in enumerate(push)
-        ]
+        merged, cuts = table.remote.in_order(Merged(keys, changes / self._trainers, None))
+        table.remote.add_push(push, merged, lr=_ADD)
+        question = table.remote.question(merged.keys, cuts, insert=True)
+        add_questions(push, [question])
+        Underway(self._client, pushes(push, self.step - 1), [question], self.step)
+        table.cache.revise(merged.keys, question.rows)

@@ -19,7 +19,7 @@ from trainers.ps.configs import PsConfigs, nearest
 from trainers.ps.partition import place, slices
 from trainers.ps.tableconfigs import TableConfigs
 from trainers.ps.tables.rules import SGD, AnyRule, Fixed
-from trainers.ps.tables.spec import MAX_BLOCK, MAX_DIM, RowOptions, TableKind, TableSpec
+from trainers.ps.tables.spec import MAX_BLOCK, MAX_DIM, EntryKind, RowOptions, TableKind, TableSpec
 from trainers.ps.trainer.modules import EmbeddingModule, find, rows_of
 from trainers.ps.trainer.optimizers import rule_for
 
@@ -79,6 +79,10 @@ class Layout:
     dense: tuple[DenseParameter, ...]
     sparse: tuple[SparseParameter, ...]
     servers: int
+
+    def specs(self) -> list[TableSpec]:
+        """Those of all tables."""
+        return [spec for server in range(self.servers) for _, spec in self.specs_on(server)]
 
     def specs_on(self, server: int) -> list[tuple[int, TableSpec]]:
         """(table, spec) of everything that this server holds."""
@@ -177,12 +181,13 @@ def _plan_sparse(
 
 def _rows(module: EmbeddingModule, own: TableConfigs) -> RowOptions:
     rows = rows_of(module)
+    entry = own.entry or rows.entry
     return RowOptions(
         init=own.init or rows.init,
-        entry=own.entry or rows.entry,
+        entry=entry,
         low=max(own.low, rows.low),
         high=min(own.high, rows.high),
-        statistics=own.statistics or rows.statistics,
+        statistics=own.statistics or rows.statistics or entry.kind is EntryKind.SHOW_CLICK,
     )
 
 

@@ -4,36 +4,37 @@ Leaves lookups in a forward pass to `embedding` and the moment of a push to `exc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
 from trainers.ps.kernels.merge import merge_rows
-from trainers.ps.kernels.owners import split
+from trainers.ps.kernels.owners import arranged
 from trainers.ps.net.client import Client, Request
 from trainers.ps.net.wire import Field, Kind, Part
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.lookup import Lookup, lookup_of, lookups_of, same_ids, version_of
 from trainers.ps.trainer.modules import bound
-from trainers.ps.trainer.questions import Pull, Question
+from trainers.ps.trainer.questions import Question, ask
 
 _CHUNK_BYTES = 4 << 20
+_MOST_AHEAD = 2
+"""Batches that may be prepared besides the one whose turn it is."""
 
 
 @dataclass(slots=True, eq=False)
 class _Expected:
-    """A batch that comes next. `version`: of the tensor, which grows when it is changed in place; `asked_at`:
-    the step in which it was prepared. `pull`: its rows are underway; `arrived`: they are here.
+    """A batch that comes soon. `version`: of the tensor, which grows when it is changed in place; `age`: how
+    many batches have been prepared since.
     """
 
     ids: torch.Tensor
     lookup: Lookup
     question: Question
     version: int
-    asked_at: int
-    pull: Pull | None = None
-    arrived: bool = False
     age: int = 0
 
 
@@ -45,15 +46,23 @@ class Merged:
     rows: torch.Tensor
     stats: torch.Tensor | None
 
+    def at(self, order: torch.Tensor) -> Merged:
+        """The same in another order."""
+        stats = None if self.stats is None else self.stats.index_select(0, order)
+        return Merged(self.keys.index_select(0, order), self.rows.index_select(0, order), stats)
+
 
 class RemoteTable:
-    """One table of the model."""
+    """One table of the model. `as_of`: the step that this trainer is at; `late`: by how many steps prepared
+    rows may be older.
+    """
 
     def __init__(
-        self, sparse: SparseParameter, servers: int, client: Client, *, row_dtype: torch.dtype
+        self, sparse: SparseParameter, servers: int, client: Client, *, row_dtype: torch.dtype, late: int = 0
     ) -> None:
         self.sparse = sparse
         self.as_of = 0
+        self._late = late
         self._servers = servers
         self._client = client
         self._row_dtype = row_dtype
@@ -70,13 +79,13 @@ class RemoteTable:
         each = self._take_expected(ids)
         if each is not None:
             return each.lookup, self._rows_of(each, insert=insert)
-        lookup = lookup_of(ids)
-        return lookup, self.pull_rows(lookup.keys, insert=insert)
+        lookup = lookup_of(ids, self._servers)
+        return lookup, self._pull(lookup, insert=insert)
 
     def prepared(self, ids: torch.Tensor) -> Lookup:
         """The keys of a batch, which may have been expected."""
         each = self._take_expected(ids)
-        return lookup_of(ids) if each is None else each.lookup
+        return lookup_of(ids, self._servers) if each is None else each.lookup
 
     def _take_expected(self, ids: torch.Tensor) -> _Expected | None:
         """The batch that was prepared with this tensor, unless the tensor has changed since."""
@@ -87,45 +96,46 @@ class RemoteTable:
         return None
 
     def _rows_of(self, each: _Expected, *, insert: bool) -> torch.Tensor:
-        late = self.as_of - each.asked_at > 1  # the batch was left out when its turn came
-        if each.pull is not None:
-            each.pull.wait()
-        if late or (each.pull is None and not each.arrived):
-            return self.pull_rows(each.lookup.keys, insert=insert)
+        as_of = each.question.as_of
+        if as_of is None or self.as_of - as_of > self._late:  # the batch was left out when its turn came
+            return self._pull(each.lookup, insert=insert)
         return each.question.rows
 
+    def _pull(self, lookup: Lookup, *, insert: bool) -> torch.Tensor:
+        question = self.question(lookup.keys, lookup.cuts, insert=insert)
+        ask(self._client, self._servers, [question], self.as_of)
+        return question.rows
+
     def expect(self, batches: Sequence[torch.Tensor]) -> Question:
-        """Prepare a batch that comes next: the tensors of ids with which this table's module will be
+        """Prepare a batch that comes soon: the tensors of ids with which this table's module will be
         called.
         """
-        lookups = lookups_of(batches)
-        question = self.question(lookups[0].keys, insert=self.sparse.module.training)
+        lookups = lookups_of(batches, self._servers)
+        insert = self.sparse.module.training
+        question = self.question(lookups[0].keys, lookups[0].cuts, insert=insert)
         for each in self._expected:
             each.age += 1
-        self._expected = [each for each in self._expected if each.age < 2]  # a batch that never came
+        self._expected = [each for each in self._expected if each.age <= _MOST_AHEAD]  # others never came
         self._expected += [
-            _Expected(ids, lookup, question, version_of(ids), self.as_of)
+            _Expected(ids, lookup, question, version_of(ids))
             for ids, lookup in zip(batches, lookups, strict=True)
         ]
         return question
 
-    def underway(self, question: Question, pull: Pull) -> None:
-        """This question has been asked."""
-        for each in self._expected:
-            if each.question is question:
-                each.pull = pull
-
-    def arrived(self, question: Question) -> None:
-        """This question has been answered."""
-        for each in self._expected:
-            if each.question is question:
-                each.arrived = True
+    def unasked(self) -> list[Question]:
+        """Of the prepared batches."""
+        return list(dict.fromkeys(each.question for each in self._expected if each.question.as_of is None))
 
     def pull_rows(self, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
         """(n, dim) float32 for (n,) int64 different keys."""
-        question = self.question(keys, insert=insert)
-        Pull(self._client, self._servers, [question], self.as_of).wait()
-        return question.rows
+        order, cuts = arranged(keys, self._servers)
+        question = self.question(keys if order is None else keys[order], cuts, insert=insert)
+        ask(self._client, self._servers, [question], self.as_of)
+        if order is None:
+            return question.rows
+        rows = torch.empty(len(keys), self.sparse.spec.size)
+        rows[order] = question.rows
+        return rows
 
     def pull_all(self) -> torch.Tensor | None:
         """Every row of the module's table, (num_embeddings, dim) float32; None when it has no end."""
@@ -144,11 +154,11 @@ class RemoteTable:
             return
         weight = self.sparse.module.weight.detach().cpu()
         for keys in self._chunks(total):
+            assigned: list[list[Part]] = [[] for _ in range(self._servers)]
+            self._add(assigned, Merged(keys, weight[keys], None), 0.0)
             yield [
-                Request(
-                    server=server, kind=Kind.ASSIGN, parts=tuple(self._rows(keys[share], weight[keys[share]]))
-                )
-                for server, share in enumerate(split(keys, self._servers))
+                Request(server=server, kind=Kind.ASSIGN, parts=tuple(parts))
+                for server, parts in enumerate(assigned)
             ]
 
     def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
@@ -180,25 +190,28 @@ class RemoteTable:
         """Append a gradient to each server's push: to those without a key too, whose step count must go
         on. With the learning rate of now, unless told another.
         """
-        lr = self.sparse.lr if lr is None else lr
-        if self._servers == 1:
-            push[0].extend(self._rows(merged.keys, merged.rows.to(self._row_dtype), lr, merged.stats))
-            return
-        for server, share in enumerate(split(merged.keys, self._servers)):
-            stats = None if merged.stats is None else merged.stats[share]
-            rows = merged.rows[share].to(self._row_dtype)
-            push[server].extend(self._rows(merged.keys[share], rows, lr, stats))
+        sent = dataclasses.replace(merged, rows=merged.rows.to(self._row_dtype))
+        self._add(push, sent, self.sparse.lr if lr is None else lr)
 
-    def question(self, keys: torch.Tensor, *, insert: bool) -> Question:
-        """To ask for these rows with a message of one's own."""
-        return Question(self.sparse.table, self.sparse.spec.size, keys, self._servers, insert=insert)
+    def in_order(self, merged: Merged) -> tuple[Merged, list[int]]:
+        """The same server by server; the keys of server s are at [cuts[s], cuts[s + 1])."""
+        order, cuts = arranged(merged.keys, self._servers)
+        return (merged if order is None else merged.at(order)), cuts
 
-    def _rows(
-        self, keys: torch.Tensor, rows: torch.Tensor, lr: float = 0.0, stats: torch.Tensor | None = None
-    ) -> list[Part]:
+    def _add(self, messages: Sequence[list[Part]], merged: Merged, lr: float) -> None:
+        """Append to each server's message what is of its keys."""
         table = self.sparse.table
-        parts = [Part(table, Field.KEYS, keys), Part(table, Field.ROWS, rows.contiguous(), lr)]
-        return parts if stats is None else [*parts, Part(table, Field.STATS, stats)]
+        merged, cuts = self.in_order(merged)
+        keys, rows, stats = merged.keys, merged.rows.contiguous(), merged.stats
+        for parts, (start, stop) in zip(messages, pairwise(cuts), strict=True):
+            parts.append(Part(table, Field.KEYS, keys[start:stop]))
+            parts.append(Part(table, Field.ROWS, rows[start:stop], lr))
+            if stats is not None:
+                parts.append(Part(table, Field.STATS, stats[start:stop]))
+
+    def question(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> Question:
+        """For these keys, which stand server by server."""
+        return Question(self.sparse.table, self.sparse.spec.size, keys, cuts, insert=insert)
 
     def _chunks(self, total: int) -> Iterator[torch.Tensor]:
         rows = max(1, _CHUNK_BYTES // (4 * self.sparse.spec.size))

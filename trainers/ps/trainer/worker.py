@@ -68,7 +68,13 @@ class Worker:
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
         self._dense = DenseParameters(layout.dense, layout.servers)
         self._tables = [
-            RemoteTable(sparse, layout.servers, self._client, row_dtype=ROW_DTYPES[configs.wire_dtype])
+            RemoteTable(
+                sparse,
+                layout.servers,
+                self._client,
+                row_dtype=ROW_DTYPES[configs.wire_dtype],
+                late=0 if asynchronous is None else 1,
+            )
             for sparse in layout.sparse
         ]
         self._local_dense = local is not None and bool(local.dense)
@@ -81,6 +87,11 @@ class Worker:
     def step_number(self) -> int:
         """How many steps of this trainer's place have been pushed: by this process, and by one before it."""
         return self._exchange.step
+
+    @property
+    def ahead(self) -> int:
+        """How many batches before its turn a batch shall be prefetched."""
+        return self._exchange.ahead
 
     def start(self) -> None:
         """Join all servers; trainer 0 sends the initial values, unless the tables have values already."""
@@ -126,8 +137,8 @@ class Worker:
         self._exchange.refresh()
 
     def prefetch(self, ids: Mapping[torch.nn.Module, Sequence[torch.Tensor]]) -> None:
-        """Prepare the rows of the next batch: for each served module the tensors that it will be called
-        with.
+        """Prepare the rows of a batch that comes soon: for each served module the tensors that it will be
+        called with.
         """
         by_module = {id(table.sparse.module): table for table in self._tables}
         self._exchange.prefetch({by_module[id(module)]: batches for module, batches in ids.items()})

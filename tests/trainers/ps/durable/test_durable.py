@@ -232,6 +232,18 @@ def test_a_job_that_is_over_leaves_nothing(tmp_path):
     durable.close()
 
 
+def test_a_job_that_is_over_in_the_middle_of_a_snapshot_leaves_nothing(tmp_path):
+    """The snapshot's thread must not make the folder again."""
+    for number in range(40):
+        where = tmp_path / str(number)
+        durable = opened(where)
+        state = recovered(durable)
+        push(durable, state, 3)
+        durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=300)
+        durable.discard()
+        assert list(where.iterdir()) == []
+
+
 FULL = """
 import sys
 from pathlib import Path

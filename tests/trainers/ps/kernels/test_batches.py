@@ -85,6 +85,8 @@ def test_split_gives_every_server_its_positions_ascending(servers: int) -> None:
     assert [part.tolist() for part in parts] == [
         (home == server).nonzero().flatten().tolist() for server in range(servers)
     ]
+    ordered = keys[torch.cat(parts)]
+    assert torch.equal(torch.cat(split(ordered, servers)), torch.arange(len(ordered)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -12,11 +12,21 @@ SAYS = "compiling kernels, once for this machine"
 ROOT = Path(__file__).resolve().parents[4]
 
 WARM = """
-from trainers.ps.tables.warm import warm_up
-warm_up(tables=False)
+from trainers.ps.tables.warm import warm_up_trainer
+warm_up_trainer([], geo=False)
 from trainers.ps.kernels.unique import unique_kernel
 print(len(unique_kernel.stats.cache_misses))
 """
+SHARED = """
+import numba.core.event as event
+from trainers.ps.tables.rules import Adagrad
+from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
+with event.install_recorder("numba:compile") as recorder:
+    {}
+print(*(e.data["dispatcher"].py_func.__name__ for _, e in recorder.buffer if e.is_start))
+"""
+SPEC = "TableSpec(kind=TableKind.SPARSE, name='rows', size=9, rule=Adagrad())"
 
 
 def start(code: str, environment: Mapping[str, str], folder: Path = ROOT) -> subprocess.Popen[str]:
@@ -44,6 +54,33 @@ def test_of_several_processes_one_compiles(tmp_path: Path) -> None:
     assert sum(said.count(SAYS) for _, said in ends) == 1
     out, said = outcome(start(WARM, cache))
     assert (out, said) == ("0\n", "")
+
+
+@pytest.mark.slow
+def test_a_server_and_a_trainer_share_the_work_of_a_first_start(tmp_path: Path) -> None:
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    calls = "warm_up_server()", f"warm_up_trainer([{SPEC}], geo=False)"
+    server, trainer = (start(SHARED.format(call), cache) for call in calls)
+    (compiled, said), (compiled_too, said_too) = outcome(server), outcome(trainer)
+    names = [name for name in (compiled + compiled_too).split() if name != "impl"]  # numba's own
+    assert sorted(names) == sorted(set(names)), "each by one of them"
+    assert {"insert", "pull", "adagrad", "unique_kernel"} <= set(names)
+    assert not {"sparse_adam", "shrink", "read"} & set(names), "what the job does not need"
+    assert (said + said_too).count(SAYS) == 1
+    again = start(SHARED.format(calls[0]), cache)
+    assert outcome(again) == ("\n", "")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_it_compiles_holds_up_nobody(tmp_path: Path) -> None:
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    first = start(WARM, cache)
+    assert first.stderr is not None
+    assert SAYS in first.stderr.readline()
+    waiting = start(WARM, cache)
+    first.kill()
+    first.communicate()
+    assert outcome(waiting)[0] == "1\n"
 
 
 CALL = "from kernels.outer import outer; print(outer(1))"

@@ -36,6 +36,7 @@ class MemoryTable:
         self.rows: dict[int | None, tuple[torch.Tensor, ...]] = {}
         self.changed: set[int | None] = set()
         self.waiting: dict[int, float] = {}
+        self.expected = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -72,6 +73,10 @@ class MemoryTable:
         assert (rows.statistics is not None) == self.spec.rows.statistics
         for number, key in enumerate(rows.keys.tolist()):
             self.rows[key] = tuple(column[number].clone() for column in columns)
+
+    def expect(self, rows: int) -> None:
+        assert not self.rows
+        self.expected = rows
 
     def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
         self.waiting |= dict(zip(keys.tolist(), counts.tolist(), strict=True))

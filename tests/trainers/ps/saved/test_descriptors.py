@@ -1,13 +1,20 @@
 """Whole writes, whatever the kernel takes at once."""
 
+import ctypes
+import fcntl
+import itertools
+import mmap
 import os
 import random
+import resource
 import signal
 import threading
 
+import numpy as np
 import pytest
 
 from trainers.ps.saved.descriptors import write_all, write_file
+from trainers.ps.saved.direct import write_direct
 
 
 def test_a_write_that_was_interrupted_goes_on_where_it_stopped():
@@ -49,3 +56,56 @@ def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="taken"):
         write_file(tmp_path / "taken", [b"content"])
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, (8 << 20) - 1, 8 << 20, (24 << 20) + 4100])
+def test_a_large_file_in_pieces_of_any_size(tmp_path, size):
+    content = memoryview(random.Random(size).randbytes(size))
+    cuts = [0, 1, 4096, 5000, 5000, 300_001, size // 2, size]
+    write_file(tmp_path / "file", [content[start:stop] for start, stop in itertools.pairwise(cuts)])
+    assert (tmp_path / "file").read_bytes() == content
+
+
+def test_a_large_file_does_not_fill_the_page_cache(tmp_path):
+    """Else it would cost new memory for every byte."""
+    path = tmp_path / "file"
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
+    try:
+        os.write(descriptor, bytes(4096))
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
+        os.pwrite(descriptor, mmap.mmap(-1, 4096), 0)
+    except OSError:
+        pytest.skip("this file system has no O_DIRECT")
+    finally:
+        os.close(descriptor)
+    write_file(path, [bytes(32 << 20)])
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert cached_pages(mapped) < 100
+
+
+def cached_pages(mapped: mmap.mmap) -> int:
+    found = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+    address = np.frombuffer(mapped, np.uint8).ctypes.data
+    assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), found)
+    return sum(each & 1 for each in found)
+
+
+def test_what_cannot_be_written_directly_goes_through_the_page_cache(tmp_path):
+    """A file system may say so when it is asked or at a write, as here: to an odd place."""
+    content = random.Random(1).randbytes(9 << 20)
+    descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_WRONLY)
+    os.write(descriptor, b"odd")
+    write_direct(descriptor, [memoryview(content)])
+    os.close(descriptor)
+    assert (tmp_path / "file").read_bytes() == b"odd" + content
+
+
+def test_a_large_file_that_finds_no_room_leaves_nothing(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_001, limits[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            write_file(tmp_path / "file", [bytes(20 << 20)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import socket
@@ -17,7 +18,7 @@ from tests.trainers.ps.net.test_wire import mutate
 from trainers.errors import ServerError
 from trainers.ps.configs import PsConfigs
 from trainers.ps.net.client import Client, Request
-from trainers.ps.net.wire import Field, Kind, Message, Part, bytes_part, decode, encode
+from trainers.ps.net.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part, bytes_part, decode, encode
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import Adam, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec, job_words
@@ -139,6 +140,21 @@ def test_a_stranger_with_valid_messages_is_not_known(port: Port, stranger: zmq.S
     stranger.send_multipart(frames)
     assert "not known here" in decode(stranger.recv_multipart()).text
     assert all(map(torch.equal, before, port.values()))
+
+
+@pytest.mark.slow
+def test_a_frame_over_the_limit_is_not_even_read(port: Port, stranger: zmq.Socket[bytes]) -> None:
+    """It costs its sender the connection; what comes on the next one is answered again."""
+    stranger.send_multipart([b"", bytes(MAX_FRAME_BYTES + 1)], copy=False)
+    stranger.setsockopt(zmq.RCVTIMEO, 500)
+    for _ in range(100):
+        stranger.send_multipart(encode(Message(kind=Kind.PULL, incarnation=5, sequence=1)))
+        with contextlib.suppress(zmq.Again):  # lost with the former connection
+            assert "not known here" in decode(stranger.recv_multipart()).text
+            break
+    else:
+        raise AssertionError("no answer")
+    port.push()
 
 
 def test_garbage_bytes_on_the_port_change_nothing(port: Port) -> None:

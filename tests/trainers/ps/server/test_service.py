@@ -377,13 +377,19 @@ def test_pushes_that_arrive_out_of_order_count_all() -> None:
     assert bench.values()[:2] == [-2, -2]
 
 
-def test_rows_that_are_not_finite_can_be_skipped_and_are_counted() -> None:
+def test_rows_that_are_not_finite_can_be_skipped_and_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     bench = Bench(sync=False, skip_bad=True).opened()
     rows = torch.tensor([[float("nan")], [1.0]])
     parts = (Part(1, Field.KEYS, torch.tensor([1, 2])), Part(1, Field.ROWS, rows, lr=1.0))
     assert bench.ask(Kind.PUSH, parts=parts).kind is Kind.DONE
     assert bench.values() == [0, 0, 0, -1]
     assert bench.store.skipped == 1
+    for _ in range(11):
+        bench.ask(Kind.PUSH, parts=parts)
+    assert [line.rpartition("left out ")[2].split()[0] for line in capsys.readouterr().err.splitlines()] == [
+        "1",
+        "10",
+    ]
 
 
 def test_trainers_that_wait_for_each_other_are_told() -> None:
@@ -535,6 +541,18 @@ WRONG_PUSHES: list[tuple[Code, tuple[Part, ...]]] = [
     (Code.UNKNOWN_TABLE, (Part(7, Field.KEYS, torch.tensor([1])),)),
     (Code.BAD_MESSAGE, (Part(0, Field.VALUES, torch.ones(2)), Part(0, Field.VALUES, torch.ones(2)))),
     (Code.BAD_MESSAGE, (Part(2, Field.VALUES, torch.ones(1)),)),
+    (
+        Code.BAD_MESSAGE,  # statistics of values
+        (Part(0, Field.VALUES, torch.ones(2)), Part(0, Field.STATS, torch.ones(2, 2))),
+    ),
+    (
+        Code.BAD_MESSAGE,  # rows twice
+        (
+            Part(1, Field.KEYS, torch.tensor([1])),
+            Part(1, Field.ROWS, torch.ones(1, 1)),
+            Part(1, Field.ROWS, torch.ones(1, 1)),
+        ),
+    ),
 ]
 
 
@@ -545,6 +563,65 @@ def test_a_push_that_is_wrong_anywhere_changes_nothing(code: Code, wrong: tuple[
     reply = bench.ask(Kind.PUSH, parts=(good, *wrong) if good else wrong)
     assert reply.code is code, reply.text
     assert bench.values() == [0, 0, 0, 0]
+
+
+BLOCKS = {
+    number: TableSpec(kind=TableKind.DENSE, name=f"w{number}", size=size, rule=rule)
+    for number, (size, rule) in enumerate([(2, SGD()), (1, Adagrad()), (3, SGD(momentum=0.5))])
+}
+
+
+def run(*values: float, first: int = 0) -> Part:
+    return Part(first, Field.VALUES, torch.tensor(values), lr=1.0)
+
+
+def blocks_after(*pushes: tuple[Part, ...], sync: bool = False, skip_bad: bool = False) -> list[list[float]]:
+    """What one trainer's pushes make of BLOCKS."""
+    bench = Bench(1, sync=sync, skip_bad=skip_bad, specs=BLOCKS)
+    bench.hello(0)
+    bench.ask(Kind.READY)
+    for step, parts in enumerate(pushes):
+        reply = bench.ask(Kind.PUSH, number=step, parts=parts)
+        assert reply.kind is Kind.DONE, reply.text
+    reply = bench.ask(Kind.PULL, number=bench.steps.step, parts=(Part(0, Field.WANT, torch.tensor([3])),))
+    return [part.tolist() for part in reply.parts[0].data.split([2, 1, 3])]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_run_of_blocks_counts_as_its_blocks(sync: bool) -> None:
+    together = (run(1, 2, 3, 4, 5, 6),)
+    apart = (run(4, 5, 6, first=2), run(1, 2), run(3, first=1))
+    assert blocks_after(together, apart, sync=sync) == blocks_after(apart, together, sync=sync)
+    assert blocks_after(together, sync=sync) == [[-1, -2], [-1], [-4, -5, -6]]
+
+
+def test_trainers_may_cut_their_runs_differently() -> None:
+    bench = Bench(specs=BLOCKS)
+    for rank in (0, 1):
+        bench.hello(rank)
+    bench.ask(Kind.READY)
+    bench.ask(Kind.PUSH, 0, parts=(run(1, 1, 1, 1, 1, 1),))
+    bench.ask(Kind.PUSH, 1, parts=(run(3, 3), run(3, 3, 3, 3, first=1)))
+    reply = bench.ask(Kind.PULL, number=1, parts=(Part(0, Field.WANT, torch.tensor([3])),))
+    assert reply.parts[0].data.tolist() == [-2, -2, -1, -2, -2, -2]
+
+
+def test_of_a_run_the_block_that_is_not_finite_is_named_or_left_out() -> None:
+    nan = float("nan")
+    bench = Bench(1, sync=False, specs=BLOCKS)
+    bench.hello(0)
+    bench.ask(Kind.READY)
+    reply = bench.ask(Kind.PUSH, parts=(run(1, 1, nan, 1, 1, 1),))
+    assert (reply.code, "'w1'" in reply.text) == (Code.NOT_FINITE, True)
+    assert blocks_after((run(1, 1, nan, 1, 1, 1),), skip_bad=True) == [[-1, -1], [0], [-1, -1, -1]]
+
+
+def test_runs_that_overlap_are_refused() -> None:
+    bench = Bench(1, sync=False, specs=BLOCKS)
+    bench.hello(0)
+    bench.ask(Kind.READY)
+    reply = bench.ask(Kind.PUSH, parts=(run(1, 1, 1), run(1, 1, 1, 1, first=1)))
+    assert reply.code is Code.BAD_MESSAGE
 
 
 def test_messages_at_random_leave_the_service_up() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainers.ps.tables.cut import Cut, Rows
-from trainers.ps.tables.rules import Adagrad, SparseAdam
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, AnyRule, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
 from trainers.ps.tables.table import TableError
@@ -160,6 +160,24 @@ def test_changes_since_the_last_cut_with_mark() -> None:
     assert changed(table) == [3, 5, 7, 77, 88]
     assert changed(table, mark=True) == [3, 5, 7, 77, 88]
     assert changed(table) == []
+
+
+@pytest.mark.parametrize("rule", [SGD(), Adagrad(), SparseAdam(), FTRL()])
+def test_a_pull_changes_nothing_and_a_push_what_it_says(rule: AnyRule) -> None:
+    """Whatever of a record is values: with SGD, all of it."""
+    table = SparseTable(TableSpec(kind=TableKind.SPARSE, name="t", size=9, rule=rule))
+    table.assign(torch.arange(100), torch.zeros(100, 9))
+    with table.cut(mark=True) as cut:
+        read = cut.read(0, cut.rows)
+    with table.cut() as cut:
+        table.pull(torch.arange(100))
+        assert int(table._storage.rows.cut[3]) == 0
+        table.apply(torch.arange(40, 60), torch.ones(20, 9), 0.1)
+        assert int(table._storage.rows.cut[3]) == 20
+        assert torch.equal(cut.read(0, cut.rows).values, read.values)
+    table.pull(torch.arange(100))
+    with table.cut(changed_only=True) as cut:
+        assert sorted(cut.read(0, cut.rows).keys.tolist()) == list(range(40, 60))
 
 
 def test_a_cut_that_was_not_saved_marks_nothing() -> None:

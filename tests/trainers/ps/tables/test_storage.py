@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainers.ps.kernels.index import SEGMENT, SEGMENTS
+from trainers.ps.kernels.index import PLENTY, SEGMENT, SEGMENTS, laid_out
 from trainers.ps.kernels.initial import UNIFORM, Fresh
 from trainers.ps.kernels.rows import COUNT, pull
 from trainers.ps.kernels.seen import remove_keys
@@ -109,6 +109,36 @@ def test_no_request_splits_many_segments() -> None:
         if step >= 10:  # 10 % more rows at first, 2.5 % at the end
             most = max(most, share * step)
     assert most < 4  # the mean is 1: as many segments more as rows
+
+
+@pytest.mark.parametrize("reserve", [LARGE, 0])
+@pytest.mark.parametrize("come", [0, 1000, 100_000, 300_000])
+@pytest.mark.parametrize("expected", [0, 1, 2500, 100_000])
+def test_an_index_that_was_laid_out_finds_everything(expected: int, come: int, reserve: int) -> None:
+    """Whether as many rows come as expected, fewer or more."""
+    storage, model = Storage(1, 0, 0, reserve), {}
+    storage.expect(expected)
+    segments = int(storage.index.numbers[SEGMENTS])
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, come)
+    write(storage, model, keys, 1.0)
+    check_against(storage, model)
+    if come <= expected:
+        assert int(storage.index.numbers[SEGMENTS]) == segments <= max(2, expected / 1400)
+    storage.expect(come + expected)  # of rows that are there already
+    check_against(storage, model)
+
+
+@pytest.mark.parametrize("rows", [1, 2000, 2001, 3001, 12_345, 10**6, 10**8])
+def test_segments_are_laid_out_for_equal_shares(rows: int) -> None:
+    index = laid_out(Storage(1, 0, 0, LARGE).index, rows)
+    depth, segments = index.numbers.tolist()
+    begin = np.searchsorted(index.directory, np.arange(segments))
+    width = np.bincount(index.directory)
+    assert (width == 1 << (depth - index.depths[:segments])).all()
+    assert not (begin % width).any()
+    share = np.sqrt(1 + 3 * (begin + width) / 2**depth) - np.sqrt(1 + 3 * begin / 2**depth)
+    assert (share * rows <= PLENTY).all()
+    assert segments == 1 or rows / segments > 0.3 * PLENTY
 
 
 @pytest.mark.slow

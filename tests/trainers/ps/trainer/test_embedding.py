@@ -90,15 +90,29 @@ def test_gradients_may_be_scaled_by_frequency() -> None:
     assert torch.allclose(rows.gradient, own.weight.grad)
 
 
-def test_bags_with_offsets_and_weights() -> None:
-    own, twin, rows, _ = served(lambda: torch.nn.EmbeddingBag(10, 3, mode="sum", sparse=True))
-    ids, offsets, weights = torch.tensor([1, 2, 4, 1]), torch.tensor([0, 3]), torch.rand(4)
-    wanted, got = (module(ids, offsets, weights) for module in (own, twin))
-    assert torch.allclose(wanted, got)
-    wanted.sum().backward()
-    got.sum().backward()
+@pytest.mark.parametrize("padding", [None, 4])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_with_offsets_and_weights(mode: str, kind: torch.dtype, last: bool, padding: int | None) -> None:
+    """A bag may be empty; weights in a bag are trained. Torch itself takes no maximum of sparse weights."""
+    own, twin, rows, _ = served(
+        lambda: torch.nn.EmbeddingBag(
+            10, 3, mode=mode, padding_idx=padding, include_last_offset=last, sparse=False
+        )
+    )
+    ids, offsets = torch.tensor([1, 2, 4, 1, 4, 9], dtype=kind), torch.tensor([0, 3, 3, 4, *[6][: int(last)]])
+    weights = [torch.tensor([0.5, 2.0, 1.0, -1.0, 3.0, 0.25], requires_grad=True) for _ in (own, twin)]
+    given = weights if mode == "sum" else [None, None]
+    results = []
+    for module, weight in zip((own, twin), given, strict=True):
+        results.append(module(ids, offsets.to(kind), weight))
+        (results[-1] * torch.arange(len(results[-1]) * 3.0).view(-1, 3)).sum().backward()
+    assert torch.allclose(*results)
     assert own.weight.grad is not None
-    assert torch.allclose(rows.gradient, own.weight.grad.to_dense())
+    assert torch.allclose(rows.gradient, own.weight.grad)
+    if mode == "sum":
+        assert torch.allclose(weights[0].grad, weights[1].grad)  # type: ignore[arg-type]
 
 
 def test_two_uses_and_two_backward_passes_add_up() -> None:

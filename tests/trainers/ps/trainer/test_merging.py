@@ -1,13 +1,19 @@
 """Gradients of several steps in one push."""
 
+from typing import Any, cast
+
+import pytest
 import torch
 
+from trainers.ps.net.client import Client
 from trainers.ps.net.wire import Field, Part
-from trainers.ps.tables.rules import SGD, Adam
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.trainer.dense import DenseParameters
-from trainers.ps.trainer.layout import Block, DenseParameter
+from trainers.ps.trainer.layout import Block, DenseParameter, SparseParameter
 from trainers.ps.trainer.merging import Merging
+from trainers.ps.trainer.remote import RemoteTable
+from trainers.ps.trainer.sparse_embedding import SparseEmbedding
 
 
 def parameter(rule: SGD | Adam, name: str, table: int) -> DenseParameter:
@@ -48,3 +54,43 @@ def test_a_momentum_is_not_plain() -> None:
     parameters = DenseParameters([parameter(SGD(momentum=0.9), "m", 0)], 1)
     (part,) = pushed(parameters, {"m": torch.ones(2)}, {"m": torch.full((2,), 3.0)})
     assert part.data.tolist() == [2, 2]
+
+
+def rows_of(rule: AnyRule, row_dtype: torch.dtype = torch.float32) -> RemoteTable:
+    spec = TableSpec(kind=TableKind.SPARSE, name="t", size=2, rule=rule)
+    sparse: Any = SparseParameter(
+        name="t", module=SparseEmbedding(2), group={"lr": 0.1}, own_lr=None, table=0, spec=spec, rule=rule
+    )
+    return RemoteTable(sparse, 1, cast(Client, None), row_dtype=row_dtype)
+
+
+@pytest.mark.parametrize(
+    ("rule", "share"), [(SGD(), 1.0), (Adagrad(), 0.5), (SparseAdam(), 0.5), (FTRL(), 0.5)]
+)
+def test_rows_of_one_key_are_merged_over_steps_and_each_key_goes_once(rule: AnyRule, share: float) -> None:
+    table = rows_of(rule)
+    merging = Merging([table])
+    for keys, row, shows in ([7, 9], [1.0, 2.0], 3.0), ([9, -1], [10.0, 20.0], 4.0):
+        table.add_stats(torch.tensor(keys), torch.tensor([[shows, 1.0]] * 2))
+        table.add_gradient(torch.tensor(keys), torch.tensor([row] * 2))
+        merging.add({})
+    push: list[list[Part]] = [[]]
+    merging.add_push(DenseParameters([], 1), push)
+    keys, rows, stats = push[0]
+    assert (rows.field, stats.field) == (Field.ROWS, Field.STATS)
+    assert keys.data.tolist() == [7, 9, -1]
+    assert (rows.data / share).tolist() == [[1, 2], [11, 22], [10, 20]]
+    assert stats.data.tolist() == [[3, 1], [7, 2], [4, 1]], "what was shown is counted, not averaged"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_go_as_short_as_asked_for_and_dense_values_do_not(dtype: torch.dtype) -> None:
+    table = rows_of(SGD(), dtype)
+    table.add_gradient(torch.tensor([1]), torch.tensor([[0.3, -2.0]]))
+    merging = Merging([table])
+    merging.add({"plain": torch.tensor([0.1, 0.2])})
+    push: list[list[Part]] = [[]]
+    merging.add_push(DenseParameters([parameter(SGD(), "plain", 1)], 1), push)
+    dense, _, rows = push[0]
+    assert dense.data.tolist() == torch.tensor([0.1, 0.2]).tolist()
+    assert torch.equal(rows.data, torch.tensor([[0.3, -2.0]]).to(dtype))

@@ -12,8 +12,8 @@ from trainers.ps.net.wire import Field, Message, Part
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableKind, TableSpec
-from trainers.ps.trainer.exchange import ask_now
 from trainers.ps.trainer.layout import SparseParameter
+from trainers.ps.trainer.questions import ask
 from trainers.ps.trainer.remote import RemoteTable
 from trainers.ps.trainer.sparse_embedding import SparseEmbedding
 
@@ -45,11 +45,11 @@ def remote() -> tuple[OneServer, RemoteTable]:
     sparse: Any = SparseParameter(
         name="t", module=module, group={"lr": 1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
     )
-    return server, RemoteTable(sparse, 1, cast(Client, server), row_dtype=torch.float32)
+    return server, RemoteTable(sparse, 1, cast(Client, server), row_dtype=torch.float32, late=1)
 
 
 def prepare(server: OneServer, table: RemoteTable, ids: torch.Tensor) -> None:
-    ask_now(cast(Client, server), 1, [(table, table.expect([ids]))], table.as_of)
+    ask(cast(Client, server), 1, [table.expect([ids])], table.as_of)
 
 
 def test_a_prepared_batch_is_asked_for_once() -> None:

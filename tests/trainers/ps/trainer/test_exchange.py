@@ -1,0 +1,237 @@
+"""When a trainer asks for rows: what its messages carry, and how old the rows are that a step gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+import torch
+
+from tests.support import owners as reference
+from trainers.data.ahead import prefetched
+from trainers.ps.configs import AsyncConfigs
+from trainers.ps.net.client import Client, Request
+from trainers.ps.net.wire import Field, Kind, Message, Part
+from trainers.ps.tables.rules import SGD
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
+from trainers.ps.trainer.dense import DenseParameters
+from trainers.ps.trainer.exchange import AsyncExchange, SyncExchange
+from trainers.ps.trainer.layout import SparseParameter
+from trainers.ps.trainer.remote import RemoteTable
+from trainers.ps.trainer.sparse_embedding import SparseEmbedding
+
+SERVERS = 3
+ZERO = RowOptions(init=Initializer(InitKind.UNIFORM, 0.0, 0.0))
+SPEC = TableSpec(kind=TableKind.SPARSE, name="t", size=1, rule=SGD(), rows=ZERO)
+SHARED = torch.arange(8)
+"""In every batch, on all servers: pushes add 1 to these rows."""
+
+
+@dataclass
+class Asked:
+    """Requests that have been answered; nobody knows it before they are waited for."""
+
+    replies: list[Message]
+    open: bool = True
+
+
+class Servers:
+    """Take a request when it is sent, as servers do that are never late."""
+
+    def __init__(self) -> None:
+        self.tables = [SparseTable(SPEC) for _ in range(SERVERS)]
+        self.log: list[tuple[Kind, set[int]]] = []
+
+    def send(self, requests: Sequence[Request]) -> Asked:
+        if requests:
+            asked = {int(key) for request in requests for part in asks(request) for key in part.data}
+            self.log.append((requests[0].kind, asked - set(SHARED.tolist())))
+        return Asked([self._answer(request) for request in requests])
+
+    def wait(self, asked: Asked) -> list[Message]:
+        asked.open = False
+        return asked.replies
+
+    def look(self) -> None:
+        return
+
+    def _answer(self, request: Request) -> Message:
+        table, parts = self.tables[request.server], request.parts
+        for part in parts:
+            if part.field in (Field.KEYS, Field.PEEK):
+                assert set(reference.owners(part.data, SERVERS).tolist()) <= {request.server}
+        for keys, rows in pairwise(parts):
+            if rows.field is Field.ROWS:
+                table.apply(keys.data, rows.data, rows.lr)
+        found = [
+            Part(0, Field.ROWS, table.pull(part.data, insert=part.field is Field.KEYS))
+            for part in asks(request)
+        ]
+        return Message(kind=request.kind, parts=tuple(found))
+
+
+def asks(request: Request) -> list[Part]:
+    """The parts that ask for rows."""
+    return [
+        part
+        for number, part in enumerate(request.parts)
+        if part.field in (Field.KEYS, Field.PEEK)
+        and not any(follower.field is Field.ROWS for follower in request.parts[number + 1 : number + 2])
+    ]
+
+
+class Trainer:
+    """One embedding. `ages`: for each step how many of the pushes before it its rows lacked."""
+
+    def __init__(self, configs: AsyncConfigs | None, *, training: bool = True) -> None:
+        self.servers = Servers()
+        client = cast(Client, self.servers)
+        module = SparseEmbedding(1).train(training)
+        sparse: Any = SparseParameter(
+            name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
+        )
+        late = 0 if configs is None else 1
+        self.table = RemoteTable(sparse, SERVERS, client, row_dtype=torch.float32, late=late)
+        dense = DenseParameters([], SERVERS)
+        self.exchange: SyncExchange | AsyncExchange
+        if configs is None:
+            self.exchange = SyncExchange(client, dense, [self.table], SERVERS)
+        else:
+            self.exchange = AsyncExchange(client, dense, [self.table], SERVERS, configs)
+        self.ages: list[int] = []
+
+    def train(self, batches: Sequence[torch.Tensor], *, steps: int | None = None, every: int = 1) -> None:
+        """A push after every batch whose number is a multiple of `every`."""
+        ahead = self.exchange.ahead
+        prepared = prefetched(batches, lambda ids: self.exchange.prefetch({self.table: [ids]}), ahead)
+        for number, ids in enumerate(prepared):
+            if number == steps:
+                break
+            rows = self.read(ids)
+            self.ages.append(self.exchange.step - int(rows[0]))
+            if number % every == 0:
+                self.push()
+
+    def push(self) -> None:
+        self.table.add_gradient(SHARED, torch.ones(len(SHARED), 1))
+        self.exchange.push()
+
+    def read(self, ids: torch.Tensor, *, insert: bool = True) -> torch.Tensor:
+        """The values of the shared rows."""
+        lookup, rows = self.table.look_up(ids, insert=insert)
+        assert torch.equal(lookup.keys[lookup.place], ids)
+        values = rows[lookup.place][:, 0]
+        assert torch.equal(values[: len(SHARED)], values[:1].expand(len(SHARED))), "servers of one moment"
+        return values
+
+    def said(self) -> list[tuple[Kind, set[int]]]:
+        return self.servers.log
+
+
+def batch(number: int) -> torch.Tensor:
+    """The shared ids and one that tells the number."""
+    return torch.cat([SHARED, torch.tensor([100 + number])])
+
+
+def batches(count: int) -> list[torch.Tensor]:
+    return [batch(number) for number in range(count)]
+
+
+def test_a_push_asks_for_the_batch_after_the_next() -> None:
+    trainer = Trainer(AsyncConfigs())
+    trainer.train(batches(5))
+    assert trainer.said() == [
+        (Kind.PULL, {101}),  # before the first step: while it computes
+        (Kind.PULL, {100}),
+        (Kind.PUSH, {102}),
+        (Kind.PUSH, {103}),
+        (Kind.PUSH, {104}),
+        (Kind.PUSH, set()),
+        (Kind.PUSH, set()),
+    ]
+    assert trainer.ages == [0, 1, 1, 1, 1]
+
+
+def test_rows_are_as_old_as_if_they_were_asked_for_by_themselves() -> None:
+    merged, apart = Trainer(AsyncConfigs()), Trainer(AsyncConfigs(max_staleness=5))
+    merged.train(batches(6))
+    apart.train(batches(6))
+    assert apart.said()[:5] == [
+        (Kind.PULL, {101}),
+        (Kind.PULL, {100}),
+        (Kind.PUSH, set()),
+        (Kind.PULL, {102}),
+        (Kind.PUSH, set()),
+    ]
+    assert merged.ages == apart.ages == [0, 1, 1, 1, 1, 1]
+
+
+def test_a_step_without_a_push_leaves_the_questions_to_a_pull() -> None:
+    trainer = Trainer(AsyncConfigs(max_merge_var_num=2))
+    trainer.train(batches(6))
+    assert trainer.said()[2:] == [
+        (Kind.PULL, {102}),
+        (Kind.PUSH, {103}),
+        (Kind.PULL, {104}),
+        (Kind.PUSH, {105}),
+        (Kind.PUSH, set()),
+    ]
+
+
+def test_batches_whose_gradients_are_kept_for_a_later_step() -> None:
+    trainer = Trainer(AsyncConfigs())
+    trainer.train(batches(6), every=2)
+    assert [asked for _, asked in trainer.said()[2:]] == [{102}, {103}, {104}, {105}]
+    assert max(trainer.ages) == 1
+
+
+@pytest.mark.parametrize("configs", [AsyncConfigs(overlap=False), None])
+def test_in_step_rows_have_every_push(configs: AsyncConfigs | None) -> None:
+    trainer = Trainer(configs)
+    trainer.train(batches(4))
+    assert trainer.ages == [0, 0, 0, 0]
+    if configs is not None:
+        assert [kind for kind, _ in trainer.said()] == 4 * [Kind.PULL, Kind.PUSH]
+
+
+def test_rows_for_evaluation_never_travel_with_a_push() -> None:
+    trainer = Trainer(AsyncConfigs(), training=False)
+    trainer.train(batches(3))
+    assert [asked for kind, asked in trainer.said() if kind is Kind.PULL] == [{101}, {100}, {102}]
+    assert max(trainer.ages) == 1
+
+
+def test_a_loop_that_breaks_and_one_after_it() -> None:
+    trainer = Trainer(AsyncConfigs())
+    trainer.train(batches(9), steps=3)
+    trainer.train([batch(number) for number in range(50, 54)])
+    assert trainer.ages == [0, 1, 1, 0, 1, 1, 1]
+    asked = [key for _, keys in trainer.said() for key in keys]
+    assert len(asked) == len(set(asked)), "nothing is asked for twice"
+
+
+def test_ids_that_changed_and_batches_that_were_left_out_are_asked_for_anew() -> None:
+    trainer = Trainer(AsyncConfigs())
+    coming = batches(6)
+    for ids in coming[1:3]:
+        trainer.exchange.prefetch({trainer.table: [ids]})
+    for _ in range(2):  # the first takes along batch 2
+        trainer.push()
+    assert trainer.read(coming[1])[0] == 2
+    coming[2][-1] += 50
+    trainer.read(coming[2])
+    assert trainer.said()[-1] == (Kind.PULL, {152})
+
+
+def test_gradients_in_any_order_reach_the_servers_of_their_keys() -> None:
+    trainer = Trainer(AsyncConfigs())
+    keys = torch.randperm(50)
+    trainer.table.add_gradient(keys, keys[:, None].float())
+    trainer.table.add_gradient(SHARED.flip(0), torch.full((len(SHARED), 1), 100.0))
+    trainer.exchange.push()
+    wanted = keys.float() + 100 * (keys < len(SHARED))
+    assert torch.equal(trainer.table.pull_rows(keys, insert=False)[:, 0], wanted)
