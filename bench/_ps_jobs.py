@@ -42,7 +42,7 @@ class Side:
     script: Path
     reader: str
     version: str
-    timeout: float = 400.0
+    timeout: float = 300.0
 
     def command(self, case: Case, files: Files, result: str) -> list[str]:
         kind = case.our_files if self.name == OURS else case.paddle_files
@@ -163,12 +163,15 @@ def figures(rows: Sequence[Mapping[str, object]], *, with_test: bool = True) -> 
 
 
 def alone(case: Case) -> float:
-    """Examples/s of the model by itself on one thread."""
+    """Examples/s of the model by itself on one thread. Raises JobError."""
     script = HERE / "_wide_deep_alone.py"
-    done = subprocess.run(
-        [sys.executable, str(script), *case.model], env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, str(script), *case.model], env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+    except subprocess.SubprocessError as problem:
+        raise JobError(f"the model by itself: {problem}") from None
     return float(done.stdout)
 
 

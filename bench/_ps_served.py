@@ -24,7 +24,7 @@ from trainers.ps.net.keys import TOKEN, keys_of
 from trainers.ps.net.wire import Field, Kind, Message, Part, bytes_part
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.spec import TableSpec, job_words
-from trainers.ps.tables.warm import warm_up
+from trainers.ps.tables.warm import warm_up_server
 
 
 class Served:
@@ -97,7 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     environ: Mapping[str, str] = os.environ
     torch.set_num_threads(1)
-    warm_up(tables=True)
+    warm_up_server()
     configs = PsConfigs(
         durability=options.durability,
         log_fsync=options.log_fsync,

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from _ps_cases import AUC_WANTED, CASES, SERVER_CPU_WANTED, Case
 
 OURS, PADDLE, ALONE = "fleetrun", "Paddle", "alone"
+FAILED = "failed"
+"""What a run has instead of figures."""
 
 Samples = Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]  # case -> side -> a result per run
 
@@ -96,11 +98,18 @@ def _values(samples: Samples, case: str, side: str, metric: str) -> list[float]:
 
 def _cell(samples: Samples, case: str, side: str, metric: str, *, spread: bool = True) -> str:
     values = _values(samples, case, side, metric)
+    runs = samples.get(case, {}).get(side, [])
+    failures = f"{failed} of {len(runs)} failed" if spread and (failed := _failures(runs)) else ""
     if not values:
-        return "-"
+        return failures or "-"
     figures = 4 if metric in ("auc", "log_loss") else 1 if metric.endswith("_cpu") else 0
     middle, low, high = (f"{v:,.{figures}f}" for v in (statistics.median(values), min(values), max(values)))
-    return middle if low == high or not spread else f"{middle} [{low}-{high}]"
+    said = middle if low == high or not spread else f"{middle} [{low}-{high}]"
+    return f"{said}, {failures}" if failures else said
+
+
+def _failures(runs: Sequence[Mapping[str, float]]) -> int:
+    return sum(FAILED in run for run in runs)
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ asked for batches that are drawn from them uniformly, by a zipf law (exponent 1.
 is the median over the runs, in millions of ids or rows a second unless its row says otherwise; in brackets
 how many times faster ours is. The runs of all alternate. `memcpy` copies as many bytes as the values of the
 batch have (for insertions: it writes as many bytes of new memory as the rows need, for the first time): no
-lookup can be faster. pandas takes part if it is installed.
+lookup can be faster. pandas takes part if installed; Paddle if PADDLE_BIN is the folder of its `fleetrun`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from _marks import put_between_marks
+from _paddle_memory import bytes_a_row
+from _ps_jobs import PADDLE
 
 from trainers.ps.kernels.unique import unique
 from trainers.ps.tables.rules import Adagrad, AnyRule, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
-from trainers.ps.tables.warm import warm_up
+from trainers.ps.tables.warm import EVERYTHING
 
 NAME = "ps_kernels.py"
 OURS = "fleetrun"
-COLUMNS = (OURS, "torch", "numpy", "pandas", "dict", "memcpy")
+COLUMNS = (OURS, "torch", "numpy", "pandas", "dict", "memcpy", PADDLE)
 LAWS = ("uniform", "zipf", "missing")
 
 Batches = Sequence[torch.Tensor]
@@ -196,7 +198,11 @@ def table_rows(rule: AnyRule, dim: int, ids: np.ndarray, options: argparse.Names
             "longest touch": max(touched) * 1e3,
         },
     )
-    yield f"bytes a row ({name}); {ideal} are key, values and state", {OURS: size}
+    theirs = bytes_a_row(type(rule).__name__, dim, len(ids))
+    both = {OURS: size, PADDLE: theirs} if theirs else {OURS: size}
+    yield f"bytes a row ({name})", both
+    title = f"the same / {ideal} bytes of key, values and state (wanted: <= 1.25)"
+    yield title, {side: each / ideal for side, each in both.items()}
     calls = lookups(table, ids, dim)
     for law in LAWS:
         yield (
@@ -245,15 +251,15 @@ def line(row: Row) -> str:
     ours = found[OURS]
     cells = [f"**{number(ours)}**" + (f", {number(found['longest'])}" if "longest" in found else "")]
     for name in COLUMNS[1:]:
-        ratio = f" ({ours / found[name]:.1f} x)" if name in found and "longest" not in found else ""
+        ratio = "" if name == PADDLE or "longest" in found else f" ({ours / found.get(name, ours):.1f} x)"
         cells.append(number(found[name]) + ratio if name in found else "-")
     if "longest touch" in found:
-        cells[-1] += f", {number(found['longest touch'])}"
+        cells[COLUMNS.index("memcpy")] += f", {number(found['longest touch'])}"
     return f"| {title} | {' | '.join(cells)} |"
 
 
 def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.{1 if value >= 10 else 2}f}"
 
 
 def main() -> None:
@@ -270,7 +276,8 @@ def main() -> None:
         put_between_marks(document, NAME, "")
     torch.set_num_threads(1)
     began = time.perf_counter()
-    warm_up(tables=True)
+    for use in EVERYTHING:
+        use()
     sys.stderr.write(f"warm after {time.perf_counter() - began:.1f} s\n")
     ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, options.keys)
     lines = [f"| {options.keys:,} ids; M/s unless said | {' | '.join(COLUMNS)} |"]

@@ -1,0 +1,104 @@
+"""How long one request keeps a server busy while a table grows: new ids, from no rows to many.
+
+    python bench/ps_growth.py [--rows 100000000] [--batch 100000] [--dim 4] [--write docs/benchmarks.md]
+
+Every request inserts `batch` random ids. The goal: the longest one takes less than 50 ms more than the
+median, at whatever size. CPU time of the thread, and wall time of those requests that nobody interrupted:
+others on the machine cannot lengthen these. 100 M rows of dim 4 with SGD need 5 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from _marks import put_between_marks
+
+from trainers.ps.tables.rules import SGD
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
+
+NAME = "ps_growth.py"
+PARTS = 10
+
+
+class Request(NamedTuple):
+    """Seconds, and how often others took the processor."""
+
+    cpu: float
+    wall: float
+    interrupted: int
+
+
+def grown(rows: int, batch: int, dim: int) -> list[Request]:
+    init = Initializer(InitKind.UNIFORM, -0.01, 0.01, seed=1)
+    spec = TableSpec(kind=TableKind.SPARSE, name="ids", size=dim, rule=SGD(), rows=RowOptions(init=init))
+    SparseTable(spec).pull(torch.arange(batch))  # loads kernels
+    table, random, found = SparseTable(spec), np.random.default_rng(0), []
+    for _ in range(0, rows, batch):
+        ids = torch.from_numpy(random.integers(-(2**63), 2**63 - 1, batch))
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+        cpu, wall = time.thread_time(), time.perf_counter()
+        table.pull(ids)
+        cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+        found.append(Request(cpu, wall, resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - before))
+    return found
+
+
+def line(title: str, requests: list[Request]) -> str:
+    cells = [title]
+    calm = [each.wall for each in requests if not each.interrupted]
+    for times in ([each.cpu for each in requests], calm):
+        if not times:
+            cells += ["-", "-", "-"]
+            continue
+        median, longest = statistics.median(times) * 1e3, max(times) * 1e3
+        cells += [f"{median:.1f}", f"{longest:.1f}", f"**{longest - median:.1f}**"]
+    return f"| {' | '.join(cells)} | {len(calm)} of {len(requests)} |"
+
+
+def table_of(requests: list[Request], options: argparse.Namespace) -> str:
+    lines = [
+        f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} CPUs, {options.rows:,} rows x {options.dim}, "
+        f"SGD, requests of {options.batch:,} new ids; ms.",
+        "",
+        "| millions of rows | CPU: median | longest | difference | uninterrupted, wall: median | longest | "
+        "difference | uninterrupted |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    step = max(1, len(requests) // PARTS)
+    for start in range(0, len(requests), step):
+        some = requests[start : start + step]
+        begin = start * options.batch / 1e6
+        lines.append(line(f"{begin:,.0f} to {begin + len(some) * options.batch / 1e6:,.0f}", some))
+    return "\n".join([*lines, line("all", requests)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", metavar="N", type=int, default=100_000_000)
+    parser.add_argument("--batch", metavar="N", type=int, default=100_000, help="new ids of a request")
+    parser.add_argument("--dim", metavar="N", type=int, default=4)
+    parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
+    options = parser.parse_args()
+    document = options.write.read_text() if options.write else ""
+    if options.write:
+        put_between_marks(document, NAME, "")
+    text = table_of(grown(options.rows, options.batch, options.dim), options)
+    sys.stdout.write(text + "\n")
+    if options.write:
+        options.write.write_text(put_between_marks(document, NAME, text))
+
+
+if __name__ == "__main__":
+    main()
