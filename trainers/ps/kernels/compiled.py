@@ -30,7 +30,6 @@ Keys: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]
 Words: TypeAlias = NDArray[np.uint64]
 Places: TypeAlias = NDArray[np.int32]
-Bits: TypeAlias = NDArray[np.uint32]
 Flags: TypeAlias = NDArray[np.uint8]
 Mask: TypeAlias = NDArray[np.bool_]
 Scalar: TypeAlias = Any
