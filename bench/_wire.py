@@ -41,20 +41,20 @@ class Wire:
         }
 
     def _watch_zmq(self) -> None:
-        send, receive = zmq.Socket.send_multipart, zmq.Socket.recv_multipart
+        send, receive = zmq.Socket.send, zmq.Socket.recv
 
-        def send_multipart(this: Any, *args: Any, **options: Any) -> Any:
-            done = send(this, *args, **options)
-            self._sent += this.type == zmq.DEALER
+        def counting_send(this: Any, data: Any, flags: int = 0, **options: Any) -> Any:
+            done = send(this, data, flags, **options)
+            self._sent += this.type == zmq.DEALER and not flags & zmq.SNDMORE
             return done
 
-        def recv_multipart(this: Any, *args: Any, **options: Any) -> Any:
-            frames = receive(this, *args, **options)
-            self._received += this.type == zmq.DEALER
-            return frames
+        def counting_receive(this: Any, *args: Any, **options: Any) -> Any:
+            frame = receive(this, *args, **options)
+            self._received += this.type == zmq.DEALER and not frame.more
+            return frame
 
-        zmq.Socket.send_multipart = send_multipart  # type: ignore[method-assign]
-        zmq.Socket.recv_multipart = recv_multipart  # type: ignore[method-assign]
+        zmq.Socket.send = counting_send  # type: ignore[method-assign]
+        zmq.Socket.recv = counting_receive  # type: ignore[method-assign]
 
     def _bytes(self) -> tuple[int, int]:
         """(sent, received) so far by all sockets connected to the endpoints."""

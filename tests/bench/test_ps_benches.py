@@ -173,15 +173,16 @@ def test_marks(bench):
 COUNT = """
 import json, sys, zmq
 from _wire import Wire
+from trainers.ps.net.transport import receive, send
 endpoint = sys.argv[1]
 socket = zmq.Context().socket(zmq.DEALER)
 socket.connect(f"tcp://{endpoint}")
-socket.send_multipart([b"hello"])
-socket.recv_multipart()
+send(socket, [b"hello"])
+receive(socket)
 wire = Wire([endpoint])
 for _ in range(3):
-    socket.send_multipart([b"x" * 1000, b"y" * 5000])
-    socket.recv_multipart()
+    send(socket, [b"x" * 1000, b"y" * 5000])
+    receive(socket)
 print(json.dumps(wire.since()))
 """
 

@@ -18,11 +18,13 @@ from trainers.ps.trainer.dense import DenseParameters
 from trainers.ps.trainer.embedding import Rows
 from trainers.ps.trainer.exchange import Batches
 from trainers.ps.trainer.lookup import Lookup
-from trainers.ps.trainer.questions import Underway, add_questions, pushes
+from trainers.ps.trainer.questions import Question, Underway, add_questions, ask, pushes
 from trainers.ps.trainer.remote import Merged, RemoteTable
 
 _LONGEST_SHARE = 1 << 24
 """Values of one table in one message: 64 MB."""
+_AS_THEY_ARE = 0
+"""Step whose rows are asked for: rows wait for nobody here, whatever max_staleness says."""
 _ADD = -1.0
 """Servers add what they get: SGD with this learning rate."""
 
@@ -34,12 +36,32 @@ class CachedRows(Rows):
         self.remote = remote
         sparse = remote.sparse
         self.cache = Cache(sparse.name, sparse.spec.size, sparse.rule, sparse.spec.rows)
+        self._coming: Question | None = None
+
+    def prepare(self, batches: Sequence[torch.Tensor]) -> Question | None:
+        """What to ask for ahead of a batch in training: its rows that are not here, if there are any."""
+        self._settle()
+        question = self.remote.expect(batches)
+        _, missing = self.cache.known(question.keys)
+        if not question.insert or not len(missing):
+            return None
+        self._coming = self.remote.asking(question.keys[missing])
+        return self._coming
+
+    def _settle(self) -> None:
+        """Keep the rows that were asked for ahead. Nobody else has kept one of them meanwhile."""
+        if self._coming is not None:
+            coming, self._coming = self._coming, None
+            self.cache.add(coming.keys, coming.rows)
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
         lookup = self.remote.prepared(ids)
         if not insert:  # evaluation: what others have done with rows that are kept here counts too
             return lookup, self.remote.pull_rows(lookup.keys, insert=False)
         rows, missing = self.cache.known(lookup.keys)
+        if len(missing) and self._coming is not None:
+            self._settle()
+            rows, missing = self.cache.known(lookup.keys)
         if len(missing):
             keys = lookup.keys[missing]
             rows[missing] = pulled = self.remote.pull_rows(keys, insert=True)
@@ -100,8 +122,9 @@ class GeoExchange:
             self.flush()
 
     def prefetch(self, batches: Batches) -> None:
-        for table, ids in batches.items():
-            table.expect(ids)
+        cached = {table.remote: table for table in self._tables}
+        asked = [cached[remote].prepare(ids) for remote, ids in batches.items()]
+        ask(self._client, self._servers, [each for each in asked if each is not None], _AS_THEY_ARE)
 
     def refresh(self) -> None:
         """What was trained here since the last exchange is exchanged first."""

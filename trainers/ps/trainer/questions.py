@@ -27,9 +27,9 @@ class Question:
                 f"{MAX_FRAME_BYTES >> 20} MB that a message may have; use smaller batches"
             )
         self.table = table
+        self.keys = keys
         self.insert = insert
         self.as_of: int | None = None
-        self._keys = keys
         self._cuts = cuts
         self._dim = dim
         self._field = Field.KEYS if insert else Field.PEEK
@@ -42,7 +42,7 @@ class Question:
 
     def part(self, server: int) -> Part:
         """What to ask of this server."""
-        return Part(self.table, self._field, self._keys[self._cuts[server] : self._cuts[server + 1]])
+        return Part(self.table, self._field, self.keys[self._cuts[server] : self._cuts[server + 1]])
 
     def asked(self, underway: Underway, as_of: int) -> None:
         """The parts have been sent."""
@@ -57,11 +57,11 @@ class Question:
                 f"server {server} answered a question for {wanted} values of table {self.table} with "
                 f"{part.field.name} {list(part.data.shape)} of table {part.table}"
             )
-        if stop - start == len(self._keys):
+        if stop - start == len(self.keys):
             self._rows = part.data.float()
             return
         if self._rows is None:
-            self._rows = torch.empty(len(self._keys), self._dim)
+            self._rows = torch.empty(len(self.keys), self._dim)
         self._rows[start:stop] = part.data
 
     @property

@@ -137,6 +137,11 @@ class RemoteTable:
         rows[order] = question.rows
         return rows
 
+    def asking(self, keys: torch.Tensor) -> Question:
+        """For different keys, which the question has in an order of its own; they get rows."""
+        order, cuts = arranged(keys, self._servers)
+        return self.question(keys if order is None else keys[order], cuts, insert=True)
+
     def pull_all(self) -> torch.Tensor | None:
         """Every row of the module's table, (num_embeddings, dim) float32; None when it has no end."""
         total = bound(self.sparse.module)

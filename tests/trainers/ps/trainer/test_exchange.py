@@ -20,6 +20,7 @@ from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
 from trainers.ps.trainer.dense import DenseParameters
 from trainers.ps.trainer.exchange import AsyncExchange, SyncExchange
+from trainers.ps.trainer.geo import CachedRows, GeoExchange
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.remote import RemoteTable
 from trainers.ps.trainer.sparse_embedding import SparseEmbedding
@@ -235,3 +236,42 @@ def test_gradients_in_any_order_reach_the_servers_of_their_keys() -> None:
     trainer.exchange.push()
     wanted = keys.float() + 100 * (keys < len(SHARED))
     assert torch.equal(trainer.table.pull_rows(keys, insert=False)[:, 0], wanted)
+
+
+def geo(batches: Sequence[torch.Tensor]) -> tuple[Servers, list[torch.Tensor]]:
+    """What was asked, and the rows of each batch: every step adds 1 to the rows that its batch has."""
+    servers = Servers()
+    client = cast(Client, servers)
+    module = SparseEmbedding(1).train()
+    sparse: Any = SparseParameter(
+        name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
+    )
+    table = CachedRows(RemoteTable(sparse, SERVERS, client, row_dtype=torch.float32))
+    exchange = GeoExchange(
+        client,
+        DenseParameters([], SERVERS),
+        [table],
+        SERVERS,
+        k_steps=100,
+        trainers=1,
+        local_step=lambda: None,
+    )
+    rows = []
+    for ids in prefetched(batches, lambda ids: exchange.prefetch({table.remote: [ids]}), exchange.ahead):
+        lookup, found = table.look_up(ids, insert=True)
+        rows.append(found.clone())
+        table.add_gradient(lookup.keys, torch.ones(len(lookup.keys), 1))
+        exchange.push()
+    return servers, rows
+
+
+def test_geo_asks_ahead_for_rows_that_are_not_here_and_for_each_once() -> None:
+    first, second, third = torch.arange(0, 20), torch.arange(10, 30), torch.arange(0, 40)
+    servers, rows = geo([first, second, third])
+    new = [set(range(10, 30)), {8, 9}, set(range(30, 40))]  # SHARED are left out of the log
+    assert servers.log == [(Kind.PULL, asked) for asked in new]
+    assert [sorted(each.flatten().tolist()) for each in rows] == [
+        [0.0] * 20,
+        [0.0] * 10 + [1.0] * 10,
+        [0.0] * 10 + [1.0] * 20 + [2.0] * 10,
+    ]
