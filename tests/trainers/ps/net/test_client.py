@@ -75,7 +75,7 @@ def test_a_server_that_says_wait_is_waited_for_beyond_the_timeout() -> None:
     def answer(count: int, request: Message) -> list[Message]:
         return [request.reply(Kind.DONE if count >= 8 else Kind.WAIT)]
 
-    with served_by(answer, request_timeout_s=0.2) as client:
+    with served_by(answer, request_timeout_s=1.0) as client:
         assert client.ask(ASK)[0].kind is Kind.DONE
 
 
