@@ -80,6 +80,7 @@ for step in range(50):
     optimizer.minimize(model(torch.ones(8, 4)).sum())
 """)
     launch = fleetrun.start("--max_restart=0", "--nproc_per_node=2", script, env=ONE_THREAD)
-    assert launch.wait(BOUND) == 1, launch
+    # 134: torch may abort in the last moments of a process whose peer is gone (seen under load).
+    assert launch.wait(BOUND) in (1, 134), launch
     assert "First failure: trainer 1" in launch.err, launch
     assert "ValueError: 第 3 批 is bad" in launch.err
