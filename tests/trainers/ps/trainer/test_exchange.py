@@ -266,12 +266,13 @@ def geo(batches: Sequence[torch.Tensor]) -> tuple[Servers, list[torch.Tensor]]:
 
 
 def test_geo_asks_ahead_for_rows_that_are_not_here_and_for_each_once() -> None:
-    first, second, third = torch.arange(0, 20), torch.arange(10, 30), torch.arange(0, 40)
-    servers, rows = geo([first, second, third])
-    new = [set(range(10, 30)), {8, 9}, set(range(30, 40))]  # SHARED are left out of the log
+    ids = [torch.arange(0, 20), torch.arange(10, 30), torch.arange(0, 40), torch.arange(35, 50)]
+    servers, rows = geo(ids)
+    new = [set(range(10, 30)), {8, 9}, set(range(30, 40)), set(range(40, 50))]  # SHARED are left out of the log
     assert servers.log == [(Kind.PULL, asked) for asked in new]
     assert [sorted(each.flatten().tolist()) for each in rows] == [
         [0.0] * 20,
         [0.0] * 10 + [1.0] * 10,
         [0.0] * 10 + [1.0] * 20 + [2.0] * 10,
+        [0.0] * 10 + [1.0] * 5,
     ]
