@@ -268,7 +268,7 @@ def geo(batches: Sequence[torch.Tensor]) -> tuple[Servers, list[torch.Tensor]]:
 def test_geo_asks_ahead_for_rows_that_are_not_here_and_for_each_once() -> None:
     ids = [torch.arange(0, 20), torch.arange(10, 30), torch.arange(0, 40), torch.arange(35, 50)]
     servers, rows = geo(ids)
-    new = [set(range(10, 30)), {8, 9}, set(range(30, 40)), set(range(40, 50))]  # SHARED are left out of the log
+    new = [set(range(10, 30)), {8, 9}, set(range(30, 40)), set(range(40, 50))]  # the log leaves SHARED out
     assert servers.log == [(Kind.PULL, asked) for asked in new]
     assert [sorted(each.flatten().tolist()) for each in rows] == [
         [0.0] * 20,
