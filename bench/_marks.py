@@ -1,6 +1,21 @@
-"""Where a bench writes its table in a document: between two marks that bear its name. Pure."""
+"""Where a bench writes its table in a document: between two marks that bear its name."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+
+def check_marks(path: Path | None, bench: str) -> None:
+    """Raises ValueError for a document without the marks of `bench`: now, and not after an hour."""
+    if path is not None:
+        between_marks(path.read_text(), bench)
+
+
+def publish(text: str, path: Path | None, bench: str) -> None:
+    """Print the text, and put it between the marks of the document, if one is given."""
+    print(text)
+    if path is not None:
+        path.write_text(put_between_marks(path.read_text(), bench, text))
 
 
 def put_between_marks(document: str, bench: str, new: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _marks import put_between_marks
+from _marks import check_marks, publish
 from _ps_files import TEST_ROWS, TRAIN_ROWS
 
 from trainers.data.clicks import ClickModel
@@ -98,6 +98,7 @@ def main() -> int:
     parser.add_argument("--rows", metavar="N", type=int, default=TRAIN_ROWS, help="examples [%(default)s]")
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
     options = parser.parse_args()
+    check_marks(options.write, NAME)
     torch.set_num_threads(1)
     ids, train, test = splits(options.rows, TEST_ROWS)
     found = {name: trained(ids, train, test, by_row=name == "row") for name in COUNTS}
@@ -107,9 +108,7 @@ def main() -> int:
         f"| table | torch.optim.SparseAdam, fleetrun | {found['table']:.4f} |\n"
         f"| row | Paddle | {found['row']:.4f} |"
     )
-    print(text)
-    if options.write:
-        options.write.write_text(put_between_marks(options.write.read_text(), NAME, text))
+    publish(text, options.write, NAME)
     return 0
 
 

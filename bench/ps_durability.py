@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _marks import put_between_marks
+from _marks import check_marks, publish
 from _ps_served import Served, table_line
 
 from trainers.ps.net.client import Ticket
@@ -166,9 +166,7 @@ def main() -> int:
     parser.add_argument("--folder", metavar="FOLDER", type=Path, default=Path("/var/tmp"))
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
     options = parser.parse_args()
-    document = options.write.read_text() if options.write else ""
-    if options.write:
-        put_between_marks(document, NAME, "")
+    check_marks(options.write, NAME)
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     folder = Path(tempfile.mkdtemp(prefix="bench-durability.", dir=options.folder))
@@ -182,9 +180,7 @@ def main() -> int:
         f"underway, a snapshot every {options.snapshot_interval:g} s, load {load:.1f} before and "
         f"{os.getloadavg()[0]:.1f} after. Medians [least-most].\n\n{table_of(found)}"
     )
-    print(text)
-    if options.write:
-        options.write.write_text(put_between_marks(document, NAME, text))
+    publish(text, options.write, NAME)
     return 0
 
 

@@ -13,14 +13,13 @@ import argparse
 import os
 import resource
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from _marks import put_between_marks
+from _marks import check_marks, publish
 
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
@@ -91,13 +90,9 @@ def main() -> None:
     parser.add_argument("--dim", metavar="N", type=int, default=4)
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
     options = parser.parse_args()
-    document = options.write.read_text() if options.write else ""
-    if options.write:
-        put_between_marks(document, NAME, "")
+    check_marks(options.write, NAME)
     text = table_of(grown(options.rows, options.batch, options.dim), options)
-    sys.stdout.write(text + "\n")
-    if options.write:
-        options.write.write_text(put_between_marks(document, NAME, text))
+    publish(text, options.write, NAME)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _marks import put_between_marks
+from _marks import check_marks, publish
 from _paddle_memory import bytes_a_row
 from _ps_jobs import PADDLE
 
@@ -271,9 +271,7 @@ def main() -> None:
     parser.add_argument("--runs", metavar="N", type=int, default=21, help="of each measurement")
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
     options = parser.parse_args()
-    document = options.write.read_text() if options.write else ""
-    if options.write:
-        put_between_marks(document, NAME, "")
+    check_marks(options.write, NAME)
     torch.set_num_threads(1)
     began = time.perf_counter()
     for use in EVERYTHING:
@@ -290,10 +288,9 @@ def main() -> None:
     for maker in makers:
         for row in maker:
             lines.append(line(row))
-            print(lines[-1], flush=True)
+            sys.stderr.write(f"{lines[-1]}\n")
         gc.collect()
-    if options.write:
-        options.write.write_text(put_between_marks(document, NAME, "\n".join(lines)))
+    publish("\n".join(lines), options.write, NAME)
 
 
 if __name__ == "__main__":

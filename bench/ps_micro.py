@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import zmq
-from _marks import put_between_marks
+from _marks import check_marks, publish
 from _ps_served import Served, free_endpoint, table_line
 
 from trainers.ps.net.wire import Field, Kind, Part
@@ -198,9 +198,7 @@ def main() -> int:
     parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of each table")
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
     options = parser.parse_args()
-    document = options.write.read_text() if options.write else ""
-    if options.write:
-        put_between_marks(document, NAME, "")
+    check_marks(options.write, NAME)
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     specs = [TableSpec(kind=TableKind.SPARSE, name=f"dim{dim}", size=dim, rule=Adagrad()) for dim in DIMS]
@@ -216,9 +214,7 @@ def main() -> int:
         f"{options.runs} runs, {options.rows:,} rows a table, load {load:.1f} before and "
         f"{os.getloadavg()[0]:.1f} after.\n\n{table_of(found)}"
     )
-    print(text)
-    if options.write:
-        options.write.write_text(put_between_marks(document, NAME, text))
+    publish(text, options.write, NAME)
     return 0
 
 

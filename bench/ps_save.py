@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import torch
-from _marks import put_between_marks
+from _marks import check_marks, publish
 
 from trainers.ps.saved.loading import Place, load_tables
 from trainers.ps.saved.modes import SaveMode
@@ -156,18 +156,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"))
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
     options = parser.parse_args()
-    document = options.write.read_text() if options.write else ""
-    if options.write:
-        put_between_marks(document, NAME, "")
+    check_marks(options.write, NAME)
     table = filled(options.rows, options.dim)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
         text = measure(table, folder, options.repeat, options.shard_mb << 20)
     finally:
         shutil.rmtree(folder)
-    print(text)
-    if options.write:
-        options.write.write_text(put_between_marks(document, NAME, text))
+    publish(text, options.write, NAME)
 
 
 def measure(table: SparseTable, folder: Path, repeat: int, shard_bytes: int) -> str:

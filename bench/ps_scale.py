@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import _ps_jobs
-from _marks import put_between_marks
+from _marks import check_marks, publish
 from _ps_jobs import HERE, JobError
 from _ps_paper import Costs, fit, load
 
@@ -137,9 +137,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = _arguments()
-    document = options.write.read_text() if options.write else ""
-    if options.write:
-        put_between_marks(document, NAME, "")
+    check_marks(options.write, NAME)
     load_before, steps = os.getloadavg()[0], []
     with tempfile.TemporaryDirectory(prefix="bench-scale.", dir=options.work) as work:
         files = [Path(work) / f"part-{number:02}" for number in range(FILES)]
@@ -159,9 +157,7 @@ def main() -> int:
         f"batch {BATCH}, load {load_before:.1f} before.\n\n{measured_table(steps)}\n\n"
         f"{_on_paper(steps)}"
     )
-    print(text)
-    if options.write:
-        options.write.write_text(put_between_marks(document, NAME, text))
+    publish(text, options.write, NAME)
     return 0
 
 
