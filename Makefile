@@ -6,7 +6,11 @@ BIN = $(VENV)/bin
 # torch first and by its exact version: an open range would fetch gigabytes of CUDA packages.
 TORCH = $(shell grep '^torch==' constraints.txt)
 
-.PHONY: venv demo test lint types unit bench clean
+# Parts of clusters that tests run for real; without one, its tests are skipped and say so.
+PARTS = etcd-server etcd-client slurmctld slurmd slurm-client munge openmpi-bin mpich openssh-server openssh-client \
+    nftables iproute2 util-linux procps
+
+.PHONY: venv demo parts test lint types unit bench clean
 
 venv: $(VENV)/.made
 
@@ -14,12 +18,17 @@ $(VENV)/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --config-settings editable_mode=compat \
-	    -c constraints.txt -e '.[examples,dev]'
+	    -c constraints.txt -e '.[examples,dev,dev-k8s]'
 	touch $@
 
 demo: venv
 	$(BIN)/fleetrun --server_num=1 --trainer_num=2 trainers/examples/parameter_server_trainer.py
 	$(BIN)/fleetrun --nproc_per_node 2 trainers/examples/collective_trainer.py
+
+# RUNLEVEL=1: packages do not start their services.
+parts:
+	apt-get update -qq
+	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(PARTS)
 
 test: venv lint types unit
 
@@ -30,8 +39,9 @@ lint: venv
 types: venv
 	$(BIN)/mypy
 
+# Most tests wait for real processes; each file runs in one worker.
 unit: venv
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 --dist loadfile
 
 bench: venv
 	$(BIN)/python bench/launch.py

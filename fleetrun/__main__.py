@@ -2,11 +2,19 @@
 imported.
 """
 
+from __future__ import annotations
+
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from fleetrun.pod.guardian import Guard, flush, guarded
 from fleetrun.pod.signals import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from fleetrun.envs.choices import Placed
 
 
 def main() -> None:
@@ -30,7 +38,13 @@ def _open_standard_streams() -> None:
 def _command(signals: Signals, guard: Guard) -> int:
     from fleetrun.cli import main as command
 
-    return command(sys.argv[1:], os.environ, lambda resolved: _launch(resolved, signals, guard))
+    return command(sys.argv[1:], os.environ, lambda resolved: _launch(resolved, signals, guard), _place)
+
+
+def _place(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, Placed]:
+    from fleetrun.schedulers.placing import place
+
+    return place(environ, but)
 
 
 def _launch(resolved: object, signals: Signals, guard: Guard) -> int:

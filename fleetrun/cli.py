@@ -12,6 +12,7 @@ from fleetrun import usage
 from fleetrun.envs import argv as command_line
 from fleetrun.envs.argv import Given
 from fleetrun.envs.choices import parsed
+from fleetrun.envs.machines import Place, nowhere
 from fleetrun.envs.resolve import resolve
 from fleetrun.envs.settings import Resolved
 from fleetrun.errors import LaunchError
@@ -20,10 +21,13 @@ Run = Callable[[Resolved], int]
 """Launches a job and returns its exit code."""
 
 
-def main(argv: Sequence[str], environ: Mapping[str, str], run: Run) -> int:
-    """Run the command with these words and this environment; return its exit code."""
+def main(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: Place = nowhere) -> int:
+    """Run the command with these words and this environment; return its exit code.
+
+    `place` knows what an engine that started this process says of it.
+    """
     try:
-        return _command(argv, environ, run)
+        return _command(argv, environ, run, place)
     except LaunchError as error:
         _report(error)
         return error.exit_code
@@ -45,7 +49,7 @@ _EXHAUSTED = {
 }
 
 
-def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run) -> int:
+def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: Place) -> int:
     if environ.get("_FLEETRUN_COMPLETE"):
         from fleetrun import completion  # imports click, which launching does without
 
@@ -57,7 +61,7 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run) -> int:
     if line.action is not None:
         _write(sys.stdout, _answer(line.action))
         return 0
-    return run(resolve(line, environ))
+    return run(resolve(line, environ, place))
 
 
 def _answer(action: Given) -> str:

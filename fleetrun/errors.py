@@ -31,6 +31,10 @@ class PortError(LaunchError):
     """A port that was asked for is taken, or a range has no room."""
 
 
+class ReservedPortError(PortError):
+    """A port that another fleetrun holds."""
+
+
 class ScriptNotFoundError(LaunchError):
     """The script, module or program does not exist."""
 
@@ -45,3 +49,17 @@ class ScriptNotExecutableError(LaunchError):
 
 class SpawnError(LaunchError):
     """The kernel refused a process, a file descriptor or memory."""
+
+
+class RendezvousError(LaunchError):
+    """The machines of a job did not meet in time, or this one is not wanted there."""
+
+    exit_code = 124
+
+
+class StoreError(LaunchError):
+    """The store cannot be opened, or does not take this node."""
+
+
+class StoreLostError(StoreError):
+    """The store that the machines of a job met in is gone."""

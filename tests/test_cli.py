@@ -76,7 +76,7 @@ BAD = [
     ["--run_mode", "foo", "x.py"],
     ["--gpus", "0,0", "x.py"],
     ["--gpus", "0,1,2", "--nproc_per_node", "2", "x.py"],
-    ["--nnodes", "2", "x.py"],
+    ["--nnodes", "2", "--rank", "2", "x.py"],
     ["--legacy", "x.py"],
     ["--auto_tuner_json", "a", "x.py"],
     ["ipu"],

@@ -11,6 +11,7 @@ from typing import Unpack
 import torch
 
 from trainers.collective.runtime import CollectiveRuntime
+from trainers.continuing import Continuing
 from trainers.data import loop
 from trainers.data.ahead import Batch
 from trainers.data.batch import Batch as DataBatch
@@ -36,15 +37,18 @@ __all__ = [
     "is_first_worker",
     "is_server",
     "is_worker",
+    "load_checkpoint",
     "prefetch",
     "resume_step",
     "run_server",
+    "save_checkpoint",
     "save_inference_model",
     "save_persistables",
     "server_endpoints",
     "server_index",
     "server_num",
     "shrink",
+    "stop_requested",
     "stop_worker",
     "train_from_dataset",
     "worker_endpoints",
@@ -53,12 +57,12 @@ __all__ = [
 ]
 
 
-class Fleet:
+class Fleet(Continuing):
     """One process's view of its job. Every method but `init` raises UsageError before `init`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._identity: Identity | None = None
-        self._runtime: Runtime | None = None
 
     def init(
         self,
@@ -174,12 +178,6 @@ class Fleet:
         runtime = self._ready(call)
         return None if ids is None else lambda batches: runtime.prefetch(batches, ids)
 
-    def resume_step(self) -> int:
-        """How many steps of this trainer's place the servers had when it started: 0, unless it was
-        restarted. A script that skips as many batches goes on where its former self was.
-        """
-        return self._ready("resume_step").resume_step()
-
     def init_server(self, dirname: str | None = None) -> None:
         """Bind this server's endpoint, and begin with the tables saved in `dirname`, if given: a folder that
         every server can read.
@@ -220,7 +218,8 @@ class Fleet:
 
     def stop_worker(self) -> None:
         """Say that this trainer has finished, wait for the others, and bring the trained values into the
-        model.
+        model. When fleetrun is ending this process (`stop_requested`), it has not finished: its pushes are
+        waited for, nobody else is.
         """
         self._ready("stop_worker").stop_worker()
 
@@ -228,11 +227,6 @@ class Fleet:
         if self._identity is None:
             raise UsageError(f"fleet.{call}() was called before fleet.init()")
         return self._identity
-
-    def _ready(self, call: str) -> Runtime:
-        if self._runtime is None:
-            raise UsageError(f"fleet.{call}() was called before fleet.init()")
-        return self._runtime
 
 
 def _check_kind(is_collective: bool, identity: Identity) -> None:
@@ -273,6 +267,9 @@ server_endpoints = _fleet.server_endpoints
 barrier_worker = _fleet.barrier_worker
 prefetch = _fleet.prefetch
 resume_step = _fleet.resume_step
+save_checkpoint = _fleet.save_checkpoint
+load_checkpoint = _fleet.load_checkpoint
+stop_requested = _fleet.stop_requested
 train_from_dataset = _fleet.train_from_dataset
 infer_from_dataset = _fleet.infer_from_dataset
 save_persistables = _fleet.save_persistables

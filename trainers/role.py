@@ -1,8 +1,8 @@
 """Who am I: this process's place in the job. Knows where each environment keeps it; leaves what to do with
 it to others.
 
-`EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, or nothing at all (a process on its
-own). Another source of identity is another object with an `identity` method, given to
+`EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, those of mpirun, or nothing at all (a
+process on its own). Another source of identity is another object with an `identity` method, given to
 `fleet.init(role_maker=...)`.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from fleetrun.envs import contract
+from fleetrun.envs import contract, mpi
 from trainers.errors import NotSupportedError, UsageError
 
 
@@ -66,7 +66,7 @@ class EnvironmentRoleMaker:
                 raise UsageError(str(error)) from error
         if "RANK" in self._environ or "WORLD_SIZE" in self._environ:
             return self._torchrun()
-        return Identity()
+        return self._mpi() or Identity()
 
     def _torchrun(self) -> Identity:
         host, port = self._text("MASTER_ADDR"), self._number("MASTER_PORT")
@@ -81,6 +81,29 @@ class EnvironmentRoleMaker:
             backend=self._environ.get("PADDLE_DISTRI_BACKEND"),
             restart_count=self._number("TORCHELASTIC_RESTART_COUNT", 0),
             source="torchrun",
+        )
+
+    def _mpi(self) -> Identity | None:
+        """`mpirun -n 4 python train.py`, without fleetrun."""
+        try:
+            process = mpi.read(self._environ)
+        except mpi.MpiError as error:
+            raise UsageError(str(error)) from error
+        if process is None or process.size == 1:
+            return None
+        master = self._environ.get("PADDLE_MASTER") or process.master
+        if master is None:
+            raise UsageError(
+                f"mpirun started {process.size} processes on several machines, and nothing says where they "
+                "can meet: set PADDLE_MASTER=host:port to the host of the first of them"
+            )
+        return Identity(
+            index=process.rank,
+            worker_num=process.size,
+            local_rank=process.local_rank,
+            master=master,
+            backend=self._environ.get("PADDLE_DISTRI_BACKEND"),
+            source="mpirun",
         )
 
     def _text(self, name: str) -> str:

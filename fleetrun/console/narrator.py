@@ -15,14 +15,17 @@ from fleetrun.pod.spec import PodSpec
 
 class Narrator:
     """The supervisor's observer. `catch_up` shows what the followed logs hold so far, so that it comes before
-    the news.
+    the news. `alone`: what becomes of a failure is decided on this machine.
     """
 
-    def __init__(self, console: Console, spec: PodSpec, catch_up: Callable[[], None]) -> None:
+    def __init__(
+        self, console: Console, spec: PodSpec, catch_up: Callable[[], None], *, alone: bool = True
+    ) -> None:
         self._console = console
         self._spec = spec
         self._catch_up = catch_up
         self._told = False
+        self._alone = alone
 
     def started(self, containers: list[Container]) -> None:
         if not self._told:
@@ -44,6 +47,8 @@ class Narrator:
 
     def _answer(self, failure: Failure) -> str:
         spec, decision = failure.ended.spec, failure.decision
+        if not self._alone and not self._spec.mode.has_servers:
+            return f"log {spec.log}"
         if isinstance(decision, GiveUp):
             return "stopping the rest"
         when = "now" if decision.after == 0 else f"in {decision.after:g} s"

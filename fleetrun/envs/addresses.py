@@ -133,12 +133,13 @@ def node_range(text: str) -> tuple[int, int]:
 
 
 def meeting_point(text: str) -> str:
-    """`host:port`, `http://host:port` (the same), or `etcd://host:port[,host:port]`."""
+    """`host:port`, `http://host:port` (the same), or `etcd://host:port[,host:port][?NAME=VALUE&...]`."""
     scheme, _, rest = text.rpartition("://")
     if scheme not in ("", "http", "etcd"):
         raise BadValue("it must be host:port or etcd://host:port")
     if scheme == "etcd":
-        return f"etcd://{','.join(endpoint_list(rest) or _missing())}"
+        members, question, parameters = rest.partition("?")
+        return f"etcd://{','.join(endpoint_list(members) or _missing())}{question}{parameters}"
     return endpoint(rest)
 
 

@@ -1,4 +1,4 @@
-"""Which choices fit together on one machine. Knows the options by name, and no value's syntax."""
+"""Which choices fit together, whatever the machines. Knows the options by name, and no value's syntax."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from fleetrun.envs.values import PROCESSES_PER_NODE
 from fleetrun.errors import UsageError
 
 _EXCLUSIVE = (
-    ("ips", "master"),
     ("standalone", "master"),
     ("master_addr", "master"),
     ("master_port", "master"),

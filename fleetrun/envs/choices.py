@@ -28,6 +28,25 @@ class Choice:
         bare = self.option.takes is not Takes.VALUE and self.value is True
         return self.origin if bare else f"{self.origin} {_short(self.text)}"
 
+    @property
+    def word(self) -> str:
+        """The same as one word of a command line, wherever it came from."""
+        if self.option.takes is not Takes.VALUE:
+            return self.option.flag if self.value is True else f"{self.option.flag}=0"
+        if self.option.name == "devices" or not isinstance(self.value, str):
+            return f"--{self.alias}={self.text}"
+        return f"{self.option.flag}={self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What an engine that started this process says of an option: a text as it would be typed, and the
+    variable it comes from.
+    """
+
+    text: str
+    origin: str
+
 
 Choices = dict[str, Choice]
 """What was chosen, by the option's name; an option at its default is absent."""

@@ -2,24 +2,29 @@
 
 The launcher writes with `write`, the runtime reads with `read`; `read(write(member)) == member` for every
 role. Values are those of Paddle's launchers (both generations) and of torchrun, so that scripts of either
-world run unmodified. `trainers` imports this file and no other of the launcher: so it hands on what its
-siblings define, the nouns (`members.py`) and the list of what it owns (`inherited.py`). Standard library
-only, all of them.
+world run unmodified. `trainers` imports this file and no other of the launcher: so it hands on what
+its siblings define. Standard library only, all of them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from fleetrun.envs.inherited import OWNED, OWNED_PREFIXES, without_contract
 from fleetrun.envs.members import Cluster, Gloo, Member, Mode, Role
-from fleetrun.envs.variables import ContractError, Variables
+from fleetrun.envs.names import LONG, LONGEST, MARK, NOTICE, VISIBLE_VARIABLE
+from fleetrun.envs.reading import read
+from fleetrun.envs.secret import TOKEN, derive_key, token_flaw
+from fleetrun.envs.variables import ContractError
 
 __all__ = [
+    "LONG",
+    "LONGEST",
     "MARK",
+    "NOTICE",
     "OWNED",
     "OWNED_PREFIXES",
+    "TOKEN",
     "VISIBLE_VARIABLE",
     "Cluster",
     "ContractError",
@@ -27,23 +32,13 @@ __all__ = [
     "Member",
     "Mode",
     "Role",
+    "derive_key",
     "inside_container",
     "read",
+    "token_flaw",
     "without_contract",
     "write",
 ]
-
-_ROLES = {role.training_role: role for role in Role}
-
-
-VISIBLE_VARIABLE = {
-    "gpu": "CUDA_VISIBLE_DEVICES",
-    "xpu": "XPU_VISIBLE_DEVICES",
-    "npu": "ASCEND_RT_VISIBLE_DEVICES",
-}
-
-MARK = "FLEETRUN_CONTAINER"
-"""Whose process this is: `pod.role.rank`. Everything that a container starts inherits it."""
 
 
 def write(member: Member) -> dict[str, str]:
@@ -203,98 +198,3 @@ def _torch(member: Member) -> dict[str, str]:
 def inside_container(environ: Mapping[str, str]) -> str | None:
     """`pod.role.rank` when this process was started by fleetrun, else None."""
     return environ.get(MARK) or None
-
-
-def read(environ: Mapping[str, str]) -> Member:
-    """The member that `write` described.
-
-    Raises ContractError when a variable is missing or malformed. Device visibility and the OMP thread count
-    are read back as they stand.
-    """
-    reader = _Reader(environ)
-    role = reader.role()
-    cluster = reader.cluster()
-    node_rank, _ = reader.fraction("FLEETRUN_NODE")
-    local_rank, local_size = reader.fraction("FLEETRUN_LOCAL")
-    kind, devices = reader.devices()
-    return Member(
-        cluster=cluster,
-        role=role,
-        rank=reader.rank(),
-        endpoint=reader.text("PADDLE_CURRENT_ENDPOINT"),
-        local_rank=local_rank,
-        local_size=local_size,
-        node_rank=node_rank,
-        stage=reader.integer("STAGE_ID", 0),
-        device_kind=kind,
-        devices=devices,
-        visible=environ.get(VISIBLE_VARIABLE[kind]) if devices else None,
-        backend=environ.get("PADDLE_DISTRI_BACKEND"),
-        pod=reader.text("POD_NAME"),
-        log_dir=reader.text("PADDLE_LOG_DIR"),
-        error_file=environ.get("FLEETRUN_ERROR_FILE", ""),
-        restart_count=reader.integer("PADDLE_RESTART_COUNT"),
-        omp_threads=reader.integer("OMP_NUM_THREADS") if "OMP_NUM_THREADS" in environ else None,
-    )
-
-
-class _Reader(Variables):
-    """The contract's own look-ups."""
-
-    def mode(self) -> Mode:
-        if "STAGE_NUM" in self.environ:
-            return Mode.PS_HETER
-        if "TRAINING_ROLE" in self.environ:
-            return Mode.PS
-        return Mode.RPC if "PADDLE_WORKER_ENDPOINT" in self.environ else Mode.COLLECTIVE
-
-    def role(self) -> Role:
-        word = self.environ.get("TRAINING_ROLE", "TRAINER")
-        if word not in _ROLES:
-            raise ContractError(f"TRAINING_ROLE is {word!r}; it must be one of {', '.join(_ROLES)}")
-        return _ROLES[word]
-
-    def rank(self) -> int:
-        mark = self.text(MARK)
-        rank = mark.rpartition(".")[2]
-        if not rank.isdecimal():
-            raise ContractError(f"{MARK} is {mark!r}; it must look like pod.trainer.0")
-        return int(rank)
-
-    def cluster(self) -> Cluster:
-        return Cluster(
-            mode=self.mode(),
-            trainers=self.endpoints("PADDLE_TRAINER_ENDPOINTS"),
-            master=self.text("FLEETRUN_MASTER"),
-            servers=self.endpoints("PADDLE_PSERVERS_IP_PORT_LIST"),
-            heter=self._heter(),
-            coordinators=self.endpoints("PADDLE_COORDINATOR_ENDPOINTS"),
-            stage_devices=tuple(filter(None, self.environ.get("FLEETRUN_STAGE_DEVICES", "").split(";"))),
-            nnodes=self.fraction("FLEETRUN_NODE")[1],
-            gloo=self._gloo(),
-            job_id=self.text("PADDLE_JOB_ID"),
-            max_restart=self.integer("FLEETRUN_MAX_RESTART"),
-        )
-
-    def _heter(self) -> tuple[tuple[str, ...], ...]:
-        flat = self.endpoints("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST")
-        sizes = [int(size) for size in re.findall(r"\d+", self.environ.get("PADDLE_STAGE_TRAINERS_NUM", ""))]
-        starts = [sum(sizes[1:stage]) for stage in range(1, len(sizes))]
-        return tuple(flat[start : start + size] for start, size in zip(starts, sizes[1:], strict=True))
-
-    def _gloo(self) -> Gloo | None:
-        if "PADDLE_GLOO_HTTP_ENDPOINT" not in self.environ:
-            return None
-        return Gloo(
-            endpoint=self.text("PADDLE_GLOO_HTTP_ENDPOINT"),
-            fs_path=self.text("PADDLE_GLOO_FS_PATH"),
-            with_gloo=self.integer("PADDLE_WITH_GLOO"),
-            rendezvous=self.integer("PADDLE_GLOO_RENDEZVOUS"),
-        )
-
-    def devices(self) -> tuple[str, tuple[int, ...]]:
-        for kind in VISIBLE_VARIABLE:
-            own = self.numbers(f"FLAGS_selected_{kind}s")
-            if own:
-                return kind, own
-        return "gpu", ()

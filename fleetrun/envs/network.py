@@ -16,9 +16,10 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from fleetrun.errors import PortError
+from fleetrun.errors import PortError, ReservedPortError
 
 LOOPBACK = "127.0.0.1"
+RESERVED = "reserved by another fleetrun"
 
 
 class Ports:
@@ -55,7 +56,10 @@ class Ports:
             raise PortError(
                 f"port {port} may not be used by this user: {taken}", hint="Choose one above 1023."
             )
-        raise PortError(f"port {port} is taken: {_holder(port) or taken}")
+        reserved = _reserving_launcher(port)
+        if reserved or taken == RESERVED:
+            raise ReservedPortError(f"port {port} is taken: {reserved or taken}")
+        raise PortError(f"port {port} is taken: {_process_on(port) or taken}")
 
     def close(self) -> None:
         for pair in self._held.values():
@@ -80,7 +84,7 @@ class Ports:
         name = _claim(port)
         if name is None:
             holder.close()
-            return "reserved by another fleetrun"
+            return RESERVED
         self._held[port] = (holder, name)
         return port
 
@@ -134,21 +138,20 @@ def _claim(port: int) -> socket.socket | None:
     return name
 
 
-def _holder(port: int) -> str | None:
-    """Who has the port, as far as this user may know."""
-    return _reserving_launcher(port) or _process_on(port)
-
-
 def _reserving_launcher(port: int) -> str | None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ask:
         ask.settimeout(0.2)
-        ask.connect(_lock_name(port))
+        try:
+            ask.connect(_lock_name(port))
+        except (BlockingIOError, TimeoutError):  # so many have asked that its queue is full
+            return RESERVED
         pid, _, _ = struct.unpack("3i", ask.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return f"reserved by another fleetrun, process {pid}"
+        return f"{RESERVED}, process {pid}"
     return None
 
 
 def _process_on(port: int) -> str | None:
+    """Who has the port, as far as this user may know."""
     import psutil
 
     with contextlib.suppress(psutil.Error):

@@ -26,7 +26,8 @@ class Group(StrEnum):
     NETWORK = "Network and ports"
     FAILURE = "Failure and restart"
     LOGS = "Logs and output"
-    MACHINES = "Many machines (understood; this version runs on one)"
+    MACHINES = "Many machines"
+    ENGINES = "Engines of clusters"
     COMPATIBLE = "Kept for compatibility"
     OTHER = "Other"
 
@@ -147,7 +148,7 @@ RETIRED: Mapping[str, str] = {
     "force": "had no effect in Paddle either: leave it out",
     "rdzv_backend": _RENDEZVOUS,
     "rdzv_endpoint": _RENDEZVOUS,
-    "rdzv_conf": _RENDEZVOUS,
+    "rdzv_conf": "is torchrun's; in fleetrun --rdzv_timeout and --heartbeat_timeout say how long to wait",
     "rdzv_id": "is torchrun's; in fleetrun --job_id names the job",
     "local_addr": "is torchrun's; in fleetrun --host gives this machine's address",
     "tee": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",

@@ -11,6 +11,7 @@ from fleetrun.envs.addresses import with_ports
 from fleetrun.envs.argv import CommandLine, Given
 from fleetrun.envs.choices import Choice, Choices, parsed
 from fleetrun.envs.contract import Mode
+from fleetrun.envs.machines import Place, nowhere
 from fleetrun.envs.settings import DEVICE_KINDS, OPTIONS, PREFIXES, LaunchSettings, Resolved
 from fleetrun.errors import UsageError
 
@@ -20,19 +21,20 @@ FIRST_TRAINER_PORT = 6170
 _LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID")
 
 
-def resolve(line: CommandLine, environ: Mapping[str, str]) -> Resolved:
-    """Settings of a job on one machine. A typed option wins over a variable, a variable over the default.
+def resolve(line: CommandLine, environ: Mapping[str, str], place: Place = nowhere) -> Resolved:
+    """Settings of a job. A typed option wins over a variable, a variable over what the engine says that
+    started this process (`place`), that over the default.
 
-    Raises UsageError for a value or a combination that cannot be meant, NotSupportedError for a job on many
-    machines.
+    Raises UsageError for a value or a combination that cannot be meant.
     """
     readable, notices = _without_leftovers(environ)
     choices = _from_command_line(line.given)
     choices |= _from_environment(readable, but=choices.keys())
+    choices |= machines.placed(choices, readable, place)
     mode, reason = _mode(choices)
     notices += checks.settle(choices, mode, reason)
     checks.check(choices, mode, reason)
-    notices += machines.refuse_many(choices, readable)
+    notices += machines.check(choices)
     if line.script is None:
         raise UsageError("no script was given", hint="usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]")
     return Resolved(
@@ -42,6 +44,7 @@ def resolve(line: CommandLine, environ: Mapping[str, str]) -> Resolved:
         origins={name: choice.origin for name, choice in choices.items()}
         | ({"run_mode": reason.origin} if reason else {}),
         notices=tuple(notices),
+        words={name: choice.word for name, choice in choices.items()},
     )
 
 
@@ -132,6 +135,7 @@ def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
     values = {name: choice.value for name, choice in choices.items() if name != "run_mode"}
     if "devices" in choices:
         values["device_kind"] = DEVICE_KINDS.get(choices["devices"].alias, "gpu")
+    values |= machines.implied(choices)
     if not mode.has_servers:
         return values
     if "servers" in values:

@@ -7,9 +7,8 @@ command line and an environment, `usage.py` prints the help.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from fleetrun.envs import addresses, values
 from fleetrun.envs.contract import Mode, Role
@@ -33,6 +32,7 @@ _network = partial(option, group=Group.NETWORK)
 _failure = partial(option, group=Group.FAILURE)
 _log = partial(option, group=Group.LOGS)
 _machine = partial(option, group=Group.MACHINES)
+_engine = partial(option, group=Group.ENGINES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,8 @@ class LaunchSettings:
     nproc_per_node: int | str | None = _process(
         None, values.count_or_word("auto", "gpu", "cpu"), "N", env=("PADDLE_NPROC_PER_NODE",),
         modes=PROCESSES,
-        help="Number of processes. gpu: one per GPU; cpu: one per core; auto: gpu if there is one, else cpu.",
+        help="Number of processes on this machine. gpu: one per GPU; cpu: one per core; auto: gpu if "
+             "there is one, else cpu.",
         shown_default="one per device, 1 without devices")
     devices: tuple[str, ...] = _process(
         (), values.device_list, "LIST", aliases=tuple(DEVICE_KINDS), env=("PADDLE_DEVICES",),
@@ -84,11 +85,11 @@ class LaunchSettings:
         help="What a process sees: the devices of its node, with LOCAL_RANK as index, or only its own.")
 
     server_num: int | None = _servers(
-        None, values.count, "N", env=("PADDLE_SERVER_NUM",),
-        help="Number of servers.", shown_default="1 in ps modes")
+        None, values.count_or_none, "N", env=("PADDLE_SERVER_NUM",),
+        help="Number of servers on this machine.", shown_default="1 in ps modes")
     trainer_num: int | None = _servers(
-        None, values.count, "N", aliases=("worker_num",), env=("PADDLE_TRAINER_NUM",),
-        help="Number of trainers.", shown_default="1 in ps modes")
+        None, values.count_or_none, "N", aliases=("worker_num",), env=("PADDLE_TRAINER_NUM",),
+        help="Number of trainers on this machine.", shown_default="1 in ps modes")
     servers: tuple[str, ...] = _servers(
         (), addresses.endpoint_list, "LIST", env=("PADDLE_SERVERS_ENDPOINTS",),
         help="Endpoints of the servers, as host:port,host:port. Goes with --trainers.")
@@ -118,7 +119,7 @@ class LaunchSettings:
 
     host: str | None = _network(
         None, addresses.host, "ADDRESS", env=("POD_IP",),
-        help="Address of this machine.", shown_default="127.0.0.1")
+        help="Address of this machine.", shown_default="127.0.0.1; with several the one to --master")
     start_port: int | None = _network(
         None, addresses.port, "PORT", env=("PADDLE_START_PORT", "FLAGS_START_PORT"),
         help="Use the ports from this one upwards.", shown_default="free ports")
@@ -127,7 +128,8 @@ class LaunchSettings:
         help="Use free ports of this range.", shown_default="any")
     master_addr: str | None = _network(
         None, addresses.host, "ADDRESS", modes=COLLECTIVE,
-        help="MASTER_ADDR of the trainers; an address of this machine.", shown_default="that of --host")
+        help="MASTER_ADDR of the trainers. With several machines (torchrun's custom): where they meet.",
+        shown_default="that of the first machine")
     master_port: int | None = _network(
         None, addresses.port, "PORT", modes=COLLECTIVE,
         help="MASTER_PORT of the trainers.", shown_default="a free port")
@@ -170,25 +172,54 @@ class LaunchSettings:
     nnodes: tuple[int, int] = _machine(
         (1, 1), addresses.node_range, "N|MIN:MAX", aliases=("np",),
         env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP"),
-        help="Number of machines.", shown_default="1")
+        help="Number of machines. MIN:MAX: the job goes on while they come and go.", shown_default="1")
     ips: tuple[str, ...] = _machine(
-        (), addresses.host_list, "LIST", env=("PADDLE_IPS",), help="The machines.", shown_default="this one")
+        (), addresses.host_list, "LIST", env=("PADDLE_IPS",),
+        help="The machines, in the order of their ranks. They meet at the first.", shown_default="this one")
     master: str | None = _machine(
         None, addresses.meeting_point, "ADDRESS", aliases=("elastic_server",),
         env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER"),
-        help="Where machines meet: host:port or etcd://host:port.")
+        help="Where machines meet: host:port (the launcher there serves it) or etcd://host:port,...",
+        shown_default="this machine says")
     rank: int = _machine(
         -1, values.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK",),
         help="Rank of this machine; -1: any.")
     sort_ip: bool = switch(
         False, group=Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
         help="Rank machines by address.")
+    nic: str | None = _machine(
+        None, values.nonempty, "NAME", env=("FLEETRUN_NIC",),
+        help="Network interface whose address is this machine's.", shown_default="the one to --master")
+    rdzv_timeout: float = _machine(
+        600.0, values.seconds, "TIME", env=("FLEETRUN_RDZV_TIMEOUT",),
+        help="How long to wait for the machines at the start.", shown_default="10m")
+    heartbeat_timeout: float = _machine(
+        10.0, values.seconds_from(2.0), "TIME", env=("FLEETRUN_HEARTBEAT_TIMEOUT",),
+        help="How long a machine may be silent before it counts as lost; 2 s or more.", shown_default="10 s")
     elastic_level: int = _machine(
         -1, values.whole(-1, 1), "LEVEL", env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
-        help="-1: off; 0: hold when a machine fails; 1: restart.")
+        help="When a machine is lost: -1: end the job; 0: hold for another in its place, also for one whose "
+             "process failed; 1: go on with those that are left, if enough.",
+        shown_default="-1; 1 with MIN:MAX")
     elastic_timeout: float = _machine(
-        30.0, values.seconds, "TIME", env=("PADDLE_ELASTIC_TIMEOUT",), help="How long to wait for machines.",
+        30.0, values.seconds, "TIME", env=("PADDLE_ELASTIC_TIMEOUT",),
+        help="How long to wait for more machines, or for another in place of a lost one.",
         shown_default="30 s")
+    token_file: str | None = _machine(
+        None, values.nonempty, "FILE", env=("FLEETRUN_TOKEN_FILE",),
+        help="File with the job's secret, 16 characters or more: who has it may take part, others may not, "
+             "and what machines say is encrypted. FLEETRUN_TOKEN can hold the secret itself.")
+
+    scheduler: str = _engine(
+        "local", values.choice("local", "slurm", "srun", "kubernetes", "ssh"), "ENGINE",
+        choices=("local", "slurm", "srun", "kubernetes", "ssh"), env=("FLEETRUN_SCHEDULER",),
+        help="Hand the job to an engine that starts fleetrun on the machines.")
+    scheduler_option: tuple[str, ...] = _engine(
+        (), values.assignment, "NAME=VALUE", repeats=True,
+        help="An option of the engine, as partition=gpu for slurm.")
+    image: str | None = _engine(
+        None, values.nonempty, "IMAGE", env=("FLEETRUN_IMAGE",),
+        help="Container image, for --scheduler kubernetes.")
 
     legacy: bool = switch(
         False, group=Group.COMPATIBLE, takes=Takes.BOOLEAN,
@@ -206,47 +237,11 @@ class Resolved:
     """Settings, and what to tell about them.
 
     `origins` says where a setting came from: `--trainer_num` as it was typed, or `PADDLE_NNODES`; a default
-    is absent. `notices` are one-line remarks for the console.
+    is absent. `notices` are one-line remarks for the console. `words` has each of them as one word of a
+    command line.
     """
 
     settings: LaunchSettings
     origins: Mapping[str, str]
     notices: tuple[str, ...] = ()
-
-
-_ALWAYS_SHOWN = (
-    "devices", "elastic_level", "elastic_timeout", "gloo_port", "host", "job_id", "legacy", "log_dir",
-    "log_level", "master", "max_restart", "nnodes", "nproc_per_node", "rank", "run_mode", "server_num",
-    "servers", "trainer_num", "trainers", "with_gloo",
-)  # fmt: skip
-_EMPTY_AS_TEXT = frozenset({"servers", "trainers"})
-
-
-def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
-    """Rows (name, value, origin) of the configuration banner, by name.
-
-    The 22 rows of Paddle's banner are always there and written as Paddle writes them, others when they were
-    given. The origin of a default is None.
-    """
-    rows: list[tuple[str, str, str | None]] = [
-        ("training_script", resolved.settings.script, None),
-        ("training_script_args", str(list(resolved.settings.script_args)), None),
-    ]
-    for name in OPTIONS:
-        origin = resolved.origins.get(name)
-        if name in _ALWAYS_SHOWN or origin is not None:
-            rows.append((name, _shown(name, getattr(resolved.settings, name)), origin))
-    return sorted(rows)
-
-
-def _shown(name: str, value: Any) -> str:
-    if name == "follow":
-        return values.written_follow(value)
-    if name in ("nnodes", "port_range") and isinstance(value, tuple):
-        return ":".join(map(str, value if name == "port_range" else dict.fromkeys(value)))
-    if value == ():
-        return "" if name in _EMPTY_AS_TEXT else "None"
-    if isinstance(value, tuple):
-        joint = ";" if name.startswith("heter") else ","
-        return joint.join(",".join(part) if isinstance(part, tuple) else str(part) for part in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    words: Mapping[str, str] = field(default_factory=dict)

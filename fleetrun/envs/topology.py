@@ -1,146 +1,86 @@
-"""From settings to members: role, rank, endpoint and devices of every process. Pure: what there is of ports
-and devices is given. Ranks and shares follow Paddle's launchers (which of them, where they differ, is said at
-each rule).
+"""From the offers of all machines to members: role, rank, endpoint and devices of every process. Pure. Ranks
+follow Paddle's launchers (which of them, where they differ, is said at each rule).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role
 from fleetrun.envs.network import join_endpoint, split_endpoint
+from fleetrun.envs.offers import Host, Offer
 from fleetrun.envs.settings import LaunchSettings
-from fleetrun.errors import PortError, UsageError
-
-PADDLES_GLOO_PORT = 6767
+from fleetrun.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """What this machine offers: the devices chosen for the job (ids of the visibility variable), cores, its
-    address.
+def build(settings: LaunchSettings, host: Host, offers: Sequence[Offer], node_rank: int = 0) -> list[Member]:
+    """The members on machine `node_rank`, servers first, in the order in which they start.
 
-    `wanted_devices` is how many --devices named, whether they are there or not.
+    `offers` are those of all machines, in the order of their ranks. Endpoints that were listed keep the order
+    of the list over all machines. Raises UsageError for machines that give themselves the same address.
     """
-
-    address: str
-    devices: tuple[str, ...] = ()
-    device_kind: str = "gpu"
-    wanted_devices: int = 0
-    cores: int = 1
-
-
-Reserve = Callable[[int | None], int]
-"""Holds the port that is asked for, or any (None), and tells which."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """How many processes of each role; `heter` per stage from stage 2 on."""
-
-    servers: int = 0
-    trainers: int = 1
-    heter: tuple[int, ...] = ()
-    coordinators: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.servers + self.trainers + sum(self.heter) + self.coordinators
-
-
-def counts(settings: LaunchSettings, host: Host) -> Counts:
-    if settings.run_mode.has_servers:
-        return Counts(
-            servers=len(settings.servers) or settings.server_num or 1,
-            trainers=len(settings.trainers) or settings.trainer_num or 1,
-            heter=tuple(map(len, settings.heter_workers)) or settings.heter_worker_num,
-            coordinators=len(settings.coordinators) or settings.coordinator_num or 0,
-        )
-    return Counts(trainers=_nproc(settings, host))
-
-
-def _nproc(settings: LaunchSettings, host: Host) -> int:
-    """--nproc_per_node, else one per device (wanted or, if none was named, there), else 1. The words are
-    torchrun's.
-    """
-    wanted = settings.nproc_per_node
-    if isinstance(wanted, int):
-        return wanted
-    if wanted == "cpu" or (wanted == "auto" and not host.devices):
-        return host.cores
-    if wanted == "gpu" and not host.devices:
-        raise UsageError(
-            "--nproc_per_node gpu: there is no GPU on this machine", hint="Give a number, or cpu."
-        )
-    return len(host.devices) or host.wanted_devices or 1
-
-
-def build(settings: LaunchSettings, host: Host, reserve: Reserve) -> list[Member]:
-    """The members, servers first, in the order in which they start.
-
-    With a start port, ports follow one another: servers, trainers, heter trainers, coordinators, then the
-    master's or Gloo's (the order of Paddle's legacy launcher).
-    """
-    number = counts(settings, host)
-    ports = _PortPlan(settings, host.address, reserve)
-    servers = ports.endpoints(settings.servers, number.servers)
-    trainers = ports.endpoints(settings.trainers, number.trainers)
-    given = settings.heter_workers or ((),) * len(number.heter)
-    heter = tuple(ports.endpoints(stage, size) for stage, size in zip(given, number.heter, strict=True))
-    coordinators = ports.endpoints(settings.coordinators, number.coordinators)
+    servers = settings.servers or _all(each.servers for each in offers)
+    heter = settings.heter_workers or _stages(offers)
     cluster = Cluster(
         mode=settings.run_mode,
         servers=servers,
-        trainers=trainers,
+        trainers=settings.trainers or _all(each.trainers for each in offers),
         heter=heter,
-        coordinators=coordinators,
+        coordinators=settings.coordinators or _all(each.coordinators for each in offers),
         stage_devices=_stage_devices(settings, heter),
-        gloo=_gloo(settings, ports, servers) if settings.run_mode.has_servers else None,
-        master=join_endpoint(settings.master_addr or host.address, ports.one(settings.master_port)),
+        gloo=_gloo(settings, servers, offers) if settings.run_mode.has_servers else None,
+        master=_master(settings, offers),
+        nnodes=len(offers),
         job_id=settings.job_id,
         max_restart=settings.max_restart,
     )
-    return _members(settings, host, cluster)
+    _check_unique((*cluster.servers, *cluster.trainers, *cluster.heter_flat, *cluster.coordinators))
+    return _members(settings, host, cluster, offers[node_rank], node_rank)
 
 
-class _PortPlan:
-    """Hands out ports: as typed, one after the other from the start port, or any."""
-
-    def __init__(self, settings: LaunchSettings, address: str, reserve: Reserve) -> None:
-        self._address = address
-        self._reserve = reserve
-        self._next = settings.start_port
-
-    def one(self, wanted: int | None = None) -> int:
-        if wanted is None and self._next is not None:
-            wanted, self._next = self._next, self._next + 1
-        if wanted is not None and wanted > 65535:
-            raise UsageError(
-                f"--start_port leaves no room: port {wanted} would be needed and 65535 is the last"
-            )
-        return self._reserve(wanted)
-
-    def endpoints(self, given: tuple[str, ...], number: int) -> tuple[str, ...]:
-        if given:
-            for endpoint in given:
-                self._reserve(split_endpoint(endpoint)[1])
-            return given
-        return tuple(join_endpoint(self._address, self.one()) for _ in range(number))
-
-
-def _gloo(settings: LaunchSettings, ports: _PortPlan, servers: tuple[str, ...]) -> Gloo:
-    """Paddle: at the first server's host; --gloo_port counts with endpoint lists, --http_port or any port
-    without.
+def check_complete(settings: LaunchSettings, offers: Sequence[Offer]) -> None:
+    """Raise UsageError for a parameter-server job of which all machines together lack trainers or servers: it
+    would end before it has done anything.
     """
-    wanted = settings.http_port or (settings.gloo_port if settings.servers else None)
-    try:
-        port = ports.one(wanted)
-    except PortError:
-        if wanted != PADDLES_GLOO_PORT:  # asked for by name
-            raise
-        port = ports.one()
-    endpoint = join_endpoint(split_endpoint(servers[0])[0], port)
+    if not settings.run_mode.has_servers:
+        return
+    if not settings.trainers and not any(each.trainers for each in offers):
+        raise UsageError("no machine has a trainer", hint="Give one of them --trainer_num 1 or more.")
+    if not settings.servers and not any(each.servers for each in offers):
+        raise UsageError("no machine has a server", hint="Give one of them --server_num 1 or more.")
+
+
+def _check_unique(endpoints: Sequence[str]) -> None:
+    if len(set(endpoints)) < len(endpoints):
+        twice = next(each for number, each in enumerate(endpoints) if each in endpoints[:number])
+        raise UsageError(
+            f"{twice} is an endpoint of two processes", hint="Give every machine its own address with --host."
+        )
+
+
+def _all(parts: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(endpoint for part in parts for endpoint in part)
+
+
+def _stages(offers: Sequence[Offer]) -> tuple[tuple[str, ...], ...]:
+    number = max((len(each.heter) for each in offers), default=0)
+    return tuple(
+        _all(each.heter[stage] for each in offers if stage < len(each.heter)) for stage in range(number)
+    )
+
+
+def _master(settings: LaunchSettings, offers: Sequence[Offer]) -> str:
+    """What the first machine serves, under the address that was asked for, if one was."""
+    host, port = split_endpoint(offers[0].service)
+    return join_endpoint(settings.master_addr or host, port)
+
+
+def _gloo(settings: LaunchSettings, servers: tuple[str, ...], offers: Sequence[Offer]) -> Gloo:
+    """At the first server's host (Paddle)."""
+    first = next((each for each in offers if servers and servers[0] in each.servers), offers[0])
+    host = split_endpoint(servers[0] if servers else first.gloo)[0]
+    endpoint = join_endpoint(host, split_endpoint(first.gloo)[1])
     return Gloo(
         endpoint=endpoint,
         fs_path=f"/tmp/fleetrun-gloo-{split_endpoint(endpoint)[1]}",
@@ -155,25 +95,35 @@ def _stage_devices(settings: LaunchSettings, heter: tuple[tuple[str, ...], ...])
     return ("cpu", *(settings.heter_devices or ("gpu",) * len(heter)))
 
 
-def _members(settings: LaunchSettings, host: Host, cluster: Cluster) -> list[Member]:
-    roles = [(Role.SERVER, 0, cluster.servers), (Role.TRAINER, 1, cluster.trainers)]
-    roles += [(Role.HETER, number, stage) for number, stage in enumerate(cluster.heter, start=2)]
-    roles.append((Role.COORDINATOR, 0, cluster.coordinators))
-    sizes = {Role.HETER: len(cluster.heter_flat)}
+def _members(
+    settings: LaunchSettings, host: Host, cluster: Cluster, own: Offer, node_rank: int
+) -> list[Member]:
+    roles = [
+        (Role.SERVER, 0, cluster.servers, own.servers),
+        (Role.TRAINER, 1, cluster.trainers, own.trainers),
+    ]
+    for number, (all_, here) in enumerate(zip(cluster.heter, own.heter, strict=True), start=2):
+        roles.append((Role.HETER, number, all_, here))
+    roles.append((Role.COORDINATOR, 0, cluster.coordinators, own.coordinators))
+    sizes = {Role.HETER: sum(map(len, own.heter))}
     members = []
-    ranks = dict.fromkeys(Role, 0)
-    for role, stage, endpoints in roles:
-        for endpoint in endpoints:
-            rank = ranks[role]
-            ranks[role] += 1
-            part = _devices(settings, host, cluster, role, rank, stage)
+    placed = dict.fromkeys(Role, 0)  # on this machine, so far
+    before = dict.fromkeys(Role, 0)  # in earlier stages of the role, everywhere
+    for role, stage, everywhere, here in roles:
+        ranks = {endpoint: number for number, endpoint in enumerate(everywhere, start=before[role])}
+        before[role] += len(everywhere)
+        for endpoint in here:
+            local_rank = placed[role]
+            placed[role] += 1
+            part = _devices(settings, host, cluster, role, local_rank, len(here), stage)
             members.append(
                 Member(
                     cluster=cluster,
                     role=role,
-                    rank=rank,
-                    local_rank=rank,
-                    local_size=sizes.get(role, len(endpoints)),
+                    rank=ranks[endpoint],
+                    local_rank=local_rank,
+                    local_size=sizes.get(role, len(here)),
+                    node_rank=node_rank,
                     endpoint=endpoint,
                     stage=stage if cluster.mode is Mode.PS_HETER else 0,
                     backend=_backend(settings, host) if cluster.mode is Mode.COLLECTIVE else None,
@@ -224,13 +174,13 @@ def _computes_on(kind: str, cluster: Cluster, role: Role, stage: int) -> bool:
 
 
 def _devices(
-    settings: LaunchSettings, host: Host, cluster: Cluster, role: Role, rank: int, stage: int
+    settings: LaunchSettings, host: Host, cluster: Cluster, role: Role, index: int, size: int, stage: int
 ) -> Share:
     """Collective trainers share the node's devices. In ps modes only --devices binds, one each in turn
     (Paddle's legacy launcher, whose ps-gpu this is); in ps-heter those of stages that compute on it.
     """
     if cluster.mode in (Mode.COLLECTIVE, Mode.RPC):
-        return share(host.devices, rank, len(cluster.trainers), whole_node=settings.visible_devices == "node")
+        return share(host.devices, index, size, whole_node=settings.visible_devices == "node")
     if host.wanted_devices and host.devices and _computes_on(host.device_kind, cluster, role, stage):
-        return Share((host.devices[rank % len(host.devices)],), (0,))
+        return Share((host.devices[index % len(host.devices)],), (0,))
     return Share()

@@ -62,6 +62,7 @@ def whole(low: int, high: int | None = None) -> Parser:
 
 
 count = whole(1, PROCESSES_PER_NODE)
+count_or_none = whole(0, PROCESSES_PER_NODE)
 
 
 def count_or_word(*words: str) -> Parser:
@@ -117,6 +118,26 @@ def seconds(text: str) -> float:
     if not amount > 0:
         raise BadValue("it must be a time longer than 0, such as 10, 1.5, 30s, 5m or 2h")
     return amount
+
+
+def seconds_from(least: float) -> Parser:
+    """A time of at least so many seconds."""
+
+    def parse(text: str) -> float:
+        amount = seconds(text)
+        if amount < least:
+            raise BadValue(f"it must be at least {least:g} s")
+        return amount
+
+    return parse
+
+
+def assignment(text: str) -> tuple[str, ...]:
+    """`NAME=VALUE`, alone in a tuple, so that several add up."""
+    name, equals, _ = text.partition("=")
+    if not (name.strip() and equals):
+        raise BadValue("it must be NAME=VALUE")
+    return (text,)
 
 
 def size(text: str) -> int:

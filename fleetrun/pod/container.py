@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -51,11 +52,11 @@ class Ended:
 class Container:
     """The handle of a running spec."""
 
-    def __init__(self, spec: ContainerSpec, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, spec: ContainerSpec, restarts: int = 0, wall: Callable[[], float] = time.time) -> None:
         self.spec = spec
         self.status = Status.UNINIT
         self.process: Process | None = None
-        self.restarts = 0
+        self.restarts = restarts
         self.ended: Ended | None = None
         self._asked: int | None = None
         self._wall = wall
@@ -68,13 +69,19 @@ class Container:
     def prepare(self) -> None:
         """Make the log file, so that one that cannot be written is known before anything starts."""
         os.close(logfiles.open_log(self.spec.log))
+        if self.spec.long_file is not None:
+            try:
+                self.spec.long_file.write_text(json.dumps(dict(self.spec.long_values)))
+            except OSError as error:
+                raise LaunchError(f"cannot write {self.spec.long_file}: {error.strerror}") from None
         self._to(Status.READY)
 
     def start(self) -> Process:
         """Raises what `Process.spawn` raises; the container is FAILED then."""
-        if self.spec.error_file is not None:
-            with contextlib.suppress(OSError):  # the script may have done anything to its log directory
-                self.spec.error_file.unlink(missing_ok=True)
+        for path in (self.spec.error_file, self.spec.notice_file):
+            if path is not None:
+                with contextlib.suppress(OSError):  # the script may have done anything to its log directory
+                    path.unlink(missing_ok=True)
         output = logfiles.open_log(self.spec.log)
         try:
             if self.restarts:
@@ -89,6 +96,18 @@ class Container:
             os.close(output)
         self._to(Status.RUNNING)
         return self.process
+
+    def notify(self, why: str, deadline: float) -> None:
+        """Before it is asked to end: let the process know why, and until when it may go on (seconds since the
+        epoch).
+        """
+        path = self.spec.notice_file
+        if path is None or not self.alive:
+            return
+        with contextlib.suppress(OSError):  # a full disk, or a log directory that the script took away
+            aside = path.with_suffix(".new")
+            aside.write_text(json.dumps({"why": why, "deadline": deadline}))
+            aside.replace(path)
 
     def ask(self, number: int) -> None:
         """A signal from fleetrun that is meant to end it; to the whole group."""
@@ -120,6 +139,9 @@ class Container:
             dismissed=exit.ok and read_dismissed(self.spec.error_file),
             out_of_memory=exit.code == -9 and self._asked is None and out_of_memory(process.pid),
         )
+        if self.spec.notice_file is not None:
+            with contextlib.suppress(OSError):
+                self.spec.notice_file.unlink(missing_ok=True)
         if self.ended.dismissed and self.spec.error_file is not None:
             with contextlib.suppress(OSError):
                 self.spec.error_file.unlink(missing_ok=True)

@@ -154,5 +154,6 @@ def _ended(exit: Exit, handed_on: set[int]) -> int:
         return exit.code
     if exit.signal in handed_on:
         return exit.shell_code
-    sys.stderr.write(f"fleetrun: error: the launcher {exit}; the {left} processes below it were ended.\n")
+    below = "1 process below it was" if left == 1 else f"{left} processes below it were"
+    sys.stderr.write(f"fleetrun: error: the launcher {exit}; the {below} ended.\n")
     return 125

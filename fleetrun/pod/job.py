@@ -31,8 +31,9 @@ def command(settings: LaunchSettings) -> tuple[str, ...]:
     return (program, *settings.script_args)
 
 
-def job_spec(settings: LaunchSettings) -> JobSpec:
-    fewest, most = settings.nnodes
+def job_spec(settings: LaunchSettings, nnodes: tuple[int, int]) -> JobSpec:
+    """`nnodes`: the fewest and the most machines."""
+    fewest, most = nnodes
     return JobSpec(
         job_id=settings.job_id,
         mode=settings.run_mode,
@@ -52,28 +53,14 @@ def pod_spec(
     argv = command(settings)
     containers = []
     for member in members:
-        log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
-        error_file = log.with_suffix(".error.json")
         placed = dataclasses.replace(
             member,
             pod=pod,
             log_dir=str(log_dir),
-            error_file=str(error_file),
             omp_threads=threads if member.role is Role.TRAINER else None,
         )
-        containers.append(
-            ContainerSpec(
-                role=member.role,
-                rank=member.rank,
-                index=member.local_rank,
-                argv=argv,
-                env={**base, **contract.write(placed)},
-                log=log,
-                endpoint=member.endpoint,
-                error_file=error_file,
-                restart_variables=_RESTARTS_TORCH if member.role is Role.TRAINER else _RESTARTS,
-            )
-        )
+        log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
+        containers.append(_container(placed, argv, log, base))
     return PodSpec(
         name=pod,
         job_id=settings.job_id,
@@ -81,6 +68,31 @@ def pod_spec(
         containers=tuple(containers),
         log_dir=log_dir,
         pre_hook=_pre_hook(settings, log_dir, pod, base),
+    )
+
+
+def _container(member: Member, argv: tuple[str, ...], log: Path, base: Mapping[str, str]) -> ContainerSpec:
+    """One process; its files stand beside its log."""
+    error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
+    env = contract.write(dataclasses.replace(member, error_file=str(error_file)))
+    long = {name: value for name, value in env.items() if len(value) > contract.LONGEST}
+    long_file = log.with_suffix(".long.json") if long else None
+    if long_file is not None:
+        env = {name: value for name, value in env.items() if name not in long}
+        env[contract.LONG] = str(long_file)
+    return ContainerSpec(
+        role=member.role,
+        rank=member.rank,
+        index=member.local_rank,
+        argv=argv,
+        env={**base, **env, contract.NOTICE: str(notice_file)},
+        log=log,
+        endpoint=member.endpoint,
+        error_file=error_file,
+        notice_file=notice_file,
+        long_file=long_file,
+        long_values=long,
+        restart_variables=_RESTARTS_TORCH if member.role is Role.TRAINER else _RESTARTS,
     )
 
 

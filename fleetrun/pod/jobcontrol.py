@@ -17,14 +17,14 @@ from fleetrun.pod.status import signal_name
 
 def dispatch(
     numbers: bytes,
-    pod: Pod,
+    pod: Pod | None,
     *,
     interrupt: Callable[[int], None],
     written: Callable[[], None],
     resumed: Callable[[float], None],
     say: Callable[[str], None],
 ) -> None:
-    """Act on signals in the order in which they came.
+    """Act on signals in the order in which they came; `pod` is None before there is one.
 
     `interrupt` gets those that mean: end. `written` is called when a log was written to, `resumed` with the
     seconds for which the job had been stopped.
@@ -33,7 +33,7 @@ def dispatch(
         if number in (signal.SIGCHLD, signal.SIGIO):
             continue
         if number in PASSED_ON:
-            say(pass_on(pod, number))
+            say(pass_on(pod, number) if pod is not None else f"{signal_name(number)}: nobody runs yet")
         elif number == signal.SIGTSTP and signal.SIGCONT in numbers[position:]:
             continue  # it was called off before it could be followed
         elif number == signal.SIGTSTP:
@@ -42,7 +42,7 @@ def dispatch(
         elif number != signal.SIGCONT:
             interrupt(number)
     if signal.SIGCHLD in numbers:
-        reap_adopted(pod.pids())
+        reap_adopted(pod.pids() if pod is not None else set())
     if signal.SIGIO in numbers:
         written()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FALLOC_FL_KEEP_SIZE = 0x01
 _FALLOC_FL_PUNCH_HOLE = 0x02
@@ -27,6 +28,14 @@ def _checked(result: int, what: str) -> int:
 def become_subreaper() -> None:
     """From now on orphaned descendants of this process become its children (prctl(2), Linux 3.4)."""
     _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "PR_SET_CHILD_SUBREAPER")
+
+
+def die_with_parent(number: int) -> None:
+    """The kernel sends this process that signal when its parent's thread ends; exec keeps that (prctl(2)).
+
+    A parent that has died before is not noticed: compare getppid afterwards.
+    """
+    _checked(_libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0), "PR_SET_PDEATHSIG")
 
 
 def set_comm(name: str) -> None:

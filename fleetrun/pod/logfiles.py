@@ -73,6 +73,8 @@ def make_log_dir(path: Path) -> None:
     try:
         probe.touch(mode=0o600)
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # nothing is wrong with the directory
         raise UsageError(
             f"--log_dir {path} cannot be written to: {error.strerror}", hint=_HINTS.get(error.errno or 0)
         ) from None

@@ -9,11 +9,12 @@ from fleetrun.pod.status import Status, move
 
 
 class Pod:
-    def __init__(self, spec: PodSpec) -> None:
+    def __init__(self, spec: PodSpec, attempt: int = 0) -> None:
+        """`attempt` counts the pods of this job that ran on this node before, with the same log files."""
         self.spec = spec
         self.status = Status.UNINIT
-        self.containers = [Container(each) for each in spec.containers]
-        self.hook = Container(spec.pre_hook) if spec.pre_hook is not None else None
+        self.containers = [Container(each, attempt) for each in spec.containers]
+        self.hook = Container(spec.pre_hook, attempt) if spec.pre_hook is not None else None
 
     def prepare(self) -> None:
         """Make the log files. Raises LaunchError when that cannot be; nothing runs then."""

@@ -56,6 +56,16 @@ def first_failure(failures: Sequence[Ended]) -> tuple[Ended | None, tuple[Ended,
     return first, tuple(ended for ended in failures if ended is not first)
 
 
+def conclude(
+    failures: Sequence[Ended], code: int | None, reason: str, restarts: int, strays: int
+) -> JobResult:
+    """What these failures make of a job that was not ended with a `code` of its own."""
+    cause, others = first_failure(failures)
+    if code is None:
+        code = code_of(cause) if cause is not None else 0
+    return JobResult(code=code, cause=cause, others=others, reason=reason, restarts=restarts, strays=strays)
+
+
 def code_of(ended: Ended) -> int:
     """The exit code for a job that this ended: never 0, nor that of a signal that fleetrun itself sent."""
     return 1 if ended.stopped else ended.exit.shell_code or 1

@@ -16,7 +16,8 @@ class ContainerSpec:
 
     `rank` counts within the role over the whole job, `index` within the role on this node (the number in file
     names). `restart_variables` name the variables that count restarts; `environment(n)` fills them in.
-    `label` is the name of what is no role (the pre-hook).
+    `label` is the name of what is no role (the pre-hook). In `notice_file` the process finds why it is asked
+    to end, in `long_file` the `long_values`, which an environment could not hold.
     """
 
     role: Role
@@ -27,6 +28,9 @@ class ContainerSpec:
     log: Path
     endpoint: str = ""
     error_file: Path | None = None
+    notice_file: Path | None = None
+    long_file: Path | None = None
+    long_values: Mapping[str, str] = field(default_factory=dict, repr=False)
     restart_variables: tuple[str, ...] = ("PADDLE_RESTART_COUNT",)
     label: str = ""
 

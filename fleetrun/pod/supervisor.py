@@ -9,6 +9,9 @@ start --> WATCHING ------------> LEAVING -------------------> result 0
             | gives up
 signal, ----+------------------> ENDING: ladder ------------> result: the first failure's code,
 timeout                                                       128 + n, 124
+
+With peers (a job on several machines) the pod is one of many: it leaves when the trainers of all machines
+have ended, and in collective mode a failure stops it, whatever the policy says; machines restart together.
 """
 
 from __future__ import annotations
@@ -23,23 +26,21 @@ from functools import partial
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.deploy import Deployer
 from fleetrun.pod.ladder import Ladder
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.observer import Observer
 from fleetrun.pod.oom import OomWatch
+from fleetrun.pod.peers import Peers
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.process import ask_strays, end_descendants, kill_marked
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
-from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Failure, JobResult, code_of, first_failure
+from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Failure, JobResult, conclude
 from fleetrun.pod.status import signal_name
+from fleetrun.pod.strays import Strays
 
-# How long servers may take to leave by themselves once the last trainer has ended (scripts that call
-# stop_worker).
-SERVERS_LEAVE = 1.0
-# How long trainers may go on after a server that ended with 0: it may have been told that they are done.
-TRAINERS_FOLLOW = 1.0
-# How long processes that no container owns any more (daemons) get between SIGTERM and SIGKILL.
-STRAYS_LEAVE = 0.5
+SERVERS_LEAVE = 1.0  # for servers to leave by themselves (stop_worker) after the last trainer
+TRAINERS_FOLLOW = 1.0  # for trainers after a server that ended with 0: it may know that they are done
 
 
 class Phase(Enum):
@@ -52,6 +53,13 @@ class Phase(Enum):
 class Supervisor:
     """Runs one pod, once."""
 
+    _phase = Phase.WATCHING
+    _ladder: Ladder | None = None
+    _asked_at = math.inf
+    _code: int | None = None
+    _reason = ""
+    _notice = "stop"
+
     def __init__(
         self,
         pod: Pod,
@@ -61,89 +69,57 @@ class Supervisor:
         *,
         stop_timeout: float,
         timeout: float | None = None,
+        peers: Peers | None = None,
+        restarts: int = 0,
         sweep: Callable[[float], int] = end_descendants,
         ask: Callable[[Collection[int]], None] = ask_strays,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`sweep(grace)` ends what is left below this process and counts it; `ask` asks those outside the
-        given process groups to go.
-        """
+        """`restarts`: how many there were. `sweep` and `ask` are those of `Strays`."""
         self._pod = pod
         self._loop = loop
         self._policy = policy
         self._observer = observer
         self._stop_timeout = stop_timeout
         self._timeout = timeout
-        self._sweep = sweep
-        self._ask_strays = ask
-        self._strays_asked: float | None = None
+        self._strays = Strays(loop.clock, sweep, ask)
         self._oom = OomWatch()
-        self._phase = Phase.WATCHING
-        self._ladder: Ladder | None = None
         self._timers: list[Timer] = []
         self._failures: list[Ended] = []
-        self._behind_hook: list[list[Container]] = []
-        self._restarts = 0
-        self._code: int | None = None
-        self._reason = ""
+        self._peers = peers
+        self._deployer = Deployer(
+            pod,
+            self._watch,
+            exited=self._exited,
+            failed=self._failed,
+            started=self._started,
+            goes_on=lambda: self._phase is Phase.WATCHING,
+        )
+        self._restarts = restarts
         self._wall = wall
-        self._asked_at = math.inf
 
     def run(self) -> JobResult:
         """Start, watch, stop. Raises LaunchError when a process cannot be started; what had started is ended
         then.
         """
         try:
-            self._deploy(self._pod.containers)
+            self._deployer.deploy(self._pod.containers)
             if self._timeout is not None:
                 self._timers.append(self._loop.after(self._timeout, self._timed_out))
             self._loop.run()
         except LaunchError:
             self._kill_all()
             raise
-        return self._result(self._sweep(self._strays_grace()))
+        finally:  # the loop may go on with the next pod
+            self._cancel_timers()
+            self._oom.close()
+        strays = self._strays.end()
+        return conclude(self._failures, self._code, self._reason, self._restarts, strays)
 
-    def _strays_grace(self) -> float:
-        """What is left of their time: they were asked together with the containers, if these were."""
-        if self._strays_asked is None:
-            return STRAYS_LEAVE
-        return max(0.0, STRAYS_LEAVE - (self._loop.clock() - self._strays_asked))
-
-    def _result(self, strays: int) -> JobResult:
-        cause, others = first_failure(self._failures)
-        code = self._code
-        if code is None:
-            code = code_of(cause) if cause is not None else 0
-        return JobResult(
-            code=code, cause=cause, others=others, reason=self._reason, restarts=self._restarts, strays=strays
-        )
-
-    # ---- starting
-
-    def _deploy(self, containers: list[Container]) -> None:
-        """Start these containers; the pod's hook runs to its end before."""
-        hook = self._pod.hook
-        if hook is None:
-            self._start(containers)
-        elif hook.alive:  # that of another restart; this one has its own run after it
-            self._behind_hook.append(containers)
-        else:
-            hook.renew()
-            self._watch(hook, lambda ended: self._hook_ended(ended, containers))
-
-    def _hook_ended(self, ended: Ended, containers: list[Container]) -> None:
-        if ended.exit.ok:
-            self._start(containers)
-        else:
-            self._failed(ended, containers)
-        if self._behind_hook and self._phase is Phase.WATCHING:
-            self._deploy(self._behind_hook.pop(0))
-
-    def _start(self, containers: list[Container]) -> None:
-        for container in containers:
-            self._watch(container, partial(self._exited, container))
-        self._pod.running()
+    def _started(self, containers: list[Container]) -> None:
         self._observer.started(containers)
+        if self._peers is not None and self._pod.trainers_completed:  # there is none on this machine
+            self._peers.pod_completed()
 
     def _watch(self, container: Container, then: Callable[[Ended], None]) -> None:
         process = container.start()
@@ -168,7 +144,10 @@ class Supervisor:
                 early = partial(self._left_early, container, ended)
                 self._timers.append(self._loop.after(TRAINERS_FOLLOW, early))
         elif self._pod.trainers_completed:
-            self._leave()
+            if self._peers is None:
+                self._leave()
+            else:
+                self._peers.pod_completed()
 
     def _left_early(self, container: Container, ended: Ended) -> None:
         """A server ended, well but unasked, and the trainers still run: whom would they talk to?"""
@@ -180,6 +159,8 @@ class Supervisor:
         of_its_own = ended.asked is None or (ended.record is not None and ended.record.time < self._asked_at)
         if not ended.exit.ok and self._phase is not Phase.LEAVING and of_its_own:
             self._failures.append(ended)
+            if self._peers is not None:
+                self._peers.pod_failed_too(ended)
         if self._ladder is not None:
             self._ladder.step()
         elif not self._pod.alive:
@@ -189,8 +170,11 @@ class Supervisor:
         self._failures.append(ended)
         decision = self._policy.decide(ended.exit, self._restarts)
         self._observer.failed(self._failure(ended, decision))
-        if isinstance(decision, GiveUp):
-            self._reason = decision.reason
+        together_only = self._peers is not None and not self._pod.spec.mode.has_servers
+        if isinstance(decision, GiveUp) or together_only:
+            if self._peers is not None:
+                self._peers.pod_failed(ended, decision)
+            self._reason = decision.reason if isinstance(decision, GiveUp) else ""
             self._end()
             return
         self._restarts += 1
@@ -212,21 +196,19 @@ class Supervisor:
         self._phase = Phase.WATCHING
         self._ladder = None
         self._asked_at = math.inf
-        self._strays_asked = None
         forgiven, self._failures = self._failures, []
         if not self._pod.alive:  # a daemon of the last attempt may still hold a port or a device
-            self._sweep(0.0)
+            self._strays.end_now()
         for container in containers:
             kill_marked(container.spec.mark)
             container.renew()
-
         self._timers.append(self._loop.after(after, partial(self._start_again, containers, forgiven)))
 
     def _start_again(self, containers: list[Container], forgiven: list[Ended]) -> None:
         """Raises nothing: when the restart itself fails, the others are stopped as after any failure."""
         self._observer.restarting(containers)
         try:
-            self._deploy(containers)
+            self._deployer.deploy(containers)
         except LaunchError as error:
             self._failures = forgiven
             self._restarts -= 1
@@ -236,6 +218,19 @@ class Supervisor:
             self._end()
 
     # ---- the end
+
+    def finish(self) -> None:
+        """Peers: the trainers of all machines ended well."""
+        if self._phase is Phase.WATCHING:
+            self._leave()
+
+    def stop_for(self, reason: str, notice: str) -> None:
+        """Peers: the job stops, for another machine's reason; `notice` is what processes read of it.
+        Stopping already is fine.
+        """
+        if self._phase is not Phase.ENDING:
+            self._reason, self._notice = reason, notice
+            self._end()
 
     def _leave(self) -> None:
         """All trainers ended well. What served them may leave, and is asked to after a moment."""
@@ -263,8 +258,9 @@ class Supervisor:
         self._asked_at = min(self._asked_at, self._wall())
         if self._ladder is not None:
             self._ladder.abandon()
-        self._ask_strays(self._pod.pids())
-        self._strays_asked = self._loop.clock()
+        self._strays.ask(self._pod.pids())
+        for container in self._pod.alive:
+            container.notify(self._notice, self._wall() + self._stop_timeout)
         self._ladder = Ladder(self._loop, self._pod.stop_order, self._stop_timeout, then)
         self._ladder.step()
 
@@ -273,7 +269,8 @@ class Supervisor:
         if self._phase is not Phase.ENDING:
             self._code = 128 + number
             self._reason = f"got {signal_name(number)}"
-            self._observer.ending(f"{self._reason}; stopping the job")
+            what = "the job" if self._peers is None else "the processes of this node"
+            self._observer.ending(f"{self._reason}; stopping {what}")
             self._end()
         elif number in (signal.SIGINT, signal.SIGQUIT) and self._ladder is not None:
             self._observer.ending(f"got {signal_name(number)}; killing what is left")
@@ -294,6 +291,10 @@ class Supervisor:
         self._loop.stop()
 
     def _kill_all(self) -> None:
+        if self._ladder is not None:
+            self._ladder.abandon()
         for container in self._pod.alive:
             container.ask(signal.SIGKILL)
-        self._sweep(0.0)
+            if container.process is not None:  # the sweep reaps it: how it ended can be asked no more
+                self._loop.remove(container.process.fileno())
+        self._strays.end_now()

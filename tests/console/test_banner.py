@@ -9,7 +9,7 @@ from fleetrun.console.secrets import MASK
 from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import banner as rows
+from fleetrun.envs.shown import banner as rows
 from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import Fleetrun
+from tests.support.nodes import Nodes, nodes
 
 _ROOT = Path(__file__).resolve().parents[2]
 _AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
@@ -23,6 +24,13 @@ _NEW_ENOUGH = "import sys; sys.exit(sys.version_info < (3, 11))"
 def fleetrun(tmp_path: Path) -> Iterator[Fleetrun]:
     with Fleetrun(tmp_path) as command:
         yield command
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Nodes]:
+    """Three hosts. For modules that say `needs_hosts`."""
+    with nodes(3, tmp_path) as found:
+        yield found
 
 
 @pytest.fixture

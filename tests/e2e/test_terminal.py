@@ -72,7 +72,7 @@ def test_ctrl_z_and_fg_in_a_shell(fleetrun: Fleetrun):
     pids = launch.until_ready(2)
     launch.type_in(b"\x1a")
     launch.until_out("Stopped")
-    assert [state_of(pid) for pid in pids] == ["T", "T"]
+    wait_until(lambda: all(state_of(pid) == "T" for pid in pids))
     launch.type_in(b"fg\n")
     wait_until(lambda: all(state_of(pid) != "T" for pid in pids))
     launch.go()

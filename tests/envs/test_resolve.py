@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import pytest
 
 from fleetrun.envs.argv import read
+from fleetrun.envs.choices import Placed
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.resolve import resolve
 from fleetrun.envs.settings import LaunchSettings, Resolved
-from fleetrun.errors import NotSupportedError, UsageError
+from fleetrun.errors import UsageError
 
 
 def resolved(words: str, environ: Mapping[str, str] | None = None) -> Resolved:
@@ -223,7 +224,6 @@ CONFLICTS = [
     ("--trainer_num 2 --worker-num 3", ["--trainer_num 2", "--worker-num 3"]),
     ("--gpus 0 --xpus 0", ["--gpus 0", "--xpus 0"]),
     ("--np 1 --nnodes 2", ["--np 1", "--nnodes 2"]),
-    ("--ips a --master b:1", ["--ips a", "--master b:1"]),
     ("--standalone --master b:1", ["--standalone", "--master b:1"]),
     ("--start_port 1 --port_range 1:2", ["--start_port 1", "--port_range 1:2"]),
     ("--server_num 1 --gloo_port 1 --http_port 2", ["--gloo_port 1", "--http_port 2"]),
@@ -265,25 +265,78 @@ def test_two_variables_that_exclude_each_other():
 
 
 MANY = [
-    "--nnodes 2", "--nnodes 1:2", "--np 2:4", "--ips a,b", "--rank 1", "--elastic_level 0",
-    "--elastic_level 1", "--master a:1", "--master etcd://a:1", "--nnodes 1 --master etcd://a:1",
-    "--elastic_server a:1",
+    ("--nnodes 2", {"nnodes": (2, 2), "elastic_level": -1}),
+    ("--np 2:4", {"nnodes": (2, 4), "elastic_level": 1}),
+    ("--nnodes 1:2 --elastic_level 0", {"nnodes": (1, 2), "elastic_level": 0}),
+    ("--ips a,b", {"ips": ("a", "b"), "nnodes": (2, 2)}),
+    ("--ips a,b --master c:7", {"master": "c:7", "nnodes": (2, 2)}),
+    ("--nnodes 2 --rank 1 --master a:1", {"rank": 1, "master": "a:1"}),
+    ("--nnodes 2 --node_rank 1 --master_addr a --master_port 7", {"master": "a:7", "master_addr": None}),
+    ("--nnodes 2 --node_rank 1 --master_addr a", {"master": "a:29500", "master_port": None}),
+    ("--nnodes 1 --master etcd://a:1", {"master": "etcd://a:1"}),
+    ("--nnodes 2 --elastic_server a:1", {"master": "etcd://a:1"}),
+    ("--nnodes 2 --server_num 0 --worker_num 4", {"server_num": 0, "trainer_num": 4}),
+    ("--nnodes 2 --heartbeat_timeout 2 --rdzv_timeout 1m", {"heartbeat_timeout": 2.0, "rdzv_timeout": 60.0}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", MANY)
-def test_many_machines_are_refused_in_one_clear_line(words):
-    error = refusal(words)
-    assert isinstance(error, NotSupportedError)
-    assert words.split("--")[-1].strip() in error.message
-    assert "this version of fleetrun runs on one" in error.message
+@pytest.mark.parametrize(("words", "expected"), MANY)
+def test_many_machines(words, expected):
+    got = settings(words)
+    assert {name: getattr(got, name) for name in expected} == expected
+
+
+ALONE = [
+    ("--rank 1", ["--rank 1", "--nnodes"]),
+    ("--nnodes 2 --rank 1", ["--rank 1", "--master"]),
+    ("--elastic_level 0", ["--elastic_level 0", "--nnodes"]),
+    ("--master a:1", ["--master a:1", "--nnodes"]),
+    ("--server_num 0 --worker_num 1", ["--server_num 0", "at least one"]),
+    ("--standalone --nnodes 2", ["--standalone", "--nnodes 2"]),
+    ("--image x", ["--image x", "--scheduler kubernetes"]),
+    ("--scheduler_option a=b", ["--scheduler_option a=b", "--scheduler"]),
+    ("--nnodes 2 --heartbeat_timeout 1", ["--heartbeat_timeout", "at least 2 s"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "named"), ALONE)
+def test_what_needs_other_machines_says_what_is_missing(words, named):
+    message = refusal(words).message
+    assert [part for part in named if part not in message] == []
+
+
+ENGINE = {"nnodes": Placed("2", "SLURM_NTASKS"), "rank": Placed("1", "SLURM_PROCID"),
+          "master": Placed("n1:7000", "SLURM_STEP_NODELIST"),
+          "job_id": Placed("42", "SLURM_JOB_ID")}  # fmt: skip
+
+
+def placed(words, environ=None):
+    return resolve(read([*words.split(), "x.py"]), environ or {}, lambda _, but: ENGINE)
+
+
+def test_an_engine_places_the_process():
+    got = placed("--max_restart 1")
+    assert (got.settings.nnodes, got.settings.rank, got.settings.master) == ((2, 2), 1, "n1:7000")
+    assert got.settings.job_id == "42"
+    assert got.origins["rank"] == "SLURM_PROCID"
+    assert got.words["master"] == "--master=n1:7000"
+
+
+@pytest.mark.parametrize("words", ["--nnodes 1", "--standalone", "--ips 10.0.0.1"])
+def test_who_says_where_the_job_runs_is_not_placed(words):
+    got = placed(words).settings
+    assert (got.nnodes, got.rank, got.master, got.job_id) == ((1, 1), -1, None, "42")
+
+
+def test_a_variable_of_fleetrun_wins_over_the_engine():
+    assert placed("", {"PADDLE_JOB_ID": "mine"}).settings.job_id == "mine"
 
 
 @pytest.mark.parametrize(
     "words", ["--nnodes 4:2", "--rank -2", "--master a", "--elastic_level 7", "--ips a,a"]
 )
-def test_many_machines_are_checked_before_they_are_refused(words):
-    assert not isinstance(refusal(words), NotSupportedError)
+def test_what_many_machines_cannot_be(words):
+    assert words.split()[0] in refusal(words).message
 
 
 @pytest.mark.parametrize(
@@ -291,7 +344,7 @@ def test_many_machines_are_checked_before_they_are_refused(words):
     [
         ("PADDLE_NNODES", "abc"),
         ("PADDLE_MAX_RESTART", "-1"),
-        ("PADDLE_TRAINER_NUM", "0"),
+        ("PADDLE_TRAINER_NUM", "-1"),
         ("PADDLE_LOG_OVERWRITE", "maybe"),
         ("PORT_RANGE", "9:1"),
         ("POD_IP", "a:1"),
@@ -375,5 +428,14 @@ def test_paddle_cloud_of_one_machine():
     }
     got = resolved("", cloud | {"DISTRIBUTED_TRAINER_ENDPOINTS": "10.0.0.1:1"})
     assert (got.settings.host, got.notices) == ("10.0.0.1", ())
-    cloud["PADDLE_TRAINERS"] = "10.0.0.1,10.0.0.2"
-    assert "PADDLE_TRAINERS=10.0.0.1,10.0.0.2" in refusal("", **cloud).message
+
+
+def test_paddle_cloud_of_two_machines():
+    cloud = {
+        "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
+        "POD_IP": "10.0.0.2",
+        "PADDLE_TRAINER_ID": "1",
+        "TRAINER_PORTS_NUM": "2",
+    }
+    got = resolved("", cloud).settings
+    assert (got.ips, got.host, got.nnodes) == (("10.0.0.1", "10.0.0.2"), "10.0.0.2", (2, 2))

@@ -7,7 +7,8 @@ import pytest
 from fleetrun.envs.argv import read
 from fleetrun.envs.options import ACTIONS, RETIRED, Takes, by_spelling, normal
 from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import OPTIONS, LaunchSettings, banner
+from fleetrun.envs.settings import OPTIONS, LaunchSettings
+from fleetrun.envs.shown import banner
 
 SEED = """\
 devices: None

@@ -6,8 +6,9 @@ import pytest
 
 from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Mode, Role, write
+from fleetrun.envs.offers import Counts, Host, Offer, counts, offer
 from fleetrun.envs.resolve import resolve
-from fleetrun.envs.topology import Counts, Host, Share, build, counts, share
+from fleetrun.envs.topology import Share, build, check_complete, share
 from fleetrun.errors import PortError, UsageError
 
 GPUS = ("0", "1", "2", "3")
@@ -34,7 +35,7 @@ def members_of(words, *, reserve=None, devices=(), wanted=None, cores=8, kind="g
         address=settings.host or "127.0.0.1", devices=devices, device_kind=kind, cores=cores,
         wanted_devices=len(settings.devices) if wanted is None else wanted,
     )  # fmt: skip
-    return build(settings, host, reserve or Reserve())
+    return build(settings, host, [offer(settings, host, reserve or Reserve())])
 
 
 def env_of(words, name="trainer.0", **host):
@@ -356,3 +357,107 @@ def test_all_members_agree_on_the_cluster():
     assert all(each.cluster is members[0].cluster for each in members)
     assert members[0].cluster.mode is Mode.PS
     assert {each.role for each in members} == {Role.SERVER, Role.TRAINER}
+
+
+# ---- several machines
+
+
+def cluster_of(words, *machines):
+    """The members on each machine: a machine is (address, its own words, ...)."""
+    offers, hosts = [], []
+    settings = None
+    for number, (address, own) in enumerate(machines):
+        settings = resolve(read([*words.split(), *own.split(), "train.py"]), {}).settings
+        hosts.append((settings, Host(address=address, hosts=(address,))))
+        offers.append(offer(*hosts[-1], lambda port, base=1000 * (number + 1): port or next_port(base)))
+    return [build(each, host, offers, rank) for rank, (each, host) in enumerate(hosts)]
+
+
+_USED = {}
+
+
+def next_port(base):
+    _USED[base] = _USED.get(base, base) + 1
+    return _USED[base]
+
+
+def test_ranks_go_on_from_machine_to_machine():
+    nodes = cluster_of(
+        "--nnodes 2 --nproc_per_node 2 --master h1:7", ("h1", ""), ("h2", "--nproc_per_node 3")
+    )
+    assert [[each.rank for each in node] for node in nodes] == [[0, 1], [2, 3, 4]]
+    assert [each.local_rank for each in nodes[1]] == [0, 1, 2]
+    assert {(each.node_rank, each.cluster.nnodes, each.local_size) for each in nodes[1]} == {(1, 2, 3)}
+    first, second = write(nodes[0][0]), write(nodes[1][0])
+    assert first["PADDLE_TRAINER_ENDPOINTS"] == second["PADDLE_TRAINER_ENDPOINTS"]
+    assert first["PADDLE_TRAINER_ENDPOINTS"].count("h2:") == 3
+    assert (second["MASTER_ADDR"], second["MASTER_PORT"]) == (first["MASTER_ADDR"], first["MASTER_PORT"])
+    assert second["MASTER_ADDR"] == "h1"
+    assert (second["GROUP_RANK"], second["NNODES"], second["WORLD_SIZE"]) == ("1", "2", "5")
+
+
+def test_servers_and_trainers_of_all_machines():
+    words = "--nnodes 2 --master h1:7 --worker_num 2"
+    nodes = cluster_of(words, ("h1", "--server_num 1"), ("h2", "--server_num 0"))
+    assert [names(node) for node in nodes] == [["ps.0", "trainer.0", "trainer.1"], ["trainer.2", "trainer.3"]]
+    env = write(nodes[1][0])
+    assert env["PADDLE_PSERVERS_IP_PORT_LIST"] == nodes[0][0].endpoint
+    assert env["PADDLE_GLOO_HTTP_ENDPOINT"] == write(nodes[0][0])["PADDLE_GLOO_HTTP_ENDPOINT"]
+    assert env["PADDLE_GLOO_HTTP_ENDPOINT"].startswith("h1:")
+
+
+def test_endpoint_lists_keep_their_order_over_machines():
+    words = "--servers h2:1,h1:1 --trainers h1:2,h2:2,h1:3"
+    nodes = cluster_of(words, ("h1", ""), ("h2", ""))
+    assert [names(node) for node in nodes] == [["ps.1", "trainer.0", "trainer.2"], ["ps.0", "trainer.1"]]
+    assert [each.endpoint for each in nodes[0]] == ["h1:1", "h1:2", "h1:3"]
+    assert nodes[0][0].cluster.servers == ("h2:1", "h1:1")
+    assert nodes[0][0].cluster.gloo.endpoint == "h2:6767"
+
+
+def test_devices_are_those_of_the_machine():
+    settings = resolve(read(["--nnodes", "2", "--master", "h1:7", "train.py"]), {}).settings
+    hosts = [Host(address="h1", devices=("0", "1")), Host(address="h2", devices=("0", "1", "2"))]
+    offers = [offer(settings, host, lambda port: port or next_port(7)) for host in hosts]
+    there = build(settings, hosts[1], offers, 1)
+    assert [(each.rank, each.visible, each.devices) for each in there] == [
+        (2, "0,1,2", (0,)),
+        (3, "0,1,2", (1,)),
+        (4, "0,1,2", (2,)),
+    ]
+
+
+def test_two_machines_with_one_address_are_refused():
+    """127.0.0.1 on both, and the kernel chose the same port by chance."""
+    settings = resolve(read(["--nnodes", "2", "--master", "h1:7", "train.py"]), {}).settings
+    host = Host(address="127.0.0.1")
+    offers = [offer(settings, host, lambda port: port or 7)] * 2
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1:7 is an endpoint of two processes"):
+        build(settings, host, offers, 0)
+
+
+@pytest.mark.parametrize(
+    ("each", "flaw"),
+    [
+        ("--server_num 1 --trainer_num 0", "no machine has a trainer"),
+        ("--run_mode ps --server_num 0 --trainer_num 1", "no machine has a server"),
+    ],
+)
+def test_all_machines_together_need_servers_and_trainers(each, flaw):
+    def made(words):
+        settings = resolve(read([*f"--nnodes 2 {words}".split(), "train.py"]), {}).settings
+        host = Host(address="10.0.0.1", devices=(), device_kind="gpu", cores=8, wanted_devices=0)
+        return settings, offer(settings, host, Reserve())
+
+    settings, half = made(each)
+    _, other = made("--server_num 1 --trainer_num 1")
+    with pytest.raises(UsageError, match=flaw):
+        check_complete(settings, [half, half])
+    check_complete(settings, [half, other])
+    check_complete(made("")[0], [made("")[1]])
+
+
+def test_an_offer_survives_packing():
+    settings = resolve(read(["--server_num", "1", "--trainer_num", "2", "train.py"]), {}).settings
+    made = offer(settings, Host(address="h1"), lambda port: port or 7)
+    assert Offer.unpacked(made.packed()) == made

@@ -8,6 +8,7 @@ import pytest
 from fleetrun.envs import contract, topology
 from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.offers import Host, offer
 from fleetrun.envs.resolve import resolve
 from fleetrun.pod.job import command, job_spec, pod_spec
 
@@ -19,9 +20,8 @@ def settings_of(words):
 def spec_of(words, environ=None, cores=8, **host):
     settings = settings_of(words)
     ports = iter(range(7000, 8000))
-    members = topology.build(
-        settings, topology.Host(address="127.0.0.1", **host), lambda port: port or next(ports)
-    )
+    here = Host(address="127.0.0.1", **host)
+    members = topology.build(settings, here, [offer(settings, here, lambda port: port or next(ports))])
     return pod_spec(settings, members, pod="evjsyn", cores=cores, environ=environ or {})
 
 
@@ -119,7 +119,8 @@ def test_not_to_the_hook_either():
 
 def test_a_hook_has_words():
     settings = resolve(read(["--elastic_pre_hook", "cp 'a b' c", "train.py"]), {}).settings
-    members = topology.build(settings, topology.Host(address="127.0.0.1"), lambda port: port or 7000)
+    here = Host(address="127.0.0.1")
+    members = topology.build(settings, here, [offer(settings, here, lambda port: port or 7000)])
     spec = pod_spec(settings, members, pod="x", cores=1, environ={})
     assert spec.pre_hook.argv == ("cp", "a b", "c")
 
@@ -159,8 +160,13 @@ def test_a_representation_shows_no_environment():
 
 @pytest.mark.parametrize(
     ("words", "span"),
-    [("train.py", (1, 1, 1, False)), ("--nnodes 1 train.py", (1, 1, 1, False))],
+    [
+        ("train.py", (1, 1, 1, False)),
+        ("--nnodes 1 train.py", (1, 1, 1, False)),
+        ("--nnodes 2:4 train.py", (4, 2, 4, True)),
+    ],
 )
 def test_the_job(words, span):
-    job = job_spec(settings_of(words))
+    settings = settings_of(words)
+    job = job_spec(settings, settings.nnodes)
     assert (job.replicas, job.replicas_min, job.replicas_max, job.elastic) == span

@@ -1,13 +1,15 @@
 """The supervisor over small real processes: whom it stops and restarts, when, and what it says at the end."""
 
 import signal
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from fleetrun.envs.contract import Mode
-from fleetrun.errors import ScriptNotExecutableError
+from fleetrun.errors import LaunchError, ScriptNotExecutableError
 from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.status import Exit
 from tests.support.isolated import isolated
@@ -461,3 +463,47 @@ def test_one_hook_at_a_time(job):
     assert supervision.told("pre_hook together") == 0
     assert supervision.container("trainer.0").restarts == 1
     assert supervision.container("trainer.1").restarts == 1
+
+
+# ---- a loop that goes on with the next pod
+
+
+def turn(supervision):
+    supervision.loop.after(0.0, supervision.loop.stop)
+    supervision.loop.run()
+
+
+def test_what_had_started_before_a_failed_start_is_heard_of_no_more(job, tmp_path):
+    supervision = job({"trainer.0": "sleep 100", "trainer.1": tmp_path / "nothing"})
+    with pytest.raises(LaunchError, match="there is no such program"):
+        supervision.run()
+    process = supervision.container("trainer.0").process
+    eventually(lambda: process.ended)
+    told = list(supervision.story)
+    turn(supervision)
+    assert supervision.story == told
+
+
+def test_nothing_is_left_to_do_when_it_has_ended(job):
+    leaves = 'until [ -e "$NOTES/go" ]; do sleep 0.01; done'
+    supervision = job({"ps.0": leaves, "trainer.0": "exit 0"}, mode=Mode.PS)
+    supervision.on("leaving ps.0", (supervision.folder / "go").touch)
+    assert supervision.run().code == 0
+    asked = list(supervision.asked_strays)
+    supervision.clock.advance(60)
+    turn(supervision)
+    assert supervision.asked_strays == asked
+
+
+def test_a_pod_leaves_no_descriptor_behind(job):
+    def opened():
+        links = []
+        for each in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                links.append(str(each.readlink()))
+        return Counter(link for link in links if "kmsg" in link or "pidfd" in link)
+
+    before = opened()
+    supervision = job({"trainer.0": "exit 0"})
+    supervision.run()
+    assert opened() == before

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 import torch.distributed as dist
 
+from trainers.collective.agreement import Agreement
 from trainers.collective.data_parallel import DataParallel
 from trainers.collective.group import start
 from trainers.data.ahead import Batch
@@ -20,10 +21,12 @@ from trainers.strategy import DistributedStrategy
 
 
 class CollectiveRuntime:
-    """Joins the process group when made."""
+    """Joins the process group when made. `resumed` is the step of the last checkpoint that was loaded."""
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
+        self.resumed = 0
+        self.agreement = Agreement()
         start(identity)
 
     def distributed_model(self, model: torch.nn.Module) -> DataParallel:
@@ -43,7 +46,7 @@ class CollectiveRuntime:
         return iter(batches)  # every row is here already
 
     def resume_step(self) -> int:
-        raise _no_servers("resume_step")
+        return self.resumed
 
     def save(self, dirname: Where, mode: int) -> None:
         raise _no_servers("save_persistables")

@@ -16,12 +16,14 @@ from trainers.data.ahead import Batch, prefetched
 from trainers.errors import FleetError, UsageError
 from trainers.glog import glog
 from trainers.lastwords import failed, leave_dismissed
+from trainers.notice import notice_file, read_notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.net.keys import keys_of
 from trainers.ps.saved.modes import SaveMode
 from trainers.ps.saved.saves import current
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.shrink import ShrinkPolicy
+from trainers.ps.tables.spec import start_of
 from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
 from trainers.ps.trainer.layout import Wishes, dense_of, plan
 from trainers.ps.trainer.optimizers import check_supported
@@ -79,6 +81,7 @@ class ServerRuntime:
                 configs=configs,
                 max_staleness=self.strategy.asynchronous().max_staleness,
                 settings=self.strategy.agreed(),
+                start=start_of(identity.trainers),
                 keys=keys_of(os.environ),
                 load_from=dirname,
                 keep_in=Path(configs.durability_dir or identity.scratch),
@@ -208,7 +211,11 @@ class TrainerRuntime:
         return self._training("shrink").shrink(policy)
 
     def stop_worker(self) -> None:
-        self._training("stop_worker").finish()
+        worker = self._training("stop_worker")
+        if _interrupted():
+            worker.interrupt()
+        else:
+            worker.finish()
         self._unwatch()  # from here on an ordinary torch model
         self._stage = _Stage.STOPPED
 
@@ -248,7 +255,13 @@ class TrainerRuntime:
                 self._worker.flush()  # what is merged or kept for later would be lost
             except FleetError as error:
                 glog(f"the last gradients of this trainer could not be pushed: {error}")
-            self._worker.leave()
+            if not _interrupted():
+                self._worker.leave()
+
+
+def _interrupted() -> bool:
+    """Whether the launcher ends this process: it has not finished, and may be started again."""
+    return read_notice(notice_file(os.environ)) is not None
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 WHO = os.environ.get("FLEETRUN_CONTAINER", "outside.nobody.0").partition(".")[2]
 """`trainer.0`, `ps.1`"""
 RANK = int(WHO.rpartition(".")[2])
+SIZE = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 ATTEMPT = int(os.environ.get("PADDLE_RESTART_COUNT", "0"))
 
 
@@ -26,7 +27,7 @@ def stay():
     """Say "ready" and the pid, then wait for a signal that ends this."""
     tell("ready", os.getpid())
     while True:
-        signal.pause()
+        time.sleep(0.1)  # not pause(): a signal between the two statements would wait for the next one
 
 
 def wait_for_go():
@@ -86,6 +87,7 @@ def helper(code, **options):
 
 
 __all__ = [
-    "ATTEMPT", "RANK", "WHO", "Path", "helper", "ignore", "leave_on_term", "meet", "on", "os", "pid_of",
-    "publish_pid", "signal", "stay", "subprocess", "sys", "tell", "time", "wait_for_end_of", "wait_for_go",
+    "ATTEMPT", "RANK", "SIZE", "WHO", "Path", "helper", "ignore", "leave_on_term", "meet", "on", "os",
+    "pid_of", "publish_pid", "signal", "stay", "subprocess", "sys", "tell", "time", "wait_for_end_of",
+    "wait_for_go",
 ]  # fmt: skip

@@ -221,8 +221,8 @@ def test_the_folder_of_another_job_is_refused_by_name(forker: Forker, tmp_path: 
         held(job, command)
         for process in job.processes:
             process.kill()
-    with forker.job(tmp_path, trainers=3, servers=1) as job:
-        server = job.start(command, Role.SERVER, 0)
+    with forker.job(tmp_path, trainers=2, servers=1) as job:
+        server = job.start(counting(tmp_path, 20, "log", sync=True), Role.SERVER, 0)
         assert server.wait() == 1
         assert f"{tmp_path}/kept/server-0 belongs to server 0 of the job" in server.output
         assert "Choose another durability_dir" in server.output
@@ -240,7 +240,7 @@ def test_a_full_disk_refuses_pushes_and_loses_none_that_counted(forker: Forker, 
             assert f"{tmp_path}/kept/server-0/journal-" in trainer.output
             assert "make room on that disk" in trainer.output
             acknowledged.append(steps_said(trainer, "pushed") + 1)
-        assert min(acknowledged) > 50
+        assert sum(acknowledged) > 100, "the disk was full before anything was said"
         for server in job.servers:
             assert server.popen.poll() is None, server.output
             server.kill()

@@ -13,14 +13,15 @@ from pathlib import Path
 from trainers.ps.durable.errors import DurabilityError
 from trainers.ps.saved.descriptors import write_file
 
-VERSION = 1
+VERSION = 2
 _LOCK = "lock"
 _OWNER = "owner.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """`job`: a text that is equal for all incarnations of a job's servers and differs between jobs.
+    """`job`: a text that is equal for all incarnations of a job's servers and differs between jobs; the
+    number of trainers, which may change, is not in it.
     `journal`: whether there is a journal beside the snapshots.
     """
 

@@ -1,5 +1,5 @@
-"""Keys: from the job's secret to the CURVE keys of its servers and trainers. Knows the derivation; leaves
-sockets to `transport`.
+"""Keys: from the job's secret to the CURVE keys of its servers and trainers. Knows who is who; leaves
+the derivation to the contract, which the launcher shares, and sockets to `transport`.
 
 Everybody with the secret can derive all four keys, so it alone decides who may take part: a server accepts
 the trainers' one public key and no other, a trainer talks to the servers' one public key and no other.
@@ -7,19 +7,16 @@ the trainers' one public key and no other, a trainer talks to the servers' one p
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import zmq
 from zmq.utils import z85
 
+from fleetrun.envs.contract import TOKEN, derive_key, token_flaw
 from trainers.errors import UsageError
 
-TOKEN = "FLEETRUN_TOKEN"
-"""The environment variable with the job's secret: any text of at least 16 characters."""
-
-_SHORTEST = 16
+__all__ = ["TOKEN", "JobKeys", "KeyPair", "keys_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +40,12 @@ def keys_of(environ: Mapping[str, str]) -> JobKeys | None:
     token = environ.get(TOKEN, "")
     if not token:
         return None
-    if len(token) < _SHORTEST:
-        raise UsageError(
-            f"{TOKEN} has {len(token)} characters; a secret that can be guessed protects nothing: "
-            f"use at least {_SHORTEST}, for example of `openssl rand -hex 16`"
-        )
+    wrong = token_flaw(token)
+    if wrong is not None:
+        raise UsageError(wrong)
     return JobKeys(_pair(token, b"server"), _pair(token, b"trainer"))
 
 
 def _pair(token: str, person: bytes) -> KeyPair:
-    secret = z85.encode(hashlib.blake2b(token.encode(), digest_size=32, person=b"fleetrun" + person).digest())
+    secret = z85.encode(derive_key(token, person))
     return KeyPair(zmq.curve_public(secret), secret)

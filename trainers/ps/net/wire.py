@@ -53,6 +53,7 @@ class Kind(IntEnum):
     )
     SAVED = 11  # the save that I ordered was committed (number: 1) or given up (0)
     SHRINK = 12  # a day has passed: VALUES, the policy. Answer: number, the rows that went
+    TRAINERS = 13  # in a server's log only: from here on `number` trainers, who are others; TEXT: which start
     DONE = 16  # yes; number: the server's step
     DATA = 17  # yes, and here are the values
     WAIT = 18  # heard; the answer waits for what the text says

@@ -15,13 +15,14 @@ from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.durable import Durable
 from trainers.ps.durable.errors import JournalFullError
 from trainers.ps.durable.syncing import Fsync
-from trainers.ps.net.wire import Code, Message, WireError, decode, encode
+from trainers.ps.net.wire import Code, Kind, Message, WireError, decode, encode
 from trainers.ps.saved.errors import SaveError
 from trainers.ps.server.members import Members, Refusal
 from trainers.ps.server.service import Service
 from trainers.ps.server.state import StateError, dump, restore, table_names
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Store
+from trainers.ps.server.succession import succeed, successors
 
 
 class Keeper:
@@ -41,8 +42,26 @@ class Keeper:
         self._taking_part: list[int | None] = []
         self._recovered = False
 
-    def recover(self, service: Service, members: Members, store: Store, steps: Steps) -> None:
-        """Bring the service to where the folder says that it was. Raises ServerError when it cannot be."""
+    def recover(
+        self, service: Service, members: Members, store: Store, steps: Steps, *, trainers: int, start: str
+    ) -> None:
+        """Bring the service to where the folder says that it was, and let it go on with so many trainers of
+        this start of the job. Raises ServerError when it cannot be.
+        """
+        self._replay(service, members, store, steps)
+        former = len(members)
+        if (former, members.start) == (trainers, start):
+            return
+        # One record: whoever is killed here comes back before it or after it. Without a journal the next
+        # snapshot has it, and whoever comes back before that does the same again.
+        record = successors(trainers, start)
+        self._durable.append(encode(record))
+        succeed(record, members, steps)
+        if former != trainers:
+            step = next(iter(members)).step
+            glog(f"the job had {former} trainers and has {trainers} now: they begin at step {step}")
+
+    def _replay(self, service: Service, members: Members, store: Store, steps: Steps) -> None:
         started, records = time.monotonic(), 0
         snapshot = self._durable.snapshot
         try:
@@ -53,7 +72,11 @@ class Keeper:
                 snapshot.load(list(store.tables.values()))
                 restore(snapshot.blob, members, store, steps)
             for frames in self._durable.records():
-                service.replay(decode(frames))
+                record = decode(frames)
+                if record.kind is Kind.TRAINERS:
+                    succeed(record, members, steps)
+                else:
+                    service.replay(record)
                 records += 1
         except (StateError, WireError, Refusal) as error:
             raise ServerError(

@@ -68,7 +68,9 @@ class Member:
 
 
 class Members:
-    """All trainers of the job, by rank. `grace` and `join_timeout` in seconds."""
+    """All trainers of the job, by rank. `grace` and `join_timeout` in seconds. `start`: which start of the
+    job these are the trainers of, where that is known.
+    """
 
     def __init__(self, count: int, grace: float, join_timeout: float, now: float) -> None:
         self._all = [Member(rank) for rank in range(count)]
@@ -77,9 +79,13 @@ class Members:
         self._started = now
         self._grace = grace
         self._join_timeout = join_timeout
+        self.start: str | None = None
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
 
     def may_join(self, message: Message, reachable: Reachable) -> bool:
         """Whether a HELLO can be accepted now; False: later. Raises Refusal for a rank that is taken.
@@ -127,9 +133,13 @@ class Members:
         member = self._all[rank]
         return None if member.left else member.incarnation
 
-    def restore(self, members: list[Member]) -> None:
+    def restore(self, members: list[Member], start: str | None) -> None:
         """Take the place of all members: those of a snapshot."""
-        self._all, self._active = members, None
+        self._all, self._active, self.start = members, None, start
+
+    def succeed(self, steps: Sequence[int], start: str) -> None:
+        """Take the place of all members: others, who have not joined, each at its step."""
+        self.restore([Member(rank, step=step) for rank, step in enumerate(steps)], start)
 
     def known(self, message: Message) -> Member:
         """The sender of any other request."""
@@ -138,7 +148,7 @@ class Members:
             raise Refusal(
                 Code.UNKNOWN_CLIENT,
                 f"trainer {message.rank} is not known here: this server was restarted and its tables are "
-                "gone, or a newer instance of that trainer has taken its place",
+                "gone, or a newer instance of that trainer has taken its place, or there are others now",
             )
         return member
 

@@ -31,7 +31,7 @@ from trainers.ps.server.service import Outgoing, Service
 from trainers.ps.server.steps import AsyncSteps, SyncSteps
 from trainers.ps.server.store import Store
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import job_words
+from trainers.ps.tables.spec import job_words, kept_words
 
 _LOOK_EVERY_S = 0.5
 _PROBE = encode(Message(kind=Kind.PROBE))
@@ -39,9 +39,9 @@ _PROBE = encode(Message(kind=Kind.PROBE))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """What a server is to be: `index` of `endpoints` for this many trainers. `load_from`: a save to begin
-    with. `settings`: in words, what trainers must have alike. `keep_in`: a folder for snapshots and log, if
-    the configs ask for any.
+    """What a server is to be: `index` of `endpoints` for this many trainers, those of this `start` of the
+    job. `load_from`: a save to begin with. `settings`: in words, what trainers must have alike. `keep_in`: a
+    folder for snapshots and log, if the configs ask for any.
     """
 
     endpoints: Sequence[str]
@@ -51,6 +51,7 @@ class ServerPlan:
     configs: PsConfigs = field(default_factory=PsConfigs)
     max_staleness: int | None = None
     settings: str = ""
+    start: str = ""
     keys: JobKeys | None = None
     load_from: str | None = None
     keep_in: Path | None = None
@@ -58,7 +59,13 @@ class ServerPlan:
     @property
     def words(self) -> str:
         """The job and this server's place in it, as every trainer must describe them too."""
-        return job_words(self.sync, self.trainers, len(self.endpoints), self.index, self.settings)
+        place = (len(self.endpoints), self.index, self.settings)
+        return job_words(self.sync, self.trainers, *place, start=self.start)
+
+    @property
+    def kept_words(self) -> str:
+        """What its folder must be of."""
+        return kept_words(self.sync, len(self.endpoints), self.index, self.settings)
 
 
 class Server:
@@ -81,7 +88,7 @@ class Server:
         plan = self._plan
         if plan.keep_in is None or plan.configs.durability == "none":
             return None
-        return Keeper(plan.keep_in, plan.configs, job=plan.words, server=plan.index, wake=self._wake)
+        return Keeper(plan.keep_in, plan.configs, job=plan.kept_words, server=plan.index, wake=self._wake)
 
     def _make_service(self) -> None:
         plan, configs, keeper = self._plan, self._plan.configs, self._keeper
@@ -107,7 +114,14 @@ class Server:
             record=keeper.record if keeper is not None else None,
         )
         if keeper is not None:
-            keeper.recover(self._service, self._members, self._store, self._steps)
+            keeper.recover(
+                self._service,
+                self._members,
+                self._store,
+                self._steps,
+                trainers=plan.trainers,
+                start=plan.start,
+            )
 
     @property
     def dismissed(self) -> bool:

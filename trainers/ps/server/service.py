@@ -158,8 +158,8 @@ class Service:
         if job != self._job:
             raise Refusal(
                 Code.MISMATCH,
-                f"trainer {request.rank} runs {job!r}, this server {self._job!r}; give both the same "
-                "strategy, before the script asks fleet.is_server()",
+                f"trainer {request.rank} runs {job!r}, this server {self._job!r}; unless that trainer "
+                "is left from a former start, give both the same strategy, before fleet.is_server() is asked",
             )
         if not self._members.may_join(request, reachable):
             return None

@@ -20,7 +20,7 @@ from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Store
 
 _LENGTH = struct.Struct("<I")
-_VERSION = 1
+_VERSION = 2
 _PLAIN = ("rank", "incarnation", "restart_count", "step", "resumed", "barrier", "finished", "left")
 
 
@@ -36,6 +36,7 @@ def dump(members: Members, store: Store, steps: Steps) -> bytes:
         "skipped": store.skipped,
         "step": steps.step,
         "tables": {number: table.spec.name for number, table in store.tables.items()},
+        "start": members.start,
         "members": [_dump_member(member) for member in members],
     }
     text = json.dumps(about).encode()
@@ -52,7 +53,7 @@ def restore(blob: bytes, members: Members, store: Store, steps: Steps) -> None:
     """Put back what `dump` saw; the tables are loaded apart from this. Raises StateError."""
     about = _about(blob)
     try:
-        members.restore([_load_member(each) for each in about["members"]])
+        members.restore([_load_member(each) for each in about["members"]], about["start"])
         store.ready, store.skipped, steps.step = about["ready"], about["skipped"], about["step"]
         (length,) = _LENGTH.unpack_from(blob)
         messages = list(_unpacked(blob[_LENGTH.size + length :]))

@@ -41,6 +41,12 @@ class Steps(Protocol):
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
         """Those whose pushes are missing for values as of step `number`."""
 
+    def done(self, member: Member) -> int:
+        """How many steps of this trainer are in the tables."""
+
+    def begin(self, step: int) -> None:
+        """Go on with other trainers, whose next step is `step`: forget what waits for the former ones."""
+
 
 class SyncSteps:
     """A step is applied when every active trainer has pushed it. Values from before the last step are kept:
@@ -91,6 +97,12 @@ class SyncSteps:
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
         return [member for member in active if member.rank not in self.round.ranks()]
 
+    def done(self, member: Member) -> int:
+        return member.step - (member.rank in self.round.ranks())
+
+    def begin(self, step: int) -> None:
+        self.step, self.round, self.before = step, Round(), Overlay()
+
 
 class AsyncSteps:
     """A push is applied on arrival. With `max_staleness` nobody reads while a trainer is more than that many
@@ -127,3 +139,9 @@ class AsyncSteps:
         if self._max_staleness is None:
             return []
         return [member for member in active if number - member.step > self._max_staleness]
+
+    def done(self, member: Member) -> int:
+        return member.step
+
+    def begin(self, step: int) -> None:
+        return

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+
+import xxhash
 
 from trainers.ps.tables.rules import RULES, AnyRule, options_of
 
@@ -153,7 +156,23 @@ def _decode_rows(content: bytes) -> RowOptions:
     )
 
 
-def job_words(sync: bool, trainers: int, servers: int, index: int, settings: str = "") -> str:
+def start_of(trainers: Sequence[str]) -> str:
+    """A short text for a start of a job, by its trainers' endpoints: another one when they are others."""
+    return xxhash.xxh3_64_hexdigest(",".join(trainers).encode())[:8]
+
+
+def job_words(
+    sync: bool, trainers: int, servers: int, index: int, settings: str = "", *, start: str = ""
+) -> str:
     """How both sides describe the job, this server's place in it, and the settings that both must have."""
-    job = f"{'sync' if sync else 'async'} training, {trainers} trainers, server {index} of {servers}"
-    return f"{job}, {settings}" if settings else job
+    who = f"{trainers} trainers ({start})" if start else f"{trainers} trainers"
+    return _words(sync, who, f"server {index} of {servers}", settings)
+
+
+def kept_words(sync: bool, servers: int, index: int, settings: str = "") -> str:
+    """What may not change between starts of a job that keeps its tables."""
+    return _words(sync, f"server {index} of {servers}", settings)
+
+
+def _words(sync: bool, *more: str) -> str:
+    return ", ".join(filter(None, ("sync training" if sync else "async training", *more)))

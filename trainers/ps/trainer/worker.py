@@ -20,7 +20,7 @@ from trainers.ps.net.wire import ROW_DTYPES, Code, Field, Kind, Message, bytes_p
 from trainers.ps.saved.modes import SaveMode
 from trainers.ps.saved.source import counts_of
 from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.tables.spec import job_words
+from trainers.ps.tables.spec import job_words, start_of
 from trainers.ps.trainer.allreduce import AllReduced
 from trainers.ps.trainer.dense import DenseParameters
 from trainers.ps.trainer.embedding import Serving
@@ -181,10 +181,21 @@ class Worker:
         """
         self._exchange.flush()
         self._client.ask(self._to_all(Kind.FINISH))
+        self._take_values()
+        self.leave()
+
+    def interrupt(self) -> None:
+        """As `finish`, but somebody will go on: wait for nobody, and leave the servers without a word. When
+        all have said good-bye the job is over, and what the servers keep for it goes.
+        """
+        self._exchange.flush()
+        self._take_values()
+        self._client.close()
+
+    def _take_values(self) -> None:
         self.refresh()
         for serving, table in zip(self._servings, self._tables, strict=True):
             serving.end(table.pull_all())
-        self.leave()
 
     def leave(self) -> None:
         """Good-bye to all servers; one that is gone already does not matter any more."""
@@ -221,8 +232,9 @@ class Worker:
         return AllReduced(exchange, self._identity, local.dense, local.buffers, local.step)
 
     def _hello(self, server: int) -> Request:
-        trainers = self._identity.worker_num
-        words = job_words(self._sync, trainers, self._layout.servers, server, self._settings)
+        who = self._identity
+        place = (self._layout.servers, server, self._settings)
+        words = job_words(self._sync, who.worker_num, *place, start=start_of(who.trainers))
         specs = [
             bytes_part(Field.SPEC, spec.encode(), table) for table, spec in self._layout.specs_on(server)
         ]

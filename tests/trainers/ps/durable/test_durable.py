@@ -212,8 +212,8 @@ def test_a_folder_of_another_job_is_refused(tmp_path):
 def test_the_folder_of_another_version_is_refused(tmp_path):
     opened(tmp_path).close()
     file = tmp_path / "server-0" / "owner.json"
-    file.write_text(file.read_text().replace('"version": 1', '"version": 9'))
-    with pytest.raises(DurabilityError, match="format 9, this one has 1"):
+    file.write_text(file.read_text().replace('"version": 2', '"version": 9'))
+    with pytest.raises(DurabilityError, match="format 9, this one has 2"):
         opened(tmp_path)
 
 

@@ -170,8 +170,8 @@ def test_a_server_before_its_initial_values_comes_back_so() -> None:
         b"",
         b"\x05",
         struct.pack("<I", 2) + b"{}",
-        struct.pack("<I", 400) + b'{"version": 1}',
-        struct.pack("<I", 14) + b'{"version": 1}',
+        struct.pack("<I", 400) + b'{"version": 2}',
+        struct.pack("<I", 14) + b'{"version": 2}',
         (lambda text: struct.pack("<I", len(text)) + text)(json.dumps({"version": 99}).encode()),
     ],
 )

@@ -1,0 +1,296 @@
+"""A node's life in a job on several machines: meet, run a pod, stop it, meet again, end. Knows neither the
+store nor what is shown: it stands between a membership and a supervisor.
+
+    joining --start--> running --stop--> stopping --(stopped)--> waiting --start--> running ...
+       |                  |                                         |
+       +---- ended or failed: the membership's word is final -------+--> Outcome
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from fleetrun.elastic.membership import Membership
+from fleetrun.elastic.rounds.policy import Waiting
+from fleetrun.elastic.rounds.records import Cause, Node, Round, Why
+from fleetrun.errors import LaunchError
+from fleetrun.pod.container import Ended
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.peers import Peers
+from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.result import LOST_GUARD, TIMEOUT, JobResult, code_of
+from fleetrun.pod.status import signal_name
+from fleetrun.pod.supervisor import Supervisor
+
+LAST_WORDS = 3.0
+"""For how many seconds a node that knows the end waits for the others to know it."""
+
+_NOTICES = {
+    Why.FAILED: "failure",
+    Why.JOINED: "membership",
+    Why.LEFT: "membership",
+    Why.LOST: "lost",
+}
+"""What processes are told of a stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where this node stands in one generation. `attempt` counts the generations that it ran before,
+    `restarts` the failures of the job so far.
+    """
+
+    generation: int
+    members: tuple[Node, ...]
+    rank: int
+    attempt: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the job ended for this node: an exit code, and why. `error` is set when the node could not take
+    part or go on, `result` is that of its last pod, `rank` its last rank (-1: it had none).
+    """
+
+    code: int
+    cause: Cause | None = None
+    error: LaunchError | None = None
+    result: JobResult | None = None
+    rank: int = -1
+
+
+class Crew(Protocol):
+    """What the agent has done for it on this machine."""
+
+    def supervisor(self, place: Place, peers: Peers) -> Supervisor:
+        """For the pod of this generation; raises LaunchError when it cannot be made ready."""
+        ...
+
+    def describe(self, ended: Ended) -> tuple[str, tuple[str, ...]]:
+        """A failure in one line, and its report without frame."""
+        ...
+
+
+class Voice(Protocol):
+    """Who tells people. Calls must return at once."""
+
+    def waiting(self, note: Waiting) -> None: ...
+    def met(self, place: Place) -> None: ...
+    def stopping(self, cause: Cause, restart: bool) -> None: ...
+    def store_down(self, why: str) -> None: ...
+    def store_up(self) -> None: ...
+    def ending(self, why: str) -> None: ...
+
+
+class Agent:
+    """One node. `enter` makes the membership, with this as whom it tells."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        node: Node,
+        enter: Callable[[Agent], Membership],
+        crew: Crew,
+        voice: Voice,
+        *,
+        timeout: float | None = None,
+        doubts: Sequence[tuple[float, Callable[[], LaunchError | None]]] = (),
+        serves: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`doubts`: after so many seconds without having reached the meeting point, is there a reason to give
+        up? `serves`: this node serves the meeting point; the job ends when it leaves.
+        """
+        self._loop = loop
+        self._node = node
+        self._crew = crew
+        self._voice = voice
+        self._timeout = timeout
+        self._doubts = doubts
+        self._serves = serves
+        self._wall = wall
+        self._next: Place | None = None
+        self._place: Place | None = None
+        self._attempts = 0
+        self._stopping = False
+        self._supervisor: Supervisor | None = None
+        self._result: JobResult | None = None
+        self._outcome: Outcome | None = None
+        self._own_code: int | None = None
+        self._expired: Cause | None = None
+        self._membership = enter(self)
+
+    def run(self) -> Outcome:
+        """Take part until the job is over for this node."""
+        if self._timeout is not None:
+            self._loop.after(self._timeout, self._timed_out)
+        for seconds, doubt in self._doubts:
+            self._loop.after(seconds, partial(self._doubt, doubt))
+        self._membership.join()
+        while self._outcome is None:
+            self._loop.run()
+            place, self._next = self._next, None
+            if place is not None and self._outcome is None:
+                self._run_pod(place)
+        self._depart()
+        return self._outcome
+
+    def _doubt(self, doubt: Callable[[], LaunchError | None]) -> None:
+        error = None if self._membership.reached else doubt()
+        if error is not None:
+            self._membership.close()
+            self.failed(error)
+
+    def _depart(self) -> None:
+        """The membership leaves the store by itself, the leader last; but nobody waits for ever."""
+        if not self._membership.closed:
+            limit = self._loop.after(LAST_WORDS, self._loop.stop)
+            self._membership.when_closed = self._loop.stop
+            self._loop.run()
+            limit.cancel()
+        self._membership.close()
+
+    def _run_pod(self, place: Place) -> None:
+        self._place = place
+        self._stopping = False
+        self._attempts += 1
+        try:
+            self._supervisor = self._crew.supervisor(place, self)
+            self._voice.met(place)
+            self._result = self._supervisor.run()
+        except LaunchError as error:
+            headline = error.message + (f" ({error.hint})" if error.hint else "")
+            self._membership.failed(self._cause(Why.FAILED, headline, error.exit_code), False, 0.0)
+        finally:
+            self._supervisor = None
+        self._membership.stopped()
+
+    def _cause(
+        self, why: Why, headline: str, code: int, lines: tuple[str, ...] = (), age: float = 0.0
+    ) -> Cause:
+        rank = self._place.rank if self._place is not None else -1
+        return Cause(
+            why=why, node=self._node.title, rank=rank, headline=headline, code=code, lines=lines, age=age
+        )
+
+    def _finish(self, code: int, cause: Cause | None = None, error: LaunchError | None = None) -> None:
+        """The first word is the last. The loop is left when no pod runs in it any more."""
+        if self._outcome is None:
+            rank = self._place.rank if self._place is not None else -1
+            code = code if self._own_code is None else self._own_code
+            self._outcome = Outcome(code=code, cause=cause, error=error, result=self._result, rank=rank)
+        if self._supervisor is None:
+            self._loop.stop()
+
+    # ---- what the membership tells (membership.Events)
+
+    def waiting(self, note: Waiting) -> None:
+        self._voice.waiting(note)
+
+    def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
+        if self._expired is not None:  # while the generation before it stopped for something else
+            self._membership.failed(self._expired, False, 0.0)
+            return
+        self._next = Place(
+            generation=round.generation,
+            members=members,
+            rank=rank,
+            attempt=self._attempts,
+            restarts=round.restarts,
+        )
+        self._loop.stop()
+
+    def stop(self, cause: Cause, restart: bool) -> None:
+        first, self._stopping = not self._stopping, True
+        if first:
+            self._voice.stopping(cause, restart)
+        if self._supervisor is not None:
+            self._supervisor.stop_for(cause.headline, _NOTICES.get(cause.why, "stop"))
+        else:
+            self._next = None
+            self._loop.after(0.0, self._membership.stopped)
+
+    def finish(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.finish()
+        else:
+            self._loop.after(0.0, self._membership.stopped)
+
+    def ended(self, code: int, cause: Cause | None) -> None:
+        self._finish(code, cause)
+
+    def failed(self, error: LaunchError) -> None:
+        """This node cannot take part, or not go on."""
+        if self._supervisor is not None:
+            if not self._stopping:
+                self._voice.ending(f"{error.message}; stopping the processes of this node")
+            self._supervisor.stop_for(error.message, "stop")
+        self._finish(error.exit_code, error=error)
+
+    def store_down(self, why: str) -> None:
+        self._voice.store_down(why)
+
+    def store_up(self) -> None:
+        self._voice.store_up()
+
+    # ---- what the supervisor tells (pod.peers.Peers)
+
+    def pod_failed(self, ended: Ended, decision: Restart | GiveUp) -> None:
+        after = decision.after if isinstance(decision, Restart) else 0.0
+        self._membership.failed(self._of(ended), isinstance(decision, Restart), after)
+
+    def pod_failed_too(self, ended: Ended) -> None:
+        self._membership.note(self._of(ended))
+
+    def pod_completed(self) -> None:
+        self._membership.completed()
+
+    def _of(self, ended: Ended) -> Cause:
+        headline, lines = self._crew.describe(ended)
+        age = max(0.0, self._wall() - ended.failed_at)
+        return self._cause(Why.FAILED, headline, code_of(ended), lines, age)
+
+    # ---- what comes from this machine
+
+    def interrupt(self, number: int) -> None:
+        """A signal that means: end. This node leaves the job; what that means for it the others decide."""
+        first = self._own_code is None
+        code = self._own_code = self._own_code or 128 + number
+        if first:
+            cause = self._cause(Why.LEFT, f"got {signal_name(number)}", code)
+            self._membership.leave(cause, last=self._serves)
+        if self._supervisor is not None:
+            # One Ctrl-C may come to all nodes: word of it from another is not the first of two.
+            if first and self._stopping:
+                self._voice.ending(f"got {signal_name(number)}; this node's processes are stopping already")
+            else:
+                self._supervisor.interrupt(number)
+        else:
+            self._voice.ending(f"got {signal_name(number)}")
+            self._finish(code)
+
+    def guard_lost(self) -> None:
+        """Nobody would clean up after this process any more. The others hear at once that this node goes."""
+        self._own_code = LOST_GUARD
+        cause = self._cause(Why.LOST, "the guard process was killed", LOST_GUARD)
+        self._membership.leave(cause, last=self._serves)
+        if self._supervisor is not None:
+            self._supervisor.guard_lost()
+        self._finish(LOST_GUARD, cause)
+
+    def _timed_out(self) -> None:
+        headline = f"the job took longer than --timeout {self._timeout:g} s"
+        cause = self._cause(Why.TIMEOUT, headline, TIMEOUT)
+        if self._supervisor is not None:
+            self._stopping, self._expired = True, cause
+            self._voice.ending(f"{headline}; stopping it")
+            self._membership.failed(cause, False, 0.0)
+            self._supervisor.stop_for(headline, "stop")
+        else:
+            self._membership.leave(cause)
+            self._finish(TIMEOUT, cause)

@@ -1,0 +1,276 @@
+"""What nodes and the embedded store say to each other: messages to frames and back. Knows the bytes and
+checks every field; leaves meaning to both sides.
+
+A message is one frame of JSON, an object with `is` (the kind) and the kind's fields, followed by one frame of
+raw bytes where values go along: a value, or several entries' values one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from fleetrun.elastic.stores.store import Entry
+
+PROTOCOL = 1
+MAX_FRAME_BYTES = 64 << 20
+MAX_REQUEST_BYTES = 16 << 10
+"""Of the JSON that a client says. The store's may list many keys."""
+
+_LONGEST_NAME = 1024
+_LARGEST = 1 << 62
+
+Row: TypeAlias = Sequence[Any]
+"""An entry without its value: key, created, revision, bytes of the value. Or the key alone: it is gone."""
+
+
+class WireError(Exception):
+    """Bytes that are no message of this protocol."""
+
+
+class OtherProtocolError(WireError):
+    """A greeting in another version of this protocol."""
+
+    def __init__(self, protocol: object) -> None:
+        super().__init__(f"protocol {protocol}; this side speaks {PROTOCOL}")
+        self.protocol = protocol
+
+
+# ---- what a client says. `n` is its number for a question; the answer has the same.
+
+
+class Hello(NamedTuple):
+    """First of all over a connection. `session` is the same as before while a client means the same lease."""
+
+    protocol: int
+    version: str
+    job: str
+    node: str
+    session: str
+
+
+class Put(NamedTuple):
+    """With the value."""
+
+    n: int
+    key: str
+    expect: int | None
+    leased: bool
+
+
+class Delete(NamedTuple):
+    n: int
+    key: str
+    expect: int | None
+
+
+class Clear(NamedTuple):
+    """Delete all that a prefix covers."""
+
+    n: int
+    prefix: str
+
+
+class Read(NamedTuple):
+    n: int
+    key: str
+
+
+class Watch(NamedTuple):
+    n: int
+    prefix: str
+
+
+class Unwatch(NamedTuple):
+    prefix: str
+
+
+class Alive(NamedTuple):
+    """Keeps the lease. `got`: bytes that have come over this connection, so that the store sees who does not
+    read."""
+
+    got: int
+
+
+class Bye(NamedTuple):
+    """The lease ends."""
+
+
+# ---- what the store says
+
+
+class Welcome(NamedTuple):
+    """`store`: which one this is, of all that there ever were; `fresh`: the lease is a new one."""
+
+    store: str
+    lease: float
+    fresh: bool
+
+
+class Refused(NamedTuple):
+    """To a Hello: never."""
+
+    text: str
+
+
+class Done(NamedTuple):
+    """To Put, Delete, Clear."""
+
+    n: int
+    ok: bool
+
+
+class Found(NamedTuple):
+    """To Read, with the value. `row` without numbers: there is no such key."""
+
+    n: int
+    row: Row
+
+
+class Listing(NamedTuple):
+    """To Watch: all that the prefix covers, with values."""
+
+    n: int
+    prefix: str
+    rows: Sequence[Row]
+
+
+class News(NamedTuple):
+    """What of the watched has changed, with values."""
+
+    rows: Sequence[Row]
+
+
+class Living(NamedTuple):
+    """To Alive. Where it is no answer, it asks for an Alive."""
+
+    asks: bool
+
+
+class Stranger(NamedTuple):
+    """To anything but Hello, over a connection without a session: greet me first, over a new one."""
+
+
+class Wrong(NamedTuple):
+    """To what is no message."""
+
+    text: str
+
+
+REQUESTS = {
+    kind.__name__.lower(): kind for kind in (Hello, Put, Delete, Clear, Read, Watch, Unwatch, Alive, Bye)
+}
+ANSWERS = {
+    kind.__name__.lower(): kind
+    for kind in (Welcome, Refused, Done, Found, Listing, News, Living, Stranger, Wrong)
+}
+Kinds: TypeAlias = Mapping[str, type[Any]]
+_WITH_BODY = frozenset({Put, Found, Listing, News})
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def encode(message: Any) -> bytes:
+    """The JSON frame."""
+    return _encode({"is": type(message).__name__.lower(), **message._asdict()}).encode()
+
+
+def decode(frames: Sequence[bytes], kinds: Kinds, longest: int = MAX_FRAME_BYTES) -> tuple[Any, bytes]:
+    """The message in these frames, of one of these kinds, and the bytes that go along with it. Raises
+    WireError.
+    """
+    if not frames or len(frames[0]) > longest:
+        raise WireError("no message of this size")
+    said = _object(frames[0])
+    name = said.pop("is", None)
+    kind = kinds.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise WireError("a kind that is unknown")
+    if kind is Hello and said.get("protocol") != PROTOCOL:
+        raise OtherProtocolError(said.get("protocol"))
+    if said.keys() != set(kind._fields):
+        raise WireError(f"{name} with other fields")
+    for field, value in said.items():
+        if not _CHECKS[field](value):
+            raise WireError(f"{name} with a wrong {field}")
+    if len(frames) != 1 + (kind in _WITH_BODY):
+        raise WireError(f"{name} in {len(frames)} frames")
+    return kind(**said), frames[1] if kind in _WITH_BODY else b""
+
+
+def _object(frame: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(frame)
+    except (ValueError, RecursionError):
+        raise WireError("no JSON") from None
+    if not isinstance(said, dict):
+        raise WireError("no object")
+    return said
+
+
+def row_of(key: str, entry: Entry | None) -> Row:
+    return (key,) if entry is None else (key, entry.created, entry.revision, len(entry.value))
+
+
+def pack(entries: Mapping[str, Entry | None]) -> tuple[list[Row], bytes]:
+    """Rows, and all values one after the other."""
+    rows = [row_of(key, entry) for key, entry in entries.items()]
+    return rows, b"".join([entry.value for entry in entries.values() if entry is not None])
+
+
+def unpack(rows: Sequence[Row], body: bytes) -> dict[str, Entry | None]:
+    """What `pack` was given. Raises WireError when the lengths do not fit."""
+    entries: dict[str, Entry | None] = {}
+    start = 0
+    for row in rows:
+        if len(row) == 1:
+            entries[row[0]] = None
+            continue
+        key, created, revision, size = row
+        entries[key] = Entry(body[start : start + size], created, revision)
+        start += size
+    if start != len(body):
+        raise WireError(f"values of {start} bytes in {len(body)}")
+    return entries
+
+
+def _is_number(value: object) -> bool:
+    return type(value) is int and 0 <= value < _LARGEST
+
+
+def check_entry(key: str, value: bytes) -> None:
+    """Raises ValueError for what cannot be sent."""
+    if not is_name(key):
+        raise ValueError(f"{key!r} cannot be a key")
+    if len(value) > MAX_FRAME_BYTES:
+        raise ValueError(f"the value of {key} has {len(value)} bytes; it may have {MAX_FRAME_BYTES}")
+
+
+def is_name(value: object) -> bool:
+    """Printable: neither control characters nor half of a surrogate pair."""
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_row(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) in (1, 4)
+        and is_name(value[0])
+        and all(_is_number(each) for each in value[1:])
+    )
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("n", "got", "protocol"), _is_number),
+    **dict.fromkeys(("version", "job", "node", "session", "key", "prefix", "store"), is_name),
+    **dict.fromkeys(("leased", "fresh", "ok", "asks"), _is_bool),
+    "expect": lambda value: value is None or _is_number(value),
+    "lease": lambda value: type(value) in (int, float) and 0 < value < 1e9,
+    "text": lambda value: isinstance(value, str),
+    "row": _is_row,
+    "rows": lambda value: isinstance(value, list) and all(map(_is_row, value)),
+}

@@ -1,0 +1,272 @@
+"""A store that an etcd keeps (3.4 or later): a client in the launcher's loop. Two threads do the asking and
+the watching, since the library for etcd waits; this file is where their news meet the loop.
+
+Importing it raises NotSupportedError where that library is not installed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+
+from fleetrun.elastic.etcd import wire
+from fleetrun.elastic.etcd.mailbox import Mailbox
+from fleetrun.elastic.etcd.mirror import EtcdMirror
+from fleetrun.elastic.etcd.url import parse, password_for
+from fleetrun.elastic.stores.store import Entry, Listener
+from fleetrun.errors import LaunchError, NotSupportedError
+from fleetrun.pod.loop import Loop, Timer
+
+try:
+    from fleetrun.elastic.etcd.access import Access
+    from fleetrun.elastic.etcd.client import Client
+    from fleetrun.elastic.etcd.watcher import Watcher
+    from fleetrun.elastic.etcd.worker import Job, Worker
+except ModuleNotFoundError as error:
+    raise NotSupportedError(
+        f"the package {error.name} is not installed; a job that meets in an etcd needs it",
+        hint="pip install 'fleetrun[etcd]'",
+    ) from None
+
+_SHORTEST_LEASE = 2  # seconds; etcd itself makes none shorter
+_LAST_MOMENT = 0.5  # seconds that a caller waits for what is left to do at the end
+_TOGETHER = 0.01  # seconds in which further changes count as having come together
+
+
+class EtcdStore:
+    """A Store under `/fleetrun/<job id>/` of the etcd at `url` (see etcd_url.py).
+
+    Raises UsageError when the address, or a file named in it, cannot be used. Threads start with `open`.
+    """
+
+    def __init__(
+        self, loop: Loop, url: str, *, job_id: str, node_id: str, lease: float,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:  # fmt: skip
+        address = parse(url)
+        seconds = max(_SHORTEST_LEASE, math.ceil(lease))
+        access = Access(address, password_for(address, environ), timeout=min(max(lease / 4, 0.5), 5.0))
+        self._seconds = seconds
+        first = zlib.crc32(node_id.encode())  # spreads the nodes over the members
+        self._keys = wire.Keys(job_id)
+        self._loop = loop
+        self._listener: Listener | None = None
+        self._mirror = EtcdMirror()
+        self._mailbox: Mailbox | None = None
+        self._worker = Worker(Client(access, first), seconds, self, access.prove)
+        self._watcher = Watcher(Client(access, first), self._keys, seconds * 0.75, self)
+        self._asking = self._thread("etcd asking", self._worker.run)
+        self._watching = self._thread("etcd watching", self._watcher.run)
+        self._has_lease = False
+        self._fresh = False
+        self._is_up = False
+        self._turn = 0  # of the watcher: the one that will make the mirror whole
+        self._whole = True
+        self._troubles: dict[str, str] = {}
+        self._told = ""  # the last `down`
+        self._different = False
+        self._late: list[wire.Change] = []  # what the watch told, and the mirror does not show yet
+        self._together: Timer | None = None
+
+    # ---- what a Store does
+
+    @property
+    def mirror(self) -> Mapping[str, Entry]:
+        return self._mirror.entries
+
+    def open(self, listener: Listener) -> None:
+        self._listener = listener
+        self._mailbox = Mailbox(self._loop, self._settle)
+        # Signals are for the thread that has a handler to run.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            self._asking.start()
+            self._watching.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _thread(self, name: str, act: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                act()
+            finally:  # unasked, after a fault of its own, which is printed: nobody may wait for it
+                self.hopeless(LaunchError("the client of the etcd has failed"))
+
+        return threading.Thread(target=run, name=name, daemon=True)
+
+    def watch(self, prefix: str) -> None:
+        self._mirror.prefixes[prefix] = None
+        self._different = True
+        self._read_anew()
+
+    def unwatch(self, prefix: str) -> None:
+        self._mirror.forget(prefix)
+        self._read_anew()
+
+    def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        leased: bool = False,
+        then: Callable[[bool], None] | None = None,
+    ) -> None:
+        def body(lease: str) -> wire.Body:
+            return wire.put(self._keys, key, value, expect, lease if leased else None)
+
+        self._write(body, key, value, repeat=expect is None, then=then)
+
+    def delete(
+        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
+    ) -> None:
+        self._write(
+            lambda lease: wire.delete(self._keys, key, expect), key, None, repeat=expect is None, then=then
+        )
+
+    def delete_prefix(self, prefix: str) -> None:
+        self._ask("/kv/deleterange", lambda lease: self._keys.span(prefix), lambda answer: None)
+
+    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+        def told(answer: wire.Body | None) -> None:
+            assert answer is not None, "readings are repeated until they are answered"
+            then(wire.entries(self._keys, answer).get(key))
+
+        self._ask("/kv/txn", lambda lease: wire.read_one(self._keys, key), told, write=False)
+
+    def close(self) -> None:
+        self._stop()
+        self._worker.end(self._seconds)  # if the process lives so long
+        if self._asking.is_alive():
+            self._asking.join(_LAST_MOMENT)
+
+    def _stop(self) -> None:
+        self._listener = None
+        if self._mailbox is not None:
+            self._mailbox.close()
+        if self._together is not None:
+            self._together.cancel()
+        self._watcher.end()
+
+    # ---- what the threads tell, in theirs
+
+    def leased(self, *, fresh: bool) -> None:
+        self._post(lambda: self._now_leased(fresh))
+
+    def unanswered(self, why: str) -> None:
+        self._post(lambda: self._trouble("asking", why))
+
+    def unreadable(self, why: str) -> None:
+        self._post(lambda: self._trouble("watching", why))
+
+    def reading(self) -> None:
+        self._post(self._now_reading)
+
+    def read_all(self, turn: int, entries: dict[str, Entry], revision: int) -> None:
+        self._post(lambda: self._now_read(turn, entries, revision))
+
+    def changed(self, changes: list[wire.Change]) -> None:
+        self._post(lambda: self._late.extend(changes))
+
+    def hopeless(self, error: LaunchError) -> None:
+        self._post(lambda: self._lost(error))
+
+    def _post(self, letter: Callable[[], None]) -> None:
+        assert self._mailbox is not None
+        self._mailbox.post(letter)
+
+    # ---- in the loop
+
+    def _write(
+        self, body: Callable[[str], wire.Body], key: str, value: bytes | None, *, repeat: bool,
+        then: Callable[[bool], None] | None,
+    ) -> None:  # fmt: skip
+        def told(answer: wire.Body | None) -> None:
+            if answer is not None:
+                self._note(self._mirror.answered(wire.written(self._keys, answer, key, value)))
+            if then is not None:
+                then(answer is not None and bool(answer.get("succeeded")))
+
+        self._ask("/kv/txn", body, told, repeat=repeat)
+
+    def _ask(
+        self, path: str, body: Callable[[str], wire.Body], told: Callable[[wire.Body | None], None], *,
+        repeat: bool = True, write: bool = True,
+    ) -> None:  # fmt: skip
+        def answered(answer: wire.Body | None) -> None:
+            self._post(lambda: self._tell(told, answer))
+
+        self._worker.ask(Job(path=path, body=body, answered=answered, repeat=repeat, write=write))
+
+    def _tell(self, told: Callable[[wire.Body | None], None], answer: wire.Body | None) -> None:
+        if self._listener is not None:
+            told(answer)
+
+    def _read_anew(self) -> None:
+        self._turn = self._watcher.watch(tuple(self._mirror.prefixes))
+        self._whole = not self._mirror.prefixes
+
+    def _now_leased(self, fresh: bool) -> None:
+        self._has_lease = True
+        self._fresh |= fresh
+        if self._troubles.pop("asking", None) is not None:
+            self._read_anew()  # the stream may be as dead as the other connection was, and not know it
+
+    def _now_reading(self) -> None:
+        self._show_late()
+        self._mirror.reading()
+
+    def _now_read(self, turn: int, entries: dict[str, Entry], revision: int) -> None:
+        self._troubles.pop("watching", None)
+        if turn == self._turn:
+            self._whole = True
+            self._show_late()
+            self._note(self._mirror.replace(entries, revision))
+
+    def _trouble(self, where: str, why: str) -> None:
+        self._troubles[where] = why
+
+    def _note(self, different: bool) -> None:
+        self._different |= different
+
+    def _lost(self, error: LaunchError) -> None:
+        listener = self._listener
+        self._stop()
+        self._worker.end(0.0)
+        if listener is not None:
+            listener.lost(error)
+
+    def _settle(self) -> None:
+        """Tell the listener what follows from all that has just come."""
+        if self._listener is None:
+            return
+        if self._troubles:
+            why = self._troubles.get("asking") or self._troubles["watching"]
+            self._is_up = False
+            if why != self._told:
+                self._told = why
+                self._listener.down(why)
+        elif self._has_lease and self._whole and (not self._is_up or self._fresh):
+            self._is_up, self._told = True, ""
+            fresh, self._fresh = self._fresh, False
+            self._listener.up(fresh=fresh)
+        self._tell_changes()
+
+    def _tell_changes(self) -> None:
+        if self._together is not None and self._together.pending and not self._different:
+            return  # what comes late may come together
+        self._show_late()
+        if self._listener is not None and self._different and self._is_up and self._whole:
+            self._different = False
+            if self._together is not None:
+                self._together.cancel()
+            self._together = self._loop.after(_TOGETHER, self._tell_changes)
+            self._listener.changed()
+
+    def _show_late(self) -> None:
+        self._note(self._mirror.follow(self._late))
+        self._late.clear()

@@ -1,0 +1,138 @@
+"""Which process of an mpirun this is: Open MPI's variables, and those of Hydra (MPICH, Intel MPI) and other
+PMI starters. Standard library only: `trainers.role` reads it too.
+
+No MPI library is needed, and none is called: a script may still use one.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetrun.envs.agreed import agreed_port
+
+_HYDRA = "hydra_pmi_proxy"
+_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri")
+
+
+class MpiError(Exception):
+    """A variable of an MPI starter is missing or malformed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MpiProcess:
+    """One process that an MPI starter started. `starter` names the variable of its rank.
+
+    `job` is the same in all processes of one mpirun and differs between two of them; None where that cannot
+    be told. `head` is the address of the machine of mpirun, None where the variables do not tell.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    starter: str
+    job: int | None = None
+    head: str | None = None
+
+    @property
+    def one_host(self) -> bool:
+        return self.local_size == self.size
+
+    @property
+    def master(self) -> str | None:
+        """`host:port` where the processes can meet; None where they cannot agree on one."""
+        host = "127.0.0.1" if self.one_host else self.head
+        if host is None or self.job is None:
+            return None
+        return f"{f'[{host}]' if ':' in host else host}:{agreed_port(self.job)}"
+
+
+def read(environ: Mapping[str, str], proxy: Callable[[], int | None] | None = None) -> MpiProcess | None:
+    """The process that the variables describe; None when no MPI starter started this one.
+
+    `proxy` finds the pid of the Hydra proxy above this process. Raises MpiError.
+    """
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        return _open_mpi(environ)
+    if "MPI_LOCALNRANKS" in environ or ("PMI_SIZE" in environ and "SLURM_STEP_ID" not in environ):
+        return _pmi(environ, proxy or hydra_proxy)
+    return None
+
+
+def _open_mpi(environ: Mapping[str, str]) -> MpiProcess:
+    name = "OMPI_COMM_WORLD_RANK"
+    identity = next((environ[each] for each in _JOB_IDS if environ.get(each)), None)
+    return _checked(
+        MpiProcess(
+            rank=_number(environ, name),
+            size=_number(environ, "OMPI_COMM_WORLD_SIZE"),
+            local_rank=_number(environ, "OMPI_COMM_WORLD_LOCAL_RANK", 0),
+            local_size=_number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", 0),
+            starter=name,
+            job=None if identity is None else zlib.crc32(identity.encode()),
+            head=_head(environ),
+        )
+    )
+
+
+def _head(environ: Mapping[str, str]) -> str | None:
+    """Where mpirun runs: an address out of `4711.0;tcp://192.0.2.2,10.0.0.1:45111`, or the host's name out of
+    Open MPI 5's `prterun-host1-4711@1`.
+    """
+    for found in re.findall(r"tcp4?://([\d.,]+)", environ.get("OMPI_MCA_orte_hnp_uri", "")):
+        for address in str(found).split(","):
+            if not address.startswith("127."):
+                return address
+    named = re.fullmatch(r"prterun-(.+)-\d+@\d+", environ.get("PMIX_NAMESPACE", ""))
+    return named[1] if named else None
+
+
+def _pmi(environ: Mapping[str, str], proxy: Callable[[], int | None]) -> MpiProcess:
+    local = "MPI_LOCALRANKID" if "MPI_LOCALRANKID" in environ else "PMI_LOCAL_RANK"
+    process = MpiProcess(
+        rank=_number(environ, "PMI_RANK"),
+        size=_number(environ, "PMI_SIZE"),
+        local_rank=_number(environ, local, 0),
+        local_size=_number(
+            environ, "MPI_LOCALNRANKS" if "MPI_LOCALNRANKS" in environ else "PMI_LOCAL_SIZE", 0
+        ),
+        starter="PMI_RANK",
+        job=proxy(),
+    )
+    return _checked(process)
+
+
+def _checked(process: MpiProcess) -> MpiProcess:
+    if process.rank >= process.size:
+        raise MpiError(
+            f"{process.starter} is {process.rank}; there are {process.size} processes, counted from 0"
+        )
+    return process
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    if not (text.isascii() and text.isdigit()):
+        raise MpiError(f"{name} is {text!r}; it must be a whole number")
+    return int(text)
+
+
+def hydra_proxy(pid: int | str = "self", proc: Path = Path("/proc")) -> int | None:
+    """The pid of the nearest Hydra proxy above a process: one for each mpirun and machine."""
+    while True:
+        try:
+            stat = (proc / str(pid) / "stat").read_text()
+        except OSError:
+            return None
+        name = stat[stat.index("(") + 1 : stat.rindex(")")]
+        pid = int(stat.rpartition(")")[2].split()[1])
+        if name == _HYDRA:
+            return int(stat.split(" ", 1)[0])
+        if pid == 0:
+            return None

@@ -1,0 +1,71 @@
+"""Settings as a person reads them: the rows of the banner, and the command line that gives them again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from fleetrun.envs import values
+from fleetrun.envs.settings import OPTIONS, Resolved
+
+_ALWAYS_SHOWN = (
+    "devices", "elastic_level", "elastic_timeout", "gloo_port", "host", "job_id", "legacy", "log_dir",
+    "log_level", "master", "max_restart", "nnodes", "nproc_per_node", "rank", "run_mode", "server_num",
+    "servers", "trainer_num", "trainers", "with_gloo",
+)  # fmt: skip
+_EMPTY_AS_TEXT = frozenset({"servers", "trainers"})
+
+
+def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
+    """Rows (name, value, origin) of the configuration banner, by name.
+
+    The 22 rows of Paddle's banner are always there and written as Paddle writes them, others when they were
+    given. The origin of a default is None.
+    """
+    rows: list[tuple[str, str, str | None]] = [
+        ("training_script", resolved.settings.script, None),
+        ("training_script_args", str(list(resolved.settings.script_args)), None),
+    ]
+    for name in OPTIONS:
+        origin = resolved.origins.get(name)
+        if name in _ALWAYS_SHOWN or origin is not None:
+            rows.append((name, _shown(name, getattr(resolved.settings, name)), origin))
+    return sorted(rows)
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "follow":
+        return values.written_follow(value)
+    if name in ("nnodes", "port_range") and isinstance(value, tuple):
+        return ":".join(map(str, value if name == "port_range" else dict.fromkeys(value)))
+    if value == ():
+        return "" if name in _EMPTY_AS_TEXT else "None"
+    if isinstance(value, tuple):
+        joint = ";" if name.startswith("heter") else ","
+        return joint.join(",".join(part) if isinstance(part, tuple) else str(part) for part in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def words(resolved: Resolved, but: Collection[str] = ()) -> tuple[str, ...]:
+    """What to type after `fleetrun` for the same launch, whatever came from where; without the options in
+    `but`.
+    """
+    given = [word for name, word in resolved.words.items() if name not in but and name != "module"]
+    settings = resolved.settings
+    script = ("-m", settings.script) if settings.module else (settings.script,)
+    if settings.script.startswith("-"):
+        script = ("--", *script)
+    return (*given, *script, *settings.script_args)
+
+
+_AGREED = (
+    "run_mode", "backend", "nnodes", "ips", "servers", "trainers", "heter_workers", "coordinators",
+    "max_restart", "elastic_level", "heartbeat_timeout", "with_gloo", "module",
+)  # fmt: skip
+
+
+def agreed(resolved: Resolved) -> dict[str, str]:
+    """The options that must be the same on all machines of a job, by flag, and the script's name."""
+    settings = resolved.settings
+    texts = {f"--{name}": _shown(name, getattr(settings, name)) for name in _AGREED}
+    return {**texts, "the script": settings.script.rpartition("/")[2]}

@@ -1,0 +1,168 @@
+"""What an engine is to fleetrun that takes a job in: `Scheduler`. Knows no engine; each is a file beside this
+one, imported when it is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Protocol
+
+from fleetrun.envs.settings import OPTIONS, LaunchSettings
+from fleetrun.errors import UsageError
+from fleetrun.pod.guardian import Guard
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.signals import Signals
+
+FLEETRUN = (sys.executable, "-m", "fleetrun")
+"""This very fleetrun, for machines that share this one's files."""
+
+
+class Output(Protocol):
+    """A stream that takes whole lines, and waits for nobody."""
+
+    @property
+    def room(self) -> bool: ...
+
+    def write(self, data: bytes) -> None: ...
+
+
+class Console(Protocol):
+    """What an engine needs of the console."""
+
+    @property
+    def out(self) -> Output: ...
+
+    @property
+    def err(self) -> Output: ...
+
+    def attach(self, loop: Loop, room: Callable[[], None]) -> None: ...
+
+    def info(self, text: str) -> None: ...
+
+    def error(self, text: str) -> None: ...
+
+    def label(self, name: str, width: int, number: int) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job to hand to an engine.
+
+    `words` are the options as words of a command line, by name, wherever they were chosen. `token` is the
+    secret of the job.
+    """
+
+    settings: LaunchSettings
+    words: Mapping[str, str]
+    environ: Mapping[str, str]
+    console: Console
+    signals: Signals
+    guard: Guard
+    token: str | None = None
+
+    def command(self, *but: str) -> tuple[str, ...]:
+        """The words after `fleetrun` on a machine of the job: without the engine's options and those of
+        `but`.
+        """
+        left_out = {"scheduler", "scheduler_option", "image", "dry_run", "json", *but}
+        options = [word for name, word in self.words.items() if name not in left_out]
+        # `--`: a script may be called -x.py.
+        return (*options, "--", self.settings.script, *self.settings.script_args)
+
+    def variables(self, *names: str) -> list[str]:
+        """Variables of this environment that choose an engine, or one of these options: a job that inherits
+        them must not see them.
+        """
+        options = [OPTIONS["scheduler"], *(OPTIONS[name] for name in names)]
+        return [name for option in options for name in option.env if name in self.environ]
+
+    @property
+    def options(self) -> Options:
+        pairs = (text.partition("=") for text in self.settings.scheduler_option)
+        return Options({name.strip().replace("_", "-"): value for name, _, value in pairs})
+
+    def print(self, text: str) -> None:
+        """To stdout."""
+        self.console.out.write(text.encode("utf-8", "surrogateescape"))
+
+
+@dataclass(slots=True)
+class Options:
+    """--scheduler_option NAME=VALUE, `_` written as `-`. What nobody took is no option of the engine."""
+
+    given: Mapping[str, str]
+    _taken: set[str] = field(default_factory=set)
+
+    def take(self, name: str, default: str = "") -> str:
+        self._taken.add(name)
+        return self.given.get(name, default)
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        text = self.take(name)
+        if not text:
+            return default
+        if not (text.isascii() and text.isdigit()):
+            raise UsageError(f"--scheduler_option {name}={text}: it must be a whole number")
+        return int(text)
+
+    def truth(self, name: str) -> bool:
+        return self.take(name).lower() in ("1", "true", "yes", "on")
+
+    def program(self, default: tuple[str, ...]) -> tuple[str, ...]:
+        """How fleetrun is started there: `python=PATH`, `command=WORDS`, or the default."""
+        import shlex
+
+        command, python = self.take("command"), self.take("python")
+        if command:
+            return tuple(shlex.split(command))
+        return (python, "-m", "fleetrun") if python else default
+
+    def rest(self) -> dict[str, str]:
+        return {name: value for name, value in self.given.items() if name not in self._taken}
+
+    def refuse_rest(self, engine: str) -> None:
+        """Raises UsageError for an option that nobody took."""
+        for name in self.rest():
+            known = ", ".join(sorted(self._taken))
+            raise UsageError(f"--scheduler_option {name}: {engine} has no such option; it has {known}")
+
+
+class Scheduler(Protocol):
+    """An engine that takes a job."""
+
+    name: str
+
+    def submit(self, job: Submission) -> int:
+        """Hand the job over; return the exit code. With --dry_run print what would be handed over."""
+        ...
+
+
+def scheduler(name: str) -> Scheduler:
+    """The engine of that name, one of the choices of --scheduler."""
+    found: Scheduler = import_module(f"fleetrun.schedulers.{name}").ENGINE
+    return found
+
+
+def processes(settings: LaunchSettings) -> int:
+    """How many processes compute on one machine, as far as the options tell."""
+    if settings.run_mode.has_servers:
+        return (settings.server_num or 0) + (settings.trainer_num or 0) or 1
+    if isinstance(settings.nproc_per_node, int):
+        return settings.nproc_per_node
+    return len(settings.devices) or 1
+
+
+def gpus(settings: LaunchSettings, options: Options) -> int:
+    """How many devices of a machine the job asks for. Raises UsageError where only the machine could say."""
+    asked = options.number("gpus")
+    if asked is not None:
+        return asked
+    if not settings.devices and settings.nproc_per_node in ("gpu", "auto"):
+        raise UsageError(
+            f"--nproc_per_node {settings.nproc_per_node} does not say how many GPUs to ask for",
+            hint="Add --gpus 0,1 or --scheduler_option gpus=2.",
+        )
+    return len(settings.devices)

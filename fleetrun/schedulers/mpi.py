@@ -1,0 +1,33 @@
+"""MPI starters: `mpirun fleetrun train.py` makes each of its processes a machine of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fleetrun.envs import mpi
+from fleetrun.envs.choices import Placed
+from fleetrun.errors import UsageError
+
+
+def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, Placed]:
+    """One machine of the job for each rank of mpirun."""
+    try:
+        process = mpi.read(environ)
+    except mpi.MpiError as error:
+        raise UsageError(str(error)) from None
+    if process is None or process.size == 1:
+        return {}
+    size = "OMPI_COMM_WORLD_SIZE" if process.starter.startswith("OMPI") else "PMI_SIZE"
+    found = {
+        "nnodes": Placed(str(process.size), size),
+        "rank": Placed(str(process.rank), process.starter),
+    }
+    if "master" not in but:
+        if process.master is None:
+            raise UsageError(
+                f"{size} says that mpirun started {process.size} processes, "
+                "and nothing says where they can meet",
+                hint=f"Add --nnodes {process.size} --master HOST:PORT, with the host of the first of them.",
+            )
+        found["master"] = Placed(process.master, "mpirun")
+    return found

@@ -1,0 +1,55 @@
+"""What Kubernetes asks of a pod: `python -m fleetrun.schedulers.probe live|ready`, answered by exit code.
+
+live: there is a launcher, and it is not stopped. ready: it runs at least one process of the job. Imports
+nothing else of fleetrun: it runs every few seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_LAUNCHER = b"fleetrun"
+_MARK = b"FLEETRUN_CONTAINER="
+_STOPPED = b"TtZX"
+
+
+def main(argv: list[str], proc: Path = Path("/proc")) -> int:
+    """0: yes; 1: no; 2: that is no question."""
+    questions = {"live": live, "ready": ready}
+    if len(argv) != 1 or argv[0] not in questions:
+        sys.stderr.write("usage: python -m fleetrun.schedulers.probe live|ready\n")
+        return 2
+    return 0 if questions[argv[0]](proc) else 1
+
+
+def live(proc: Path) -> bool:
+    for entry in _processes(proc):
+        head, _, rest = _read(entry / "stat").rpartition(b") ")
+        if head.partition(b"(")[2] == _LAUNCHER and rest[:1] not in _STOPPED:
+            return True
+    return False
+
+
+def ready(proc: Path) -> bool:
+    return any(
+        any(variable.startswith(_MARK) for variable in _read(entry / "environ").split(b"\0"))
+        for entry in _processes(proc)
+    )
+
+
+def _processes(proc: Path) -> Iterator[Path]:
+    return (entry for entry in proc.iterdir() if entry.name.isdigit() and entry.name != str(os.getpid()))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it ended, or is another user's
+        return b""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

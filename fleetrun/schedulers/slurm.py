@@ -1,0 +1,210 @@
+"""Slurm: where srun put this process, and --scheduler slurm: a batch script for sbatch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from fleetrun.envs.agreed import agreed_port
+from fleetrun.envs.choices import Placed
+from fleetrun.envs.network import join_endpoint
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.schedulers import clients
+from fleetrun.schedulers.base import FLEETRUN, Options, Submission, gpus, processes
+from fleetrun.schedulers.hostlist import HostlistError, hosts
+from fleetrun.schedulers.srun import SETTLED, SRUN, is_switch
+
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps: not started by srun for this job
+_STEPS_PER_JOB = 16  # ports of neighbouring jobs stay apart for so many steps
+
+# ---- placement
+
+
+def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, Placed]:
+    """One machine of the job for each task of the step, in the order of the tasks.
+
+    In a batch script or the shell of salloc there is no step: then fleetrun is to start itself on the nodes.
+    """
+    if not _in_step(environ):
+        nodes = nodes_of_allocation(environ)
+        on_a_node = bool(environ.get("SLURM_PROCID"))  # else it is salloc's shell, wherever that runs
+        if not nodes or (nodes == "1" and on_a_node):
+            return {}
+        return {"scheduler": Placed("srun", "SLURM_JOB_NUM_NODES")}
+    step, job = _number(environ, "SLURM_STEP_ID"), environ["SLURM_JOB_ID"]
+    found = {"job_id": Placed(f"{job}.{step}" if step else job, "SLURM_JOB_ID")}
+    tasks = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+    if _number(environ, tasks) > 1:
+        found["nnodes"] = Placed(environ[tasks], tasks)
+        found["rank"] = Placed(environ["SLURM_PROCID"], "SLURM_PROCID")
+        if "master" not in but:
+            port = agreed_port(_number(environ, "SLURM_JOB_ID") * _STEPS_PER_JOB + step)
+            host = _address(_first_host(environ), environ)
+            found["master"] = Placed(join_endpoint(host, port), "SLURM_STEP_NODELIST")
+    return found
+
+
+def _in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process: a batch script and a shell of salloc have no step of their own."""
+    if not environ.get("SLURM_STEP_ID") or not environ.get("SLURM_PROCID"):
+        return False
+    return _number(environ, "SLURM_STEP_ID") < _FIRST_SPECIAL_STEP
+
+
+def nodes_of_allocation(environ: Mapping[str, str]) -> str:
+    """How many nodes the job has; empty outside a job."""
+    return environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
+
+
+def _first_host(environ: Mapping[str, str]) -> str:
+    """The node of task 0: the first of the list, unless a host file says otherwise."""
+    if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+        return _first_of_file(environ)
+    text = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
+    try:
+        return next(hosts(text))
+    except (HostlistError, StopIteration):
+        raise UsageError(f"SLURM_STEP_NODELIST is {text!r}, which is no list of hosts") from None
+
+
+def _first_of_file(environ: Mapping[str, str]) -> str:
+    """Of an arbitrary distribution Slurm tells no task which node has task 0: its host file does."""
+    try:
+        return Path(environ["SLURM_HOSTFILE"]).read_text().split()[0]
+    except (KeyError, OSError, IndexError):
+        tasks = environ.get("SLURM_STEP_NUM_TASKS", "N")
+        raise UsageError(
+            "the tasks are distributed arbitrarily, and without a readable SLURM_HOSTFILE a task cannot know "
+            "which node has the first of them",
+            hint=f"Say --nnodes {tasks} --master HOST:PORT, or choose another --distribution.",
+        ) from None
+
+
+def _address(node: str, environ: Mapping[str, str]) -> str:
+    """The node's name where it resolves, else the address that Slurm itself uses."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        told = clients.ask(("scontrol", "--oneliner", "show", "node", node), environ) or ""
+        found = re.search(r"\bNodeAddr=(\S+)", told)
+        return found[1] if found else node
+    return node
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{name} is {text!r}; it must be a whole number")
+    return int(text)
+
+
+# ---- submission
+
+
+class Slurm:
+    """`--scheduler slurm`: a batch script, printed or given to sbatch."""
+
+    name = "slurm"
+
+    def submit(self, job: Submission) -> int:
+        script = batch_script(job)
+        if job.settings.dry_run:
+            job.print(script)
+            return 0
+        argv = ("sbatch", "--parsable")
+        answer = clients.hand_over(argv, script, job.environ, job.signals, job.guard)
+        if answer.code != 0 and not answer.out:
+            raise LaunchError(f"sbatch did not take the job: {answer.err.strip() or f'code {answer.code}'}")
+        number = answer.out.strip().partition(";")[0]
+        job.console.info(f"Submitted as Slurm job {number}: squeue -j {number}, scancel {number}")
+        if "output" not in job.options.given:
+            job.console.info(f"Its output: tail -F slurm-{number}.out")
+        job.print(f"{number}\n")
+        return answer.code
+
+
+def batch_script(job: Submission) -> str:
+    """The script for sbatch. Raises UsageError for what Slurm decides, and what a line cannot hold."""
+    if job.settings.ips:
+        raise UsageError(
+            "--ips and --scheduler slurm exclude each other: Slurm chooses the machines",
+            hint="--nnodes says how many; --scheduler_option nodelist=h1,h2 which.",
+        )
+    options = job.options
+    program = options.program(FLEETRUN)
+    lines = ["#!/bin/bash", *_directives(job, options)]
+    settled = ("rank", "devices", *SETTLED[bool(job.settings.master)])
+    unset = job.variables(*settled)
+    if unset:
+        lines.append(f"unset {' '.join(unset)}")
+    srun = [*SRUN, *(["--no-kill"] if _elastic(job) else [])]
+    words = (*program, *job.command(*settled))
+    lines.append(
+        f"exec {shlex.join(srun)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\\n"
+        f"    {' '.join(map(quoted, words))}"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _elastic(job: Submission) -> bool:
+    """Whether the job goes on with fewer nodes: then it meets elsewhere than on one of them."""
+    return job.settings.nnodes[0] < job.settings.nnodes[1] and job.settings.master is not None
+
+
+def _directives(job: Submission, options: Options) -> Iterator[str]:
+    """The #SBATCH lines: ours, with those of --scheduler_option in their place or after them."""
+    settings = job.settings
+    wanted: dict[str, str] = {"job-name": _name(job)}
+    wanted["nodes"] = "-".join(map(str, dict.fromkeys(settings.nnodes)))
+    wanted["ntasks-per-node"] = "1"
+    devices, count = gpus(settings, options), processes(settings)
+    if devices:
+        wanted["gpus-per-node"] = str(devices)
+    if count > 1:
+        wanted["cpus-per-task"] = str(count)  # or one core would be all that the processes get
+    if settings.timeout is not None:
+        # A minute more than fleetrun needs to end the job itself, with exit code 124.
+        wanted["time"] = str(int((settings.timeout + settings.stop_timeout + 119) // 60))
+    wanted["open-mode"] = "append"  # a job that was requeued goes on in its file
+    if _elastic(job):
+        wanted["no-kill"] = ""
+    for name, value in (wanted | options.rest()).items():
+        yield _directive(name, value)
+
+
+def _directive(name: str, value: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]*", name):
+        raise UsageError(f"--scheduler_option {name}: that is no option of sbatch")
+    if is_switch(value):
+        return f"#SBATCH --{name}"
+    if not value.isprintable():
+        raise UsageError(f"--scheduler_option {name}={value!r}: a line of a batch script cannot hold it")
+    plain = re.fullmatch(r"[\w@%+=:,./^*\[\]&|~-]+", value)
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f"#SBATCH --{name}={value}" if plain else f'#SBATCH --{name}="{escaped}"'
+
+
+def _name(job: Submission) -> str:
+    named = "job_id" in job.words
+    return job.settings.job_id if named else Path(job.settings.script).stem or "fleetrun"
+
+
+def quoted(word: str) -> str:
+    """The word for bash. Control characters as escapes: sbatch takes no script with a carriage return."""
+    if word.isprintable():
+        return shlex.quote(word)
+    letters = (
+        f"\\{letter}" if letter in "\\'" else letter if letter.isprintable() else _escaped(letter)
+        for letter in word
+    )
+    return f"$'{''.join(letters)}'"
+
+
+def _escaped(letter: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in letter.encode("utf-8", "surrogateescape"))
+
+
+ENGINE = Slurm()

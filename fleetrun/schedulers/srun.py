@@ -1,0 +1,80 @@
+"""srun: the same command on every node of the Slurm allocation that this process stands in."""
+
+from __future__ import annotations
+
+import os
+
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.schedulers.base import FLEETRUN, Submission
+
+SRUN = (
+    "srun",
+    "--ntasks-per-node=1",
+    # The first failure is told to all nodes by fleetrun itself; Slurm's own signal would come in between and
+    # put 143 in place of the exit code.
+    "--kill-on-bad-exit=0",
+    "--wait=60",  # but if the others do not end, Slurm ends them
+)
+
+SETTLED = {False: ("ips", "nnodes", "master"), True: ("ips",)}
+"""Options that a step of Slurm settles, by whether the person said where machines meet: who says that, says
+how many they are.
+"""
+
+
+class Srun:
+    """`--scheduler srun`, which is chosen by itself in a batch script and in the shell of salloc."""
+
+    name = "srun"
+
+    def submit(self, job: Submission) -> int:
+        """Becomes srun: its exit code is the largest of those of the nodes, which end with the same one."""
+        argv = command(job)
+        if job.settings.dry_run:
+            import shlex
+
+            job.print(f"{shlex.join(argv)}\n")
+            return 0
+        job.console.info(f"On the nodes of Slurm job {job.environ['SLURM_JOB_ID']}: srun")
+        unset = job.variables("rank", *SETTLED[bool(job.settings.master)])
+        environ = {name: value for name, value in job.environ.items() if name not in unset}
+        try:
+            os.execvpe(argv[0], argv, environ)
+        except OSError as error:
+            raise LaunchError(
+                f"cannot run {argv[0]}: {error.strerror}", hint="Is Slurm installed here?"
+            ) from None
+
+
+def is_switch(value: str) -> bool:
+    """Whether `NAME=value` means Slurm's bare `--NAME`."""
+    return value.lower() in ("", "true", "yes")
+
+
+def command(job: Submission) -> list[str]:
+    """srun and the words for it. Raises UsageError outside an allocation."""
+    environ, options = job.environ, job.options
+    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
+    if not nodes or not environ.get("SLURM_JOB_ID"):
+        raise UsageError(
+            "--scheduler srun is for the nodes of a Slurm job, and this process is in none",
+            hint="--scheduler slurm submits one.",
+        )
+    if job.settings.nnodes != (1, 1):
+        nodes = str(job.settings.nnodes[1])
+    program = options.program(FLEETRUN)
+    cpus = environ.get("SLURM_CPUS_PER_TASK")
+    return [
+        *SRUN,
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--quit-on-interrupt",
+        "--input=none",  # it is not in the foreground of the terminal
+        *([f"--cpus-per-task={cpus}"] if cpus else []),
+        *(f"--{name}" if is_switch(value) else f"--{name}={value}" for name, value in options.rest().items()),
+        *program,
+        *job.command("rank", *SETTLED[bool(job.settings.master)]),
+    ]
+
+
+ENGINE = Srun()

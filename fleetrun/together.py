@@ -1,0 +1,252 @@
+"""The composition root of a job on several machines, on each of them: everything is made here, nothing
+decided.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from fleetrun.console.console import Console, terminal_columns
+from fleetrun.console.nodes import NodesVoice, told
+from fleetrun.console.report import headline
+from fleetrun.console.tail import printable
+from fleetrun.elastic.agent import Agent, Outcome, Place
+from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
+from fleetrun.elastic.membership import Membership
+from fleetrun.elastic.rounds.policy import Policy, Waiting
+from fleetrun.elastic.rounds.records import Cause, Node, Why
+from fleetrun.envs.network import LOOPBACK, Ports, split_endpoint
+from fleetrun.envs.offers import Host, Offer
+from fleetrun.envs.secret import TOKEN
+from fleetrun.envs.settings import LaunchSettings, Resolved
+from fleetrun.envs.shown import agreed, words
+from fleetrun.envs.site import Site
+from fleetrun.envs.topology import check_complete
+from fleetrun.pod import logfiles
+from fleetrun.pod.container import Ended
+from fleetrun.pod.peers import Peers
+from fleetrun.pod.result import JobResult, code_of
+from fleetrun.pod.spec import PodSpec
+from fleetrun.pod.supervisor import Supervisor
+from fleetrun.prepare import check_followed, host_of, offer_of, pod_name, print_plan, spec_of
+from fleetrun.stage import WIDE, Stage, announce, failure_report, tell_strays
+
+
+def run_together(
+    resolved: Resolved, site: Site, stage: Stage, ports: Ports, show_settings: Callable[[], None]
+) -> int:
+    """Take part in the job; return the exit code. Raises LaunchError for what cannot be started."""
+    settings, console = resolved.settings, stage.console
+    check_meeting(site.master)
+    host = host_of(resolved, site, console.warning, os.environ)
+    offer = offer_of(settings, host, ports)
+    crew = _Crew(settings, host, stage)
+    imagined = crew.spec(_imagined(site, offer), max(0, site.rank))
+    check_followed(settings, imagined)
+    if settings.dry_run:
+        print_plan(settings, imagined)
+        return 0
+    logfiles.make_log_dir(Path(settings.log_dir))
+    show_settings()
+    node = _node(resolved, site, offer)
+    meeting = open_meeting(_wish(settings, site, node), stage.loop, ports)
+    _tell_meeting(resolved, site, meeting, console)
+    voice = _Voice(NodesVoice(console, terminal_columns() or WIDE), settings)
+    enter = partial(_membership, meeting, stage, node, _policy(settings, site, meeting))
+    agent = Agent(
+        stage.loop,
+        node,
+        enter,
+        crew,
+        voice,
+        timeout=settings.timeout,
+        doubts=meeting.doubts,
+        serves=meeting.hosted,
+    )
+    stage.listen(agent.interrupt, agent.guard_lost)
+    try:
+        outcome = agent.run()
+    finally:
+        meeting.close()
+    stage.over()
+    _conclude(outcome, voice.nodes, console, crew.pod)
+    return outcome.code
+
+
+def _membership(meeting: Meeting, stage: Stage, node: Node, policy: Policy, agent: Agent) -> Membership:
+    return Membership(meeting.store, stage.loop, node, policy, agent)
+
+
+def _node(resolved: Resolved, site: Site, offer: Offer) -> Node:
+    return Node(
+        id=os.urandom(8).hex(),
+        host=site.address,
+        name=socket.gethostname(),
+        rank=site.rank,
+        offer=offer,
+        version=version("fleetrun"),
+        options=agreed(resolved),
+    )
+
+
+def _wish(settings: LaunchSettings, site: Site, node: Node) -> Wish:
+    return Wish(
+        master=site.master,
+        address=site.address,
+        job_id=settings.job_id,
+        node_id=node.id,
+        lease=settings.heartbeat_timeout,
+        token=os.environ.get(TOKEN, ""),
+        late_names="KUBERNETES_SERVICE_HOST" in os.environ,  # a pod's name is known when it runs
+    )
+
+
+def _policy(settings: LaunchSettings, site: Site, meeting: Meeting) -> Policy:
+    fewest, most = site.nnodes
+    return Policy(
+        fewest=fewest,
+        most=most,
+        level=settings.elastic_level,
+        elastic_timeout=settings.elastic_timeout,
+        rdzv_timeout=settings.rdzv_timeout,
+        lease=settings.heartbeat_timeout,
+        sort_ip=settings.sort_ip,
+        max_restart=settings.max_restart,
+        fixed_ranks=site.machines,
+        endpoint=meeting.endpoint,
+    )
+
+
+def _imagined(site: Site, offer: Offer) -> list[Offer]:
+    """For --dry_run: as if every machine made the same offer, under its own address or, if that is not known,
+    as node0, node1 and so on.
+    """
+    rank = max(0, site.rank)
+    machines = site.machines or tuple(f"node{number}" for number in range(site.nnodes[1]))
+
+    def moved(endpoints: tuple[str, ...], to: str) -> tuple[str, ...]:
+        return tuple(f"{to}:{split_endpoint(each)[1]}" for each in endpoints)
+
+    return [
+        offer
+        if number == rank
+        else Offer(
+            servers=moved(offer.servers, machine),
+            trainers=moved(offer.trainers, machine),
+            heter=tuple(moved(stage, machine) for stage in offer.heter),
+            coordinators=moved(offer.coordinators, machine),
+            service=moved((offer.service,), machine)[0],
+            gloo=moved((offer.gloo,), machine)[0] if offer.gloo else "",
+        )
+        for number, machine in enumerate(machines)
+    ]
+
+
+def _tell_meeting(resolved: Resolved, site: Site, meeting: Meeting, console: Console) -> None:
+    if meeting.hosted and site.master is None:
+        console.info(f"Machines meet at {meeting.endpoint}. Run on the others:")
+        line = words(resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port"})
+        console.block([f"  fleetrun --master={meeting.endpoint} {_typed(line)}"])
+    host = "" if "://" in meeting.endpoint else split_endpoint(meeting.endpoint)[0]
+    loopback = host in (LOOPBACK, "::1", "localhost")
+    if meeting.hosted and loopback:
+        console.info(f"Only nodes on this machine can come to {meeting.endpoint}")
+    elif meeting.hosted and not os.environ.get(TOKEN):
+        console.warning(
+            f"without a secret everybody who reaches {meeting.endpoint} can take part in this job or end it "
+            f"(--token_file or {TOKEN})"
+        )
+
+
+def _typed(line: tuple[str, ...]) -> str:
+    import shlex
+
+    return shlex.join(line)
+
+
+class _Crew:
+    """Pods of this machine, one for each generation, all with the same name and log files."""
+
+    def __init__(self, settings: LaunchSettings, host: Host, stage: Stage) -> None:
+        self.pod = pod_name()
+        self._settings = settings
+        self._host = host
+        self._stage = stage
+
+    def spec(self, offers: list[Offer], rank: int) -> PodSpec:
+        return spec_of(self._settings, self._host, offers, rank, pod=self.pod, environ=os.environ)
+
+    def supervisor(self, place: Place, peers: Peers) -> Supervisor:
+        offers = [each.offer for each in place.members]
+        check_complete(self._settings, offers)
+        spec = self.spec(offers, place.rank)
+        if place.attempt == 0:
+            announce(spec, self._stage.console)
+        return self._stage.supervisor(
+            spec, peers=peers, restarts=place.restarts, attempt=place.generation - 1
+        )
+
+    def describe(self, ended: Ended) -> tuple[str, tuple[str, ...]]:
+        alone = JobResult(code=code_of(ended), cause=ended)
+        lines = failure_report(alone, Path(self._settings.log_dir).absolute(), WIDE)
+        return headline(ended), (*lines[1:-2], f"Log: {ended.spec.log}")  # others are in other directories
+
+
+class _Voice:
+    """The agent's words as the console's."""
+
+    def __init__(self, nodes: NodesVoice, settings: LaunchSettings) -> None:
+        self.nodes = nodes
+        self._settings = settings
+
+    def waiting(self, note: Waiting) -> None:
+        self.nodes.waiting(note)
+
+    def met(self, place: Place) -> None:
+        hosts = [each.title for each in place.members]
+        self.nodes.met(place.generation, len(hosts), place.rank, hosts)
+
+    def stopping(self, cause: Cause, restart: bool) -> None:
+        self.nodes.stopping(cause.node, cause.rank, cause.headline, self._answer(cause.why, restart))
+
+    def _answer(self, why: Why, restart: bool) -> str:
+        if not restart:
+            return "stopping the job"
+        if why in (Why.LEFT, Why.LOST):
+            return "the other nodes start again"
+        if why is Why.FAILED and self._settings.elastic_level == 0:
+            return "that node leaves, and the others wait for another in its place"
+        return "all nodes start again"
+
+    def store_down(self, why: str) -> None:
+        self.nodes.store_down(why)
+
+    def store_up(self) -> None:
+        self.nodes.store_up()
+
+    def ending(self, why: str) -> None:
+        self.nodes.ending(why)
+
+
+def _conclude(outcome: Outcome, nodes: NodesVoice, console: Console, pod: str) -> None:
+    if outcome.result is not None:
+        tell_strays(outcome.result, console)
+    if outcome.error is not None:
+        hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
+        console.error(printable(outcome.error.message + hint))
+    cause = outcome.cause
+    asked = cause is not None and cause.why in (Why.LEFT, Why.TIMEOUT) and not cause.lines
+    if cause is not None and outcome.code and not asked:
+        nodes.final(cause.node, cause.rank, cause.headline, cause.lines)
+    if outcome.code == 0:
+        console.info(f"Pod completed: {pod}")
+    elif cause is not None and asked:
+        why = told(cause.node, cause.rank, cause.headline)
+        console.error(f"Pod stopped: {pod}, {why}, exit code {outcome.code}")
+    else:
+        console.error(f"Pod failed: {pod}, exit code {outcome.code}")

@@ -1,0 +1,184 @@
+"""On three hosts: whatever fails on one ends the job on all, and all say which host and process it was."""
+
+import os
+import signal
+
+import pytest
+
+from tests.support.command import Launch
+from tests.support.hosts import needs_hosts
+from tests.support.nodes import Nodes, codes, go, ready
+
+pytestmark = [*needs_hosts, pytest.mark.slow]
+
+LOST = 125
+
+
+def test_a_job_that_runs_well(three: Nodes):
+    three.script("""
+names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "PADDLE_NNODES", "LOCAL_RANK", "PADDLE_TRAINER_ENDPOINTS")
+tell("is", *(os.environ[name] for name in names))
+""")
+    launches = three.start_all("--nproc_per_node", "2")
+    assert codes(launches) == [0, 0, 0], launches
+    told = [line.split()[2:] for launch in launches for line in sorted(launch.told(" is "))]
+    assert [row[:5] for row in told] == [[str(r), "6", str(r // 2), "3", str(r % 2)] for r in range(6)]
+    (endpoints,) = {row[5] for row in told}
+    hosts = [endpoint.partition(":")[0] for endpoint in endpoints.split(",")]
+    assert hosts == [host.address for host in three.hosts for _ in range(2)]
+
+
+def test_they_wait_for_the_last_to_finish(three: Nodes):
+    three.script("if RANK == 2: tell('ready', os.getpid()); wait_for_go()")
+    launches = three.start_all()
+    ready(launches[2:])
+    assert [launch.popen.poll() for launch in launches] == [None] * 3
+    go(launches)
+    assert codes(launches) == [0, 0, 0]
+
+
+FAILING = """
+tell("ready", os.getpid())
+leave_on_term()
+wait_for_go()
+print("the last thing it said", flush=True)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_trainer_fails_on_one_host(three: Nodes, failing: int):
+    three.script(FAILING)
+    launches = three.start_all()
+    ready(launches)
+    launches[failing].go()
+    assert codes(launches, bound=12) == [7, 7, 7]
+    for launch in launches:
+        assert f"node {failing}, {three.title(failing)}" in launch.said, launch
+        assert f"trainer {failing} exited with code 7" in launch.said
+        assert "the last thing it said" in launch.err
+
+
+CONNECTED = """
+import socket
+host, _, port = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[2].rpartition(":")
+if RANK == 2:
+    server = socket.create_server((host, int(port)))
+    tell("listening")
+    peers = [server.accept()[0] for _ in range(2)]
+    tell("ready", os.getpid())
+    wait_for_go()
+    os._exit(42)  # the kernel closes its connections, and its exit is noticed in the same moment
+wait_for_go()
+peer = socket.create_connection((host, int(port)))
+peer.recv(1)
+sys.exit(40 + RANK)
+"""
+
+
+def test_the_first_of_several_failures_is_the_one(three: Nodes):
+    """A trainer that breaks because its peer has gone is not the cause."""
+    three.script(CONNECTED)
+    launches = three.start_all()
+    launches[2].until_told("listening")
+    go(launches[:2])
+    ready(launches[2:])
+    launches[2].go()
+    assert codes(launches) == [42, 42, 42]
+    assert all("trainer 2 exited with code 42" in launch.said for launch in launches)
+
+
+def test_a_trainer_is_killed(three: Nodes):
+    three.script("stay()")
+    launches = three.start_all()
+    pids = ready(launches)
+    os.kill(pids[1], signal.SIGKILL)
+    assert codes(launches) == [137, 137, 137]
+    for launch in launches:
+        assert f"{three.title(1)}: trainer 1 was killed by SIGKILL" in launch.said, launch
+
+
+def names_lost(launch: Launch, title: str) -> bool:
+    return f"{title}" in launch.said
+
+
+@pytest.mark.parametrize("half", ["guard", "launcher"])
+def test_a_launcher_is_killed(three: Nodes, half: str):
+    """The others need not wait for a heartbeat that is missing: its connection ends."""
+    three.script("stay()")
+    launches = three.start_all("--heartbeat_timeout", "60")
+    ready(launches)
+    victim = launches[2]
+    os.kill(victim.popen.pid if half == "guard" else victim.launcher, signal.SIGKILL)
+    assert victim.wait() != 0
+    assert codes(launches[:2], bound=30) == [LOST, LOST]
+    for launch in launches[:2]:
+        assert f"node 2, {three.title(2)}" in launch.said, launch
+
+
+@pytest.mark.parametrize("half", ["guard", "launcher"])
+def test_the_launcher_that_serves_the_store_is_killed(three: Nodes, half: str):
+    three.script("stay()")
+    launches = three.start_all("--heartbeat_timeout", "5")
+    ready(launches)
+    victim = launches[0]
+    os.kill(victim.popen.pid if half == "guard" else victim.launcher, signal.SIGKILL)
+    assert victim.wait() != 0
+    assert codes(launches[1:]) == [LOST, LOST]
+    for launch in launches[1:]:
+        assert three.master in launch.said or three.title(0) in launch.said, launch
+
+
+def test_ctrl_c_on_one_host(three: Nodes):
+    three.script("leave_on_term()\nstay()")
+    launches = three.start_all()
+    ready(launches)
+    launches[1].send(signal.SIGINT)
+    assert codes(launches) == [130, 130, 130]
+    for launch in (launches[0], launches[2]):
+        assert f"node 1, {three.title(1)}: got SIGINT" in launch.said, launch
+
+
+def test_all_start_again_after_a_failure(three: Nodes):
+    three.script("""
+leave_on_term()
+tell("attempt", ATTEMPT, os.environ["TORCHELASTIC_RESTART_COUNT"])
+os.chdir("..")
+meet(3)
+if ATTEMPT == 0:
+    if RANK == 1: sys.exit(9)
+    stay()
+""")
+    launches = three.start_all("--max_restart", "1")
+    assert codes(launches) == [0, 0, 0], launches
+    for rank, launch in enumerate(launches):
+        assert launch.told("attempt") == [f"trainer.{rank} attempt {n} {n}" for n in (0, 1)]
+
+
+def test_restarts_are_counted_over_all_hosts(three: Nodes):
+    three.script("""
+leave_on_term()
+tell("attempt", ATTEMPT)
+os.chdir("..")
+meet(3)
+if RANK == ATTEMPT: sys.exit(9)
+stay()
+""")
+    launches = three.start_all("--max_restart", "1")
+    assert codes(launches) == [9, 9, 9], launches
+    for rank, launch in enumerate(launches):
+        assert launch.told("attempt") == [f"trainer.{rank} attempt {n}" for n in (0, 1)]
+        assert "trainer 1 exited with code 9" in launch.said
+
+
+def test_a_parameter_server_ends_when_all_trainers_have(three: Nodes):
+    three.script("""
+if "trainer" in WHO:
+    tell("done")
+else:
+    leave_on_term()
+    stay()
+""")
+    launches = three.start_all("--run_mode", "ps", "--server_num", "1", "--trainer_num", "1")
+    assert codes(launches) == [0, 0, 0], launches
+    assert sum(len(launch.told("done")) for launch in launches) == 3

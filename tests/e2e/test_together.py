@@ -1,0 +1,312 @@
+"""Jobs of several nodes, each a real launcher on this machine: they meet, run, fail and end together. Several
+hosts, with networks that break, are in test_hosts_*.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from fleetrun.envs.network import Ports
+from fleetrun.envs.site import addresses
+from tests.support.command import Fleetrun, Launch
+
+SOON = ("--stop_timeout", "1")
+TELL = 'tell("at", RANK, SIZE, os.environ["GROUP_RANK"], os.environ["PADDLE_RESTART_COUNT"])\n'
+
+
+class Nodes:
+    """Launchers that meet at one free port of this machine, each with a log directory of its own."""
+
+    def __init__(self, fleetrun: Fleetrun, *words: str) -> None:
+        self._fleetrun = fleetrun
+        self._words = words
+        ports = Ports()
+        self.master = f"127.0.0.1:{ports.any()}"
+        ports.close()
+        self._number = 0
+
+    def start(self, *words: str, env: dict[str, str] | None = None) -> Launch:
+        self._number += 1
+        log_dir = f"log/{self._number}"
+        Path(self._fleetrun.folder, "log").mkdir(exist_ok=True)
+        return self._fleetrun.start(
+            "--master", self.master, "--log_dir", log_dir, *SOON, *self._words, *words, env=env
+        )
+
+
+def told(*launches: Launch) -> list[str]:
+    return sorted(line.partition(" at ")[2] for each in launches for line in each.told(" at "))
+
+
+def test_two_nodes_are_one_job(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--nproc_per_node", "2")
+    script = fleetrun.script(
+        TELL + 'tell("all", os.environ["PADDLE_TRAINER_ENDPOINTS"], os.environ["MASTER_PORT"])'
+    )
+    launches = [nodes.start(script) for _ in range(2)]
+    assert [each.wait() for each in launches] == [0, 0]
+    assert told(*launches) == ["0 4 0 0", "1 4 0 0", "2 4 1 0", "3 4 1 0"]
+    assert sum(f"Only nodes on this machine can come to {nodes.master}" in each.err for each in launches) == 1
+    same = {line.partition(" all ")[2] for each in launches for line in each.told(" all ")}
+    assert len(same) == 1, same
+    assert len(same.pop().split()[0].split(",")) == 4
+
+
+def test_ranks_that_were_asked_for(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2")
+    script = fleetrun.script(TELL)
+    second = nodes.start("--rank", "1", script)
+    second.until_err("waiting")
+    first = nodes.start("--rank", "0", script)
+    assert [first.wait(), second.wait()] == [0, 0]
+    assert (told(first), told(second)) == (["0 2 0 0"], ["1 2 1 0"])
+
+
+def test_a_failure_ends_the_job_everywhere_with_its_code_and_its_report(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--max_restart", "0")
+    script = fleetrun.script(
+        'tell("ready", os.getpid())\nwait_for_go()\n'
+        'if RANK == 1:\n    print("its last words")\n    sys.exit(7)\nleave_on_term()\nstay()'
+    )
+    launches = [nodes.start(script) for _ in range(2)]
+    for each in launches:
+        each.until_ready(1)
+    for each in launches:
+        each.go()
+    assert [each.wait() for each in launches] == [7, 7]
+    for each in launches:
+        report = each.err.partition("=" * 40)[2]
+        assert re.search(r"On node 1, .*127\.0\.0\.1", report), each
+        assert "trainer 1 exited with code 7" in report
+        assert "its last words" in report
+        assert re.search(r"^Log:\s+/", report, re.MULTILINE), each  # others are in other directories
+
+
+def test_all_start_again_and_count_together(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--max_restart", "2")
+    script = fleetrun.script(
+        f"{TELL}leave_on_term()\nmeet(2)\nif RANK == ATTEMPT % 2:\n    sys.exit(3)\nstay()"
+    )
+    launches = [nodes.start(script) for _ in range(2)]
+    assert [each.wait() for each in launches] == [3, 3]
+    assert told(*launches) == ["0 2 0 0", "0 2 0 1", "0 2 0 2", "1 2 1 0", "1 2 1 1", "1 2 1 2"]
+
+
+def test_ctrl_c_on_one_node_ends_all(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2")
+    script = fleetrun.script('tell("ready", os.getpid())\nleave_on_term()\nstay()')
+    first, second = nodes.start(script), nodes.start(script)
+    first.until_ready(1)
+    second.until_ready(1)
+    second.send(signal.SIGINT)
+    assert [first.wait(), second.wait()] == [130, 130]
+    for each in (first, second):
+        assert re.search(r"Pod stopped: \w+, node \d, .*: got SIGINT, exit code 130", each.err), each
+        assert "====" not in each.err  # a report would be about a failure
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_launcher_that_is_killed_is_missed_by_the_other(fleetrun: Fleetrun, victim: int):
+    """Of the two, 0 serves the store."""
+    nodes = Nodes(fleetrun, "--nnodes", "2")
+    script = fleetrun.script('tell("ready", os.getpid())\nleave_on_term()\nstay()')
+    launches = [nodes.start(script)]
+    launches[0].until_err("waiting")
+    launches.append(nodes.start(script))
+    for each in launches:
+        each.until_ready(1)
+    launches[victim].send(signal.SIGKILL)  # the guard; the launcher ends itself then
+    launches[victim].wait()
+    other = launches[1 - victim]
+    assert other.wait() == 125, other
+    assert re.search(rf"node {victim}, .*: the guard process was killed; stopping the job", other.err), other
+
+
+def test_a_third_node_of_a_full_job_is_told_so_and_disturbs_nobody(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2")
+    script = fleetrun.script('tell("ready", os.getpid())\nwait_for_go()')
+    launches = [nodes.start(script) for _ in range(2)]
+    for each in launches:
+        each.until_ready(1)
+    third = nodes.start(script)
+    assert third.wait() == 125
+    assert "the job is full: 2 of 2 nodes" in third.err
+    for each in launches:
+        each.go()
+    assert [each.wait() for each in launches] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        (["--nnodes", "3"], 3),
+        (["--nnodes", "2:4", "--master", "127.0.0.1:6768", "--rank", "1"], 4),
+        (["--ips", "127.0.0.1,127.0.0.2", "--host", "127.0.0.1"], 2),
+    ],
+)
+def test_a_dry_run_shows_the_plan_and_meets_nobody(fleetrun: Fleetrun, words: list[str], nodes: int):
+    launch = fleetrun.run(*words, "--dry_run", "--json", fleetrun.script("tell('ran')"))
+    assert launch.code == 0, launch
+    variables = json.loads(launch.out)["containers"][0]["environment"]
+    assert len(set(variables["PADDLE_TRAINER_ENDPOINTS"].split(","))) == nodes
+    assert not launch.told("ran")
+
+
+def test_who_is_missing_is_named_when_the_time_is_up(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "3", "--rdzv_timeout", "1")
+    script = fleetrun.script("tell('ran')")
+    first = nodes.start("--rank", "0", script)
+    assert first.wait() == 124
+    assert re.search(r"1 of 3 nodes met .* within 1 s; missing ranks 1, 2", first.err), first
+    assert not first.told("ran")
+
+
+def test_options_that_differ_are_shown_with_their_nodes(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2")
+    script = fleetrun.script("tell('ran')")
+    launches = [nodes.start("--max_restart", number, script) for number in ("3", "5")]
+    assert [each.wait() for each in launches] == [2, 2]
+    for each in launches:
+        assert re.search(r"--max_restart is [35] on .* and [35] on ", each.err), each
+        assert not each.told("ran")
+
+
+def test_a_secret_keeps_strangers_out(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2")
+    script = fleetrun.script(TELL + "wait_for_go()")
+    secret = {"FLEETRUN_TOKEN": "sixteen characters at least"}
+    first = nodes.start(script, env=secret)
+    first.until_err("waiting")
+    for wrong in ({}, {"FLEETRUN_TOKEN": "another secret of sixteen"}):
+        stranger = nodes.start(script, env=wrong)
+        assert stranger.wait() == 125, stranger
+        assert "FLEETRUN_TOKEN" in stranger.err
+        assert "sixteen characters" not in stranger.err
+    (fleetrun.folder / "token").write_text("sixteen characters at least\n")
+    (fleetrun.folder / "token").chmod(0o600)
+    second = nodes.start("--token_file", "token", script)
+    second.until_told(" at ")
+    for each in (first, second):
+        each.go()
+    assert [first.wait(), second.wait()] == [0, 0]
+
+
+def test_an_elastic_job_grows_and_shrinks(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "1:2", "--elastic_timeout", "1")
+    script = fleetrun.script(TELL + "leave_on_term()\nwait_for_go()")
+    first = nodes.start(script)
+    first.until_told(" at 0 1 0 0")
+    second = nodes.start(script)
+    second.until_told(" at 1 2 1 1")
+    first.until_told(" at 0 2 0 1")
+    second.send(signal.SIGTERM)
+    assert second.wait() == 143
+    first.until_told(" at 0 1 0 2")
+    assert re.search(r"node 1, .*: got SIGTERM; the other nodes start again", first.err), first
+    first.go()
+    assert first.wait() == 0
+
+
+def test_with_level_0_a_node_that_fails_leaves_and_all_are_told_so(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--elastic_level", "0", "--elastic_timeout", "1")
+    script = fleetrun.script("leave_on_term()\nif RANK == 1:\n    sys.exit(3)\nstay()")
+    launches = [nodes.start(script) for _ in range(2)]
+    assert sorted(each.wait() for each in launches) == [3, 124]
+    for each in launches:
+        assert "that node leaves, and the others wait for another in its place" in each.err, each
+
+
+def test_a_job_without_a_trainer_does_nothing_on_any_node(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--server_num", "1", "--worker_num", "0")
+    script = fleetrun.script("tell('ran')")
+    launches = [nodes.start(script) for _ in range(2)]
+    assert [each.wait() for each in launches] == [2, 2]
+    for each in launches:
+        assert "no machine has a trainer" in each.err
+        assert not each.told("ran")
+
+
+def test_an_elastic_job_ends_with_the_node_that_serves_its_meeting_point(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "1:2", "--elastic_timeout", "20")
+    script = fleetrun.script(TELL + "leave_on_term()\nstay()")
+    first = nodes.start(script)
+    first.until_err("1 node is here")
+    second = nodes.start(script)
+    second.until_told(" at 1 2 1 0")
+    first.send(signal.SIGTERM)
+    assert [first.wait(), second.wait()] == [143, 143]
+    assert "got SIGTERM; stopping the job" in second.err
+    assert len(told(second)) == 1
+
+
+def test_without_a_master_the_first_node_prints_the_command_for_the_others(fleetrun: Fleetrun):
+    script = fleetrun.script(TELL)
+    first = fleetrun.start(
+        "--nnodes", "2", "--host", "127.0.0.1", *SOON, script, env={"PADDLE_MAX_RESTART": "1"}
+    )
+    first.until_err("fleetrun --master=")
+    (line,) = re.findall(r"^ +(fleetrun --master=.*)$", first.err, re.MULTILINE)
+    assert "--max_restart=1" in line
+    second = fleetrun.start(*line.split()[1:])
+    assert [first.wait(), second.wait()] == [0, 0]
+    assert told(first, second) == ["0 2 0 0", "1 2 1 0"]
+
+
+def test_servers_serve_the_trainers_of_all_nodes(fleetrun: Fleetrun):
+    """A server leaves when the last trainer anywhere has ended."""
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--worker_num", "1")
+    script = fleetrun.script("""
+tell("at", os.environ["TRAINING_ROLE"], os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].count(":"), SIZE)
+leave_on_term()
+if os.environ["TRAINING_ROLE"] == "PSERVER":
+    stay()
+if os.environ["GROUP_RANK"] == "1":
+    wait_for_go()
+""")
+    first = nodes.start("--server_num", "1", script)
+    first.until_err("waiting")
+    second = nodes.start("--server_num", "0", script)
+    first.until_told(" at ", 2)
+    second.until_told(" at ")
+    second.go()
+    assert [first.wait(), second.wait()] == [0, 0]
+    assert told(first, second) == ["PSERVER 1 2", "TRAINER 1 2", "TRAINER 1 2"]
+
+
+def test_a_port_that_another_program_holds_is_no_meeting_point(fleetrun: Fleetrun):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        launch = fleetrun.run("--nnodes", "2", "--master", f"127.0.0.1:{port}", fleetrun.script(""))
+    assert launch.code == 125
+    assert f"127.0.0.1:{port}" in launch.err
+    assert "listens on it" in launch.err
+
+
+def test_ranks_by_address(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--sort_ip")
+    script = fleetrun.script(TELL)
+    first = nodes.start("--host", "127.0.0.10", script)
+    first.until_err("waiting")
+    second = nodes.start("--host", "127.0.0.9", script)
+    assert [first.wait(), second.wait()] == [0, 0]
+    assert (told(first), told(second)) == (["1 2 1 0"], ["0 2 0 0"])
+
+
+def test_what_is_open_to_everybody_is_said_in_one_line(fleetrun: Fleetrun):
+    """Of an address that others reach, where there is no secret."""
+    own = addresses()[0]
+    if own in ("127.0.0.1", "::1"):
+        pytest.skip("this machine has no address but loopback")
+    words = ("--nnodes", "2", "--host", own, "--rdzv_timeout", "0.5", fleetrun.script(""))
+    open_ = fleetrun.run(*words)
+    assert open_.err.count("secret") == 1, open_
+    closed = fleetrun.run(*words, env={"FLEETRUN_TOKEN": "sixteen characters at least"})
+    assert "secret" not in closed.err
+    assert (open_.code, closed.code) == (124, 124)

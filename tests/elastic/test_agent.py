@@ -1,0 +1,280 @@
+"""A node's life, between a membership and a supervisor that only do what the test says."""
+
+from dataclasses import replace
+
+import pytest
+
+from fleetrun.elastic.agent import Agent
+from fleetrun.elastic.rounds.policy import Waiting
+from fleetrun.elastic.rounds.records import Cause, Node, Round, State, Why
+from fleetrun.envs.offers import Offer
+from fleetrun.errors import RendezvousError, SpawnError
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.result import JobResult
+
+NODE = Node(id="a", host="10.0.0.1", name="h1", offer=Offer())
+OTHER = replace(NODE, id="b", host="10.0.0.2", name="h2")
+ROUND = Round(generation=3, state=State.RUNNING, size=2, restarts=1)
+CAUSE = Cause(why=Why.FAILED, node="h2 (10.0.0.2)", rank=1, headline="trainer 1 exited with code 7", code=7)
+
+
+class Script:
+    """Membership, supervisor, crew and voice in one: notes what it is told, does what `plan` says next."""
+
+    def __init__(self, *plan, timeout=None):
+        self.plan = list(plan)
+        self.heard = []
+        self.loop = Loop()
+        self.closed = True
+        self.reached = False
+        self.result = JobResult(code=0)
+        self.agent = Agent(self.loop, NODE, lambda agent: self, self, self, timeout=timeout)
+
+    def __getattr__(self, name):
+        def note(*words, **options):
+            self.heard.append((name, *words, *options.items()))
+            self.step()
+
+        return note
+
+    def step(self):
+        if self.plan:
+            self.loop.after(0.0, self.plan.pop(0))
+
+    def supervisor(self, place, peers):
+        self.heard.append(("supervisor", place))
+        return self
+
+    def run(self):
+        self.heard.append(("run",))
+        self.step()
+        self.loop.run()
+        return self.result
+
+    def stop_for(self, reason, notice):
+        self.heard.append(("stop_for", reason, notice))
+        self.loop.stop()
+
+    def finish(self):
+        self.heard.append(("finish",))
+        self.loop.stop()
+
+    def interrupt(self, number):
+        self.heard.append(("interrupt", number))
+        self.loop.stop()
+
+    def guard_lost(self):
+        self.heard.append(("guard_lost",))
+        self.loop.stop()
+
+    def close(self):
+        self.closed = True
+        self.heard.append(("close",))
+
+    def words(self):
+        return [each[0] for each in self.heard]
+
+
+def outcome_of(made):
+    outcome = made.agent.run()
+    made.loop.close()
+    return outcome
+
+
+def test_a_job_that_completes():
+    made = Script(
+        lambda: made.agent.waiting(Waiting(present=1, fewest=2, most=2)),
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 0),
+        lambda: made.agent.pod_completed(),
+        lambda: made.agent.finish(),
+        lambda: made.agent.ended(0, None),
+    )
+    outcome = outcome_of(made)
+    assert (outcome.code, outcome.rank, outcome.result) == (0, 0, made.result)
+    words = made.words()
+    assert words[:5] == ["join", "waiting", "supervisor", "met", "run"]
+    assert words[-4:] == ["completed", "finish", "stopped", "close"]
+    place = made.heard[2][1]
+    assert (place.generation, place.rank, place.attempt, place.restarts) == (3, 0, 0, 1)
+
+
+def test_a_failure_elsewhere_stops_this_pod_and_the_next_generation_starts():
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 0),
+        lambda: None,
+        lambda: made.agent.stop(CAUSE, True),
+        lambda: made.agent.start(replace(ROUND, generation=4), (NODE,), 0),
+        lambda: None,
+        lambda: made.agent.stop(CAUSE, False),
+        lambda: made.agent.ended(7, CAUSE),
+    )
+    outcome = outcome_of(made)
+    assert (outcome.code, outcome.cause) == (7, CAUSE)
+    assert ("stop_for", CAUSE.headline, "failure") in made.heard
+    assert [each[1].attempt for each in made.heard if each[0] == "supervisor"] == [0, 1]
+    assert made.words().count("stopped") == 2
+
+
+@pytest.mark.parametrize(
+    ("why", "notice"), [(Why.JOINED, "membership"), (Why.LOST, "lost"), (Why.TIMEOUT, "stop")]
+)
+def test_processes_are_told_why(why, notice):
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 0),
+        lambda: None,
+        lambda: made.agent.stop(replace(CAUSE, why=why), False),
+        lambda: made.agent.ended(7, CAUSE),
+    )
+    outcome_of(made)
+    assert ("stop_for", CAUSE.headline, notice) in made.heard
+
+
+def test_a_stop_between_two_pods_is_answered():
+    made = Script(lambda: made.agent.stop(CAUSE, False), lambda: None, lambda: made.agent.ended(7, CAUSE))
+    assert outcome_of(made).code == 7
+    assert "stopped" in made.words()
+    assert "run" not in made.words()
+
+
+def test_a_signal_while_waiting():
+    made = Script(lambda: made.agent.interrupt(15))
+    outcome = outcome_of(made)
+    assert outcome.code == 143
+    (cause,) = [each[1] for each in made.heard if each[0] == "leave"]
+    assert (cause.why, cause.headline, cause.code, cause.node) == (Why.LEFT, "got SIGTERM", 143, NODE.title)
+
+
+def test_a_signal_while_running_wins_over_what_the_job_ends_with():
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 1),
+        lambda: None,
+        lambda: made.agent.interrupt(2),
+        lambda: None,
+        lambda: made.agent.ended(7, CAUSE),
+    )
+    assert outcome_of(made).code == 130
+    assert made.words().index("leave") < made.words().index("interrupt")
+
+
+def test_a_first_ctrl_c_while_the_job_is_stopping_kills_nothing():
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 1),
+        lambda: None,
+        lambda: made.agent.stop(CAUSE, False),
+        lambda: made.agent.ended(7, CAUSE),
+    )
+
+    def stop_for(reason, notice):
+        made.agent.interrupt(2)
+        made.loop.stop()
+
+    made.stop_for = stop_for
+    assert outcome_of(made).code == 130
+    assert "interrupt" not in made.words()
+    assert any(each[0] == "ending" and "got SIGINT" in each[1] for each in made.heard)
+
+
+def test_a_lost_guard_is_told_to_the_others_before_the_processes_are_ended():
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: made.agent.guard_lost()
+    )
+    outcome = outcome_of(made)
+    assert (outcome.code, outcome.cause.headline) == (125, "the guard process was killed")
+    assert made.words().index("leave") < made.words().index("guard_lost")
+    (cause,) = [each[1] for each in made.heard if each[0] == "leave"]
+    assert (cause.why, cause.code, cause.rank) == (Why.LOST, 125, 1)
+
+
+def test_a_timeout_is_told_once():
+    made = Script(lambda: made.agent.start(ROUND, (NODE, OTHER), 1), timeout=0.01)
+
+    def failed(cause, restart, after):
+        made.heard.append(("failed", cause))
+        made.agent.stop(cause, False)
+        made.agent.ended(cause.code, cause)
+
+    made.failed = failed
+    assert outcome_of(made).code == 124
+    assert [word for word in made.words() if word in ("ending", "stopping")] == ["ending"]
+
+
+def test_a_pod_that_cannot_be_started_is_a_failure_of_this_node():
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 1),
+        lambda: None,
+        lambda: made.agent.ended(125, CAUSE),
+    )
+
+    def refuse(place, peers):
+        raise SpawnError("no more processes", hint="ulimit -u")
+
+    made.supervisor = refuse
+    assert outcome_of(made).code == 125
+    (failed,) = [each for each in made.heard if each[0] == "failed"]
+    assert failed[1].headline == "no more processes (ulimit -u)"
+    assert failed[2:] == (False, 0.0)
+
+
+def test_a_node_that_cannot_go_on():
+    error = RendezvousError("the store is gone")
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: made.agent.failed(error)
+    )
+    outcome = outcome_of(made)
+    assert (outcome.code, outcome.error) == (124, error)
+    assert ("stop_for", "the store is gone", "stop") in made.heard
+
+
+def test_a_doubt_is_asked_only_while_nothing_was_reached():
+    error = RendezvousError("no such name")
+    made = Script()
+    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, doubts=[(0.0, lambda: error)])
+    assert outcome_of(made).error is error
+    made = Script(lambda: made.loop.after(0.05, lambda: made.agent.ended(0, None)))
+    made.reached = True
+    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, doubts=[(0.0, lambda: error)])
+    assert outcome_of(made).error is None
+
+
+@pytest.mark.parametrize("serves", [False, True])
+def test_the_job_does_not_go_on_without_the_node_that_serves_its_meeting_point(serves):
+    made = Script(lambda: made.agent.interrupt(15))
+    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, serves=serves)
+    made.loop.after(0.0, lambda: made.agent.interrupt(15))
+    outcome_of(made)
+    assert [each[2:] for each in made.heard if each[0] == "leave"] == [(("last", serves),)]
+
+
+def test_a_timeout_while_a_generation_stops_for_something_else_ends_the_next_one():
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 1),
+        lambda: made.agent.stop(CAUSE, True),
+        timeout=0.01,
+    )
+
+    def stop_for(reason, notice):
+        made.heard.append(("stop_for", reason, notice))
+        if "--timeout" in reason:
+            made.loop.stop()
+
+    def stopped():
+        made.loop.after(0.0, lambda: made.agent.start(replace(ROUND, generation=4), (NODE, OTHER), 1))
+
+    def failed(cause, restart, after):
+        made.heard.append(("failed", cause.why, restart))
+        if "stop_for" in made.words() and made.words().count("failed") == 2:
+            made.agent.ended(cause.code, cause)
+
+    made.stop_for, made.stopped, made.failed = stop_for, stopped, failed
+    assert outcome_of(made).code == 124
+    assert made.words().count("run") == 1
+    assert made.heard[-2] == ("failed", Why.TIMEOUT, False)
+
+
+def test_a_node_that_knows_the_end_waits_until_the_membership_has_left():
+    made = Script(lambda: made.agent.ended(0, None), lambda: None)
+    made.closed = False
+    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made)
+    made.loop.after(0.05, lambda: (made.close(), made.when_closed()))
+    assert outcome_of(made).code == 0
+    assert made.words()[-2:] == ["close", "close"]

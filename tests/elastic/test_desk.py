@@ -1,0 +1,149 @@
+"""Steps at the store: each under its condition, in its order, and not twice at a time."""
+
+import pytest
+
+from fleetrun.elastic.rounds import keys, records
+from fleetrun.elastic.rounds.acts import Claim, Drop, Form, Learn, Move, Refuse, Register, Tell, Unregister
+from fleetrun.elastic.rounds.desk import Desk
+from fleetrun.elastic.rounds.errands import AGAIN, ECHO, Errands
+from fleetrun.elastic.rounds.part import Part
+from fleetrun.elastic.rounds.records import Done, Node, Report, Round, State, Verdict
+from fleetrun.elastic.rounds.view import View
+from fleetrun.elastic.stores.ledger import Ledger
+from fleetrun.envs.offers import Offer
+from tests.support.simulation import CountingStore, SimulatedLoop
+
+NODE = Node(id="a", host="h", name="", offer=Offer())
+OPEN = Round(generation=1, state=State.OPEN)
+FORMING = Round(generation=1, state=State.FORMING, topology="1/a.0")
+
+
+class Nobody:
+    def changed(self): ...
+    def up(self, *, fresh): ...
+    def down(self, why): ...
+    def lost(self, error): ...
+
+
+class Office:
+    """A desk and what is around it."""
+
+    def __init__(self):
+        self.loop = SimulatedLoop()
+        self.ledger = Ledger()
+        self.store = CountingStore(self.ledger, self.loop, "a")
+        self.view, self.part = View("a", self.loop.now), Part(NODE, self.loop.now)
+        self.looks = 0
+        self.desk = Desk(self.store, self.loop, self.view, self.part, self._look)
+        for prefix in (keys.STATE, keys.NODES):
+            self.store.watch(prefix)
+        self.store.open(Nobody())
+        self.loop.run_for(0.01)
+
+    def _look(self):
+        self.looks += 1
+
+    def take(self, *acts):
+        for act in acts:
+            self.desk.take(act)
+        self.loop.run_for(0.01)
+
+    def round(self):
+        return records.round_of(self.ledger.get(keys.ROUND).value)
+
+
+@pytest.fixture
+def office():
+    return Office()
+
+
+def test_a_round_is_moved_only_from_where_it_was_seen(office):
+    office.take(Move(OPEN, 0))
+    seen = office.ledger.get(keys.ROUND).revision
+    office.ledger.put(keys.ROUND, records.pack(Round(generation=9, state=State.OPEN)))
+    office.take(Move(FORMING, seen))
+    assert office.round().generation == 9
+    office.take(Form(FORMING, (NODE,), seen))
+    assert office.round().generation == 9
+
+
+def test_the_topology_stands_before_the_round_names_it(office):
+    told = []
+    put = office.ledger.put
+    office.ledger.put = lambda key, value, **options: told.append(key) or put(key, value, **options)
+    office.take(Form(FORMING, (NODE,), 0))
+    assert told == [keys.topology("1/a.0"), keys.ROUND]
+    office.view.round = FORMING
+    assert [node.id for node in office.view.members] == ["a"]
+
+
+def test_nobody_takes_the_lead_from_another(office):
+    office.ledger.put(keys.LEADER, b"b")
+    office.take(Claim(0))
+    assert office.ledger.get(keys.LEADER).value == b"b"
+
+
+def test_a_ghost_that_came_back_is_not_dropped(office):
+    old = office.ledger.put(keys.node("g"), b"1").revision
+    office.ledger.put(keys.node("g"), b"2")
+    office.take(Drop("g", old))
+    assert office.ledger.get(keys.node("g")) is not None
+
+
+def test_the_lead_and_the_entry_go_with_the_lease_and_a_report_stays(office):
+    office.take(Register(), Claim(0), Tell(1, Report(done=Done.COMPLETED)))
+    office.store.close()
+    assert set(office.ledger.range("")) == {keys.report(1, "a")}
+
+
+def test_the_same_is_not_asked_twice_at_a_time(office):
+    for _ in range(3):
+        for act in (
+            Register(),
+            Claim(0),
+            Move(OPEN, 0),
+            Refuse("x", Verdict(code=1, message="")),
+            Learn("1/x"),
+        ):
+            office.desk.take(act)
+    assert (office.store.asked["put"], office.store.asked["read"]) == (4, 1)
+
+
+def test_what_was_refused_is_asked_again_after_a_moment(office):
+    office.ledger.put(keys.verdict("x"), b"")
+    office.take(Claim(7))
+    assert office.desk.errands.forget_late(office.loop.now) == pytest.approx(
+        office.loop.now + AGAIN, abs=0.02
+    )
+    office.desk.errands.forget_late(office.loop.now + AGAIN)
+    office.take(Claim(0))
+    assert office.ledger.get(keys.LEADER).value == b"a"
+
+
+def test_a_topology_that_is_not_there_or_none_has_no_members(office):
+    office.ledger.put(keys.topology("2/b.0"), b"junk")
+    for name in ("1/b.0", "2/b.0"):
+        office.view.round = Round(generation=1, state=State.FORMING, topology=name)
+        assert office.view.members is None
+        office.take(Learn(name))
+        assert office.view.members == ()
+    assert office.looks >= 2
+
+
+def test_who_unregisters_is_gone(office):
+    office.take(Register())
+    office.take(Unregister())
+    assert office.ledger.get(keys.node("a")) is None
+
+
+def test_errands_wait_for_their_echo():
+    errands = Errands()
+    assert errands.begin("k", 3)
+    assert not errands.begin("k", 3)
+    errands.answered("k", True, 10.0)
+    assert errands.forget_late(10.0 + ECHO / 2) == 10.0 + ECHO
+    assert not errands.begin("k", 3)
+    assert errands.begin("k", 4), "the mirror shows it"
+    errands.answered("other", True, 0.0)
+    errands.clear()
+    assert errands.begin("k", 4)

@@ -1,0 +1,284 @@
+"""An etcd that dies, freezes, forgets, or cannot be reached for a while: the job goes on, and nothing
+is missed.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fleetrun.elastic.etcd.store import EtcdStore
+from fleetrun.elastic.stores.store import ABSENT
+from fleetrun.pod.loop import Loop
+from tests.elastic.conformance import Answers, Recorder, run_for, until
+from tests.support.etcd import Etcd, etcd_cluster, needs_etcd
+from tests.support.link import Link
+
+pytestmark = [pytest.mark.etcd, needs_etcd, pytest.mark.slow]
+
+LEASE = 2.0
+
+Joined = tuple[EtcdStore, Recorder]
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    with etcd_cluster(tmp_path) as (member,):
+        yield member
+
+
+@pytest.fixture
+def join(loop: Loop) -> Iterator[Callable[..., Joined]]:
+    """`store, seen = join(url, name)`: a client that is up, mirrors `n/`, and has put `n/NAME`, leased."""
+    joined: list[EtcdStore] = []
+
+    def make(url: str, name: str) -> Joined:
+        store = EtcdStore(loop, url, job_id="job", node_id=name, lease=LEASE)
+        joined.append(store)
+        seen = Recorder(store)
+        store.open(seen)
+        store.watch("n/")
+        store.put(f"n/{name}", b"", leased=True)
+        until(loop, lambda: seen.ups and f"n/{name}" in seen.values)
+        return store, seen
+
+    yield make
+    for store in joined:
+        store.close()
+
+
+def test_a_killed_etcd_that_comes_back_is_only_an_interruption(loop, etcd, join):
+    (a, seen), (_, others) = join(etcd.url, "a"), join(etcd.url, "b")
+    etcd.kill()
+    until(loop, lambda: seen.downs and others.downs, within=LEASE)
+    assert seen.downs[0] == f"{etcd.endpoint}: Connection refused"
+    answers = Answers()
+    a.put("n/late", b"x", expect=ABSENT, then=answers)
+    run_for(loop, 0.3)
+    etcd.start()
+    until(loop, lambda: len(seen.ups) == 2 and len(others.ups) == 2 and answers)
+    until(loop, lambda: sorted(others.values) == ["n/a", "n/b", "n/late"])
+    run_for(loop, 1.5 * LEASE)
+    assert sorted(others.values) == ["n/a", "n/b", "n/late"]
+    assert (seen.ups, others.ups, answers) == ([True, False], [True, False], [True])
+
+
+def test_an_etcd_that_is_away_for_longer_than_a_lease(loop, etcd, join):
+    (_, seen), (_, others) = join(etcd.url, "a"), join(etcd.url, "b")
+    etcd.kill()
+    run_for(loop, 2 * LEASE)
+    assert sorted(seen.values) == ["n/a", "n/b"], "the mirror is what was last known"
+    etcd.start()
+    until(loop, lambda: len(seen.ups) == 2 and len(others.ups) == 2)
+    run_for(loop, 1.5 * LEASE)
+    assert sorted(others.values) == ["n/a", "n/b"], "an etcd that starts gives every lease its full time"
+    assert seen.ups == [True, False]
+
+
+def test_an_etcd_that_lost_its_data(loop, etcd, join):
+    (a, seen), (_, others) = join(etcd.url, "a"), join(etcd.url, "b")
+    answers = Answers()
+    for number in range(20):
+        a.put("n/x", str(number).encode(), then=answers)
+    until(loop, lambda: others.values.get("n/x") == b"19" and len(answers) == 20)
+    etcd.kill()
+    until(loop, lambda: seen.downs and others.downs)
+    etcd.forget()
+    etcd.start()
+    until(loop, lambda: seen.ups[1:] and others.ups[1:])
+    until(loop, lambda: seen.ups[-1] and others.ups[-1] and not others.values and not seen.values)
+    answers = Answers()
+    a.put("n/a", b"again", leased=True, expect=ABSENT, then=answers)
+    until(loop, lambda: others.values == {"n/a": b"again"} == seen.values and answers == [True])
+
+
+@pytest.mark.parametrize(("leases", "fresh"), [(0.7, False), (2.0, True)])
+def test_a_frozen_etcd(loop, etcd, join, leases, fresh):
+    (a, seen), (_, others) = join(etcd.url, "a"), join(etcd.url, "b")
+    etcd.freeze()
+    frozen_at = loop.clock()
+    until(loop, lambda: seen.downs and others.downs, within=LEASE)
+    assert seen.downs == [f"{etcd.endpoint}: no answer within 0.5 s"]
+    run_for(loop, leases * LEASE - (loop.clock() - frozen_at))
+    etcd.thaw()
+    until(loop, lambda: len(seen.ups) == len(others.ups) == 2)
+    assert (seen.ups, others.ups) == ([True, fresh], [True, fresh])
+    if fresh:
+        until(loop, lambda: not seen.values and not others.values)
+        a.put("n/a", b"again", leased=True)
+        until(loop, lambda: others.values == {"n/a": b"again"})
+    run_for(loop, 1.5 * LEASE)
+    assert others.values == seen.values == ({"n/a": b"again"} if fresh else {"n/a": b"", "n/b": b""})
+
+
+def test_a_write_whose_fate_nobody_knows(loop, etcd, join):
+    a, seen = join(etcd.url, "a")
+    etcd.freeze()
+    conditional, plain, later = Answers(), Answers(), Answers()
+    a.put("n/1", b"", expect=ABSENT, then=conditional)
+    a.put("n/2", b"", then=plain)
+    a.put("n/3", b"", expect=ABSENT, then=later)
+    until(loop, lambda: conditional, within=LEASE)
+    assert (conditional, plain, later) == ([False], [], [])
+    etcd.thaw()
+    until(loop, lambda: plain and later and seen.ups[1:])
+    assert (plain, later, seen.ups) == ([True], [True], [True, False])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_closing_takes_half_a_second_at_most(loop, etcd, join, frozen):
+    (a, _), (_, others) = join(etcd.url, "a"), join(etcd.url, "b")
+    if frozen:
+        etcd.freeze()
+    a.put("n/1", b"")
+    started = loop.clock()
+    a.close()
+    assert loop.clock() - started < 0.6
+    if frozen:
+        etcd.thaw()
+    until(loop, lambda: "n/a" not in others.values)
+    assert ("n/1" in others.values) or frozen
+
+
+def test_closing_while_there_is_no_etcd(loop, etcd, join):
+    a, seen = join(etcd.url, "a")
+    etcd.kill()
+    until(loop, lambda: seen.downs)
+    started = loop.clock()
+    a.close()
+    assert loop.clock() - started < 0.6
+
+
+# ---- a network that swallows
+
+
+@pytest.fixture
+def link(etcd: Etcd) -> Iterator[Link]:
+    made = Link(etcd.endpoint)
+    yield made
+    made.close()
+
+
+def test_a_cut_cable(loop, etcd, link, join):
+    (_, seen), (b, others) = join(f"etcd://{link.endpoint}", "a"), join(etcd.url, "b")
+    b.put("n/gone", b"")
+    until(loop, lambda: "n/gone" in seen.values)
+    link.swallow()
+    until(loop, lambda: seen.downs, within=LEASE)
+    b.delete("n/gone")
+    b.put("n/new", b"")
+    until(loop, lambda: sorted(others.values) == ["n/b", "n/new"])
+    assert sorted(seen.values) == ["n/a", "n/b", "n/gone"], "nothing passed"
+    link.heal()
+    until(loop, lambda: seen.ups == [True, True])
+    assert sorted(seen.values) == ["n/b", "n/new"], "it is whole when it is up"
+    assert others.downs == []
+
+
+def test_a_watch_that_died_in_silence(loop, etcd, link, join):
+    """Only its connection: what is asked for goes on being answered, and the lease holds."""
+    (_, seen), (b, _) = join(f"etcd://{link.endpoint}", "a"), join(etcd.url, "b")
+    link.swallow(containing=b"create_request")
+    b.put("n/new", b"")
+    until(loop, lambda: "n/new" in seen.values, within=LEASE)
+    assert (seen.ups, seen.downs) == ([True], [])
+
+
+def test_an_etcd_that_lost_its_data_before_the_watch_told_of_them(loop, etcd, link, join):
+    a, seen = join(f"etcd://{link.endpoint}", "a")
+    link.swallow(containing=b"create_request")
+    answers = Answers()
+    for number in range(20):
+        a.put(f"n/{number}", b"", then=answers)
+    until(loop, lambda: len(answers) == 20)
+    etcd.kill()
+    etcd.forget()
+    etcd.start()
+    until(loop, lambda: seen.ups[1:] and seen.ups[-1] and not seen.values)
+
+
+# ---- before the first contact
+
+
+def test_it_tries_for_ever_and_at_every_member(loop, etcd):
+    etcd.kill()
+    with Silence() as silent:
+        store = EtcdStore(loop, f"{etcd.url},{silent.endpoint}", job_id="job", node_id="a", lease=LEASE)
+        seen, answers = Recorder(store), Answers()
+        store.put("n/a", b"", leased=True, then=answers)
+        store.watch("n/")
+        store.open(seen)
+        until(loop, lambda: seen.downs)
+        run_for(loop, LEASE)
+        assert seen.downs == [
+            f"{etcd.endpoint}: Connection refused; {silent.endpoint}: no answer within 0.5 s"
+        ]
+        assert (seen.ups, answers, seen.changes) == ([], [], [])
+        etcd.start()
+        until(loop, lambda: seen.ups == [True] and answers == [True] and seen.values == {"n/a": b""})
+        store.close()
+
+
+class Silence:
+    """Listens, takes connections, and says nothing."""
+
+    def __enter__(self) -> Silence:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+
+# ---- several members
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Sequence[Etcd]]:
+    with etcd_cluster(tmp_path, 3) as members:
+        yield members
+
+
+def leader_of(members: Sequence[Etcd]) -> Etcd:
+    status = members[0].ask("/maintenance/status", {})
+    ids = {member.ask("/maintenance/status", {})["header"]["member_id"]: member for member in members}
+    return ids[status["leader"]]
+
+
+@pytest.mark.parametrize("fault", [Etcd.kill, Etcd.freeze])
+def test_the_leader_of_three_members_fails(loop, cluster, join, fault):
+    url = "etcd://" + ",".join(member.endpoint for member in cluster)
+    clients = [join(url, f"n{number}") for number in range(6)]
+    until(loop, lambda: all(len(seen.values) == 6 for _, seen in clients))
+    fault(leader_of(cluster))
+    answers = Answers()
+    for number, (store, _) in enumerate(clients):
+        store.put(f"n/after{number}", b"", then=answers)
+    until(loop, lambda: answers == [True] * 6)
+    until(loop, lambda: all(len(seen.values) == 12 for _, seen in clients))
+    run_for(loop, 1.5 * LEASE)
+    assert all(len(seen.values) == 12 for _, seen in clients), "no lease was lost"
+    assert all(seen.ups == [True] + [False] * (len(seen.ups) - 1) for _, seen in clients)
+
+
+def test_without_a_majority_nobody_is_there(loop, cluster, join):
+    url = "etcd://" + ",".join(member.endpoint for member in cluster)
+    _, seen = join(url, "a")
+    for member in cluster[:2]:
+        member.kill()
+    until(loop, lambda: seen.downs)
+    until(loop, lambda: all(member.endpoint in seen.downs[-1] for member in cluster))
+    cluster[0].start()
+    until(loop, lambda: len(seen.ups) == 2)
+    assert sorted(seen.values) == ["n/a"]

@@ -1,0 +1,63 @@
+"""Where nodes meet, in one loop: the node that serves the store goes last."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fleetrun.elastic.embedded.store import ZmqStore
+from fleetrun.elastic.meeting import Meeting, Wish, open_meeting
+from fleetrun.envs.network import Ports
+from fleetrun.pod.loop import Loop
+
+
+class Listener:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def up(self, *, fresh: bool) -> None:
+        self._loop.stop()
+
+    def changed(self) -> None: ...
+    def down(self, why: str) -> None: ...
+    def lost(self, error: Exception) -> None: ...
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+def hosted(loop: Loop, ports: Ports) -> Meeting:
+    wish = Wish(master=None, address="127.0.0.1", job_id="job", node_id="a", lease=5.0)
+    return open_meeting(wish, loop, ports)
+
+
+def test_the_store_is_there_until_the_others_have_said_good_bye(loop: Loop) -> None:
+    ports = Ports(None)
+    meeting = hosted(loop, ports)
+    other = ZmqStore(loop, meeting.endpoint, job_id="job", node_id="b", lease=5.0)
+    other.open(Listener(loop))  # type: ignore[arg-type]
+    loop.run()
+    done: list[str] = []
+
+    def leave() -> None:
+        done.append("left")
+        other.close()
+
+    loop.after(0.05, leave)
+    began = loop.clock()
+    meeting.close()
+    assert done == ["left"]
+    assert loop.clock() - began < 2.0
+    ports.close()
+
+
+def test_with_nobody_there_it_goes_at_once(loop: Loop) -> None:
+    ports = Ports(None)
+    meeting = hosted(loop, ports)
+    began = loop.clock()
+    meeting.close()
+    assert loop.clock() - began < 0.5
+    ports.close()

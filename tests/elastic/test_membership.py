@@ -1,0 +1,67 @@
+"""Nodes of one job over a store: they meet, run, stop and end together."""
+
+from fleetrun.elastic.rounds.records import Why
+from tests.support.simulation import SimulatedJob
+
+
+def job_of(count, **policy):
+    job = SimulatedJob(**{"fewest": count, "most": count, **policy})
+    for _ in range(count):
+        job.add()
+    return job
+
+
+def running(count, **policy):
+    job = job_of(count, **policy)
+    job.until(job.all_run())
+    return job
+
+
+def test_nodes_meet_and_run():
+    job = running(3)
+    assert [player.runs[0].rank for player in job.players] == [0, 1, 2]
+    assert {player.runs[0].members for player in job.players} == {("n1", "n2", "n3")}
+    assert job.loop.now < 1001
+
+
+def test_a_job_completes_when_all_trainers_have():
+    job = running(2)
+    job.players[0].complete()
+    job.loop.run_for(30)
+    assert not job.players[0].over
+    job.players[1].complete()
+    job.until(job.all_over)
+    assert [player.end for player in job.players] == [(0, None)] * 2
+    assert [player.finishes for player in job.players] == [1, 1]
+    job.until(lambda: all(player.membership.closed for player in job.players))
+    assert job.ledger.range("") == {}
+
+
+def test_a_failure_ends_the_job_on_all_nodes():
+    job = running(3)
+    job.players[1].fail(7)
+    began = job.loop.now
+    job.until(lambda: all(player.stops for player in job.players))
+    assert job.loop.now - began < 0.1
+    job.until(job.all_over)
+    assert job.loop.now - began < 1
+    assert {player.code for player in job.players} == {7}
+    for player in job.players:
+        cause = player.end[1]
+        assert (cause.why, cause.node, cause.rank) == (Why.FAILED, "h2 (10.0.0.2)", 1)
+        assert cause.headline == "trainer 1 exited with code 7"
+    job.until(lambda: all(player.membership.closed for player in job.players))
+    assert job.ledger.range("") == {}
+
+
+def test_a_failure_restarts_the_job_on_all_nodes():
+    job = running(3, max_restart=2)
+    job.players[1].fail(7, restart=True, after=0.5)
+    job.until(lambda: all(len(player.runs) == 2 for player in job.players))
+    assert [(player.runs[1].rank, player.runs[1].restarts) for player in job.players] == [
+        (0, 1), (1, 1), (2, 1)
+    ]  # fmt: skip
+    for player in job.players:
+        player.complete()
+    job.until(job.all_over)
+    assert {player.code for player in job.players} == {0}

@@ -1,0 +1,76 @@
+"""A client of a ledger in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fleetrun.elastic.stores.expiry import Expiry
+from fleetrun.elastic.stores.ledger import Ledger
+from fleetrun.elastic.stores.memory_store import MemoryStore
+from fleetrun.errors import LaunchError
+from fleetrun.pod.loop import Loop
+from tests.elastic.conformance import Answers, StoreConformance, run_for, until
+
+
+class MemoryWorld:
+    lease = 0.4
+
+    def __init__(self, loop: Loop) -> None:
+        self.ledger = Ledger()
+        self.expiry = Expiry(self.ledger, loop, self.lease)
+        self._loop = loop
+
+    def client(self, name: str) -> MemoryStore:
+        return MemoryStore(self.ledger, self._loop, name, lease=self.lease)
+
+    def vanish(self, store: MemoryStore) -> None:
+        store.cut()
+
+
+class TestMemoryStore(StoreConformance):
+    @pytest.fixture
+    def world(self, loop: Loop) -> Iterator[MemoryWorld]:
+        made = MemoryWorld(loop)
+        yield made
+        made.expiry.close()
+
+    def test_a_short_cut_is_forgiven_and_the_mirror_is_whole_after_it(self, loop, world, join):
+        store, seen = join("a")
+        other, _ = join("b")
+        store.watch("n/")
+        store.put("n/a", b"", leased=True)
+        store.put("n/x", b"")
+        until(loop, lambda: len(seen.values) == 2)
+        store.cut("the cable")
+        other.delete("n/x")
+        other.put("n/y", b"")
+        answers = Answers()
+        store.put("n/late", b"", then=answers)
+        until(loop, lambda: seen.downs)
+        run_for(loop, world.lease / 4)
+        assert (seen.downs, answers, sorted(seen.values)) == (["the cable"], [], ["n/a", "n/x"])
+        store.heal()
+        until(loop, lambda: sorted(seen.values) == ["n/a", "n/late", "n/y"])
+        assert (seen.ups, answers) == ([True, False], [True])
+
+    def test_after_a_long_cut_the_lease_is_another(self, loop, world, join):
+        store, seen = join("a")
+        other, others = join("b")
+        other.watch("n/")
+        store.put("n/a", b"", leased=True)
+        until(loop, lambda: others.values)
+        store.cut()
+        until(loop, lambda: not others.values)
+        store.heal()
+        until(loop, lambda: seen.ups == [True, True])
+        store.put("n/a", b"again", leased=True)
+        until(loop, lambda: others.values == {"n/a": b"again"})
+
+    def test_a_store_that_is_lost_says_so_once(self, loop, world, join):
+        store, seen = join("a")
+        store.lose(LaunchError("gone"))
+        until(loop, lambda: seen.errors)
+        run_for(loop, world.lease)
+        assert [str(error) for error in seen.errors] == ["gone"]

@@ -1,0 +1,402 @@
+"""Decisions, by table: from what stands in the store and what a node does to what it does next."""
+
+import dataclasses
+
+import pytest
+
+from fleetrun.elastic.rounds import acts, keys, records
+from fleetrun.elastic.rounds.part import Failure, Part, Phase
+from fleetrun.elastic.rounds.policy import Policy
+from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, Round, State, Verdict, Why
+from fleetrun.elastic.rounds.rendezvous import decide
+from fleetrun.elastic.rounds.view import View
+from fleetrun.elastic.stores.store import Entry
+from fleetrun.envs.offers import Offer
+
+LEASE = 10.0
+POLICY = Policy(fewest=2, most=2, lease=LEASE)
+NODES = {id: Node(id=id, host=f"host-{id}", name="", offer=Offer()) for id in "abcx"}
+FAILED = Cause(why=Why.FAILED, node="host-b", rank=1, headline="exit 7", code=7)
+LOST = Cause(why=Why.LOST, node="host-b", rank=1, headline="b is gone", code=125)
+
+
+class Case:
+    """One node's knowledge: `me` of the nodes that are `there`, at time 5."""
+
+    def __init__(self, me="a", *, there="ab", leader="a", members="ab", policy=POLICY, **round_):
+        self.mirror = {}
+        self.revision = 0
+        self.policy = policy
+        self.view = View(me, 0.0)
+        self.view.up = True
+        self.part = Part(NODES[me], 0.0, seen_alive=True, was_up=True)
+        for id in there:
+            self.put(keys.node(id), records.pack(NODES[id]))
+        if leader:
+            self.put(keys.LEADER, leader.encode())
+        if round_:
+            self.round = Round(**{"generation": 1, "topology": "1/a.0" if members else "", **round_})
+            self.put(keys.ROUND, records.pack(self.round))
+            if members:
+                self.view.learned(self.round.topology, tuple(NODES[id] for id in members))
+        self.members = members
+        self.look(0.0)
+
+    def put(self, key, value):
+        self.revision += 1
+        old = self.mirror.get(key)
+        self.mirror[key] = Entry(value, old.created if old else self.revision, self.revision)
+
+    def report(self, **done):
+        for id, each in done.items():
+            self.put(keys.report(self.round.generation, id), records.pack(Report(done=each)))
+        return self.look(0.0)
+
+    def gone(self, *ids, at=5.0):
+        for id in ids:
+            del self.mirror[keys.node(id)]
+        return self.look(at)
+
+    def taking_part(self, phase, *, completed=False):
+        members = tuple(NODES[id] for id in self.members)
+        self.part.take(self.round, members, [node.id for node in members].index(self.part.node.id))
+        self.part.phase, self.part.completed = phase, completed
+        return self
+
+    def look(self, now):
+        self.view.refresh(self.mirror, now)
+        return self
+
+    def decision(self, now=5.0):
+        self.look(now)
+        return decide(self.view, self.part, self.policy, now)
+
+    def acts(self, now=5.0, *, but=(acts.Tell, acts.Count)):
+        decided = self.decision(now).acts
+        assert str(decided) == str(self.decision(now).acts), "asking again gives the same"
+        return [act for act in decided if not isinstance(act, but)]
+
+    def moves(self, now=5.0):
+        """The states to which the round is moved."""
+        found = [act for act in self.acts(now) if isinstance(act, acts.Move | acts.Form)]
+        assert all(act.expect == self.view.round_revision for act in found)
+        return [act.round.state for act in found]
+
+
+# ---- to be there and to lead
+
+
+def test_who_is_not_registered_registers_and_nothing_else():
+    assert Case(there="", leader="").acts() == [acts.Register()]
+
+
+@pytest.mark.parametrize(
+    ("me", "state", "leaderless", "claims"),
+    [
+        ("x", None, 0, True),
+        ("x", State.OPEN, 0, True),
+        ("x", State.ENDED, 0, False),  # the job was its own: it ends
+        ("a", State.FORMING, 0, True),
+        ("a", State.RUNNING, 0, True),
+        ("a", State.STOPPING, 0, True),
+        ("x", State.FORMING, LEASE - 0.1, False),
+        ("x", State.RUNNING, LEASE - 0.1, False),
+        ("x", State.STOPPING, LEASE - 0.1, False),
+        ("x", State.RUNNING, LEASE, True),
+    ],
+)
+def test_who_leads_when_nobody_does(me, state, leaderless, claims):
+    round_ = {"state": state, "cause": FAILED} if state is not None else {}
+    case = Case(me, there="abx", leader="", **round_)
+    if me == "a":
+        case.taking_part(Phase.RUNNING)
+    if state is State.ENDED:
+        case.part.last = case.round
+    decided = case.acts(leaderless)
+    assert (acts.Claim(0) in decided) is claims
+
+
+def test_nobody_claims_what_somebody_has():
+    assert acts.Claim(0) not in Case("b", leader="a", state=State.OPEN, members="").acts()
+
+
+def test_keys_of_an_ended_lease_are_written_again():
+    case = Case(state=State.RUNNING).taking_part(Phase.RUNNING)
+    case.part.renew = {"node", "leader"}
+    assert case.acts()[:2] == [acts.Register(), acts.Claim(case.view.leader_revision)]
+
+
+def test_who_is_fenced_neither_registers_nor_leads_nor_reports():
+    case = Case(there="b", leader="", state=State.OPEN, generation=2).taking_part(Phase.STOPPING)
+    case.part.round = dataclasses.replace(case.round, generation=1)
+    assert case.decision().acts == []
+
+
+def test_a_verdict_ends_who_waits_but_not_who_runs():
+    verdict = records.pack(Verdict(code=125, message="full"))
+    waiting = Case("x", there="abx", state=State.RUNNING)
+    running = Case("b", state=State.RUNNING).taking_part(Phase.RUNNING)
+    for case in (waiting, running):
+        case.put(keys.verdict(case.part.node.id), verdict)
+    assert [act.error.message for act in waiting.acts()] == ["full"]
+    assert running.acts() == []
+
+
+# ---- the leader, step by step
+
+
+def test_the_first_round():
+    decided = Case(there="a").acts()
+    assert decided == [acts.Move(Round(generation=1, state=State.OPEN), 0)]
+
+
+def test_enough_nodes_are_formed():
+    (form,) = Case(state=State.OPEN, members="").acts(0.0)
+    assert [node.id for node in form.members] == ["a", "b"]
+    assert (form.round.state, form.round.size, form.round.topology) == (State.FORMING, 2, "1/a.0")
+
+
+def test_what_never_comes_about_is_not_proposed_for_ever():
+    case = Case(state=State.OPEN, members="")
+    assert case.moves(60.0) == [State.FORMING]
+    assert case.moves(60.0 + 2 * LEASE) == [State.ENDED]
+
+
+@pytest.mark.parametrize(
+    ("reports", "now", "moves"),
+    [
+        ({}, 0.0, []),
+        ({"a": Done.READY}, 1.0, []),
+        ({"a": Done.READY, "b": Done.READY}, 0.0, [State.RUNNING]),
+        ({"a": Done.READY}, LEASE / 2, [State.OPEN]),
+    ],
+)
+def test_forming(reports, now, moves):
+    case = Case(state=State.FORMING).taking_part(Phase.READY).report(**reports)
+    assert case.moves(now) == moves
+
+
+def test_a_ghost_is_dropped_and_who_is_ready_is_not():
+    case = Case(state=State.FORMING).taking_part(Phase.READY).report(a=Done.READY)
+    drop, move = case.acts(LEASE / 2)
+    assert drop == acts.Drop("b", case.view.nodes["b"].revision)
+    assert (move.round.generation, move.round.topology, move.round.restarts) == (2, "1/a.0", 0)
+
+
+def test_a_member_that_goes_while_a_generation_forms_is_not_waited_for():
+    case = Case(state=State.FORMING).taking_part(Phase.READY).report(a=Done.READY, b=Done.READY)
+    case.report(b=Done.READY)
+    case.mirror.pop(keys.report(1, "b"))
+    assert case.gone("b", at=0.1).moves(0.1) == [State.OPEN]
+
+
+def test_a_thousand_members_have_longer_to_read_their_topology():
+    case = Case(state=State.FORMING).taking_part(Phase.READY)
+    case.view.learned("1/a.0", (NODES["a"], NODES["b"]) * 1000)
+    assert case.moves(LEASE / 2) == []
+    assert case.moves(LEASE) == [State.OPEN]
+
+
+@pytest.mark.parametrize(
+    ("reports", "moves"),
+    [
+        ({"a": Done.READY, "b": Done.READY}, []),
+        ({"a": Done.COMPLETED, "b": Done.READY}, []),
+        ({"a": Done.COMPLETED, "b": Done.COMPLETED}, [State.ENDED]),
+    ],
+)
+def test_running(reports, moves):
+    case = Case(state=State.RUNNING).taking_part(Phase.RUNNING).report(**reports)
+    assert case.moves(5.0) == moves
+
+
+@pytest.mark.parametrize(
+    ("policy", "restart"),
+    [
+        (POLICY, False),
+        (Policy(fewest=1, most=2, lease=LEASE), True),
+        (Policy(fewest=2, most=2, level=0, lease=LEASE), True),
+        (Policy(fewest=2, most=2, level=1, lease=LEASE), True),
+    ],
+)
+def test_a_member_that_goes_stops_the_round(policy, restart):
+    case = Case(state=State.RUNNING, policy=policy).taking_part(Phase.RUNNING).gone("b")
+    (move,) = case.acts()
+    assert (move.round.state, move.round.restart) == (State.STOPPING, restart)
+    assert (move.round.cause.why, move.round.cause.rank, move.round.cause.code) == (Why.LOST, 1, 125)
+
+
+def test_a_member_that_a_new_leader_has_not_seen_may_come_yet():
+    case = Case("a", there="a", state=State.RUNNING).taking_part(Phase.RUNNING)
+    assert case.acts(LEASE - 0.1) == []
+    assert case.decision(LEASE - 0.1).until == pytest.approx(LEASE)
+    assert case.moves(LEASE) == [State.STOPPING]
+
+
+def test_after_an_outage_members_may_come_yet():
+    case = Case(state=State.RUNNING).taking_part(Phase.RUNNING)
+    del case.mirror[keys.node("b")]
+    case.view.refresh(case.mirror, 50.0, whole=True)
+    assert case.moves(50.0 + LEASE - 0.1) == []
+    assert case.moves(50.0 + LEASE) == [State.STOPPING]
+
+
+@pytest.mark.parametrize(
+    ("policy", "kinds"),
+    [
+        (POLICY, [acts.Refuse]),
+        (Policy(fewest=2, most=3, lease=LEASE), [acts.Move]),
+        (Policy(fewest=1, most=2, lease=LEASE), []),
+    ],
+)
+def test_a_newcomer(policy, kinds):
+    case = Case(there="abx", state=State.RUNNING, size=2, policy=policy).taking_part(Phase.RUNNING)
+    assert [type(act) for act in case.acts(1.0)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("reports", "restart", "now", "moves"),
+    [
+        ({"a": Done.STOPPING, "b": Done.STOPPING}, False, 0.2, []),
+        ({"a": Done.STOPPING, "b": Done.STOPPING}, False, 0.3, [State.ENDED]),
+        ({"a": Done.STOPPING}, False, 0.9, []),
+        ({"a": Done.STOPPING}, False, 1.0, [State.ENDED]),
+        ({"a": Done.STOPPED, "b": Done.STOPPING}, True, 50.0, []),
+        ({"a": Done.STOPPED, "b": Done.STOPPED}, True, 0.3, [State.OPEN]),
+    ],
+)
+def test_stopping(reports, restart, now, moves):
+    case = Case(state=State.STOPPING, cause=FAILED, restart=restart).taking_part(Phase.STOPPED)
+    assert case.report(**reports).moves(now) == moves
+
+
+def test_a_restart_counts_for_a_failure_and_not_for_a_loss():
+    for cause, restarts in ((FAILED, 2), (LOST, 1)):
+        policy = Policy(fewest=1, most=2, lease=LEASE)
+        case = Case(state=State.STOPPING, cause=cause, restart=True, restarts=1, policy=policy)
+        case.taking_part(Phase.STOPPED).report(a=Done.STOPPED, b=Done.STOPPED)
+        (move,) = case.acts(0.5)
+        assert (move.round.generation, move.round.restarts, move.round.after) == (2, restarts, 0.0)
+
+
+def test_the_last_one_cleans_up():
+    case = Case(state=State.ENDED, cause=FAILED)
+    case.part.last, case.part.phase = case.round, Phase.OVER
+    assert case.acts(1.0) == []
+    assert case.acts(LEASE) == [acts.Clean()]
+    assert case.gone("b", at=1.0).acts(1.0) == [acts.Clean()]
+
+
+def test_an_ended_round_of_an_earlier_job_is_opened_afresh():
+    case = Case("x", there="x", leader="x", state=State.ENDED, generation=7, restarts=3)
+    case.part.seen_alive = False
+    (move,) = case.acts()
+    assert move.round == Round(generation=8, state=State.OPEN)
+
+
+def test_without_any_member_the_round_is_opened_afresh_when_none_can_come_back():
+    case = Case("x", there="x", leader="x", state=State.RUNNING, generation=7, restarts=3)
+    assert case.acts(LEASE - 0.1) == []
+    (move,) = case.acts(LEASE)
+    assert move.round == Round(generation=8, state=State.OPEN)
+
+
+# ---- a member, step by step
+
+
+@pytest.mark.parametrize(
+    ("state", "phase", "kinds"),
+    [
+        (State.FORMING, Phase.IDLE, [acts.Ready]),
+        (State.FORMING, Phase.READY, []),
+        (State.RUNNING, Phase.IDLE, [acts.Ready]),
+        (State.STOPPING, Phase.IDLE, [acts.Ready]),
+        (State.RUNNING, Phase.READY, [acts.Start]),
+        (State.RUNNING, Phase.RUNNING, []),
+        (State.STOPPING, Phase.READY, [acts.Stop]),
+        (State.STOPPING, Phase.RUNNING, [acts.Stop]),
+        (State.STOPPING, Phase.STOPPING, []),
+        (State.STOPPING, Phase.STOPPED, []),
+        (State.OPEN, Phase.READY, [acts.Rest]),
+        (State.OPEN, Phase.STOPPED, [acts.Rest]),
+        (State.OPEN, Phase.RUNNING, [acts.Stop]),  # it went on without this node
+        (State.OPEN, Phase.STOPPING, []),
+        (None, Phase.READY, [acts.Rest]),
+        (None, Phase.RUNNING, [acts.Form]),  # the store has lost its data
+    ],
+)
+def test_a_member_follows_its_round(state, phase, kinds):
+    case = Case("b", state=state or State.RUNNING, cause=FAILED)
+    if phase is not Phase.IDLE:
+        case.taking_part(phase)
+    if state is State.OPEN:
+        case.put(keys.ROUND, records.pack(dataclasses.replace(case.round, state=state, generation=2)))
+    if state is None:
+        case.view = View("b", 0.0)
+        case.view.up = True
+        del case.mirror[keys.ROUND]
+    assert [type(act) for act in case.acts(1.0)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("phase", "completed", "done"),
+    [
+        (Phase.IDLE, False, None),
+        (Phase.READY, False, Done.READY),
+        (Phase.RUNNING, False, Done.READY),
+        (Phase.RUNNING, True, Done.COMPLETED),
+        (Phase.STOPPING, True, Done.STOPPING),
+        (Phase.STOPPED, False, Done.STOPPED),
+    ],
+)
+def test_a_member_reports_how_far_it_is(phase, completed, done):
+    case = Case("b", state=State.STOPPING, cause=FAILED)
+    if phase is not Phase.IDLE:
+        case.taking_part(phase, completed=completed)
+    told = [act.report.done for act in case.decision().acts if isinstance(act, acts.Tell)]
+    assert told == ([] if done is None else [done])
+
+
+def test_what_was_told_is_not_told_again_unless_there_is_more():
+    case = Case("b", state=State.STOPPING, cause=FAILED).taking_part(Phase.STOPPING)
+    case.part.told = (1, Done.STOPPING, 0)
+    assert case.decision().acts == []
+    case.part.causes.append((4.0, FAILED))
+    (tell,) = case.decision(5.0).acts
+    assert tell.report.causes[0].age == pytest.approx(1.0)
+
+
+def test_a_failure_stops_the_round_with_its_age():
+    case = Case("b", state=State.RUNNING).taking_part(Phase.RUNNING)
+    case.part.failure = Failure(dataclasses.replace(FAILED, age=0.5), restart=True, after=2.0, since=4.0)
+    (move,) = case.acts(5.0)
+    assert move.round.cause.age == pytest.approx(1.5)
+    assert (move.round.restart, move.round.after, move.expect) == (True, 2.0, case.view.round_revision)
+
+
+def test_without_a_store_nothing_is_asked_of_it():
+    case = Case(there="a", state=State.RUNNING).taking_part(Phase.RUNNING)
+    case.view.up, case.part.down_since = False, 0.0
+    assert case.decision(1000.0).acts == []
+
+
+@pytest.mark.parametrize(
+    ("last", "phase", "kinds"),
+    [
+        ({"code": 0}, Phase.RUNNING, [acts.Finish]),
+        ({"code": 0}, Phase.FINISHING, []),
+        ({"code": 0}, Phase.STOPPED, [acts.End]),
+        ({"code": 0}, Phase.IDLE, [acts.Fail]),
+        ({"code": 0, "generation": 2}, Phase.RUNNING, [acts.Stop, acts.Fail]),
+        ({"code": 7, "cause": FAILED}, Phase.RUNNING, [acts.Stop, acts.End]),
+        ({"code": 7, "cause": FAILED}, Phase.STOPPING, [acts.End]),
+        ({"code": 7, "cause": FAILED}, Phase.IDLE, [acts.End]),
+    ],
+)
+def test_the_end(last, phase, kinds):
+    case = Case("b", state=State.RUNNING)
+    if phase is not Phase.IDLE:
+        case.taking_part(phase)
+    case.part.last = dataclasses.replace(case.round, state=State.ENDED, **last)
+    assert [type(act) for act in case.acts(but=(acts.Unregister,))] == kinds
+    assert acts.Unregister() in case.acts()

@@ -1,0 +1,108 @@
+"""Which of several causes is the job's, and whether there is another generation."""
+
+import dataclasses
+
+import pytest
+
+from fleetrun.elastic.rounds.policy import Policy
+from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, Round, State, Why
+from fleetrun.elastic.rounds.stopping import final_cause, may_restart
+from fleetrun.elastic.rounds.view import Heard, View
+from fleetrun.envs.offers import Offer
+
+NODES = tuple(Node(id=id, host=id, name="", offer=Offer()) for id in "abc")
+LEASE = 10.0
+FIXED = Policy(fewest=3, most=3, lease=LEASE, max_restart=2)
+ELASTIC = Policy(fewest=2, most=3, lease=LEASE, max_restart=2)
+NOW = 50.0
+"""When the round was seen to stop."""
+
+
+def cause(why, rank, code=7, age=0.0):
+    return Cause(why=why, node=NODES[rank].title, rank=rank, headline=f"{why} {rank}", code=code, age=age)
+
+
+def seen(first, told=(), gone=(), completed=()):
+    """A view in which the round stopped for `first`, `told` are causes with the times at which they
+    happened, `gone` nodes with the times at which they went.
+    """
+    view = View("a", 0.0)
+    view.round = Round(generation=1, state=State.STOPPING, cause=first, size=3)
+    view.round_since = NOW
+    view.nodes = dict.fromkeys("abc")
+    for at, each in told:
+        report = Report(done=Done.STOPPING, causes=(each,))
+        view.reports["abc"[each.rank]] = Heard(report, ((at, each),))
+    for id in completed:
+        view.reports[id] = Heard(Report(done=Done.COMPLETED), ())
+    for id, at in gone:
+        del view.nodes[id]
+        view.gone[id] = at
+    return view
+
+
+F, L, T = Why.FAILED, Why.LOST, Why.LEFT
+
+
+@pytest.mark.parametrize(
+    ("first", "told", "gone", "completed", "chosen"),
+    [
+        (cause(F, 0), [], [], "", (F, 0)),
+        (cause(F, 0), [(NOW - 0.1, cause(F, 1))], [], "", (F, 1)),
+        (cause(F, 0, age=0.3), [(NOW - 0.1, cause(F, 1))], [], "", (F, 0)),
+        (cause(F, 0), [(NOW + 0.1, cause(F, 1)), (NOW - 0.2, cause(F, 2))], [], "", (F, 2)),
+        # a node that has gone: before, soon after (its peers failed first), much later
+        (cause(F, 0), [], [("c", NOW - 1)], "", (L, 2)),
+        (cause(F, 0), [], [("c", NOW + 0.5)], "", (L, 2)),
+        (cause(F, 0, age=1.1), [], [("c", NOW + 0.5)], "", (F, 0)),
+        # who has said why it goes, or was done, is not lost
+        (cause(T, 2), [], [("c", NOW)], "", (T, 2)),
+        (cause(F, 0), [(NOW + 0.1, cause(T, 2))], [("c", NOW + 0.2)], "", (F, 0)),
+        (cause(F, 0), [], [("c", NOW)], "c", (F, 0)),
+        (cause(F, 2), [], [("c", NOW + 0.2)], "", (F, 2)),
+        # of two that have gone the first
+        (cause(L, 1, age=0.2), [], [("b", NOW - 0.2), ("c", NOW - 0.4)], "", (L, 2)),
+    ],
+)
+def test_the_cause(first, told, gone, completed, chosen):
+    view = seen(first, told, gone, completed)
+    final = final_cause(view, NODES, FIXED, NOW + 1)
+    assert (final.why, final.rank) == chosen
+
+
+def test_its_age_is_told_as_of_now():
+    final = final_cause(seen(cause(F, 0, age=0.5)), NODES, FIXED, NOW + 1)
+    assert final.age == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("why", "code", "policy", "here", "restarts", "again"),
+    [
+        (F, 7, FIXED, 3, 0, True),
+        (F, 7, FIXED, 3, 2, False),
+        (F, 2, FIXED, 3, 0, False),
+        (F, 127, ELASTIC, 3, 0, False),
+        (F, 7, FIXED, 2, 0, False),  # another one is gone
+        (F, 7, ELASTIC, 2, 0, True),
+        (L, 125, FIXED, 2, 0, False),
+        (L, 125, ELASTIC, 2, 0, True),
+        (L, 125, ELASTIC, 2, 2, True),  # counts nothing
+        (L, 125, ELASTIC, 1, 0, False),
+        (L, 125, dataclasses.replace(FIXED, level=0), 1, 0, True),
+        (T, 143, FIXED, 2, 0, False),
+        (T, 143, dataclasses.replace(FIXED, level=1), 2, 0, True),
+        (Why.JOINED, 0, ELASTIC, 3, 2, True),
+        (Why.TIMEOUT, 124, ELASTIC, 3, 0, False),
+    ],
+)
+def test_whether_there_is_another_generation(why, code, policy, here, restarts, again):
+    first = cause(Why.JOINED, 0, code=0)
+    round_ = Round(generation=1, state=State.STOPPING, cause=first, restart=True, restarts=restarts)
+    assert may_restart(round_, cause(why, 1, code), NODES[:here], policy) is again
+
+
+@pytest.mark.parametrize("wish", [True, False])
+def test_the_node_that_failed_first_knows_best(wish):
+    first = cause(F, 0)
+    round_ = Round(generation=1, state=State.STOPPING, cause=first, restart=wish, restarts=0)
+    assert may_restart(round_, dataclasses.replace(first, age=9.0), NODES, FIXED) is wish

@@ -1,0 +1,70 @@
+"""A job of 100,000 ranks on paper: what each process and each record holds stays within the limits of the
+system and of etcd.
+"""
+
+import hashlib
+import json
+import random
+import subprocess
+
+import pytest
+
+from fleetrun.elastic.rounds import records
+from fleetrun.elastic.rounds.records import Node
+from fleetrun.envs import contract, topology
+from fleetrun.envs.argv import read
+from fleetrun.envs.offers import Host, Offer
+from fleetrun.envs.resolve import resolve
+from fleetrun.pod.job import pod_spec
+
+NODES, PROCESSES = 12_500, 8
+ONE_STRING = 128 << 10
+"""Of an environment, with its name and the zero at its end (MAX_ARG_STRLEN of Linux)."""
+ETCD_REQUEST = 1536 << 10
+"""--max-request-bytes by default."""
+
+
+def node(number: int) -> Node:
+    random.seed(number)
+    host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+    service, *ports = random.sample(range(32768, 60999), PROCESSES + 1)
+    trainers = tuple(f"{host}:{port}" for port in ports)
+    offer = Offer(trainers=trainers, service=f"{host}:{service}")
+    return Node(
+        id=hashlib.sha256(str(number).encode()).hexdigest()[:16],
+        host=host,
+        name=f"node-{number:05}.cluster.example",
+        offer=offer,
+    )
+
+
+@pytest.fixture(scope="module")
+def nodes() -> list[Node]:
+    return [node(number) for number in range(NODES)]
+
+
+def test_the_environment_of_a_process(nodes: list[Node], tmp_path):
+    settings = resolve(
+        read(f"--nproc_per_node {PROCESSES} --log_dir {tmp_path} train.py".split()), {}
+    ).settings
+    here = Host(address=nodes[-1].host)
+    members = topology.build(settings, here, [each.offer for each in nodes], NODES - 1)
+    spec = pod_spec(settings, members, pod="evjsyn", cores=8, environ={"HOME": "/"})
+    last = spec.containers[-1]
+    assert last.env["RANK"] == str(NODES * PROCESSES - 1)
+    assert last.env["WORLD_SIZE"] == str(NODES * PROCESSES)
+    assert all(len(name) + len(value) + 2 <= ONE_STRING for name, value in last.env.items())
+    assert subprocess.run(["/bin/true"], env=dict(last.env)).returncode == 0, "the kernel takes it"
+
+    assert last.long_file is not None
+    last.long_file.write_text(json.dumps(dict(last.long_values)))
+    member = contract.read(last.environment(0))
+    assert member.rank == NODES * PROCESSES - 1
+    assert member.cluster.trainers[-1] == member.endpoint == nodes[-1].offer.trainers[-1]
+    assert len(member.cluster.trainers) == NODES * PROCESSES
+
+
+def test_the_topology_in_the_store(nodes: list[Node]):
+    data = records.pack_topology(nodes)
+    assert len(data) <= ETCD_REQUEST
+    assert [each.offer for each in records.topology(data)] == [each.offer for each in nodes]

@@ -1,0 +1,331 @@
+"""Manifests against the real schemas of the API, and where a pod finds itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.pod.guardian import Guard
+from fleetrun.pod.signals import Signals
+from fleetrun.schedulers.base import Submission, scheduler
+from fleetrun.schedulers.kubernetes import place
+from fleetrun.schedulers.manifests import build, written
+from tests.support.command import Fleetrun
+from tests.support.submissions import printed, submission
+
+BASE = ("--scheduler=kubernetes", "--image=registry/train:1", "--nnodes=4")
+FULL = (
+    *BASE, "--gpus=0,1,2,3", "--timeout=2h", "--stop_timeout=30", "--max_restart=2", "--job_id=Big_Job.1",
+    "--scheduler_option", "namespace=team", "--scheduler_option", "token_secret=job-token",
+    "--scheduler_option", "cpu=8", "--scheduler_option", "memory=32Gi", "--scheduler_option", "shm=8Gi",
+)  # fmt: skip
+PS = (*BASE, "--server_num=1", "--trainer_num=2", "--stop_timeout=30")
+KINDS = ("job", "jobset", "trainjob")
+
+
+def job(*words: str, kind: str = "job", script: tuple[str, ...] = ("train.py", "--lr", "1")) -> Submission:
+    return submission(*words, "--scheduler_option", f"kind={kind}", *script)
+
+
+def documents(*words: str, kind: str = "job", **more: Any) -> list[dict[str, Any]]:
+    made = job(*words, kind=kind, **more)
+    return build(made, made.options)
+
+
+def pod_of(document: dict[str, Any]) -> dict[str, Any]:
+    spec = document["spec"]
+    if "replicatedJobs" in spec:
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    found: dict[str, Any] = spec["template"]["spec"]
+    return found
+
+
+def environment_of(container: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
+
+
+# ---- against the schemas
+
+
+@pytest.mark.kubernetes
+@pytest.mark.parametrize("words", [BASE, FULL, PS, (*BASE, "--nnodes=2:4")])
+def test_job_and_service_are_what_the_api_takes(words: tuple[str, ...]):
+    validate = pytest.importorskip("kubernetes_validate", reason="the dev-k8s extra is not installed")
+    for document in documents(*words):
+        for version in ("1.31", validate.latest_version()):
+            validate.validate(document, version, strict=True)
+
+
+@pytest.mark.kubernetes
+@pytest.mark.parametrize("words", [BASE, FULL, PS])
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_jobset_and_trainjob_are_what_their_models_take(words: tuple[str, ...], kind: str):
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="the dev-k8s extra is not installed", exc_type=ImportError
+    )
+    model = {"jobset": models.JobsetV1alpha2JobSet, "trainjob": models.TrainerV1alpha1TrainJob}[kind]
+    (document,) = documents(*words, kind=kind)
+    assert lacking(document, model.from_dict(document).to_dict()) == []
+
+
+def lacking(ours: Any, theirs: Any, path: str = "") -> list[str]:
+    """What a model dropped, because it does not know it."""
+    if isinstance(ours, dict):
+        return [
+            each
+            for name, value in ours.items()
+            for each in (
+                lacking(value, theirs[name], f"{path}.{name}") if name in theirs else [f"{path}.{name}"]
+            )
+        ]
+    if isinstance(ours, list):
+        return [
+            each
+            for number, value in enumerate(ours)
+            for each in lacking(value, theirs[number], f"{path}[{number}]")
+        ]
+    return [] if str(ours) == str(theirs) else [path]
+
+
+@pytest.mark.kubernetes
+def test_the_pods_of_a_jobset_are_what_the_api_takes():
+    validate = pytest.importorskip("kubernetes_validate", reason="the dev-k8s extra is not installed")
+    (document,) = documents(*FULL, kind="jobset")
+    spec = document["spec"]["replicatedJobs"][0]["template"]["spec"]
+    whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": spec}
+    validate.validate(whole, validate.latest_version(), strict=True)
+
+
+# ---- what they say
+
+
+def test_the_first_pod_is_where_they_meet():
+    service, main = documents(*BASE)
+    name = main["metadata"]["name"]
+    assert name == service["metadata"]["name"] == "train"
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
+    pod = pod_of(main)
+    assert pod["subdomain"] == name
+    environ = environment_of(pod["containers"][0])
+    assert environ["FLEETRUN_PLACE_MASTER"] == "train-0.train:6768"
+    assert environ["FLEETRUN_PLACE_NNODES"] == "4"
+    (jobset,) = documents(*BASE, kind="jobset")
+    environ = environment_of(pod_of(jobset)["containers"][0])
+    assert environ["FLEETRUN_PLACE_MASTER"] == "train-node-0-0.train:6768"
+
+
+def test_what_a_pod_finds_are_its_options():
+    environ = environment_of(pod_of(documents(*BASE)[1])["containers"][0])
+    texts = {name: value for name, value in environ.items() if isinstance(value, str)}
+    found = {name: placed.text for name, placed in place({**texts, "JOB_COMPLETION_INDEX": "3"}).items()}
+    assert found == {"nnodes": "4", "rank": "3", "master": "train-0.train:6768", "job_id": "train"}
+
+
+def test_a_store_in_etcd_is_where_they_meet_if_given():
+    environ = environment_of(pod_of(documents(*BASE, "--master=etcd://e1:2379")[1])["containers"][0])
+    assert environ["FLEETRUN_PLACE_MASTER"] == "etcd://e1:2379"
+
+
+def test_machines_of_a_range_have_no_rank_of_their_own():
+    found = place(
+        {"FLEETRUN_PLACE_NNODES": "2:4", "FLEETRUN_PLACE_MASTER": "a:1", "JOB_COMPLETION_INDEX": "3"}
+    )
+    assert sorted(found) == ["master", "nnodes"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_has_the_jobs_words_and_no_dollar_of_kubernetes(kind: str):
+    document = documents(*FULL, kind=kind, script=("train.py", "$(HOME)", "a b", "$$"))[-1]
+    if kind == "trainjob":
+        command = document["spec"]["trainer"]["command"]
+    else:
+        command = pod_of(document)["containers"][0]["command"]
+    assert command[0] == "fleetrun"
+    assert command[-4:] == ["train.py", "$$(HOME)", "a b", "$$"]
+    assert not any(word.startswith(("--nnodes", "--gpus", "--image", "--scheduler")) for word in command)
+
+
+def test_devices_are_asked_for_by_number():
+    container = pod_of(documents(*FULL)[1])["containers"][0]
+    assert container["resources"] == {
+        "requests": {"cpu": "8", "memory": "32Gi", "nvidia.com/gpu": "4"},
+        "limits": {"memory": "32Gi", "nvidia.com/gpu": "4"},
+    }
+    assert "resources" not in pod_of(documents(*BASE)[1])["containers"][0]
+
+
+def test_pods_have_longer_to_stop_than_fleetrun_takes():
+    assert pod_of(documents(*FULL)[1])["terminationGracePeriodSeconds"] > 30
+    assert pod_of(documents(*PS)[1])["terminationGracePeriodSeconds"] > 60
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 124, 126, 127, 139])
+def test_what_was_tried_enough_fails_the_job(code: int):
+    assert code not in worth_another_try(*FULL)
+
+
+@pytest.mark.parametrize("code", [125, 137, 143])
+def test_a_lost_machine_is_replaced(code: int):
+    assert code in worth_another_try(*FULL)
+
+
+def test_pods_that_had_no_room_in_time_try_again_unless_it_may_be_the_jobs_limit():
+    assert 124 in worth_another_try(*BASE)
+    assert 124 not in worth_another_try(*BASE, "--timeout=1h")
+
+
+def worth_another_try(*words: str) -> list[int]:
+    """The codes that do not fail the job at once."""
+    spec = documents(*words)[1]["spec"]
+    assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (job(*words).settings.max_restart, 0)
+    rule = spec["podFailurePolicy"]["rules"][1]
+    assert (rule["action"], rule["onExitCodes"]["operator"]) == ("FailJob", "NotIn")
+    codes: list[int] = rule["onExitCodes"]["values"]
+    return codes
+
+
+def test_the_secret_is_named_and_never_written():
+    made = submission(*FULL, "train.py", token="very-secret-very-secret")
+    text = written(build(made, made.options))
+    assert "very-secret" not in text
+    container = pod_of(build(made, made.options)[1])["containers"][0]
+    assert environment_of(container)["FLEETRUN_TOKEN"] == {
+        "secretKeyRef": {"name": "job-token", "key": "token"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ((), "train"),
+        (("--job_id=Big_Job.1",), "big-job-1"),
+        (("--job_id=7",), "job-7"),
+        (("--job_id", "a" * 80), "a" * 48),
+    ],
+)
+def test_names_are_labels_of_dns(words: tuple[str, ...], name: str):
+    assert documents(*BASE, *words)[1]["metadata"]["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--scheduler=kubernetes",), "needs --image"),
+        ((*BASE, "--scheduler_option", "kind=pod"), "kind=pod: it must be job, jobset or trainjob"),
+        (("--scheduler=kubernetes", "--image=i", "--ips=a,b"), "Kubernetes chooses the machines"),
+        ((*BASE, "--nproc_per_node=gpu"), "does not say how many GPUs"),
+        ((*BASE, "--npus=0,1"), "which resource of Kubernetes a npu is"),
+    ],
+)
+def test_what_cannot_be_is_an_error(words: tuple[str, ...], message: str):
+    made = submission(*words, "train.py")
+    with pytest.raises(UsageError, match=message):
+        build(made, made.options)
+
+
+# ---- handing over
+
+
+def test_it_is_printed_as_documents_that_kubectl_takes():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    made = job(*BASE)
+    assert scheduler("kubernetes").submit(made) == 0
+    assert [each["kind"] for each in yaml.safe_load_all(printed(made))] == ["Service", "Job"]
+
+
+def test_without_pyyaml_it_is_json(tmp_path: Path):
+    """A Python that cannot import it."""
+    (tmp_path / "yaml.py").write_text("raise ImportError")
+    root = Path(__file__).resolve().parents[2]
+    argv = [sys.executable, "-m", "fleetrun", *BASE, "train.py"]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}:{root}"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert [each["kind"] for each in json.loads(done.stdout)["items"]] == ["Service", "Job"]
+
+
+def test_a_misspelt_option_is_refused():
+    with pytest.raises(UsageError, match="knd: kubernetes has no such option; it has apply"):
+        scheduler("kubernetes").submit(submission(*BASE, "--scheduler_option", "knd=job", "train.py"))
+
+
+class Handing:
+    """A kubectl of our own that keeps what it is given."""
+
+    def __init__(self, folder: Path, code: int) -> None:
+        self.got = folder / "got"
+        program = folder / "kubectl"
+        program.write_text(
+            f'#!/bin/sh\necho "$@" >{self.got}; cat >>{self.got}\necho made; echo no >&2; exit {code}\n'
+        )
+        program.chmod(0o755)
+        self.path = f"{folder}:{os.environ['PATH']}"
+
+    def submit(self, *words: str) -> tuple[int, str]:
+        signals = Signals(set())
+        try:
+            made = submission(
+                *words,
+                "train.py",
+                environ={"PATH": self.path},
+                signals=signals,
+                guard=Guard.of_this_process(os.getppid()),
+            )
+            return scheduler("kubernetes").submit(made), printed(made)
+        finally:
+            signals.close()
+
+
+def test_with_apply_kubectl_gets_it(tmp_path: Path):
+    kubectl = Handing(tmp_path, 0)
+    assert kubectl.submit(*BASE, "--scheduler_option", "apply=1") == (0, "made\n")
+    assert kubectl.got.read_text().startswith("apply -f -\n")
+    assert "completionMode" in kubectl.got.read_text()
+
+
+def test_what_kubectl_refuses_is_an_error(tmp_path: Path):
+    with pytest.raises(LaunchError, match="kubectl did not take the job: no"):
+        Handing(tmp_path, 1).submit(*BASE, "--scheduler_option", "apply=1")
+
+
+# ---- inside
+
+
+@pytest.mark.slow
+def test_two_pods_find_each_other_with_no_option(fleetrun: Fleetrun):
+    """Two launches on this machine with what pods of our Job have in their environment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        master = f"127.0.0.1:{probe.getsockname()[1]}"
+    script = fleetrun.script("tell('is', RANK, os.environ['WORLD_SIZE'], os.environ['PADDLE_JOB_ID'])")
+    place = {
+        "FLEETRUN_PLACE_NNODES": "2",
+        "FLEETRUN_PLACE_MASTER": master,
+        "FLEETRUN_PLACE_JOB": "train",
+        "POD_IP": "127.0.0.1",
+    }
+    pods = [fleetrun.start(script, env={**place, "JOB_COMPLETION_INDEX": str(n)}) for n in (1, 0)]
+    assert [pod.wait() for pod in pods] == [0, 0], pods
+    assert [pod.told("is") for pod in pods] == [["trainer.1 is 1 2 train"], ["trainer.0 is 0 2 train"]]
+
+
+# ---- Kubeflow's variables
+
+
+def test_torchruns_variables_of_a_trainjob_are_read():
+    environ = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "t-node-0-0.t",
+        "PET_MASTER_PORT": "29400",
+    }
+    found = {name: placed.text for name, placed in place(environ).items()}
+    assert found == {"nnodes": "2", "rank": "1", "master": "t-node-0-0.t:29400"}
+    assert place({**environ, "PET_NNODES": "1"}) == {}

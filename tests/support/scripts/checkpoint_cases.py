@@ -1,0 +1,211 @@
+"""Jobs that save, die, go on and stop: `checkpoint_cases CASE OUT ...`."""
+
+import os
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.support.training import TwoTables, loss_of
+from trainers import fleet
+from trainers.data.sampler import ElasticBatchSampler
+from trainers.errors import FleetError
+
+ATTEMPT = int(os.environ.get("PADDLE_RESTART_COUNT", "0"))
+KILLS = 3
+STEPS = 120
+BATCH = 20
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    return TensorDataset(torch.randn(130, 6, generator=generator), torch.randn(130, 1, generator=generator))
+
+
+def deep() -> torch.nn.Module:
+    """A model with all that must go on: parameters, dropout's random numbers, running means."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 1)
+    )
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(seed: int) -> None:
+    """In each attempt but the last, one rank kills itself: at a moment, or at one of its file operations."""
+    chance = random.Random(f"{seed} {ATTEMPT}")
+    victim, by_time = chance.randrange(2), chance.random() < 0.5
+    moment, operation = chance.uniform(0.0, 1.0), chance.randrange(1, 400)
+    if ATTEMPT >= KILLS or seed < 0 or fleet.worker_index() != victim:
+        return
+    print(f"seed {seed} attempt {ATTEMPT}: rank {victim} dies", end=" ")
+    if by_time:
+        print(f"after {moment:.3f} s", flush=True)
+        timer = threading.Timer(moment, die)
+        timer.daemon = True
+        timer.start()
+        return
+    print(f"at file operation {operation}", flush=True)
+    left = [operation]
+
+    def count(event: str, arguments: tuple[object, ...]) -> None:
+        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir"):
+            left[0] -= 1
+            if left[0] == 0:
+                die()
+
+    sys.addaudithook(count)
+
+
+def killed(out: str, seed: str) -> None:
+    fleet.init(is_collective=True)
+    rank, world = fleet.worker_index(), fleet.worker_num()
+    torch.manual_seed(rank)
+    plain = deep()
+    model = fleet.distributed_model(plain)
+    optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [40, 80], gamma=0.5)
+    sampler = ElasticBatchSampler(130, BATCH, rank=rank, trainers=world, seed=3)
+    kept = {"sampler": sampler, "schedule": schedule}
+    step = fleet.load_checkpoint(f"{out}/saved", model, optimizer, **kept) or 0
+    assert step == fleet.resume_step()
+    arm(int(seed))
+    while step < STEPS:
+        for x, y in sampler.batches(DataLoader(data(), batch_sampler=sampler)):
+            optimizer.minimize(torch.nn.functional.mse_loss(model(x), y))
+            schedule.step()
+            step += 1
+            if step % 3 == 0:
+                fleet.save_checkpoint(f"{out}/saved", step, model, optimizer, **kept)
+            if step == STEPS:
+                break
+    if ATTEMPT < KILLS and int(seed) >= 0:
+        die()  # its moment has not come: it is now
+    if rank == 0:
+        torch.save(plain.state_dict(), Path(out) / "final.pt")
+
+
+def worlds(out: str, steps: str) -> None:
+    fleet.init(is_collective=True)
+    rank, world = fleet.worker_index(), fleet.worker_num()
+    torch.manual_seed(rank)
+    plain = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    model = fleet.distributed_model(plain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    sampler = ElasticBatchSampler(130, BATCH, rank=rank, trainers=world, seed=3)
+    step = fleet.load_checkpoint(f"{out}/saved", model, optimizer, sampler=sampler) or 0
+    if rank == 0 and step == 0:
+        torch.save(plain.state_dict(), Path(out) / "first.pt")
+    while step < int(steps):
+        for x, y in sampler.batches(DataLoader(data(), batch_sampler=sampler)):
+            loss = torch.nn.functional.mse_loss(model(x), y, reduction="sum") * world / BATCH
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if step == int(steps):
+                break
+    fleet.save_checkpoint(f"{out}/saved", step, model, optimizer, sampler=sampler)
+    if rank == 0:
+        torch.save(plain.state_dict(), Path(out) / "final.pt")
+
+
+def agree(out: str) -> None:
+    """Save 1 and 2, spoil a file of 2 that rank 1 looks at, load: everybody has 1."""
+    fleet.init(is_collective=True)
+    rank = fleet.worker_index()
+    model = fleet.distributed_model(TwoTables(sparse=False))
+    optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
+    for step in (1, 2):
+        optimizer.minimize(loss_of(model, step, 2, rank))
+        path = fleet.save_checkpoint(f"{out}/saved", step, model, optimizer)
+    fleet.barrier_worker()
+    if rank == 0:
+        victim = sorted(each.name for each in path.iterdir() if each.name != "checkpoint.json")[1]
+        content = bytearray((path / victim).read_bytes())
+        content[len(content) // 2] ^= 1
+        (path / victim).write_bytes(content)
+    fleet.barrier_worker()
+    print("loaded", fleet.load_checkpoint(f"{out}/saved", model, optimizer), fleet.resume_step(), flush=True)
+    fleet.save_checkpoint(f"{out}/saved", 2, model, optimizer)  # in the place of the damaged one
+    print("again", fleet.load_checkpoint(f"{out}/saved", model, optimizer), flush=True)
+
+
+def apart(out: str) -> None:
+    """Each rank has a folder of its own under the same name."""
+    fleet.init(is_collective=True)
+    mine = Path(out) / str(fleet.worker_index())
+    mine.mkdir()
+    os.chdir(mine)
+    model = torch.nn.Linear(20, 20)
+    try:
+        fleet.save_checkpoint("saved", 1, model)
+    except FleetError as error:
+        print(type(error).__name__, error, flush=True)
+    print("loaded", fleet.load_checkpoint("saved", model), flush=True)
+
+
+def full(out: str) -> None:
+    """Rank 1 can write no large file for a while, as on a full disk."""
+    fleet.init(is_collective=True)
+    model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.Linear(50, 50))
+    fleet.save_checkpoint(f"{out}/saved", 1, model)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if fleet.worker_index() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        fleet.save_checkpoint(f"{out}/saved", 2, model)
+    except FleetError as error:
+        print(type(error).__name__, error, flush=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    print("there", *sorted(path.name for path in Path(out, "saved").iterdir()), flush=True)
+    fleet.barrier_worker()
+    fleet.save_checkpoint(f"{out}/saved", 3, model)
+
+
+def sharded(out: str) -> None:
+    """Parameters of which each rank holds a part only."""
+    fleet.init(is_collective=True)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    start = fleet.load_checkpoint(f"{out}/saved", model, optimizer) or 0
+    for step in range(start, start + 5):
+        model(torch.full((4, 6), step / 10)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    fleet.save_checkpoint(f"{out}/saved", start + 5, model, optimizer)
+    tensors = [*model.parameters(), *(entry["exp_avg"] for entry in optimizer.state.values())]
+    whole = {str(place): tensor.full_tensor().detach() for place, tensor in enumerate(tensors)}  # type: ignore[union-attr]
+    if fleet.is_first_worker():
+        torch.save(whole, Path(out) / f"after {start + 5}.pt")
+
+
+def told(out: str) -> None:
+    """Train until notice; rank 1 is slow, and asks long after rank 0 has heard its signal."""
+    fleet.init(is_collective=True)
+    rank, step, notice = fleet.worker_index(), 0, None
+    while notice is None:
+        step += 1
+        time.sleep(0.002 * rank)
+        notice = fleet.stop_requested(signals=[signal.SIGUSR1])
+        if step == 3:
+            print("ready", os.getpid(), flush=True)
+    left = "forever" if notice.deadline == float("inf") else f"{notice.seconds_left > 0}"
+    print(f"left at step {step} why {notice.why} left {left}", flush=True)
+    fleet.save_checkpoint(f"{out}/saved", step, torch.nn.Linear(1, 1))
+
+
+if __name__ == "__main__":
+    cases = (killed, worlds, agree, apart, full, sharded, told)
+    {case.__name__: case for case in cases}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,64 @@
+"""Jobs as an engine gets them, out of a command line; and a console that keeps what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from fleetrun.envs import argv
+from fleetrun.envs.resolve import resolve
+from fleetrun.pod.loop import Loop
+from fleetrun.schedulers.base import Submission
+
+
+class Kept:
+    """An output with room for everything, or none."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.room = True
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "surrogateescape")
+
+
+class KeptConsole:
+    """`said` has `INFO ...` and `ERROR ...`; `read` is called by the engine's loop once it runs."""
+
+    def __init__(self) -> None:
+        self.out = Kept()
+        self.err = Kept()
+        self.said: list[str] = []
+        self.resume: Callable[[], None] = lambda: None
+
+    def attach(self, loop: Loop, room: Callable[[], None]) -> None:
+        self.resume = room
+
+    def info(self, text: str) -> None:
+        self.said.append(f"INFO {text}")
+
+    def error(self, text: str) -> None:
+        self.said.append(f"ERROR {text}")
+
+    def label(self, name: str, width: int, number: int) -> bytes:
+        return f"{name:<{width}} | ".encode()
+
+
+def submission(
+    *words: str, environ: Mapping[str, str] | None = None, token: str | None = None, **parts: Any
+) -> Submission:
+    """The job of `fleetrun *words`. Without signals and guard unless they are given."""
+    environ = environ or {}
+    resolved = resolve(argv.read(words), environ)
+    given = {"console": KeptConsole(), "signals": cast("Any", None), "guard": cast("Any", None)} | parts
+    return Submission(settings=resolved.settings, words=resolved.words, environ=environ, token=token, **given)
+
+
+def printed(job: Submission) -> str:
+    """What the engine printed to stdout."""
+    assert isinstance(job.console, KeptConsole)
+    return job.console.out.text

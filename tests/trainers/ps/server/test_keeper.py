@@ -1,0 +1,202 @@
+"""A server that comes back from its folder, with the trainers that it had or with others."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from tests.trainers.ps.server.test_service import Bench
+from trainers.ps.configs import PsConfigs
+from trainers.ps.durable.errors import DurabilityError
+from trainers.ps.net.wire import Field, Kind, Message, Part
+from trainers.ps.server.keeper import Keeper
+from trainers.ps.tables.spec import kept_words
+
+
+class Kept(Bench):
+    """A bench whose server keeps what it acknowledges in a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        trainers: int,
+        *,
+        sync: bool = False,
+        start: str = "first",
+        durability: str = "log",
+        servers: int = 1,
+    ) -> None:
+        super().__init__(trainers, sync=sync)
+        configs = PsConfigs(durability=durability, log_fsync="no")
+        job = kept_words(sync, servers, 0, f"durability {durability}")
+        self.keeper = Keeper(folder, configs, job=job, server=0, wake=lambda: None)
+        self.keeper.recover(
+            self.service, self.service._members, self.store, self.steps, trainers=trainers, start=start
+        )
+
+    def send(self, message: Message) -> Message:
+        """As on a server: what changes anything is in the log when it is answered."""
+        before = len(self.recorded)
+        answer = super().send(message)
+        for record in self.recorded[before:]:
+            self.keeper.record(record)
+        return answer
+
+    def snapshot(self) -> None:
+        """Until one more is there."""
+        members = self.service._members
+        self.keeper.look(members, self.store, self.steps, may_cut=True)
+        task = self.keeper._durable._task
+        assert task is not None
+        task.wait()
+        self.keeper._end()
+
+    def kill(self) -> None:
+        """What a killed process leaves: nothing is synced, nothing removed."""
+        self.keeper._durable.close()
+
+    def done(self, life: int = 0) -> float:
+        want = (Part(0, Field.WANT, torch.tensor([1])),)
+        number = self.steps.step if self.sync else 0
+        return cast(float, self.ask(Kind.PULL, life=life, number=number, parts=want).parts[0].data[0].item())
+
+
+def trained(folder: Path, **how: object) -> None:
+    """Two trainers, three steps each; a fourth of trainer 1 alone, which in sync training waits."""
+    bench = Kept(folder, 2, **how)  # type: ignore[arg-type]
+    bench.opened()
+    for step in range(3):
+        for rank in (0, 1):
+            bench.push(rank, step)
+    bench.push(1, 3)
+    if how.get("durability") == "snapshot":
+        bench.snapshot()
+    bench.kill()
+
+
+def joined(bench: Kept, count: int, life: int = 5) -> list[int]:
+    return [bench.hello(rank, life).number for rank in range(count)]
+
+
+@pytest.mark.parametrize("durability", ["log", "snapshot"])
+@pytest.mark.parametrize(("count", "step"), [(1, 7), (3, 2)])
+def test_another_number_of_trainers_has_the_tables_and_shares_the_steps(
+    tmp_path: Path, durability: str, count: int, step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, durability=durability)
+    back = Kept(tmp_path, count, start="second", durability=durability)
+    said = f"the job had 2 trainers and has {count} now: they begin at step {step}"
+    assert said in capsys.readouterr().err
+    assert joined(back, count) == [step] * count
+    assert back.done(5) == -7
+    back.push(0, step, life=5)
+    if durability == "snapshot":
+        back.snapshot()
+    back.kill()
+    again = Kept(tmp_path, count, start="second", durability=durability)
+    assert again.done(5) == -8, "a restart of the server alone knows its trainers"
+    assert again.hello(0, 5).number == step + 1
+    again.kill()
+
+
+def test_in_sync_training_the_unfinished_step_is_dropped_for_good(tmp_path: Path) -> None:
+    trained(tmp_path, sync=True)
+    for start in ("second", "third"):
+        back = Kept(tmp_path, 3, sync=True, start=start)
+        assert joined(back, 3) == [2, 2, 2]
+        assert back.done(5) == -3
+        back.kill()
+    for rank in range(3):
+        back = Kept(tmp_path, 3, sync=True, start="third")
+        assert back.push(rank, 2, 6.0, life=5).kind is Kind.DONE
+        back.kill()
+    back = Kept(tmp_path, 3, sync=True, start="third")
+    assert back.done(5) == -9
+    back.kill()
+
+
+def test_a_crash_anywhere_in_the_change_comes_back_before_it_or_after_it(tmp_path: Path) -> None:
+    trained(tmp_path / "live", sync=True)
+    (log,) = (tmp_path / "live" / "server-0").glob("journal-*")
+    before = log.stat().st_size
+    Kept(tmp_path / "live", 1, sync=True, start="second").kill()
+    after = log.stat().st_size
+    assert after > before
+    for size in range(before, after + 1):
+        folder = tmp_path / str(size)
+        shutil.copytree(tmp_path / "live", folder)
+        with (folder / "server-0" / log.name).open("r+b") as file:
+            file.truncate(size)
+        if size < after:  # the old side: the former trainers, and their step that waits
+            shutil.copytree(folder, tmp_path / f"{size}-former")
+            former = Kept(tmp_path / f"{size}-former", 2, sync=True)
+            assert former.push(0, 3).kind is Kind.DONE
+            assert former.done() == -4
+            former.kill()
+        back = Kept(folder, 1, sync=True, start="second")
+        assert joined(back, 1) == [6]
+        assert back.done(5) == -3
+        back.kill()
+
+
+def test_a_crash_before_the_first_snapshot_of_the_change_comes_back_before_it(tmp_path: Path) -> None:
+    trained(tmp_path, durability="snapshot")
+    for _ in range(2):
+        back = Kept(tmp_path, 3, start="second", durability="snapshot")
+        assert joined(back, 3) == [2, 2, 2]
+        back.kill()
+    former = Kept(tmp_path, 2, durability="snapshot")
+    assert former.push(0, 3).kind is Kind.DONE
+    former.kill()
+
+
+def test_changes_follow_each_other(tmp_path: Path) -> None:
+    trained(tmp_path)
+    pushed, done = 7, 7
+    for number, count in enumerate((3, 1, 4, 4, 2)):
+        back = Kept(tmp_path, count, start=str(number))
+        step = done // count
+        assert joined(back, count, life=number + 10) == [step] * count
+        for rank in range(count):
+            back.push(rank, step, life=number + 10)
+        if count == 1:
+            back.snapshot()
+        pushed += count
+        done = (step + 1) * count
+        assert back.done(number + 10) == -pushed
+        back.kill()
+
+
+@pytest.mark.parametrize(
+    "other", [{"sync": True}, {"durability": "snapshot"}, {"servers": 2}], ids=lambda each: next(iter(each))
+)
+def test_another_job_is_refused_whatever_its_number_of_trainers(
+    tmp_path: Path, other: dict[str, object]
+) -> None:
+    trained(tmp_path)
+    for trainers in (2, 3):
+        with pytest.raises(DurabilityError, match="Choose another durability_dir"):
+            Kept(tmp_path, trainers, **other)  # type: ignore[arg-type]
+    Kept(tmp_path, 3).kill()
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path)
+    back = Kept(tmp_path, 1, start="second")
+    back.specs = {0: back.specs[0]}
+    assert "describes another model" in back.hello(0, 5).text
+    back.kill()
+
+
+def test_another_start_with_as_many_trainers_forgets_who_they_were(tmp_path: Path) -> None:
+    trained(tmp_path)
+    back = Kept(tmp_path, 2, start="second")
+    assert "is not known here" in back.push(1, 4).text
+    assert joined(back, 2) == [3, 4]
+    assert "is not known here" in back.push(1, 4).text
+    assert back.done(5) == -7
+    back.kill()

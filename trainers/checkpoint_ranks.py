@@ -1,0 +1,65 @@
+"""What ranks say to each other about a checkpoint: the first decides and tells, all report. Knows the process
+group, and that there may be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from trainers.checkpoint_files import CheckpointError
+from trainers.errors import FleetError
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks of the default process group; a process without one is a rank of one.
+
+    Every method is called by all ranks, in the same order.
+    """
+
+    def __init__(self) -> None:
+        joined = dist.is_initialized()
+        self.rank = dist.get_rank() if joined else 0
+        self.world = dist.get_world_size() if joined else 1
+
+    def first_tells(self, ask: Callable[[], T]) -> T:
+        """What `ask` returns on the first rank; raises on all of them the FleetError that it raises, and
+        CheckpointError for its OSError.
+        """
+        told: list[Any] = [None, None]
+        if self.rank == 0:
+            told = _tried(ask)
+        if self.world > 1:
+            dist.broadcast_object_list(told, src=0)
+        answer: T = _answer(told)
+        return answer
+
+    def all_tell(self, mine: Callable[[], T]) -> list[T]:
+        """What `mine` returns on each rank, in rank order; raises on all what the first of them raises."""
+        told = _tried(mine)
+        everyone: list[Any] = [told]
+        if self.world > 1:
+            everyone = [None] * self.world
+            dist.all_gather_object(everyone, told)
+        return [_answer(each) for each in everyone]
+
+
+def _tried(act: Callable[[], Any]) -> list[Any]:
+    """[result, error]"""
+    try:
+        return [act(), None]
+    except FleetError as error:
+        return [None, error]
+    except OSError as error:
+        return [None, CheckpointError(str(error))]
+
+
+def _answer(told: list[Any]) -> Any:
+    result, error = told
+    if error is not None:
+        raise error
+    return result

@@ -1,0 +1,113 @@
+"""Tensors of a checkpoint, written and read by torch.distributed.checkpoint: each rank writes a share, and
+any number of ranks read what they need. Knows torch's planner and files; leaves names and folders to others.
+
+Where each tensor is stands as JSON in our own manifest. torch's `.metadata` says the same in pickle; torch's
+tools read it, nothing here does: loading a checkpoint runs no code that came with it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainers.checkpoint_files import CheckpointError
+
+Tensors = dict[str, torch.Tensor]
+
+
+def is_sharded(value: torch.Tensor) -> bool:
+    """Whether a rank holds a part of it only: a DTensor, as FSDP2's and tensor parallel parameters are. That
+    type's home moved in torch 2.5, and takes a while to import.
+    """
+    return hasattr(value, "placements")
+
+
+def write(tensors: Tensors, aside: Path) -> dict[str, Any]:
+    """All ranks together write their tensors; what several have is written once. The index to find them.
+
+    Raises CheckpointError, on all ranks.
+    """
+    # Late, as in `read`: it takes 0.4 s to import, which only those who use it should wait for.
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    writer = FileSystemWriter(aside, sync_files=True)
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    alone = not dist.is_initialized()
+    with _quiet(), _failures(f"the checkpoint could not be written to {aside}", aside):
+        metadata = save(tensors, storage_writer=writer, planner=planner, no_dist=alone)
+    return _index(metadata)
+
+
+def read(tensors: Tensors, path: Path, index: Mapping[str, Any]) -> None:
+    """Fill these tensors, all ranks together. Raises CheckpointError, on all ranks."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    from trainers.checkpoint_reader import IndexReader
+
+    reader = IndexReader(path, index)
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    alone = not dist.is_initialized()
+    with _quiet(), _failures(f"the checkpoint {path} could not be read"):
+        load(tensors, storage_reader=reader, planner=planner, no_dist=alone)
+
+
+def _index(metadata: Any) -> dict[str, Any]:
+    """`{key: {"dtype", "shape", "pieces": [[offsets, sizes, file, first byte, bytes], ...]}}`"""
+    places: dict[tuple[str, tuple[int, ...]], Any] = {
+        (at.fqn, tuple(at.offset or ())): place for at, place in metadata.storage_data.items()
+    }
+    index = {}
+    for key, tensor in metadata.state_dict_metadata.items():
+        pieces = []
+        for chunk in tensor.chunks:
+            # A tensor without dimensions has the offset () in both; one that is whole has (0, 0, ...).
+            place = places[key, tuple(chunk.offsets)]
+            where = [place.relative_path, place.offset, place.length]
+            pieces.append([list(chunk.offsets), list(chunk.sizes), *where])
+        index[key] = {
+            "dtype": str(tensor.properties.dtype).removeprefix("torch."),
+            "shape": list(tensor.size),
+            "pieces": pieces,
+        }
+    return index
+
+
+@contextmanager
+def _failures(what: str, disk: Path | None = None) -> Iterator[None]:
+    """torch's CheckpointException is no Exception, tells of every rank at length, and not of a full disk."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items())[:3])
+        raise CheckpointError(f"{what}: {causes}{_room(disk)}") from error
+    except OSError as error:
+        raise CheckpointError(f"{what}: {error}{_room(disk)}") from error
+
+
+def _room(disk: Path | None) -> str:
+    if disk is None:
+        return ""
+    try:
+        return f"; {shutil.disk_usage(disk.parent).free / 1e6:,.1f} MB are free there now"
+    except OSError:
+        return ""
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A process without a process group is nothing to warn of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        yield

@@ -1,0 +1,147 @@
+"""The notice that this process is to stop: a signal, and a file in which the launcher says why and until
+when. Knows signals and that file; leaves what other ranks have heard to `collective.agreement`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from trainers.errors import UsageError
+
+FILE_VARIABLE = "FLEETRUN_NOTICE"
+"""The file that the launcher writes before it sends SIGTERM: `{"why": "membership", "deadline": 1e9}`."""
+
+
+GONE = frozenset({"failure", "lost"})
+"""Reasons with which other ranks are gone: nothing can be agreed or saved with them any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """`why`: "stop", "membership" and what else the launcher says, or "signal SIGTERM" when it has said
+    nothing. `deadline`: when this process will be killed, in seconds since the epoch; infinity when nobody
+    has said.
+    """
+
+    why: str
+    deadline: float = math.inf
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self.deadline - time.time())
+
+
+class StopSignals:
+    """Signals that from `listen` on only leave a mark. Without `listen` they do what they did before."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._before: dict[int, Any] = {}
+        self._arrived: int | None = None
+        self._notice: Notice | None = None
+        self._wakes = False
+
+    def listen(self, numbers: Collection[int], *, with_others: bool = False) -> None:
+        """For these too from now on. A handler that was there before is called after the mark is left.
+
+        `with_others`: this process waits for other ranks, so that SIGTERM still ends it when they are gone.
+        Raises UsageError outside the main thread, where Python sets no handlers.
+        """
+        new = [number for number in numbers if number not in self._before]
+        if not new:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError("the first fleet.stop_requested() must be called in the main thread")
+        if not self._before:
+            os.register_at_fork(after_in_child=self._restore)
+            if with_others:
+                self._leave_when_others_are_gone()
+        for number in new:
+            self._before[number] = signal.getsignal(number)
+            signal.signal(number, self._mark)
+
+    def notice(self) -> Notice | None:
+        """What the last signal meant, if there was one."""
+        if self._arrived is not None:
+            number, self._arrived = self._arrived, None
+            self._notice = read_notice(self._file) or Notice(f"signal {signal.Signals(number).name}")
+        return self._notice
+
+    def _mark(self, number: int, frame: FrameType | None) -> None:
+        self._arrived = number
+        before = self._before[number]
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+
+    def _leave_when_others_are_gone(self) -> None:
+        """By a thread: the main one may be waiting for them in a collective, where no handler runs. Not when
+        somebody else (asyncio) has the wake-up descriptor.
+        """
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+            os.close(reading)
+            os.close(writing)
+            return
+
+        self._wakes = True
+
+        def wait() -> None:
+            while numbers := os.read(reading, 64):
+                notice = read_notice(self._file) if signal.SIGTERM in numbers else None
+                if notice is not None and notice.why in GONE:
+                    os._exit(128 + signal.SIGTERM)
+
+        threading.Thread(target=wait, name="waits for the loss of others", daemon=True).start()
+
+    def _restore(self) -> None:
+        if self._wakes:
+            signal.set_wakeup_fd(-1)  # a child's signals are not its parent's
+        # A forked child must die of the SIGTERM that its parent ends it with.
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._mark:
+                signal.signal(number, signal.SIG_DFL if before is None else before)
+
+
+def notice_file(environ: os._Environ[str] | dict[str, str]) -> Path | None:
+    name = environ.get(FILE_VARIABLE)
+    return Path(name) if name else None
+
+
+def read_notice(file: Path | None) -> Notice | None:
+    """What the launcher has written, None when it has not, or something else."""
+    if file is None:
+        return None
+    try:
+        told = json.loads(file.read_bytes())
+        return Notice(str(told["why"]), float(told["deadline"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def outlive_notice(worker: int = 0, leave: Callable[[int], object] = os._exit) -> None:
+    """`worker_init_fn` of a DataLoader whose workers are to feed their trainer until it has saved.
+
+    The launcher's SIGTERM goes to the whole process group, and would end the workers at once and the trainer
+    with them. From here on this process obeys the SIGTERM of its parent only.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            pass
+        leave(0)
+
+    threading.Thread(target=wait, name=f"worker {worker} waits for SIGTERM", daemon=True).start()
