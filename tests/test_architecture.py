@@ -87,7 +87,7 @@ def edges() -> Iterator[tuple[str, str]]:
 
 
 def test_there_is_something_to_look_at():
-    assert {"fleetrun.cli", "fleetrun.pod.supervisor", "trainers.role"} <= MODULES.keys()
+    assert {"fleetrun.cli", "fleetrun.pod.supervisor", "trainers.roles.environment"} <= MODULES.keys()
     assert "fleetrun.pod.loop" in IMPORTS["fleetrun.pod.supervisor"]
     assert "fleetrun.launch" in IMPORTS["fleetrun.__main__"], "imports inside functions count"
 
@@ -133,8 +133,8 @@ def test_the_contract_is_the_only_bridge_between_the_packages():
         if package_of(module) == "trainers" and package_of(target) == "fleetrun"
     }
     assert bridges == {
-        ("trainers.role", "fleetrun.envs.contract"),
-        ("trainers.role", "fleetrun.envs.mpi"),  # the same question, asked of mpirun's variables
+        ("trainers.roles.environment", "fleetrun.envs.contract"),
+        ("trainers.roles.environment", "fleetrun.envs.mpi"),  # the same question, asked of mpirun's variables
         ("trainers.ps.net.keys", "fleetrun.envs.contract"),
     }
 

@@ -1,5 +1,5 @@
 """Which process of an mpirun this is: Open MPI's variables, and those of Hydra (MPICH, Intel MPI) and other
-PMI starters. Standard library only: `trainers.role` reads it too.
+PMI starters. Standard library only: `trainers.roles` reads it too.
 
 No MPI library is needed, and none is called: a script may still use one.
 """

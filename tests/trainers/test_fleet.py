@@ -9,7 +9,7 @@ import torch
 from trainers.errors import NotSupportedError, UsageError
 from trainers.fleet import Fleet
 from trainers.ps.saved.errors import LoadError
-from trainers.role import Identity
+from trainers.roles.identity import Identity
 from trainers.strategy import DistributedStrategy
 
 PS = {

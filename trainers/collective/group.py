@@ -14,7 +14,7 @@ import torch.distributed as dist
 from trainers.collective.threads import wait_until_idle
 from trainers.errors import UsageError
 from trainers.lastwords import failed
-from trainers.role import Identity
+from trainers.roles.identity import Identity
 
 
 def choose_device(identity: Identity, cuda: bool, cuda_count: int) -> torch.device:

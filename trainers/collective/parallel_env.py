@@ -9,7 +9,8 @@ import torch.distributed as dist
 from trainers.collective.group import start
 from trainers.errors import UsageError
 from trainers.lastwords import install
-from trainers.role import EnvironmentRoleMaker, Identity
+from trainers.roles.environment import EnvironmentRoleMaker
+from trainers.roles.identity import Identity
 
 
 def _identity() -> Identity:

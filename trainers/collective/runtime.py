@@ -15,7 +15,7 @@ from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.tables.shrink import ShrinkPolicy
 from trainers.ps.trainer.prefetch import Ids
-from trainers.role import Identity
+from trainers.roles.identity import Identity
 from trainers.runtime import Where
 from trainers.strategy import DistributedStrategy
 

@@ -15,7 +15,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from trainers.data.exchange import Peers
 from trainers.errors import UsageError
-from trainers.role import EnvironmentRoleMaker, Identity
+from trainers.roles.environment import EnvironmentRoleMaker
+from trainers.roles.identity import Identity
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 

@@ -30,7 +30,7 @@ from trainers.ps.trainer.optimizers import check_supported
 from trainers.ps.trainer.prefetch import Ids, by_module
 from trainers.ps.trainer.served import ServedOptimizer, watch_model
 from trainers.ps.trainer.worker import Local, Worker
-from trainers.role import Identity
+from trainers.roles.identity import Identity
 from trainers.runtime import Where
 from trainers.strategy import DistributedStrategy
 

@@ -3,7 +3,7 @@ import torch
 
 from trainers.collective.group import choose_backend, choose_device
 from trainers.errors import UsageError
-from trainers.role import Identity
+from trainers.roles.identity import Identity
 
 CPU, GPU_1 = torch.device("cpu"), torch.device("cuda", 1)
 GIVEN = Identity(device=1, source="fleetrun", master="h:1")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from trainers.collective.group import start as join_group
 from trainers.ps.trainer.exchange import Batches, Exchange
-from trainers.role import Identity
+from trainers.roles.identity import Identity
 
 
 class AllReduced:

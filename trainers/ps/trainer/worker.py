@@ -29,7 +29,7 @@ from trainers.ps.trainer.geo import CachedRows, GeoExchange
 from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.remote import RemoteTable
 from trainers.ps.trainer.saving import AGEING, Saver, absolute
-from trainers.role import Identity
+from trainers.roles.identity import Identity
 
 _GOODBYE_S = 5.0
 

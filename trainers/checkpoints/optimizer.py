@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from trainers.checkpoint_files import CheckpointError
-from trainers.checkpoint_tensors import Tensors, is_sharded
-from trainers.checkpoint_values import from_json, to_json
+from trainers.checkpoints.files import CheckpointError
+from trainers.checkpoints.tensors import Tensors, is_sharded
+from trainers.checkpoints.values import from_json, to_json
 from trainers.errors import UsageError
 
 

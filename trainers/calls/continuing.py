@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 
+from trainers.calls.begun import Begun
 from trainers.collective.runtime import CollectiveRuntime
 from trainers.errors import UsageError
 from trainers.notice import Notice, StopSignals, notice_file
-from trainers.runtime import Runtime, Where
+from trainers.runtime import Where
 
 
-class Continuing:
+class Continuing(Begun):
     """A Fleet's calls that concern its going on elsewhere, or later. All but `init` comes after `init`."""
 
     def __init__(self) -> None:
-        self._runtime: Runtime | None = None
+        super().__init__()
         self._signals = StopSignals(notice_file(os.environ))
 
     def resume_step(self) -> int:
@@ -50,7 +51,7 @@ class Continuing:
         learning rate schedule). `directory` must be the same folder on every machine. Raises CheckpointError,
         then the former checkpoints are as they were.
         """
-        from trainers import checkpoint
+        from trainers.checkpoints import checkpoint
 
         self._collective("save_checkpoint")
         return checkpoint.save(directory, step, model, optimizer, keep=keep, state=state)
@@ -68,7 +69,7 @@ class Continuing:
         A damaged checkpoint is passed over for the one before. Raises CheckpointError when all are damaged,
         or when it is of another model.
         """
-        from trainers import checkpoint
+        from trainers.checkpoints import checkpoint
 
         runtime = self._collective("load_checkpoint")
         step = checkpoint.load(directory, model, optimizer, state=state)
@@ -91,11 +92,6 @@ class Continuing:
         if sync and isinstance(runtime, CollectiveRuntime):
             return runtime.agreement.on(mine)
         return mine
-
-    def _ready(self, call: str) -> Runtime:
-        if self._runtime is None:
-            raise UsageError(f"fleet.{call}() was called before fleet.init()")
-        return self._runtime
 
     def _collective(self, call: str) -> CollectiveRuntime:
         runtime = self._ready(call)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainers.checkpoint_files import CheckpointError
+from trainers.checkpoints.files import CheckpointError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -52,7 +52,7 @@ def read(tensors: Tensors, path: Path, index: Mapping[str, Any]) -> None:
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from trainers.checkpoint_reader import IndexReader
+    from trainers.checkpoints.reader import IndexReader
 
     reader = IndexReader(path, index)
     planner = DefaultLoadPlanner(flatten_state_dict=False)

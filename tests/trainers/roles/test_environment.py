@@ -3,7 +3,8 @@ import pytest
 from fleetrun.envs import contract
 from fleetrun.envs.contract import Cluster, Member, Mode, Role
 from trainers.errors import NotSupportedError, UsageError
-from trainers.role import EnvironmentRoleMaker, Identity
+from trainers.roles.environment import EnvironmentRoleMaker
+from trainers.roles.identity import Identity
 
 CLUSTER = Cluster(
     mode=Mode.PS,

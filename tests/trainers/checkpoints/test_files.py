@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from trainers import checkpoint_files as files
-from trainers.checkpoint_files import CheckpointError, Manifest
+from trainers.checkpoints import files
+from trainers.checkpoints.files import CheckpointError, Manifest
 from trainers.errors import NotSupportedError, UsageError
 
 

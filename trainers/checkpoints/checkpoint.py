@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from trainers import checkpoint_files as files
-from trainers import checkpoint_tensors
-from trainers.checkpoint_files import CheckpointError, Manifest
-from trainers.checkpoint_ranks import Ranks
-from trainers.checkpoint_state import Contents
+from trainers.checkpoints import files
+from trainers.checkpoints import tensors as checkpoint_tensors
+from trainers.checkpoints.files import CheckpointError, Manifest
+from trainers.checkpoints.ranks import Ranks
+from trainers.checkpoints.state import Contents
 from trainers.errors import UsageError
 from trainers.glog import glog
 

@@ -2,16 +2,16 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import ROOT
 from tests.support.command import environment
 from tests.support.mpi import mpirun
 from trainers.errors import UsageError
-from trainers.role import EnvironmentRoleMaker, Identity
+from trainers.roles.environment import EnvironmentRoleMaker
+from trainers.roles.identity import Identity
 
-ROOT = Path(__file__).resolve().parents[2]
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "12",

@@ -1,5 +1,5 @@
-"""Who am I: this process's place in the job. Knows where each environment keeps it; leaves what to do with
-it to others.
+"""This process's place in the job, out of its environment. Knows where each launcher keeps it; leaves what to
+do with it to others.
 
 `EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, those of mpirun, or nothing at all (a
 process on its own). Another source of identity is another object with an `identity` method, given to
@@ -9,45 +9,10 @@ process on its own). Another source of identity is another object with an `ident
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 from fleetrun.envs import contract, mpi
 from trainers.errors import NotSupportedError, UsageError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """One process of the job. The default is a process on its own: rank 0 of 1.
-
-    `index` counts within the role; `trainers` and `servers` are `host:port` in rank order, `trainers` is
-    empty where the environment does not tell. `source` says who started this process, for messages.
-    `scratch` is a folder for what this launch keeps on this machine.
-    """
-
-    index: int = 0
-    worker_num: int = 1
-    trainers: tuple[str, ...] = ()
-    servers: tuple[str, ...] = ()
-    is_server: bool = False
-    launched_as_ps: bool = False
-    local_rank: int = 0
-    master: str = ""
-    device: int | None = None
-    backend: str | None = None
-    restart_count: int = 0
-    source: str = "a process on its own"
-    scratch: str = "ps"
-
-    @property
-    def alone(self) -> bool:
-        return not self.master
-
-
-class RoleMaker(Protocol):
-    """Anything that knows this process's identity."""
-
-    def identity(self) -> Identity: ...
+from trainers.roles.identity import Identity
 
 
 class EnvironmentRoleMaker:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from trainers.checkpoint_files import CheckpointError
+from trainers.checkpoints.files import CheckpointError
 from trainers.errors import FleetError
 
 T = TypeVar("T")

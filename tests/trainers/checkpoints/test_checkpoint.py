@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.support.cluster import ROOT
-from trainers import checkpoint
-from trainers.checkpoint_files import CheckpointError, complete
+from trainers.checkpoints import checkpoint
+from trainers.checkpoints.files import CheckpointError, complete
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
 
@@ -267,7 +267,7 @@ PICKLED = """
 import sys
 from pathlib import Path
 import torch
-from trainers import checkpoint, fleet
+from trainers.checkpoints import checkpoint, fleet
 assert "torch.distributed.checkpoint" not in sys.modules
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.Adam(model.parameters())

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.checkpoint_files import CheckpointError, Manifest
-from trainers.checkpoint_optimizer import OptimizerState
-from trainers.checkpoint_tensors import Tensors, is_sharded
-from trainers.checkpoint_values import from_json, to_json
+from trainers.checkpoints.files import CheckpointError, Manifest
+from trainers.checkpoints.optimizer import OptimizerState
+from trainers.checkpoints.tensors import Tensors, is_sharded
+from trainers.checkpoints.values import from_json, to_json
 from trainers.errors import NotSupportedError, UsageError
 
 

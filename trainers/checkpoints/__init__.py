@@ -1,0 +1,1 @@
+"""Checkpoints of collective jobs that survive."""
