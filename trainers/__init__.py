@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainers.lastwords import install
 
 if TYPE_CHECKING:
-    from trainers import fleet
+    from trainers import fleet, static
     from trainers.collective.data_parallel import DataParallel
     from trainers.collective.parallel_env import get_rank, get_world_size, init_parallel_env
     from trainers.data.dataset import QueueDataset
@@ -28,6 +28,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_parallel_env",
+    "static",
 ]
 
 _HOMES = {
@@ -43,8 +44,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "fleet":
-        return importlib.import_module("trainers.fleet")
+    if name in ("fleet", "static"):
+        return importlib.import_module(f"trainers.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'trainers' has no attribute {name!r}")

@@ -10,20 +10,35 @@ from trainers.calls.continuing import Continuing
 from trainers.calls.place import Place
 from trainers.calls.saving import Saving
 from trainers.calls.servers import Servers
+from trainers.calls.sharing import Sharing
 from trainers.calls.training import Training
 from trainers.collective.runtime import CollectiveRuntime
 from trainers.errors import UsageError
 from trainers.lastwords import install
-from trainers.roles.environment import EnvironmentRoleMaker
-from trainers.roles.identity import Identity, RoleMaker
+from trainers.legacy import DistributeTranspilerConfig, strategy_of
+from trainers.optimizer import DistributedOptimizer
+from trainers.roles.choice import settle
+from trainers.roles.cloud import PaddleCloudRoleMaker
+from trainers.roles.current import ask_first
+from trainers.roles.identity import Identity, Role, RoleMaker
+from trainers.roles.symmetric import MPISymmetricRoleMaker
+from trainers.roles.userdefined import UserDefinedRoleMaker
 from trainers.runtime import Runtime
 from trainers.strategy import DistributedStrategy
 
 __all__ = [
+    "DistributeTranspilerConfig",
+    "DistributedOptimizer",
     "DistributedStrategy",
+    "MPISymetricRoleMaker",
+    "MPISymmetricRoleMaker",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "UserDefinedRoleMaker",
     "barrier_worker",
     "distributed_model",
     "distributed_optimizer",
+    "distributed_scaler",
     "infer_from_dataset",
     "init",
     "init_server",
@@ -31,10 +46,15 @@ __all__ = [
     "is_first_worker",
     "is_server",
     "is_worker",
+    "load",
     "load_checkpoint",
+    "load_latest",
+    "metrics",
+    "minimize",
     "prefetch",
     "resume_step",
     "run_server",
+    "save",
     "save_checkpoint",
     "save_inference_model",
     "save_persistables",
@@ -45,45 +65,40 @@ __all__ = [
     "stop_requested",
     "stop_worker",
     "train_from_dataset",
+    "util",
+    "wait_checkpoint",
     "worker_endpoints",
     "worker_index",
     "worker_num",
 ]
 
 
-class Fleet(Place, Training, Servers, Saving, Continuing):
+class Fleet(Place, Training, Servers, Saving, Continuing, Sharing):
     """One process's view of its job. Every method but `init` raises UsageError before `init`."""
 
     def init(
         self,
-        is_collective: bool = False,
         role_maker: RoleMaker | None = None,
-        strategy: DistributedStrategy | None = None,
+        is_collective: bool = False,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
     ) -> None:
         """Find out who this process is and, for a collective job, join the process group.
 
-        Raises UsageError when the job was not started for this kind of training.
+        Without a role maker the environment decides: fleetrun, torchrun, Paddle's launchers and mpirun, which
+        alone has no servers: a job under it that is not collective takes MPISymmetricRoleMaker. A role maker
+        that says `is_collective` need not be told again here.
+
+        Raises UsageError when the job was not started for this kind of training, and what the role maker
+        raises.
         """
         install()
         if self._runtime is not None:
             raise UsageError("fleet.init() was called before; call it once, at the start of the script")
-        identity = (role_maker or EnvironmentRoleMaker(os.environ)).identity()
-        _check_kind(is_collective, identity)
-        self._runtime = _runtime(is_collective, identity, strategy or DistributedStrategy())
+        wishes = strategy_of(strategy) if strategy is not None else DistributedStrategy()
+        collective, identity = settle(role_maker, is_collective, os.environ)
+        wishes.fits(collective)
+        self._runtime = _runtime(collective, identity, wishes)
         self._identity = identity
-
-
-def _check_kind(is_collective: bool, identity: Identity) -> None:
-    if is_collective and identity.launched_as_ps:
-        raise UsageError(
-            "fleet.init(is_collective=True), but this job was started with parameter servers; "
-            "start it without --server_num and --trainer_num, or call fleet.init(is_collective=False)"
-        )
-    if not is_collective and not identity.servers:
-        raise UsageError(
-            f"fleet.init(is_collective=False) wants parameter servers, and {identity.source} has none; "
-            "start with `fleetrun --server_num=1 --trainer_num=2`, or call fleet.init(is_collective=True)"
-        )
 
 
 def _runtime(is_collective: bool, identity: Identity, strategy: DistributedStrategy) -> Runtime:
@@ -95,10 +110,15 @@ def _runtime(is_collective: bool, identity: Identity, strategy: DistributedStrat
     return ServerRuntime(identity, strategy) if identity.is_server else TrainerRuntime(identity, strategy)
 
 
+MPISymetricRoleMaker = MPISymmetricRoleMaker  # as Paddle spells it
+
 _fleet = Fleet()
+ask_first(_fleet.found)
 init = _fleet.init
 distributed_model = _fleet.distributed_model
 distributed_optimizer = _fleet.distributed_optimizer
+distributed_scaler = _fleet.distributed_scaler
+minimize = _fleet.minimize
 is_server = _fleet.is_server
 is_worker = _fleet.is_worker
 is_first_worker = _fleet.is_first_worker
@@ -112,13 +132,19 @@ barrier_worker = _fleet.barrier_worker
 prefetch = _fleet.prefetch
 resume_step = _fleet.resume_step
 save_checkpoint = _fleet.save_checkpoint
+wait_checkpoint = _fleet.wait_checkpoint
 load_checkpoint = _fleet.load_checkpoint
+load_latest = _fleet.load_latest
 stop_requested = _fleet.stop_requested
 train_from_dataset = _fleet.train_from_dataset
 infer_from_dataset = _fleet.infer_from_dataset
+save = _fleet.save
+load = _fleet.load
 save_persistables = _fleet.save_persistables
 save_inference_model = _fleet.save_inference_model
 shrink = _fleet.shrink
+util = _fleet.util
+metrics = _fleet.metrics
 init_server = _fleet.init_server
 run_server = _fleet.run_server
 init_worker = _fleet.init_worker

@@ -77,7 +77,7 @@ class Auc(Metric):
     def value(self) -> float:
         """nan unless there are examples of both labels."""
         others, clicks = self.state.view(2, self.buckets)
-        return _area(others, clicks)
+        return area_under(others, clicks)
 
 
 class _Mean(Metric):
@@ -111,11 +111,15 @@ class Mae(_Mean):
         return (predictions - labels).abs()
 
 
-class Rmse(_Mean):
-    """Root of the mean squared error."""
+class Mse(_Mean):
+    """Mean squared error."""
 
     def _each(self, predictions: Tensor, labels: Tensor) -> Tensor:
         return (predictions - labels).square()
+
+
+class Rmse(Mse):
+    """Root of the mean squared error."""
 
     def value(self) -> float:
         return math.sqrt(super().value())
@@ -142,7 +146,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     clicks = labels[order].double()
     _, tied, sizes = torch.unique_consecutive(ordered, return_inverse=True, return_counts=True)
     clicks_of = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, tied, clicks)
-    return _area(sizes - clicks_of, clicks_of)
+    return area_under(sizes - clicks_of, clicks_of)
 
 
 def log_loss(probabilities: Tensor, labels: Tensor) -> float:
@@ -152,7 +156,22 @@ def log_loss(probabilities: Tensor, labels: Tensor) -> float:
     return metric.value()
 
 
-def _area(others: Tensor, clicks: Tensor) -> float:
+def topk_accuracy(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
+    """(batch, classes) and (batch,) or (batch, 1) integers -> the share of examples whose label is among the
+    `k` highest logits: a float32 scalar on their device, so that nothing waits for a GPU.
+
+    Raises UsageError for other shapes, and when `k` is not from 1 to the number of classes.
+    """
+    if logits.ndim != 2 or labels.numel() != len(logits):
+        shapes = f"{tuple(logits.shape)} and {tuple(labels.shape)}"
+        raise UsageError(f"topk_accuracy was given shapes {shapes}; give (batch, classes) and (batch,)")
+    if not 1 <= k <= logits.shape[1]:
+        raise UsageError(f"topk_accuracy was given k {k}; it must be from 1 to {logits.shape[1]} classes")
+    highest = logits.detach().topk(k, dim=1).indices
+    return (highest == labels.reshape(-1, 1)).any(dim=1).float().mean()
+
+
+def area_under(others: Tensor, clicks: Tensor) -> float:
     """Area under the ROC curve of two histograms over the same ascending scores."""
     pairs = float(others.sum() * clicks.sum())
     below = others.cumsum(0) - others / 2  # half of those that tie

@@ -5,6 +5,7 @@ the update happens to its `step`: here in this process, in `trainers.ps` on the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)  # the same group dicts: a change shows in both
         self.inner = inner
         self.state = inner.state
+
+    @property
+    def merges(self) -> bool:
+        """Whether the next `step()` updates nothing yet, and only adds up gradients (`gradient_merge`): do
+        not clip them then.
+        """
+        return False
+
+    def unscaled(self) -> AbstractContextManager[None]:
+        """Around a step by a scaler, whose gradients are unscaled."""
+        return nullcontext()
 
     def minimize(self, loss: torch.Tensor) -> None:
         """One whole training step: backward, update, gradients cleared.
@@ -43,7 +55,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        if "inner" in self.__dict__ and param_group not in self.inner.param_groups:
+        if "inner" in self.__dict__ and all(param_group is not group for group in self.inner.param_groups):
             self.inner.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:

@@ -124,10 +124,21 @@ def options(words: list[str]) -> set[str]:
     return {word.partition("=")[0] for word in words if word.startswith("-")}
 
 
+def split(words: list[str]) -> tuple[list[str], list[str]]:
+    """A launch of one of our examples: what is fleetrun's, and what begins with the example."""
+    for at, word in enumerate(words):
+        if word.startswith(("trainers/", "trainers.")):
+            return words[:at], words[at:]
+    return words, []
+
+
 def source_of(module: str) -> str:
+    """With that of what it has from other examples."""
     path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
     assert path.is_file(), f"there is no module {module}"
-    return path.read_text()
+    text = path.read_text()
+    others = re.findall(r"^from (trainers\.examples\.\w+) import", text, re.MULTILINE)
+    return "".join([text, *map(source_of, others)])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -135,11 +146,9 @@ def test_the_options_of_commands_exist(page: Path):
     known = subprocess.run([*FLEETRUN, "--help"], capture_output=True, text=True, check=True).stdout
     for words in commands(page):
         if words[0] == "fleetrun":
-            own, rest = words[1:], []
-            if "-m" in own:
-                at = own.index("-m") + 1
-                own, rest = own[:at], own[at:]
-                script = source_of(rest[0])
+            own, rest = split(words[1:])
+            if rest:
+                script = source_of(rest[0].removesuffix(".py").replace("/", "."))
                 assert all(f'"{option}"' in script for option in options(rest)), words
             assert all(re.search(rf"(?<!\S){option}\b", known) for option in options(own)), words
         elif words[0] == "python" and words[1].startswith("bench/"):

@@ -12,6 +12,8 @@ from trainers.fleet import Fleet
 CALLS: list[Callable[[Fleet], object]] = [
     lambda fleet: fleet.save_checkpoint("saved", 1, torch.nn.Linear(1, 1)),
     lambda fleet: fleet.load_checkpoint("saved", torch.nn.Linear(1, 1)),
+    lambda fleet: fleet.load_latest("saved", torch.nn.Linear(1, 1)),
+    lambda fleet: fleet.wait_checkpoint(),
 ]
 
 

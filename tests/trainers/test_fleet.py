@@ -79,6 +79,8 @@ def test_the_kind_of_training_must_fit_the_launch() -> None:
         Fleet().init(role_maker=Me(master="h:1", source="torchrun"))
     with pytest.raises(UsageError, match="started with parameter servers"):
         Fleet().init(is_collective=True, role_maker=Me(**PS))
+    with pytest.raises(UsageError, match=r"write fleet\.init\(is_collective=True\)"):
+        Fleet().init(True)  # type: ignore[arg-type]
 
 
 def _step(fleet: Fleet) -> None:
@@ -136,6 +138,35 @@ def test_what_cannot_be_done_says_so() -> None:
         trainer().distributed_optimizer(torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]))
     with pytest.raises(UsageError, match=r"torch\.optim optimizer, not 5"):
         trainer().distributed_optimizer(5)  # type: ignore[arg-type]
+
+
+def test_a_strategy_for_the_other_kind_of_job_is_refused_where_it_is_given() -> None:
+    collective, served = DistributedStrategy(), DistributedStrategy()
+    collective.amp, served.a_sync = True, True
+    with pytest.raises(UsageError, match=r"strategy\.amp is True, which is for collective jobs"):
+        Fleet().init(role_maker=Me(**PS), strategy=collective)
+    with pytest.raises(UsageError, match=r"strategy\.a_sync is True, which is for parameter servers"):
+        Fleet().init(role_maker=Me(), is_collective=True, strategy=served)
+    collective.lars = collective.lamb = True
+    with pytest.raises(NotSupportedError, match=r"strategy\.lars together with strategy\.lamb"):
+        Fleet().init(role_maker=Me(), is_collective=True, strategy=collective)
+    model, optimizer = model_and_optimizer()
+    with pytest.raises(UsageError, match=r"strategy\.amp is True, which is for collective jobs"):
+        trainer().distributed_optimizer(optimizer, collective)
+    fleet = Fleet()
+    strategy = DistributedStrategy()
+    fleet.init(role_maker=Me(**PS), strategy=strategy)
+    strategy.localsgd = True  # later than init
+    with pytest.raises(UsageError, match=r"strategy\.localsgd is True"):
+        fleet.distributed_model(model)
+
+
+def test_minimize_and_scalers_of_a_job_with_servers() -> None:
+    fleet = trainer()
+    with pytest.raises(UsageError, match=r"minimize\(\) was called before fleet\.distributed_optimizer"):
+        fleet.minimize(torch.zeros(()))
+    with pytest.raises(UsageError, match=r"distributed_scaler\(\) belongs to collective training"):
+        fleet.distributed_scaler(torch.amp.GradScaler("cpu"))
 
 
 def test_an_optimizer_shares_its_groups_with_the_one_it_wraps() -> None:

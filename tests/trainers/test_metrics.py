@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainers.errors import UsageError
-from trainers.metrics import Accuracy, Auc, LogLoss, Mae, Metric, Rmse, auc, log_loss
+from trainers.metrics import Accuracy, Auc, LogLoss, Mae, Metric, Mse, Rmse, auc, log_loss, topk_accuracy
 
 P = torch.tensor([0.9, 0.8, 0.3, 0.3, 0.6])
 Y = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0])
@@ -16,6 +16,7 @@ EXPECTED = {
     "Auc": (Auc, 3.5 / 6),
     "Accuracy": (Accuracy, 2 / 5),
     "Mae": (Mae, (0.1 + 0.8 + 0.3 + 0.7 + 0.6) / 5),
+    "Mse": (Mse, (0.01 + 0.64 + 0.09 + 0.49 + 0.36) / 5),
     "Rmse": (Rmse, math.sqrt((0.01 + 0.64 + 0.09 + 0.49 + 0.36) / 5)),
     "LogLoss": (LogLoss, -math.log(0.9 * 0.2 * 0.7 * 0.3 * 0.4) / 5),
 }
@@ -125,3 +126,17 @@ def test_accuracy_changes_its_mind_just_above_a_half():
     metric = Accuracy()
     metric.update(torch.tensor([0.5, 0.5001]), torch.tensor([0.0, 1.0]))
     assert metric.value() == 1.0
+
+
+def test_topk_accuracy_counts_labels_among_the_highest():
+    logits = torch.tensor([[0.1, 0.5, 0.3, 0.2], [0.9, 0.1, 0.2, 0.3], [0.0, 0.1, 0.2, 0.3]])
+    labels = torch.tensor([2, 1, 3])
+    assert [float(topk_accuracy(logits, labels, k)) for k in (1, 2, 3, 4)] == pytest.approx(
+        [1 / 3, 2 / 3, 2 / 3, 1]
+    )
+    assert topk_accuracy(logits.requires_grad_(), labels.unsqueeze(1)).requires_grad is False
+    with pytest.raises(UsageError, match=r"shapes \(3, 4\) and \(2,\); give \(batch, classes\)"):
+        topk_accuracy(logits, labels[:2])
+    for k in (0, 5):
+        with pytest.raises(UsageError, match=f"was given k {k}; it must be from 1 to 4 classes"):
+            topk_accuracy(logits, labels, k)

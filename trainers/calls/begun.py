@@ -14,6 +14,10 @@ class Begun:
         self._identity: Identity | None = None
         self._runtime: Runtime | None = None
 
+    def found(self) -> Identity | None:
+        """Who this process is; None before `fleet.init`."""
+        return self._identity
+
     def _who(self, call: str) -> Identity:
         if self._identity is None:
             raise UsageError(f"fleet.{call}() was called before fleet.init()")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,19 +41,33 @@ class Continuing(Begun):
         optimizer: torch.optim.Optimizer | None = None,
         *,
         keep: int = 2,
+        async_save: bool = False,
         **state: Any,
-    ) -> Path:
+    ) -> str | None:
         """Save model, optimizer and random generators as they are after `step` steps; all ranks call it.
-        When it returns, `directory/step-XXXXXXXX` is complete and durable; the newest `keep` stay.
+        When it returns its path, `directory/step-XXXXXXXX` is complete and durable; the newest `keep` stay.
 
         state: by any name, small dicts, and objects with `state_dict` and `load_state_dict` (a sampler, a
-        learning rate schedule). `directory` must be the same folder on every machine. Raises CheckpointError,
-        then the former checkpoints are as they were.
+        learning rate schedule). `directory`: a path, the same folder on every machine, or a URL of fsspec.
+        async_save: only copy everything now, into memory of this machine, and return None; the copy is
+        written beside the training. The next save, load or wait_checkpoint waits for it, and so does the end
+        of the process. Raises CheckpointError, then the former checkpoints are as they were; a save in the
+        background that failed lets the next of these calls raise it, on all ranks.
         """
         from trainers.checkpoints import checkpoint
 
         self._collective("save_checkpoint")
-        return checkpoint.save(directory, step, model, optimizer, keep=keep, state=state)
+        save = checkpoint.start if async_save else checkpoint.save
+        return save(directory, step, model, optimizer, keep=keep, state=state)
+
+    def wait_checkpoint(self) -> str | None:
+        """Wait until the last `save_checkpoint(..., async_save=True)` is complete and durable; its path, None
+        when there is nothing to wait for; all ranks call it. Raises CheckpointError when it has failed.
+        """
+        from trainers.checkpoints import checkpoint
+
+        self._collective("wait_checkpoint")
+        return checkpoint.wait()
 
     def load_checkpoint(
         self,
@@ -75,6 +88,8 @@ class Continuing(Begun):
         step = checkpoint.load(directory, model, optimizer, state=state)
         runtime.resumed = step or 0
         return step
+
+    load_latest = load_checkpoint
 
     def stop_requested(self, *, sync: bool = True, signals: Collection[int] = ()) -> Notice | None:
         """Why and until when this process is to stop, once it is: save, and leave.

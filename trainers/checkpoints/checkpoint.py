@@ -1,4 +1,4 @@
-"""Checkpoints of collective jobs that survive: written aside by all ranks, named by one rename, read by any
+"""Checkpoints of collective jobs that survive: written aside by all ranks, named at one blow, read by any
 number of ranks. Knows who does what in which order; leaves files, tensors and states to its siblings.
 
 Everything here is called by all ranks of the process group, with equal arguments; a process without a group
@@ -7,26 +7,47 @@ is a rank of one.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from trainers.checkpoints import files
+from trainers.checkpoints import shelf as shelves
 from trainers.checkpoints import tensors as checkpoint_tensors
-from trainers.checkpoints.files import CheckpointError, Manifest
-from trainers.checkpoints.ranks import Ranks
+from trainers.checkpoints.background import Background
+from trainers.checkpoints.manifest import CheckpointError, Manifest
+from trainers.checkpoints.optimizer import prepare
+from trainers.checkpoints.ranks import Ranks, done
+from trainers.checkpoints.shelf import Shelf, open_shelf, step_of
+from trainers.checkpoints.staging import Staging
 from trainers.checkpoints.state import Contents
-from trainers.errors import UsageError
+from trainers.errors import FleetError, UsageError
 from trainers.glog import glog
 
 KEEP = 2
 
-_damaged: set[Path] = set()
-"""Those that this process has found so: they are no checkpoints to it, and may be replaced."""
+_damaged: set[str] = set()
+"""Paths of those that this process has found so: they are no checkpoints to it, and may be replaced."""
+
+_background, _staging = Background(), Staging()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """One save. `tensors` is what this rank saves, `keys` what all of them together must; `parts` tells what
+    it has that is no tensor, or raises what was wrong with it.
+    """
+
+    shelf: Shelf
+    step: int
+    keep: int
+    tensors: checkpoint_tensors.Tensors
+    keys: set[str]
+    parts: Callable[[], dict[str, Any]]
 
 
 def save(
@@ -37,38 +58,46 @@ def save(
     *,
     keep: int = KEEP,
     state: Mapping[str, Any] | None = None,
-) -> Path:
+) -> str:
     """Save all of it as `directory/step-XXXXXXXX`, and remove what is older than the newest `keep`. When it
-    returns, on any rank, the checkpoint is complete and durable.
+    returns its path, on any rank, the checkpoint is complete and durable.
 
     A step that is saved already is not saved again. `state`: by name, dicts and objects with `state_dict` and
-    `load_state_dict`; rank 0's count. Raises CheckpointError, then nothing has changed; UsageError.
+    `load_state_dict`; rank 0's count. Raises CheckpointError, then nothing has changed, also for a save in
+    the background that has failed; UsageError.
     """
-    folder = files.folder_of(directory)
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise UsageError(f"the step of a checkpoint is {step!r}; it must be a whole number from 0 on")
-    if keep < 1:
-        raise UsageError(f"keep is {keep!r}; at least 1 checkpoint must be kept")
-    contents, ranks = Contents(model, optimizer, state or {}), Ranks()
-    tensors = contents.tensors(ranks.rank)
-    begun = ranks.first_tells(lambda: _begin(folder, step, contents))
-    final = files.path_of(folder, step)
-    if begun is None:
-        return final
-    aside, parts = begun
-    try:
-        index = checkpoint_tensors.write(tensors, aside)
-        sums = ranks.all_tell(partial(_seal, aside, ranks.rank))
-        content = {name: about for share in sums for name, about in share.items()}
-        manifest = Manifest(step=step, world=ranks.world, files=content, index=index, parts=parts)
-        ranks.first_tells(lambda: _commit(aside, final, manifest))
-    except CheckpointError:
-        if ranks.rank == 0:
-            files.discard(aside)
-        raise
-    if ranks.rank == 0:
-        _prune(folder, keep)
-    return final
+    wait()
+    ranks = Ranks()
+    contents = Contents(model, optimizer, state or {})
+    prepare(optimizer)
+    return _write(_order(directory, step, keep, contents, ranks), ranks)
+
+
+def start(
+    directory: str | os.PathLike[str],
+    step: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    keep: int = KEEP,
+    state: Mapping[str, Any] | None = None,
+) -> None:
+    """As `save`, of a copy that is made now; the rest is done while training goes on. What goes wrong then,
+    the next call of this module raises, on all ranks.
+    """
+    wait()
+    ranks = Ranks(_background.group())
+    contents = Contents(model, optimizer, state or {})
+    prepare(optimizer)
+    order = _order(directory, step, keep, contents, ranks, _staging.copies)
+    _background.start(partial(_write, order, ranks))
+
+
+def wait() -> str | None:
+    """The path of the save in the background, once it is complete and durable; None when there is none.
+    Raises CheckpointError when it has failed.
+    """
+    return _background.wait()
 
 
 def load(
@@ -82,90 +111,153 @@ def load(
     nothing has changed. Any number of ranks may load what any number has saved.
 
     A damaged checkpoint is passed over with a warning, for the one before. Raises CheckpointError when all
-    are damaged, or when it is of another model; UsageError.
+    are damaged, when it is of another model, or for a save in the background that has failed; UsageError.
     """
-    folder = files.folder_of(directory)
+    wait()
+    shelf = open_shelf(directory)
     contents, ranks = Contents(model, optimizer, state or {}), Ranks()
-    ranks.first_tells(lambda: _mention_interrupted(folder))
+    ranks.first_tells(lambda: _mention_interrupted(shelf))
     while True:
-        chosen = ranks.first_tells(lambda: _newest(folder))
+        chosen = ranks.first_tells(lambda: _newest(shelf))
         if chosen is None:
             return None
-        path, manifest = chosen
-        shares = ranks.all_tell(partial(_look_at_share, path, manifest, ranks))
+        name, manifest = chosen
+        shares = ranks.all_tell(partial(_look_at_share, shelf, name, manifest, ranks))
         wrong = next(filter(None, shares), None)
         if wrong is None:
             break
-        _pass_over(path, wrong, ranks.rank)
+        _pass_over(shelf.path(name), wrong, ranks.rank)
     contents.check(manifest)
     tensors = contents.wanted(manifest, ranks.rank, ranks.world)
-    checkpoint_tensors.read(tensors, path, manifest.index)
+    checkpoint_tensors.read(tensors, shelf, name, manifest.index)
     contents.take(manifest, tensors)
     return manifest.step
 
 
-def _begin(folder: Path, step: int, contents: Contents) -> tuple[Path, dict[str, Any]] | None:
-    """The folder to write in, and what is no tensor; None when this step is saved already."""
-    saved = [there for there in files.complete(folder) if files.path_of(folder, there) not in _damaged]
-    if saved and saved[0] > step:
-        raise UsageError(
-            f"{folder} has a checkpoint of step {saved[0]}, and this is step {step}: another run's? Load the "
-            "newest checkpoint before you train, or save to another directory"
-        )
-    if step in saved:
-        return None
-    parts = contents.parts()
-    return files.begin(folder, step), parts
+# ---- writing
 
 
-def _seal(aside: Path, rank: int) -> dict[str, tuple[int, str]]:
-    """What this rank has written: torch calls its files `__RANK_n.distcp`."""
-    mine = [*aside.glob(f"__{rank}_*"), *(aside.glob(".metadata") if rank == 0 else ())]
-    return {path.name: files.seal(path) for path in sorted(mine)}
+def _order(
+    directory: str | os.PathLike[str],
+    step: int,
+    keep: int,
+    contents: Contents,
+    ranks: Ranks,
+    copies: Callable[[checkpoint_tensors.Tensors], checkpoint_tensors.Tensors] = lambda tensors: tensors,
+) -> _Order:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise UsageError(f"the step of a checkpoint is {step!r}; it must be a whole number from 0 on")
+    if keep < 1:
+        raise UsageError(f"keep is {keep!r}; at least 1 checkpoint must be kept")
+    return _Order(
+        shelf=open_shelf(directory),
+        step=step,
+        keep=keep,
+        tensors=copies(contents.tensors(ranks.rank, ranks.world)),
+        keys=contents.keys(),
+        parts=done(lambda: contents.parts(ranks.rank)),
+    )
 
 
-def _commit(aside: Path, final: Path, manifest: Manifest) -> None:
-    files.commit(aside, final, manifest)
-    _damaged.discard(final)
-
-
-def _prune(folder: Path, keep: int) -> None:
+def _write(order: _Order, ranks: Ranks) -> str:
+    shelf = order.shelf
+    name, begun = ranks.first_tells(lambda: _begin(order))
+    if not begun:
+        return shelf.path(name)
     try:
-        files.prune(folder, keep, _damaged)
+        written = checkpoint_tensors.write(order.tensors, shelf, name, ranks.group)
+        shares = ranks.all_tell(partial(_share, order, ranks.rank, written))
+        name = ranks.first_tells(lambda: _commit(order, name, written.index, shares))
+    except FleetError:
+        if ranks.rank == 0:
+            with contextlib.suppress(OSError):
+                shelf.discard(name)
+        raise
+    if ranks.rank == 0:
+        _prune(shelf, order.keep)
+    return shelf.path(name)
+
+
+def _begin(order: _Order) -> tuple[str, bool]:
+    """A name to write under; or that of this step's checkpoint, and False, when it is saved already."""
+    shelf, step = order.shelf, order.step
+    saved = [name for name in shelf.complete() if shelf.path(name) not in _damaged]
+    if saved and step_of(saved[0]) > step:
+        raise UsageError(
+            f"{shelf.where} has a checkpoint of step {step_of(saved[0])}, and this is step {step}: another "
+            "run's? Load the newest checkpoint before you train, or save to another directory"
+        )
+    if saved and step_of(saved[0]) == step:
+        return saved[0], False
+    order.parts()
+    return shelf.begin(step), True
+
+
+def _share(order: _Order, rank: int, written: checkpoint_tensors.Written) -> tuple[Any, dict[str, Any]]:
+    """(files, parts) of this rank, but for the first one's parts, which may be large."""
+    if missing := sorted(order.keys - written.index.keys()):
+        raise CheckpointError(
+            f"rank {rank} has {missing[0]}, and {len(missing) - 1} more, which the rank that was to save it "
+            "does not have; parameters and the optimizer's state must be those of the same training on all "
+            "ranks"
+        )
+    return written.files, order.parts() if rank else {}
+
+
+def _commit(order: _Order, name: str, index: Mapping[str, Any], shares: Sequence[Any]) -> str:
+    manifest = Manifest(
+        step=order.step,
+        world=len(shares),
+        files={file: about for files, _ in shares for file, about in files.items()},
+        index=index,
+        parts=Contents.joined(order.parts(), [parts for _, parts in shares]),
+    )
+    final = shelves.commit(order.shelf, name, manifest)
+    _damaged.discard(order.shelf.path(final))
+    return final
+
+
+def _prune(shelf: Shelf, keep: int) -> None:
+    try:
+        shelves.prune(shelf, keep, _damaged)
     except OSError as error:  # the new one is there: that old ones cannot be removed is no failure of it
-        glog(f"warning: old checkpoints in {folder} could not be removed: {error}")
+        glog(f"warning: old checkpoints in {shelf.where} could not be removed: {error}")
 
 
-def _mention_interrupted(folder: Path) -> None:
-    for path in files.interrupted(folder):
-        glog(f"{path} is of a save that was interrupted; it is not looked at")
+# ---- reading
 
 
-def _newest(folder: Path) -> tuple[Path, Manifest] | None:
+def _mention_interrupted(shelf: Shelf) -> None:
+    for name in shelf.interrupted():
+        glog(f"{shelf.path(name)} is of a save that was interrupted; it is not looked at")
+
+
+def _newest(shelf: Shelf) -> tuple[str, Manifest] | None:
     """The newest checkpoint whose manifest is whole. Raises CheckpointError when there are only others."""
-    there = [files.path_of(folder, step) for step in files.complete(folder)]
-    for path in there:
-        if path in _damaged:
+    there = shelf.complete()
+    for name in there:
+        if shelf.path(name) in _damaged:
             continue
         try:
-            return path, files.read_manifest(path)
+            return name, shelves.read_manifest(shelf, name)
         except CheckpointError as error:
-            _pass_over(path, str(error), 0)
+            _pass_over(shelf.path(name), str(error), 0)
     if there:
         raise CheckpointError(
-            f"all {len(there)} checkpoints in {folder} are damaged; the messages above say how. Remove "
+            f"all {len(there)} checkpoints in {shelf.where} are damaged; the messages above say how. Remove "
             "them to begin anew"
         )
     return None
 
 
-def _look_at_share(path: Path, manifest: Manifest, ranks: Ranks) -> str | None:
+def _look_at_share(shelf: Shelf, name: str, manifest: Manifest, ranks: Ranks) -> str | None:
     """The ranks divide the files among them; what is wrong with mine."""
     mine = sorted(manifest.files)[ranks.rank :: ranks.world]
-    return files.damage(path, {name: manifest.files[name] for name in mine})
+    return shelves.damage(shelf, name, {file: manifest.files[file] for file in mine})
 
 
-def _pass_over(path: Path, why: str, rank: int) -> None:
+def _pass_over(path: str, why: str, rank: int) -> None:
     _damaged.add(path)
     if rank == 0:
-        glog(f"warning: {why}; the checkpoint {path.name} is passed over for the one before it")
+        name = path.rpartition("/")[2]
+        glog(f"warning: {why}; the checkpoint {name} is passed over for the one before it")

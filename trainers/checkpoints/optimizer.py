@@ -1,13 +1,19 @@
-"""An optimizer's state in a checkpoint. Knows torch's state dicts; no file and no other rank."""
+"""An optimizer's state in a checkpoint. Knows torch's state dicts, and what optimizers of this package add to
+them; no file and no other rank.
+
+An optimizer whose state is divided among the ranks says with `owned_params()` for which parameters this rank
+has it: its `state_dict()` has that only, its `load_state_dict()` wants no more. One with `extra_state()`, a
+dict of numbers, and `load_extra_state()` has more that must go on: rank 0's is kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
-from trainers.checkpoints.files import CheckpointError
+from trainers.checkpoints.manifest import CheckpointError
 from trainers.checkpoints.tensors import Tensors, is_sharded
 from trainers.checkpoints.values import from_json, to_json
 from trainers.errors import UsageError
@@ -15,7 +21,8 @@ from trainers.errors import UsageError
 
 class OptimizerState:
     """An optimizer's state by the names of its parameters. JSON: `{"groups": [{"params": [names], options}],
-    "state": {name: {key: value, or {"tensor": key}}}}`.
+    "state": {name: {key: value, or {"tensor": key}}}, "extra": its own or null}`. `divided`: other ranks have
+    a part of `state`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
@@ -29,6 +36,9 @@ class OptimizerState:
                 "with the model that they belong to"
             )
         self._names = [names[id(param)] for param in self._params]
+        owned = _owned(optimizer)
+        self.divided = owned is not None
+        self._mine = set(self._names) if owned is None else {names[id(param)] for param in owned}
 
     def tensors(self) -> Tensors:
         return {key: value for key, value in self._flat().items() if isinstance(value, torch.Tensor)}
@@ -47,7 +57,9 @@ class OptimizerState:
             }
             for index, entry in saved["state"].items()
         }
-        return {"groups": groups, "state": state}
+        ask = getattr(self._optimizer, "extra_state", None)
+        extra = None if ask is None else to_json("optimizer.extra", ask())
+        return {"groups": groups, "state": state, "extra": extra}
 
     def check(self, saved: Mapping[str, Any] | None) -> None:
         if saved is None:
@@ -64,7 +76,7 @@ class OptimizerState:
     def wanted(self, saved: Mapping[str, Any], index: Mapping[str, Any]) -> Tensors:
         by_name = dict(zip(self._names, self._params, strict=True))
         found = {}
-        for name, entry in saved["state"].items():
+        for name, entry in self._my_state(saved):
             for key in map(_tensor_key, entry.values()):
                 if key is not None:
                     found[key] = _empty(index[key], by_name[name])
@@ -82,7 +94,7 @@ class OptimizerState:
         places = {name: place for place, name in enumerate(self._names)}
         state = {
             places[name]: {key: value_of(value) for key, value in entry.items()}
-            for name, entry in saved["state"].items()
+            for name, entry in self._my_state(saved)
         }
         groups = []
         for group, now in zip(saved["groups"], self._optimizer.param_groups, strict=True):
@@ -92,6 +104,12 @@ class OptimizerState:
                     options[key] = tuple(value)  # betas: JSON has no tuples
             groups.append(options | {"params": [places[name] for name in group["params"]]})
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        go_on, extra = getattr(self._optimizer, "load_extra_state", None), saved.get("extra")
+        if go_on is not None and extra is not None:
+            go_on(from_json(extra))
+
+    def _my_state(self, saved: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+        return [(name, entry) for name, entry in saved["state"].items() if name in self._mine]
 
     def _flat(self) -> dict[str, Any]:
         saved = self._optimizer.state_dict()
@@ -106,6 +124,24 @@ class OptimizerState:
 
     def _json(self, key: str, value: Any) -> Any:
         return {"tensor": key} if isinstance(value, torch.Tensor) else to_json(key, value)
+
+
+def prepare(optimizer: torch.optim.Optimizer | None) -> None:
+    """Before its state and its model's are taken; all ranks call it. Local SGD makes the models one then."""
+    act = getattr(optimizer, "before_checkpoint", None)
+    if act is not None:
+        act()
+
+
+def _owned(optimizer: Any) -> Collection[torch.Tensor] | None:
+    """The parameters of which this rank has the state, None for all. The optimizer may be wrapped."""
+    while optimizer is not None:
+        ask = getattr(optimizer, "owned_params", None)
+        if ask is not None:
+            owned: Collection[torch.Tensor] = ask()
+            return owned
+        optimizer = getattr(optimizer, "inner", None)
+    return None
 
 
 def _tensor_key(value: Any) -> str | None:

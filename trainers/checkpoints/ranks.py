@@ -1,5 +1,5 @@
-"""What ranks say to each other about a checkpoint: the first decides and tells, all report. Knows the process
-group, and that there may be none.
+"""What ranks say to each other about a checkpoint: the first decides and tells, all report. Knows process
+groups, and that there may be none.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from trainers.checkpoints.files import CheckpointError
+from trainers.checkpoints.manifest import CheckpointError
 from trainers.errors import FleetError
 
 T = TypeVar("T")
 
 
 class Ranks:
-    """The ranks of the default process group; a process without one is a rank of one.
+    """The ranks of the default process group; a process without one is a rank of one. `group`: another group
+    of the same ranks to talk through.
 
     Every method is called by all ranks, in the same order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         joined = dist.is_initialized()
+        self.group = group
         self.rank = dist.get_rank() if joined else 0
         self.world = dist.get_world_size() if joined else 1
 
@@ -34,7 +36,7 @@ class Ranks:
         if self.rank == 0:
             told = _tried(ask)
         if self.world > 1:
-            dist.broadcast_object_list(told, src=0)
+            dist.broadcast_object_list(told, src=0, group=self.group)
         answer: T = _answer(told)
         return answer
 
@@ -44,8 +46,14 @@ class Ranks:
         everyone: list[Any] = [told]
         if self.world > 1:
             everyone = [None] * self.world
-            dist.all_gather_object(everyone, told)
+            dist.all_gather_object(everyone, told, group=self.group)
         return [_answer(each) for each in everyone]
+
+
+def done(act: Callable[[], T]) -> Callable[[], T]:
+    """`act` is done now; its result is told, or its error raised, whenever what is returned is called."""
+    told = _tried(act)
+    return lambda: _answer(told)
 
 
 def _tried(act: Callable[[], Any]) -> list[Any]:

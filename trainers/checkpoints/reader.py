@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from trainers.checkpoints.shelf import Shelf
+from trainers.checkpoints.streams import ShelfFiles
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -32,10 +34,12 @@ class _Place:
 
 
 class IndexReader(FileSystemReader):
-    """`index` as `checkpoint_tensors.write` returns it."""
+    """`index` as `tensors.write` returns it."""
 
-    def __init__(self, path: Path, index: Mapping[str, Any]) -> None:
-        super().__init__(path)
+    def __init__(self, shelf: Shelf, name: str, index: Mapping[str, Any]) -> None:
+        super().__init__(shelf.path(name))
+        self.fs = ShelfFiles(shelf, name)  # type: ignore[assignment]  # torch's is a FileSystem
+        self.path = ""
         self._index = index
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

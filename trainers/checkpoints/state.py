@@ -7,14 +7,15 @@ processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainers.checkpoints.files import CheckpointError, Manifest
+from trainers.checkpoints.manifest import CheckpointError, Manifest
 from trainers.checkpoints.optimizer import OptimizerState
+from trainers.checkpoints.shares import share
 from trainers.checkpoints.tensors import Tensors, is_sharded
 from trainers.checkpoints.values import from_json, to_json
 from trainers.errors import NotSupportedError, UsageError
@@ -51,31 +52,60 @@ class Contents:
                     "state_dict() and load_state_dict()"
                 )
         self._model = bare(model)
+        _reshard(self._model)
         self._optimizer = None if optimizer is None else OptimizerState(optimizer, self._model)
         self._state = state
 
     # ---- to a checkpoint
 
-    def tensors(self, rank: int) -> Tensors:
-        """What this rank has to offer. What only DDP's rank 0 decides, buffers, it alone offers."""
+    def tensors(self, rank: int, world: int) -> Tensors:
+        """What this rank has to save. Of what all have alike each saves a share, and copies no more than that
+        for a save beside the training. What only DDP's rank 0 decides, buffers, it alone saves.
+        """
         own = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
-        found = {
-            f"model.{name}": value
-            for name, value in self._model_tensors().items()
-            if rank == 0 or name in own or is_sharded(value)
-        }
+        found, alike = _random_state(rank), {}
+        for name, value in self._model_tensors().items():
+            if is_sharded(value):
+                found[f"model.{name}"] = value
+            elif name in own:
+                alike[f"model.{name}"] = value
+            elif rank == 0:
+                found[f"model.{name}"] = value
         if self._optimizer is not None:
-            found |= self._optimizer.tensors()
-        return found | _random_state(rank)
+            for key, value in self._optimizer.tensors().items():
+                (found if self._optimizer.divided or is_sharded(value) else alike)[key] = value
+        mine = share({key: value.nbytes for key, value in alike.items()}, rank, world)
+        return found | {key: alike[key] for key in mine}
 
-    def parts(self) -> dict[str, Any]:
-        """What is no tensor. Raises UsageError for what JSON cannot hold."""
+    def keys(self) -> set[str]:
+        """The tensors that a checkpoint must have, as this rank sees it."""
+        optimizer = set() if self._optimizer is None else self._optimizer.tensors().keys()
+        return {f"model.{name}" for name in self._model_tensors()} | optimizer
+
+    def parts(self, rank: int) -> dict[str, Any]:
+        """What is no tensor: rank 0's, and of others what only they have. Raises UsageError for what JSON
+        cannot hold.
+        """
+        if rank > 0:
+            if self._optimizer is None or not self._optimizer.divided:
+                return {}
+            return {"optimizer": self._optimizer.values()}
         state = {
             name: to_json(name, value.state_dict() if _is_stateful(value) else value)
             for name, value in self._state.items()
         }
         optimizer = None if self._optimizer is None else self._optimizer.values()
         return {"optimizer": optimizer, "state": state}
+
+    @staticmethod
+    def joined(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The `parts` of a checkpoint from those of its ranks."""
+        parts = dict(first)
+        for other in others:
+            if "optimizer" in other:
+                state = parts["optimizer"]["state"] | other["optimizer"]["state"]
+                parts["optimizer"] = parts["optimizer"] | {"state": state}
+        return parts
 
     # ---- from one
 
@@ -135,6 +165,14 @@ class Contents:
                     "`state=` of save_checkpoint"
                 )
         return found
+
+
+def _reshard(model: torch.nn.Module) -> None:
+    """After a forward pass without a backward one FSDP2 leaves whole parameters in the place of shards."""
+    for module in model.modules():
+        reshard = getattr(module, "reshard", None)
+        if callable(reshard) and hasattr(module, "unshard"):
+            reshard()
 
 
 def _is_stateful(value: Any) -> bool:

@@ -7,17 +7,17 @@ tools read it, nothing here does: loading a checkpoint runs no code that came wi
 
 from __future__ import annotations
 
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from trainers.checkpoints.files import CheckpointError
+from trainers.checkpoints.manifest import CheckpointError
+from trainers.checkpoints.shelf import Shelf
 
 Tensors = dict[str, torch.Tensor]
 
@@ -29,36 +29,50 @@ def is_sharded(value: torch.Tensor) -> bool:
     return hasattr(value, "placements")
 
 
-def write(tensors: Tensors, aside: Path) -> dict[str, Any]:
-    """All ranks together write their tensors; what several have is written once. The index to find them.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`index`: where each tensor is. `files`: what this rank has written, (bytes, xxh3-128) by name."""
 
-    Raises CheckpointError, on all ranks.
+    index: dict[str, Any]
+    files: dict[str, tuple[int, str]]
+
+
+def write(tensors: Tensors, shelf: Shelf, name: str, group: dist.ProcessGroup | None = None) -> Written:
+    """All ranks of the group (default: the default one) together write their tensors; what several have is
+    written once. Raises CheckpointError, on all ranks.
     """
     # Late, as in `read`: it takes 0.4 s to import, which only those who use it should wait for.
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    writer = FileSystemWriter(aside, sync_files=True)
+    from trainers.checkpoints.streams import ShelfWriter
+
+    writer = ShelfWriter(shelf, name)
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    alone = not dist.is_initialized()
-    with _quiet(), _failures(f"the checkpoint could not be written to {aside}", aside):
-        metadata = save(tensors, storage_writer=writer, planner=planner, no_dist=alone)
-    return _index(metadata)
+    _be_quiet()
+    with _failures(f"the checkpoint could not be written to {shelf.path(name)}", shelf):
+        metadata = save(
+            tensors,
+            storage_writer=writer,
+            planner=planner,
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
+    return Written(_index(metadata), writer.files.written)
 
 
-def read(tensors: Tensors, path: Path, index: Mapping[str, Any]) -> None:
+def read(tensors: Tensors, shelf: Shelf, name: str, index: Mapping[str, Any]) -> None:
     """Fill these tensors, all ranks together. Raises CheckpointError, on all ranks."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import load
 
     from trainers.checkpoints.reader import IndexReader
 
-    reader = IndexReader(path, index)
+    reader = IndexReader(shelf, name, index)
     planner = DefaultLoadPlanner(flatten_state_dict=False)
-    alone = not dist.is_initialized()
-    with _quiet(), _failures(f"the checkpoint {path} could not be read"):
-        load(tensors, storage_reader=reader, planner=planner, no_dist=alone)
+    _be_quiet()
+    with _failures(f"the checkpoint {shelf.path(name)} could not be read"):
+        load(tensors, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized())
 
 
 def _index(metadata: Any) -> dict[str, Any]:
@@ -83,7 +97,7 @@ def _index(metadata: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _failures(what: str, disk: Path | None = None) -> Iterator[None]:
+def _failures(what: str, shelf: Shelf | None = None) -> Iterator[None]:
     """torch's CheckpointException is no Exception, tells of every rank at length, and not of a full disk."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -91,23 +105,21 @@ def _failures(what: str, disk: Path | None = None) -> Iterator[None]:
         yield
     except CheckpointException as error:
         causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items())[:3])
-        raise CheckpointError(f"{what}: {causes}{_room(disk)}") from error
+        raise CheckpointError(f"{what}: {causes}{_room(shelf)}") from error
     except OSError as error:
-        raise CheckpointError(f"{what}: {error}{_room(disk)}") from error
+        raise CheckpointError(f"{what}: {error}{_room(shelf)}") from error
 
 
-def _room(disk: Path | None) -> str:
-    if disk is None:
-        return ""
+def _room(shelf: Shelf | None) -> str:
     try:
-        return f"; {shutil.disk_usage(disk.parent).free / 1e6:,.1f} MB are free there now"
+        free = None if shelf is None else shelf.free()
     except OSError:
-        return ""
+        free = None
+    return "" if free is None else f"; {free / 1e6:,.1f} MB are free there now"
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """A process without a process group is nothing to warn of."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        yield
+def _be_quiet() -> None:
+    """A process without a process group is nothing to warn of. For good, and not around a call: a save in the
+    background would put back what the main thread has changed meanwhile.
+    """
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)

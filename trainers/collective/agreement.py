@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainers.collective.gathering import cpu_group
 from trainers.notice import Notice
 
 
@@ -31,8 +32,6 @@ class Agreement:
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
-        self._group: dist.ProcessGroup | None = None
-        self._made = False
         self._agreed: Notice | None = None
 
     def on(self, mine: Notice | None) -> Notice | None:
@@ -49,22 +48,14 @@ class Agreement:
         if dist.get_world_size() == 1:
             return mine
         heard = torch.tensor([int(mine)])
-        dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=self._cpu_group())
+        dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=cpu_group())
         return bool(heard.item())
 
     def _together(self, mine: Notice | None) -> Notice:
         told: list[Any] = [None] * dist.get_world_size()
         own = None if mine is None else (mine.why, mine.deadline - self._wall())
         if len(told) > 1:
-            dist.all_gather_object(told, own, group=self._cpu_group())
+            dist.all_gather_object(told, own, group=cpu_group())
         else:
             told = [own]
         return combined(told, self._wall())
-
-    def _cpu_group(self) -> dist.ProcessGroup | None:
-        """Gloo: on NCCL's stream the answer would come when the GPU has done all that waits there."""
-        if not self._made:
-            self._made = True
-            if dist.get_backend() != "gloo":
-                self._group = dist.new_group(backend="gloo")
-        return self._group

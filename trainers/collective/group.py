@@ -18,14 +18,14 @@ from trainers.roles.identity import Identity
 
 
 def choose_device(identity: Identity, cuda: bool, cuda_count: int) -> torch.device:
-    """The accelerator that this process was given, else the CPU. torchrun gives none: there it is the local
-    rank's.
+    """The accelerator that this process was given, else the CPU. Launchers other than fleetrun give none: in
+    their collective jobs it is the local rank's.
     """
     if not cuda:
         return torch.device("cpu")
     if identity.device is not None:
         return torch.device("cuda", identity.device)
-    if identity.source == "torchrun":
+    if not (identity.source == "fleetrun" or identity.alone or identity.launched_as_ps):
         return torch.device("cuda", identity.local_rank % cuda_count)
     return torch.device("cpu")
 
@@ -57,7 +57,7 @@ def start(identity: Identity) -> None:
         _prefer_loopback(identity)
         dist.init_process_group(
             backend,
-            init_method=f"tcp://{identity.master}",
+            init_method=f"tcp://{identity.meeting()}",
             rank=identity.index,
             world_size=identity.worker_num,
             device_id=device if backend == "nccl" else None,

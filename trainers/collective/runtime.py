@@ -1,15 +1,21 @@
-"""Collective training behind the fleet API: process group, DataParallel, the optimizer as it is."""
+"""Collective training behind the fleet API: the process group, models and optimizers in any order. Leaves
+what a strategy changes in them to `wrapping`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 
 from trainers.collective.agreement import Agreement
-from trainers.collective.data_parallel import DataParallel
+from trainers.collective.cadence import Cadence
+from trainers.collective.gathering import gather
 from trainers.collective.group import start
+from trainers.collective.settings import CollectiveSettings
+from trainers.collective.wrapping import replaced, stepping, wrapped
 from trainers.data.ahead import Batch
 from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
@@ -20,6 +26,17 @@ from trainers.runtime import Where
 from trainers.strategy import DistributedStrategy
 
 
+class _Made:
+    """A wrapped model, and the parameters that it had before. Those that nobody else holds are let go."""
+
+    def __init__(self, model: torch.nn.Module, former: Mapping[str, torch.nn.Parameter]) -> None:
+        self.model = model
+        self._former = {name: weakref.ref(param) for name, param in former.items()}
+
+    def former(self) -> dict[str, torch.nn.Parameter]:
+        return {name: param for name, ref in self._former.items() if (param := ref()) is not None}
+
+
 class CollectiveRuntime:
     """Joins the process group when made. `resumed` is the step of the last checkpoint that was loaded."""
 
@@ -27,20 +44,45 @@ class CollectiveRuntime:
         self.strategy = strategy
         self.resumed = 0
         self.agreement = Agreement()
+        self._settings: CollectiveSettings | None = None
+        self._cadence = Cadence()
+        self._models: list[_Made] = []
+        self._optimizers: list[DistributedOptimizer] = []
+        strategy.collective()  # says now what does not go together
         start(identity)
 
-    def distributed_model(self, model: torch.nn.Module) -> DataParallel:
-        return DataParallel(
-            model,
-            find_unused_parameters=self.strategy.find_unused_parameters,
-            bucket_cap_mb=self.strategy.fuse_grad_size_in_MB,
-        )
+    def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        settings = self._agreed("distributed_model")
+        if settings.paced and self._models:
+            raise _once("model")
+        former = dict(model.named_parameters())
+        made = wrapped(model, self.strategy, settings, self._cadence)
+        self._models.append(_Made(made, former))
+        if settings.sharded:
+            for optimizer in self._optimizers:
+                _rewire(optimizer, former, made)
+        return made
 
     def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
-        return DistributedOptimizer(optimizer)
+        settings = self._agreed("distributed_optimizer")
+        if settings.paced and self._optimizers:
+            raise _once("optimizer")
+        names: dict[torch.Tensor, str] = {}
+        for each in self._models:
+            former = each.former()
+            names |= {param: name for name, param in former.items()}
+            if settings.sharded:
+                _rewire(optimizer, former, each.model)
+        inner = replaced(optimizer, settings, names)
+        made = stepping(inner, settings, self._cadence, self._average)
+        self._optimizers.append(made)
+        return made
 
     def barrier_worker(self) -> None:
         dist.barrier()
+
+    def gather(self, mine: bytes, call: str) -> list[bytes]:
+        return gather(mine)
 
     def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
         return iter(batches)  # every row is here already
@@ -50,6 +92,9 @@ class CollectiveRuntime:
 
     def save(self, dirname: Where, mode: int) -> None:
         raise _no_servers("save_persistables")
+
+    def stand_ins(self, model: torch.nn.Module, where: Where) -> dict[torch.nn.Module, torch.nn.Module]:
+        return {}
 
     def shrink(self, policy: ShrinkPolicy) -> int:
         raise _no_servers("shrink")
@@ -65,6 +110,43 @@ class CollectiveRuntime:
 
     def stop_worker(self) -> None:
         raise _no_servers("stop_worker")
+
+    def _agreed(self, call: str) -> CollectiveSettings:
+        """What the strategy asks for: the first model or optimizer settles it. Raises UsageError for one that
+        would have changed what there is already.
+        """
+        settings = self.strategy.collective()
+        if self._settings is None:
+            self._cadence = Cadence(settings.merged_steps, settings.localsgd)
+        elif changed := self._settings.changed(settings):
+            raise UsageError(
+                f"fleet.{call}() has a strategy with another {', '.join(changed)} than the model or "
+                "optimizer that fleet has made before; give it to fleet.init(is_collective=True, "
+                "strategy=strategy), and change nothing in it later"
+            )
+        self._settings = settings
+        return settings
+
+    def _average(self) -> None:
+        from trainers.collective.averaging import average_model
+
+        for each in self._models:
+            average_model(each.model)
+
+
+def _rewire(
+    optimizer: torch.optim.Optimizer, former: dict[str, torch.nn.Parameter], model: torch.nn.Module
+) -> None:
+    from trainers.collective.sharding import rewire
+
+    rewire(optimizer, former, model)
+
+
+def _once(what: str) -> UsageError:
+    return UsageError(
+        f"fleet.distributed_{what}() was called twice with strategy.gradient_merge or strategy.localsgd, "
+        f"which count the steps of one model and one optimizer; use one {what}, or drop them"
+    )
 
 
 def _no_servers(call: str) -> UsageError:

@@ -12,7 +12,7 @@ from typing import Protocol
 from trainers.data.batch import Batch
 from trainers.data.multislot import BrokenLines
 from trainers.data.reading import Pass, Reading
-from trainers.data.slots import Layout, Slot
+from trainers.data.slots import Layout, UseVar
 from trainers.data.sources import AS_IT_IS
 from trainers.errors import NotSupportedError, UsageError
 from trainers.glog import glog
@@ -48,7 +48,7 @@ class FileDataset:
     def init(
         self,
         *,
-        use_var: Sequence[Slot],
+        use_var: UseVar,
         pipe_command: str = AS_IT_IS,
         batch_size: int = 1,
         thread_num: int = 1,
@@ -79,7 +79,7 @@ class FileDataset:
         self._ahead = _at_least("queue_size", queue_size, 1)
         self._max_bad_lines = _at_least("max_bad_lines", max_bad_lines, 0)
 
-    def set_use_var(self, use_var: Sequence[Slot]) -> None:
+    def set_use_var(self, use_var: UseVar) -> None:
         """The slots of a line, in order."""
         self._layout = Layout.of(use_var)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import os
 from collections.abc import Callable
 from typing import cast
 
@@ -15,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from trainers.data.exchange import Peers
 from trainers.errors import UsageError
-from trainers.roles.environment import EnvironmentRoleMaker
+from trainers.roles.current import current_identity
 from trainers.roles.identity import Identity
 
 _TIMEOUT = datetime.timedelta(minutes=30)
@@ -37,7 +36,7 @@ def default_peers() -> Peers | None:
     """
     if dist.is_initialized():
         return cast(Peers, dist.group.WORLD)
-    identity = EnvironmentRoleMaker(os.environ).identity()
+    identity = current_identity()
     if identity.is_server:
         raise UsageError("data sets are shuffled by trainers, and this process is a server")
     return None if identity.alone or identity.worker_num == 1 else _own(identity)
@@ -46,7 +45,7 @@ def default_peers() -> Peers | None:
 @functools.cache
 def _own(identity: Identity) -> Peers:
     """One for the life of the process: a second one could not have the same port."""
-    host, _, port = identity.master.rpartition(":")
+    host, _, port = identity.meeting().rpartition(":")
     rank, size = identity.index, identity.worker_num
     meeting = TCPStore(host.strip("[]"), int(port), size, rank == 0, timeout=_TIMEOUT)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the only way to give a device

@@ -1,5 +1,4 @@
-"""A sampler that goes on in the middle of an epoch, with any number of trainers. Pure: the order is a
-function of (seed, epoch), the place a number of samples.
+"""A sampler that goes on in the middle of an epoch, with any number of trainers.
 
 The batch is the whole job's: when trainers come or go, each takes a larger or smaller part of the same
 batches, and no sample of an epoch is lost or comes twice.
@@ -10,19 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch.utils.data import Sampler
-
+from trainers.data.passes import ResumableSampler
 from trainers.errors import UsageError
 
 T = TypeVar("T")
 
-_WORD = 1 << 32
 
-
-class ElasticBatchSampler(Sampler[list[int]]):
+class ElasticBatchSampler(ResumableSampler[list[int]]):
     """Batches for trainer `rank` of `trainers`: its part of each batch of `batch_size` samples of the job.
 
     For `DataLoader(data, batch_sampler=sampler)`. Parts differ by one sample at most; for the gradient of the
@@ -38,22 +31,13 @@ class ElasticBatchSampler(Sampler[list[int]]):
     def __init__(
         self, length: int, batch_size: int, *, rank: int, trainers: int, seed: int = 0, shuffle: bool = True
     ) -> None:
-        if not 0 <= rank < trainers:
-            raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
+        super().__init__(length, rank=rank, trainers=trainers, seed=seed, shuffle=shuffle)
         if not trainers <= batch_size <= length:
             raise UsageError(
                 f"batch_size is {batch_size}, of all trainers together; it must be from {trainers}, their "
                 f"number, to {length}, the number of samples"
             )
-        self._length = length
         self._batch_size = batch_size
-        self._rank = rank
-        self._trainers = trainers
-        self._seed = seed
-        self._shuffle = shuffle
-        self._uncounted = False
-        self.epoch = 0
-        self.position = 0
 
     def __len__(self) -> int:
         """Batches of a whole epoch."""
@@ -72,44 +56,8 @@ class ElasticBatchSampler(Sampler[list[int]]):
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
         """The loader's batches, each counted as used when it is given out."""
-        for batch in self._begun(loader):
-            self._uncounted = False
-            self.position += self._batch_size
-            if self.position + self._batch_size > self._length:
-                self.epoch, self.position = self.epoch + 1, 0
-            yield batch
-
-    def _begun(self, loader: Iterable[T]) -> Iterator[T]:
-        """A DataLoader draws a random number when its loop begins. A loop that is taken up in the middle of
-        an epoch must not draw it again: dropout would get other numbers than without the restart.
-        """
-        before = torch.get_rng_state()
-        begun = iter(loader)
-        if self.position:
-            torch.set_rng_state(before)
-        return begun
-
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """The samples of an epoch in their order. numpy promises RandomState's stream for ever (NEP 19), so
-        that a new version does not change the order in the middle of an epoch.
-        """
-        if not self._shuffle:
-            return np.arange(self._length)
-        seed = [self._seed % _WORD, self._seed // _WORD % _WORD, epoch % _WORD]
-        return np.random.RandomState(seed).permutation(self._length)
-
-    def state_dict(self) -> dict[str, int]:
-        if self._uncounted:
-            raise UsageError("batches were taken that nobody counted; loop over sampler.batches(loader)")
-        told = {"epoch": self.epoch, "position": self.position}
-        return told | {"length": self._length, "seed": self._seed, "shuffle": int(self._shuffle)}
+        return self._counted(loader, self._batch_size, least=self._batch_size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises UsageError for the state of another order: samples would be lost, and come twice."""
-        now = {"length": self._length, "seed": self._seed, "shuffle": int(self._shuffle)}
-        other = [f"{name} {state[name]}, now {value}" for name, value in now.items() if state[name] != value]
-        if other:
-            raise UsageError(f"the sampler's state is of other data or another order: {'; '.join(other)}")
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        if self.position + self._batch_size > self._length:
-            self.epoch, self.position = self.epoch + 1, 0
+        super().load_state_dict(state)
+        self._use(0, least=self._batch_size)

@@ -4,48 +4,107 @@ that shares are disjoint and equally long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
-import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import DataLoader
+
+from trainers.data.passes import ResumableSampler
+from trainers.errors import UsageError
+
+T = TypeVar("T")
 
 
-class ShardSampler(Sampler[int]):
+class ShardSampler(ResumableSampler[int]):
     """Indices of trainer `rank` of `trainers`: every trainers-th of one shuffled order, cut to equal
     lengths.
 
     Equal lengths, because in synchronous training a trainer with a batch more would wait for the others
-    for ever. The order changes with every pass; `seed` makes it repeatable.
+    for ever. The order changes with every pass; `seed` makes it repeatable. For a training that goes on where
+    it was, with any number of trainers, loop over `batches`, and save the sampler's state:
+
+        loader = DataLoader(data, batch_size=32, sampler=sampler, drop_last=True)
+        for batch in sampler.batches(loader): ...       # one epoch, or what is left of it
     """
 
-    def __init__(self, length: int, rank: int, trainers: int, *, shuffle: bool = True, seed: int = 0) -> None:
-        self._length = length
-        self._rank = rank
-        self._trainers = trainers
-        self._shuffle = shuffle
-        self._seed = seed
-        self._passes = 0
+    def __init__(
+        self, length: int, rank: int, trainers: int, *, shuffle: bool = True, seed: int = 0, epoch: int = 0
+    ) -> None:
+        super().__init__(length, rank=rank, trainers=trainers, seed=seed, shuffle=shuffle)
+        self.epoch = epoch
 
     def __len__(self) -> int:
+        """Indices of a whole epoch."""
         return self._length // self._trainers
 
     def __iter__(self) -> Iterator[int]:
-        order = torch.arange(self._length)
-        if self._shuffle:
-            generator = torch.Generator().manual_seed(self._seed + self._passes)
-            order = torch.randperm(self._length, generator=generator)
-        self._passes += 1
-        return iter(order[self._rank :: self._trainers][: len(self)].tolist())
+        """From the present place to the end of the epoch; after a pass that `batches` did not count, the
+        next epoch.
+        """
+        if self._uncounted:
+            self.epoch, self.position = self.epoch + 1, 0
+        self._uncounted = True
+        left = self.order(self.epoch)[self.position :]
+        mine = left[self._rank :: self._trainers][: len(left) // self._trainers]
+        return iter(mine.tolist())
+
+    def batches(self, loader: DataLoader[T]) -> Iterator[T]:
+        """The loader's batches, each counted as used when it is given out. Raises UsageError for a loader
+        that makes no batches of this sampler's indices.
+        """
+        size = loader.batch_size
+        if size is None or loader.sampler is not self:
+            raise UsageError("batches() wants a DataLoader(data, batch_size=..., sampler=this sampler)")
+        least = size if loader.drop_last else 1
+        return self._counted(loader, size * self._trainers, least=least * self._trainers)
+
+
+class Sized(Protocol):
+    """A map-style data set that knows its length."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 def shard_loader(
-    dataset: TensorDataset, batch_size: int, *, rank: int, trainers: int, seed: int = 0, shuffle: bool = True
+    dataset: Sized,
+    batch_size: int,
+    *,
+    rank: int,
+    trainers: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    epoch: int = 0,
+    num_workers: int = 0,
 ) -> DataLoader[Any]:
-    """Batches of this trainer's share; the last, short one is dropped."""
-    sampler = ShardSampler(len(dataset), rank, trainers, shuffle=shuffle, seed=seed)
-    return DataLoader(_sized(dataset), batch_size=batch_size, sampler=sampler, drop_last=True)
+    """Batches of this trainer's share; the last, short one is dropped. Each loop over the loader is one
+    epoch, the first one `epoch`. Raises UsageError when a share is too small for one batch.
+    """
+    sampler = ShardSampler(len(dataset), rank, trainers, shuffle=shuffle, seed=seed, epoch=epoch)
+    if len(sampler) < batch_size:
+        raise UsageError(
+            f"batch_size is {batch_size}, and {len(dataset)} samples for {trainers} trainers are "
+            f"{len(sampler)} for each; take a smaller batch_size"
+        )
+    return DataLoader(
+        dataset,  # type: ignore[arg-type]  # torch's Dataset has no length
+        batch_size=batch_size,
+        sampler=sampler,
+        drop_last=True,
+        num_workers=num_workers,
+    )
 
 
-def _sized(dataset: TensorDataset) -> Dataset[Any]:
-    return dataset
+def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:
+    """The files of trainer `rank` of `trainers`: blocks of neighbours, as long as each other, the first ones
+    longer by one where it does not come out even. The rule of Paddle's `fleet.util.get_file_shard`.
+
+    Raises UsageError for one string instead of a list, and for a rank that is not from 0 to trainers - 1.
+    """
+    if isinstance(files, str | bytes):
+        raise UsageError(f"get_file_shard wants a list of files, not {files!r}")
+    if not 0 <= rank < trainers:
+        raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
+    block, longer = divmod(len(files), trainers)
+    first = rank * block + min(rank, longer)
+    return list(files[first : first + block + (rank < longer)])

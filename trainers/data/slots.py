@@ -8,6 +8,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,6 +33,18 @@ class Kind(enum.IntEnum):
     WEIGHTS = 3  # float32, any length
 
 
+@runtime_checkable
+class TakesSlots(Protocol):
+    """What `use_var` holds: slots, and other things that take slots, as the feeds of `trainers.static`."""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]: ...
+
+
+UseVar: TypeAlias = Sequence[TakesSlots]
+"""Slots in the order of the text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One named input of the model.
@@ -53,6 +66,11 @@ class Slot:
             raise UsageError(
                 f"slot {self.name!r} has length {self.length!r}; it must be at least 1, or None if it varies"
             )
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """Itself."""
+        return (self,)
 
     @property
     def kind(self) -> Kind:
@@ -81,17 +99,17 @@ class Layout:
     def __post_init__(self) -> None:
         if not self.slots:
             raise UsageError("use_var is empty; give the slots of a line, in their order")
-        strange = [slot for slot in self.slots if not isinstance(slot, Slot)]
-        if strange:
-            raise UsageError(f"use_var holds {strange[0]!r}; it is a list of trainers.data.slots.Slot")
         names = [slot.name for slot in self.slots]
         doubled = sorted({name for name in names if names.count(name) > 1})
         if doubled:
             raise UsageError(f"use_var has {doubled[0]!r} twice; every slot needs a name of its own")
 
     @classmethod
-    def of(cls, slots: Sequence[Slot]) -> Layout:
-        return cls(tuple(slots))
+    def of(cls, use_var: UseVar) -> Layout:
+        strange = [each for each in use_var if not isinstance(each, TakesSlots)]
+        if strange:
+            raise UsageError(f"use_var holds {strange[0]!r}; it is a list of trainers.data.slots.Slot")
+        return cls(tuple(slot for each in use_var for slot in each.slots))
 
     @cached_property
     def places(self) -> dict[str, Place]:

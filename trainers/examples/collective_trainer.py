@@ -4,26 +4,21 @@ fleetrun --gpus 0,1 trainers/examples/collective_trainer.py
 fleetrun --nproc_per_node 2 -m trainers.examples.collective_trainer --data DIR
 """
 
-import os
-
 import torch
 
 from trainers import fleet
 from trainers.data.shard import shard_loader
+from trainers.examples.devices import place
 from trainers.examples.mnist import mnist_on_mlp_model, options, report, test_accuracy
 
 
 def main() -> None:
-    args = options("Collective training of an MLP on digits", epochs=30).parse_args()
+    args, device = options("Collective training of an MLP on digits", epochs=30).parse_args(), place()
     train_data, test_data, mlp = mnist_on_mlp_model(args.data, args.seed)
-    place = torch.device("cpu")
-    gpus = os.environ.get("FLAGS_selected_gpus")  # noqa: SIM112  # Paddle's name
-    if gpus and torch.cuda.is_available():
-        place = torch.device("cuda", int(gpus.split(",")[0]))
 
     fleet.init(is_collective=True)
     strategy = fleet.DistributedStrategy()
-    model = fleet.distributed_model(mlp.to(place))
+    model = fleet.distributed_model(mlp.to(device))
     adam = torch.optim.Adam(model.parameters(), lr=args.lr)
     optimizer = fleet.distributed_optimizer(adam, strategy=strategy)
 
@@ -37,13 +32,13 @@ def main() -> None:
             if step == args.steps:
                 break
             step += 1
-            cost = cross_entropy(model(x.to(place)), y.to(place))
+            cost = cross_entropy(model(x.to(device)), y.to(device))
             optimizer.minimize(cost)
             if step == 1 or step % 20 == 0:
-                report(step, cost)
+                report(step, cost.detach())
 
     if fleet.is_first_worker():
-        print(f"test accuracy: {test_accuracy(model, test_data, place):.4f}", flush=True)
+        print(f"test accuracy: {test_accuracy(model, test_data, device):.4f}", flush=True)
 
 
 if __name__ == "__main__":

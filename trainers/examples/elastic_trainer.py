@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from trainers import fleet
 from trainers.data.sampler import ElasticBatchSampler
+from trainers.examples.devices import place
 from trainers.examples.mnist import mnist_on_mlp_model, test_accuracy
 
 
@@ -41,20 +42,13 @@ def digest(model: torch.nn.Module) -> str:
     return content.hexdigest()
 
 
-def device() -> torch.device:
-    gpus = os.environ.get("FLAGS_selected_gpus")  # noqa: SIM112  # Paddle's name
-    if gpus and torch.cuda.is_available():
-        return torch.device("cuda", int(gpus.split(",")[0]))
-    return torch.device("cpu")
-
-
 def main() -> None:
-    args, place = options(), device()
+    args, device = options(), place()
     train_data, test_data, mlp = mnist_on_mlp_model(args.data, args.seed)
 
     fleet.init(is_collective=True)
     rank, world = fleet.worker_index(), fleet.worker_num()
-    model = fleet.distributed_model(mlp.to(place))
+    model = fleet.distributed_model(mlp.to(device))
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=args.lr))
     sampler = ElasticBatchSampler(len(train_data), args.batch_size, rank=rank, trainers=world, seed=args.seed)
     loader = DataLoader(train_data, batch_sampler=sampler)
@@ -67,7 +61,7 @@ def main() -> None:
         for x, y in sampler.batches(loader):
             step += 1
             began = time.monotonic()
-            cost = torch.nn.functional.cross_entropy(model(x.to(place)), y.to(place), reduction="sum")
+            cost = torch.nn.functional.cross_entropy(model(x.to(device)), y.to(device), reduction="sum")
             # DDP takes the mean over trainers: this makes it the mean over the job's batch.
             optimizer.minimize(cost * world / args.batch_size)
             if step in (start + 1, args.steps) or step % args.print_every == 0:
@@ -83,7 +77,7 @@ def main() -> None:
     if notice is not None:
         print(f"stopped at step {step}: {notice.why}, {notice.seconds_left:.1f} s left", flush=True)
     elif fleet.is_first_worker():
-        print(f"test accuracy: {test_accuracy(model, test_data, place):.4f}", flush=True)
+        print(f"test accuracy: {test_accuracy(model, test_data, device):.4f}", flush=True)
         print(f"done at step {step}: parameters {digest(mlp)}", flush=True)
 
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
+from typing import SupportsFloat
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainers import static
 from trainers.data.images import digits, mnist
 from trainers.zoo.mnist_mlp import MnistMlp
 
@@ -32,10 +35,35 @@ def mnist_on_mlp_model(data: str | None, seed: int) -> tuple[TensorDataset, Tens
     return images.train, images.test, MnistMlp(inputs=images.pixels)
 
 
-def report(batch: int, loss: torch.Tensor) -> None:
+def feeds(images: TensorDataset) -> list[static.Data]:
+    """x and y of a step in static style."""
+    return [
+        static.data(name="x", shape=[None, *images.tensors[0].shape[1:]], dtype="float32"),
+        static.data(name="y", shape=[None], dtype="int64"),
+    ]
+
+
+def network(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    """What a step in static style computes."""
+    prediction = model(x)
+    correct = (prediction.argmax(1) == y).float()
+    return {"cost": torch.nn.functional.cross_entropy(prediction, y), "acc": correct.mean()}
+
+
+def report(batch: int, loss: SupportsFloat) -> None:
     """The line of Paddle's trainers."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"time: [{now}], batch: [{batch}], loss[1]:[{float(loss.detach()):.6f}]", flush=True)
+    print(f"time: [{now}], batch: [{batch}], loss[1]:[{float(loss):.6f}]", flush=True)
+
+
+def tested(exe: static.Executor, program: static.Program, test_data: TensorDataset) -> float:
+    """The same as `test_accuracy` in static style."""
+    test_program = program.clone(for_test=True)
+    correct = 0.0
+    for x, y in DataLoader(test_data, batch_size=1000):
+        (acc,) = exe.run(test_program, feed={"x": x, "y": y}, fetch_list=["acc"])
+        correct += float(acc) * len(y)
+    return correct / len(test_data)
 
 
 @torch.no_grad()

@@ -46,7 +46,7 @@ def main() -> None:
                 step += 1
                 cost = cross_entropy(model(x), y)
                 optimizer.minimize(cost)
-                report(step, cost)
+                report(step, cost.detach())
         fleet.stop_worker()
         if fleet.is_first_worker():
             accuracy = test_accuracy(model, test_data, torch.device("cpu"))

@@ -11,27 +11,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from trainers import fleet
 from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
 from trainers.data.clicks import ClickModel, Clicks
 from trainers.data.inmemory import InMemoryDataset
 from trainers.examples import click_log
-from trainers.examples.mnist import report
 from trainers.metrics import Auc
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.zoo.wide_deep import WideDeep
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
-REPORT_EVERY = 100
+REPORT_EVERY = 20
 TEST_ROWS = 50_000
 
-Batches = Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-"""(ids (n, 26) int64, dense (n, 13) float32, labels (n,) float32)."""
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""ids (n, 26) int64, dense (n, 13) float32, labels (n,) float32."""
 
 
 def options() -> argparse.Namespace:
@@ -55,23 +55,40 @@ def options() -> argparse.Namespace:
     return args
 
 
+class WideDeepDataset(Dataset[Batch]):
+    """Rows of a generated log; an index is that of a whole batch, a list, so that no row is handled alone."""
+
+    def __init__(self, clicks: Clicks) -> None:
+        self._ids, self._dense, self._labels = clicks.tensors()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, rows: list[int]) -> Batch:
+        return self._ids[rows], self._dense[rows], self._labels[rows]
+
+
 class Generated:
     """Rows drawn in memory: each trainer its own, of one truth."""
 
     def __init__(self, rows: int, batch_size: int, seed: int) -> None:
-        self._batch_size, self._truth = batch_size, ClickModel()
-        self._train = self._truth.draw(rows, 1 + seed * fleet.worker_num() + fleet.worker_index())
+        self._truth = ClickModel()
+        self._batch_size = batch_size
+        train_data = WideDeepDataset(
+            self._truth.draw(rows, 1 + seed * fleet.worker_num() + fleet.worker_index())
+        )
+        shuffled = torch.Generator().manual_seed(seed)
+        batches = BatchSampler(RandomSampler(train_data, generator=shuffled), batch_size, drop_last=True)
+        self._reader = DataLoader(train_data, sampler=batches, batch_size=None)
 
-    def epoch(self) -> Batches:
-        yield from self._batches(self._train)
+    def epoch(self) -> Iterable[Batch]:
+        return self._reader
 
-    def test(self) -> tuple[Batches, float]:
+    def test(self) -> tuple[Iterable[Batch], float]:
         """Batches, and the best possible AUC on them."""
         clicks = self._truth.draw(TEST_ROWS, 0)
-        return self._batches(clicks), clicks.best().auc
-
-    def _batches(self, clicks: Clicks) -> Batches:
-        yield from zip(*(torch.split(each, self._batch_size) for each in clicks.tensors()), strict=True)
+        split = (torch.split(each, self._batch_size) for each in clicks.tensors())
+        return zip(*split, strict=True), clicks.best().auc
 
 
 class Files:
@@ -82,11 +99,11 @@ class Files:
         paths = sorted((directory / "train").iterdir())
         self._train = self._loaded(paths[fleet.worker_index() :: fleet.worker_num()])
 
-    def epoch(self) -> Batches:
+    def epoch(self) -> Iterable[Batch]:
         self._train.local_shuffle()
-        yield from self._batches(self._train)
+        return self._batches(self._train)
 
-    def test(self) -> tuple[Batches, float]:
+    def test(self) -> tuple[Iterable[Batch], float]:
         """Batches, and the best possible AUC on them."""
         best = json.loads((self._directory / "best.json").read_text())
         return self._batches(self._loaded(sorted((self._directory / "test").iterdir()))), best["auc"]
@@ -98,7 +115,7 @@ class Files:
         dataset.load_into_memory()
         return dataset
 
-    def _batches(self, dataset: InMemoryDataset) -> Batches:
+    def _batches(self, dataset: InMemoryDataset) -> Iterable[Batch]:
         for batch in dataset:
             yield batch.joined(*ID_SLOTS), batch.tensor("dense_input"), batch.tensor("label").squeeze(1)
 
@@ -112,7 +129,7 @@ def strategy(mode: str) -> fleet.DistributedStrategy:
 
 
 @torch.no_grad()
-def test_auc(model: torch.nn.Module, batches: Batches) -> float:
+def test_auc(model: torch.nn.Module, batches: Iterable[Batch]) -> float:
     model.eval()
     area = Auc()
     for ids, dense, labels in batches:
@@ -141,7 +158,7 @@ def main() -> None:
             data = Generated(args.rows, args.batch_size, args.seed)
         cross_entropy = torch.nn.BCEWithLogitsLoss()
         step = 0
-        for _ in range(args.epochs):
+        for epoch_id in range(args.epochs):
             for ids, dense, labels in fleet.prefetch(data.epoch(), lambda batch: batch[0]):
                 if step == args.steps:
                     break
@@ -149,7 +166,7 @@ def main() -> None:
                 loss = cross_entropy(model(ids, dense), labels)
                 optimizer.minimize(loss)
                 if step % REPORT_EVERY == 0:
-                    report(step, loss)
+                    print(f"TRAIN ---> pass: {epoch_id} loss: {loss.item():.6f}", flush=True)
         fleet.barrier_worker()
         if fleet.is_first_worker():
             batches, best = data.test()

@@ -53,6 +53,9 @@ class ServerRuntime:
     def barrier_worker(self) -> None:
         raise _not_a_trainer("barrier_worker")
 
+    def gather(self, mine: bytes, call: str) -> list[bytes]:
+        raise _not_a_trainer(call)
+
     def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
         raise _not_a_trainer("prefetch")
 
@@ -61,6 +64,9 @@ class ServerRuntime:
 
     def save(self, dirname: Where, mode: int) -> None:
         raise _not_a_trainer("save_persistables")
+
+    def stand_ins(self, model: torch.nn.Module, where: Where) -> dict[torch.nn.Module, torch.nn.Module]:
+        raise _not_a_trainer("save_inference_model")
 
     def shrink(self, policy: ShrinkPolicy) -> int:
         raise _not_a_trainer("shrink")
@@ -193,6 +199,9 @@ class TrainerRuntime:
     def barrier_worker(self) -> None:
         self._training("barrier_worker").barrier()
 
+    def gather(self, mine: bytes, call: str) -> list[bytes]:
+        return self._training(call).gather(mine)
+
     def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
         def prepare(batch: Batch) -> None:
             worker = self._training("prefetch")
@@ -206,6 +215,16 @@ class TrainerRuntime:
 
     def save(self, dirname: Where, mode: int) -> None:
         self._training("save_persistables").save(dirname, SaveMode(mode))
+
+    def stand_ins(self, model: torch.nn.Module, where: Where) -> dict[torch.nn.Module, torch.nn.Module]:
+        if not self.serving or model is not self._model:
+            return {}
+        from trainers.serving.served import stand_ins_of
+
+        worker = self._training("save_inference_model")
+        found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES))
+        worker.refresh()
+        return found
 
     def shrink(self, policy: ShrinkPolicy) -> int:
         return self._training("shrink").shrink(policy)

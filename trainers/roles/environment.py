@@ -1,18 +1,47 @@
 """This process's place in the job, out of its environment. Knows where each launcher keeps it; leaves what to
 do with it to others.
 
-`EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, those of mpirun, or nothing at all (a
-process on its own). Another source of identity is another object with an `identity` method, given to
-`fleet.init(role_maker=...)`.
+`EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those of
+mpirun, or nothing at all (a process on its own).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 
 from fleetrun.envs import contract, mpi
 from trainers.errors import NotSupportedError, UsageError
+from trainers.roles import paddle
+from trainers.roles.endpoints import endpoints
 from trainers.roles.identity import Identity
+from trainers.roles.variables import Variables
+
+MpiProcess = mpi.MpiProcess
+
+
+class Starter(Enum):
+    """Who started this process, as far as its environment tells. The value is for messages."""
+
+    FLEETRUN = "fleetrun"
+    PADDLE = paddle.SOURCE
+    TORCHRUN = "torchrun"
+    MPIRUN = "mpirun"
+    NOBODY = "nobody"
+
+
+def starter(environ: Mapping[str, str]) -> Starter:
+    """The nearest one: mpirun may have started a torchrun, and that this process.
+
+    Raises UsageError for malformed variables of mpirun.
+    """
+    if contract.inside_container(environ):
+        return Starter.FLEETRUN
+    if paddle.speaks(environ):
+        return Starter.PADDLE
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return Starter.TORCHRUN
+    return Starter.NOBODY if mpi_process(environ) is None else Starter.MPIRUN
 
 
 class EnvironmentRoleMaker:
@@ -24,71 +53,79 @@ class EnvironmentRoleMaker:
         self._environ = environ
 
     def identity(self) -> Identity:
-        if contract.inside_container(self._environ):
-            try:
-                return _of_member(contract.read(self._environ))
-            except contract.ContractError as error:
-                raise UsageError(str(error)) from error
-        if "RANK" in self._environ or "WORLD_SIZE" in self._environ:
-            return self._torchrun()
-        return self._mpi() or Identity()
+        read = {
+            Starter.FLEETRUN: _of_fleetrun,
+            Starter.PADDLE: paddle.identity,
+            Starter.TORCHRUN: _of_torchrun,
+            Starter.MPIRUN: _of_mpi,
+            Starter.NOBODY: _of_nobody,
+        }
+        return read[starter(self._environ)](self._environ)
 
-    def _torchrun(self) -> Identity:
-        host, port = self._text("MASTER_ADDR"), self._number("MASTER_PORT")
-        rank, size = self._number("RANK"), self._number("WORLD_SIZE")
-        if rank >= size:
-            raise UsageError(f"RANK is {rank} and WORLD_SIZE {size}; ranks go from 0 to WORLD_SIZE - 1")
-        return Identity(
-            index=rank,
-            worker_num=size,
-            local_rank=self._number("LOCAL_RANK", 0),
-            master=f"{host}:{port}",
-            backend=self._environ.get("PADDLE_DISTRI_BACKEND"),
-            restart_count=self._number("TORCHELASTIC_RESTART_COUNT", 0),
-            source="torchrun",
+
+def mpi_process(environ: Mapping[str, str]) -> MpiProcess | None:
+    """The process of an mpirun of several; None elsewhere. Raises UsageError for malformed variables."""
+    try:
+        process = mpi.read(environ)
+    except mpi.MpiError as error:
+        raise UsageError(str(error)) from error
+    return None if process is None or process.size == 1 else process
+
+
+def mpi_master(process: MpiProcess, environ: Mapping[str, str]) -> str:
+    """`host:port` where the processes of an mpirun can meet."""
+    if environ.get("PADDLE_MASTER"):
+        return endpoints("PADDLE_MASTER", [environ["PADDLE_MASTER"]])[0]
+    master = process.master
+    if master is None:
+        raise UsageError(
+            f"mpirun started {process.size} processes on several machines, and nothing says where they "
+            "can meet: set PADDLE_MASTER=host:port to the host of the first of them"
         )
-
-    def _mpi(self) -> Identity | None:
-        """`mpirun -n 4 python train.py`, without fleetrun."""
-        try:
-            process = mpi.read(self._environ)
-        except mpi.MpiError as error:
-            raise UsageError(str(error)) from error
-        if process is None or process.size == 1:
-            return None
-        master = self._environ.get("PADDLE_MASTER") or process.master
-        if master is None:
-            raise UsageError(
-                f"mpirun started {process.size} processes on several machines, and nothing says where they "
-                "can meet: set PADDLE_MASTER=host:port to the host of the first of them"
-            )
-        return Identity(
-            index=process.rank,
-            worker_num=process.size,
-            local_rank=process.local_rank,
-            master=master,
-            backend=self._environ.get("PADDLE_DISTRI_BACKEND"),
-            source="mpirun",
-        )
-
-    def _text(self, name: str) -> str:
-        value = self._environ.get(name, "")
-        if not value:
-            raise UsageError(
-                f"{name} is not set, but RANK or WORLD_SIZE is; torchrun and fleetrun set all of them"
-            )
-        return value
-
-    def _number(self, name: str, default: int | None = None) -> int:
-        if default is not None and name not in self._environ:
-            return default
-        value = self._text(name)
-        if not (value.isascii() and value.isdigit()):
-            raise UsageError(f"{name} is {value!r}; it must be a whole number")
-        return int(value)
+    return master
 
 
-def _of_member(member: contract.Member) -> Identity:
+def _of_nobody(environ: Mapping[str, str]) -> Identity:
+    return Identity()
+
+
+def _of_mpi(environ: Mapping[str, str]) -> Identity:
+    """`mpirun -n 4 python train.py`, without fleetrun."""
+    process = mpi_process(environ)
+    if process is None:
+        raise AssertionError("no process of mpirun")
+    return Identity(
+        index=process.rank,
+        worker_num=process.size,
+        local_rank=process.local_rank,
+        master=mpi_master(process, environ),
+        backend=environ.get("PADDLE_DISTRI_BACKEND"),
+        source="mpirun",
+    )
+
+
+def _of_torchrun(environ: Mapping[str, str]) -> Identity:
+    needed = Variables(environ, "RANK or WORLD_SIZE is; torchrun and fleetrun set all of them")
+    host, port = needed.text("MASTER_ADDR"), needed.number("MASTER_PORT")
+    rank, size = needed.number("RANK"), needed.number("WORLD_SIZE")
+    if rank >= size:
+        raise UsageError(f"RANK is {rank} and WORLD_SIZE {size}; ranks go from 0 to WORLD_SIZE - 1")
+    return Identity(
+        index=rank,
+        worker_num=size,
+        local_rank=needed.number("LOCAL_RANK", 0),
+        master=f"{host}:{port}",
+        backend=environ.get("PADDLE_DISTRI_BACKEND"),
+        restart_count=needed.number("TORCHELASTIC_RESTART_COUNT", 0),
+        source="torchrun",
+    )
+
+
+def _of_fleetrun(environ: Mapping[str, str]) -> Identity:
+    try:
+        member = contract.read(environ)
+    except contract.ContractError as error:
+        raise UsageError(str(error)) from error
     if member.role not in (contract.Role.SERVER, contract.Role.TRAINER):
         raise NotSupportedError(
             f"this process is a {member.role}; this version of trainers runs servers and trainers"

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from enum import IntEnum
+from typing import Protocol, runtime_checkable
+
+from trainers.errors import UsageError
+
+
+class Role(IntEnum):
+    """What a process is in a job with parameter servers; Paddle's numbers."""
+
+    WORKER = 1
+    SERVER = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +41,25 @@ class Identity:
 
     @property
     def alone(self) -> bool:
-        return not self.master
+        return not self.master and self.worker_num == 1
+
+    def meeting(self) -> str:
+        """`host:port` where workers meet for what they do among themselves. Raises UsageError when nobody has
+        said.
+        """
+        if not self.master:
+            raise UsageError(
+                f"the {self.worker_num} workers of this job have to meet, and {self.source} does not say "
+                "where; give UserDefinedRoleMaker worker_endpoints, set PADDLE_TRAINER_ENDPOINTS, or start "
+                "with fleetrun"
+            )
+        return self.master
 
 
+@runtime_checkable
 class RoleMaker(Protocol):
-    """Anything that knows this process's identity."""
+    """Anything that knows this process's identity. One that also has `is_collective` (a bool) decides by it
+    which kind of training `fleet.init` begins.
+    """
 
     def identity(self) -> Identity: ...

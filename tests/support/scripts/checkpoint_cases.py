@@ -13,10 +13,13 @@ import torch
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.support.stores import register
 from tests.support.training import TwoTables, loss_of
 from trainers import fleet
+from trainers.collective.sharding import zero_optimizer
 from trainers.data.sampler import ElasticBatchSampler
 from trainers.errors import FleetError
+from trainers.optimizer import DistributedOptimizer
 
 ATTEMPT = int(os.environ.get("PADDLE_RESTART_COUNT", "0"))
 KILLS = 3
@@ -66,7 +69,7 @@ def arm(seed: int) -> None:
     sys.addaudithook(count)
 
 
-def killed(out: str, seed: str) -> None:
+def killed(out: str, seed: str, where: str, how: str) -> None:
     fleet.init(is_collective=True)
     rank, world = fleet.worker_index(), fleet.worker_num()
     torch.manual_seed(rank)
@@ -76,7 +79,7 @@ def killed(out: str, seed: str) -> None:
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [40, 80], gamma=0.5)
     sampler = ElasticBatchSampler(130, BATCH, rank=rank, trainers=world, seed=3)
     kept = {"sampler": sampler, "schedule": schedule}
-    step = fleet.load_checkpoint(f"{out}/saved", model, optimizer, **kept) or 0
+    step = fleet.load_latest(where, model, optimizer, **kept) or 0
     assert step == fleet.resume_step()
     arm(int(seed))
     while step < STEPS:
@@ -85,7 +88,7 @@ def killed(out: str, seed: str) -> None:
             schedule.step()
             step += 1
             if step % 3 == 0:
-                fleet.save_checkpoint(f"{out}/saved", step, model, optimizer, **kept)
+                fleet.save_checkpoint(where, step, model, optimizer, async_save=how == "async", **kept)
             if step == STEPS:
                 break
     if ATTEMPT < KILLS and int(seed) >= 0:
@@ -127,7 +130,7 @@ def agree(out: str) -> None:
     optimizer = fleet.distributed_optimizer(torch.optim.Adagrad(model.parameters(), lr=0.1))
     for step in (1, 2):
         optimizer.minimize(loss_of(model, step, 2, rank))
-        path = fleet.save_checkpoint(f"{out}/saved", step, model, optimizer)
+        path = Path(fleet.save_checkpoint(f"{out}/saved", step, model, optimizer) or "")
     fleet.barrier_worker()
     if rank == 0:
         victim = sorted(each.name for each in path.iterdir() if each.name != "checkpoint.json")[1]
@@ -138,6 +141,12 @@ def agree(out: str) -> None:
     print("loaded", fleet.load_checkpoint(f"{out}/saved", model, optimizer), fleet.resume_step(), flush=True)
     fleet.save_checkpoint(f"{out}/saved", 2, model, optimizer)  # in the place of the damaged one
     print("again", fleet.load_checkpoint(f"{out}/saved", model, optimizer), flush=True)
+    if rank == 1:
+        optimizer.state.clear()
+    try:
+        fleet.save_checkpoint(f"{out}/saved", 3, model, optimizer)
+    except FleetError as error:
+        print("refused", error, flush=True)
 
 
 def apart(out: str) -> None:
@@ -162,33 +171,51 @@ def full(out: str) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if fleet.worker_index() == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        fleet.save_checkpoint(f"{out}/saved", 2, model)
-    except FleetError as error:
-        print(type(error).__name__, error, flush=True)
+    for how in ("at once", "beside"):
+        try:
+            fleet.save_checkpoint(f"{out}/saved", 2, model, async_save=how == "beside")
+            fleet.wait_checkpoint()
+        except FleetError as error:
+            print(f"{how}: {type(error).__name__}", error, flush=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     print("there", *sorted(path.name for path in Path(out, "saved").iterdir()), flush=True)
     fleet.barrier_worker()
     fleet.save_checkpoint(f"{out}/saved", 3, model)
 
 
-def sharded(out: str) -> None:
-    """Parameters of which each rank holds a part only."""
-    fleet.init(is_collective=True)
+def small() -> torch.nn.Module:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    start = fleet.load_checkpoint(f"{out}/saved", model, optimizer) or 0
+    return torch.nn.Sequential(torch.nn.Linear(6, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
+
+
+def five_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, start: int) -> None:
     for step in range(start, start + 5):
         model(torch.full((4, 6), step / 10)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    fleet.save_checkpoint(f"{out}/saved", start + 5, model, optimizer)
-    tensors = [*model.parameters(), *(entry["exp_avg"] for entry in optimizer.state.values())]
-    whole = {str(place): tensor.full_tensor().detach() for place, tensor in enumerate(tensors)}  # type: ignore[union-attr]
-    if fleet.is_first_worker():
-        torch.save(whole, Path(out) / f"after {start + 5}.pt")
+
+
+def sharded(out: str) -> None:
+    """Parameters of which each rank holds a part only, and those of which it has a part of the state only."""
+    fleet.init(is_collective=True)
+    parts = fully_shard(small())
+    of_parts = torch.optim.AdamW(parts.parameters(), lr=0.01)
+    whole = fleet.distributed_model(small())
+    of_whole = DistributedOptimizer(zero_optimizer(torch.optim.AdamW(whole.parameters(), lr=0.01)))
+    for name, model, optimizer in (("parts", parts, of_parts), ("whole", whole, of_whole)):
+        where = f"{out}/{name}"
+        start = fleet.load_checkpoint(where, model, optimizer) or 0
+        five_steps(model, optimizer, start)
+        fleet.save_checkpoint(where, start + 5, model, optimizer, async_save=True)
+        held = len(of_whole.state)
+        print(name, fleet.wait_checkpoint(), "with the state of", held, flush=True)
+    for name, model in (("parts", parts), ("whole", whole)):
+        found = {
+            key.removeprefix("module."): getattr(value, "full_tensor", value.detach)().detach()
+            for key, value in model.named_parameters()
+        }
+        if fleet.is_first_worker():
+            torch.save(found, Path(out) / f"{name}.pt")
 
 
 def told(out: str) -> None:
@@ -207,5 +234,6 @@ def told(out: str) -> None:
 
 
 if __name__ == "__main__":
+    register()
     cases = (killed, worlds, agree, apart, full, sharded, told)
     {case.__name__: case for case in cases}[sys.argv[1]](*sys.argv[2:])

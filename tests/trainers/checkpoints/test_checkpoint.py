@@ -13,7 +13,8 @@ import torch
 
 from tests.support.cluster import ROOT
 from trainers.checkpoints import checkpoint
-from trainers.checkpoints.files import CheckpointError, complete
+from trainers.checkpoints.local import LocalShelf
+from trainers.checkpoints.manifest import CheckpointError
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
 
@@ -151,7 +152,7 @@ def flip(path: Path) -> None:
 def test_the_newest_two_stay(tmp_path: Path) -> None:
     model = saved(tmp_path)
     checkpoint.save(tmp_path, 10, model)
-    assert complete(tmp_path) == [10, 3]
+    assert LocalShelf(tmp_path).complete() == ["step-00000010", "step-00000003"]
 
 
 def test_a_damaged_one_is_passed_over_and_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +169,7 @@ def test_a_damaged_one_is_passed_over_and_replaced(tmp_path: Path, capfd: pytest
     checkpoint.save(tmp_path, 2, model)
     assert checkpoint.load(tmp_path, model) == 2
     checkpoint.save(tmp_path, 3, model)
-    assert complete(tmp_path) == [3, 2]
+    assert LocalShelf(tmp_path).complete() == ["step-00000003", "step-00000002"]
 
 
 def test_when_all_are_damaged_training_does_not_begin_anew_unasked(tmp_path: Path) -> None:
@@ -267,7 +268,8 @@ PICKLED = """
 import sys
 from pathlib import Path
 import torch
-from trainers.checkpoints import checkpoint, fleet
+from trainers import fleet
+from trainers.checkpoints import checkpoint
 assert "torch.distributed.checkpoint" not in sys.modules
 model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.Adam(model.parameters())
@@ -276,6 +278,7 @@ named = []
 sys.addaudithook(lambda event, args: named.append(args) if event == "pickle.find_class" else None)
 assert checkpoint.load("saved", model, optimizer) == 1
 assert not named, named
+checkpoint.start("saved", 2, model, optimizer)
 """
 
 
@@ -290,3 +293,5 @@ def test_loading_runs_no_code_that_came_with_the_checkpoint(tmp_path: Path) -> N
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
+    # The end of the process has waited for what was still being saved.
+    assert LocalShelf(tmp_path / "saved").complete() == ["step-00000002", "step-00000001"]

@@ -9,8 +9,10 @@ import torch
 
 from tests.support.cluster import ROOT
 from tests.support.command import Fleetrun, Launch
-from tests.support.scripts.checkpoint_cases import BATCH, KILLS, data
+from tests.support.scripts.checkpoint_cases import BATCH, KILLS, data, five_steps, small
+from tests.support.stores import register
 from tests.support.training import furthest
+from trainers.checkpoints.shelf import open_shelf, step_of
 from trainers.data.sampler import ElasticBatchSampler
 
 pytestmark = pytest.mark.slow
@@ -39,15 +41,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
     """The parameters of a run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with Fleetrun(folder, path=[ROOT]) as command:
-        run(command, 2, "killed", folder, -1)
+        run(command, 2, "killed", folder, -1, folder / "saved", "sync")
     return torch.load(folder / "final.pt")
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("seed", "how", "store"),
+    [(1, "sync", ""), (2, "async", ""), (3, "async", "objects://"), (4, "async", "torn://")],
+)
 def test_a_job_killed_again_and_again_ends_as_if_undisturbed(
-    command: Fleetrun, undisturbed: dict[str, torch.Tensor], seed: int
+    command: Fleetrun, undisturbed: dict[str, torch.Tensor], seed: int, how: str, store: str
 ) -> None:
-    launch = run(command, 2, "killed", command.folder, seed)
+    register()
+    where = f"{store}{command.folder}/saved"
+    launch = run(command, 2, "killed", command.folder, seed, where, how)
     deaths = re.findall(
         r"^seed .* dies .*$", command.log("trainer.0") + command.log("trainer.1"), re.MULTILINE
     )
@@ -56,7 +63,9 @@ def test_a_job_killed_again_and_again_ends_as_if_undisturbed(
     assert launch.err.count("SIGKILL") >= KILLS, launch
     final = torch.load(command.folder / "final.pt")
     assert all(torch.equal(final[name], value) for name, value in undisturbed.items())
-    assert steps_in(command.folder) == ["step-00000117", "step-00000120"]
+    shelf = open_shelf(where)
+    assert [step_of(name) for name in shelf.complete()] == [120, 117]
+    assert shelf.interrupted() == []
 
 
 def test_training_goes_on_with_another_number_of_processes(command: Fleetrun) -> None:
@@ -75,13 +84,14 @@ def test_training_goes_on_with_another_number_of_processes(command: Fleetrun) ->
     assert furthest(torch.load(command.folder / "final.pt"), model.state_dict()) < 1e-5
 
 
-def test_all_ranks_pass_over_what_one_has_found_damaged(command: Fleetrun) -> None:
+def test_ranks_pass_over_what_one_has_found_damaged_and_save_no_half_state(command: Fleetrun) -> None:
     run(command, 2, "agree", command.folder)
     for rank in range(2):
         assert re.findall(r"^(loaded .*|again .*)$", command.log(f"trainer.{rank}"), re.MULTILINE) == [
             "loaded 1 1",
             "again 2",
         ]
+        assert "refused rank 0 has optimizer.state." in command.log(f"trainer.{rank}")
     assert "step-00000002 is passed over for the one before" in command.log("trainer.0")
     assert steps_in(command.folder) == ["step-00000001", "step-00000002"]
 
@@ -98,15 +108,22 @@ def test_one_rank_that_cannot_write_leaves_what_there_was(command: Fleetrun) -> 
     run(command, 2, "full", command.folder)
     for rank in range(2):
         said = command.log(f"trainer.{rank}")
-        assert "CheckpointError the checkpoint could not be written" in said, said
+        for how in ("at once", "beside"):
+            assert f"{how}: CheckpointError the checkpoint could not be written" in said, said
         assert "rank 1: " in said
         assert "MB are free there now" in said
     assert "there step-00000001\n" in command.log("trainer.0")
     assert steps_in(command.folder) == ["step-00000001", "step-00000003"]
 
 
-def test_shards_of_two_are_loaded_by_one(command: Fleetrun, tmp_path_factory: pytest.TempPathFactory) -> None:
-    alone = tmp_path_factory.mktemp("alone")
-    for folder, count in ((command.folder, 2), (command.folder, 1), (alone, 1), (alone, 1)):
-        run(command, count, "sharded", folder)
-    assert furthest(torch.load(command.folder / "after 10.pt"), torch.load(alone / "after 10.pt")) < 1e-6
+def test_shards_of_two_are_loaded_by_one_and_back(command: Fleetrun) -> None:
+    """FSDP2's parameters and ZeRO's state, saved in the background."""
+    for count in (2, 1, 2):
+        launch = run(command, count, "sharded", command.folder)
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for start in (0, 5, 10):
+        five_steps(model, optimizer, start)
+    for name in ("parts", "whole"):
+        assert furthest(torch.load(command.folder / f"{name}.pt"), model.state_dict()) < 1e-6
+    assert f"{command.folder}/whole/step-00000015 with the state of 1\n" in launch.out  # the largest

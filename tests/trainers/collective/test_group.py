@@ -9,6 +9,8 @@ CPU, GPU_1 = torch.device("cpu"), torch.device("cuda", 1)
 GIVEN = Identity(device=1, source="fleetrun", master="h:1")
 NOT_GIVEN = Identity(source="fleetrun", master="h:1")
 TORCHRUN = Identity(local_rank=3, source="torchrun", master="h:1")
+MPIRUN = Identity(local_rank=1, source="mpirun", master="h:1")
+TRAINER = Identity(local_rank=1, source="mpirun", master="h:1", launched_as_ps=True)
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,8 @@ TORCHRUN = Identity(local_rank=3, source="torchrun", master="h:1")
         (GIVEN, False, CPU),  # --gpus on a machine without CUDA
         (NOT_GIVEN, True, CPU),
         (TORCHRUN, True, GPU_1),
+        (MPIRUN, True, GPU_1),
+        (TRAINER, True, CPU),  # its dense parameters may be averaged, on CPUs
         (Identity(), True, CPU),
     ],
 )

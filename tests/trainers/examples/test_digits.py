@@ -1,13 +1,12 @@
-"""The examples of the README, on real digits, by real processes."""
+"""The examples of the README on real digits, by real processes, where tests/e2e has not seen them yet."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ROOT, Process, job
+from tests.support.cluster import Process, job
 
-EXAMPLES = ROOT / "trainers" / "examples"
 LINE = r"^time: \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\], batch: \[1\], loss\[1\]:\[\d\.\d{6}\]$"
 
 
@@ -22,18 +21,9 @@ def expect_learned(first: Process, others: list[Process]) -> None:
 
 
 @pytest.mark.slow
-def test_collective_training_learns_digits(tmp_path: Path) -> None:
-    with job(tmp_path, trainers=2) as running:
-        running.start_all([str(EXAMPLES / "collective_trainer.py")])
-        running.expect_success()
-        expect_learned(running.trainers[0], running.trainers[1:])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("servers", "options"), [(1, []), (2, ["--sync"])])
-def test_parameter_server_training_learns_digits(tmp_path: Path, servers: int, options: list[str]) -> None:
-    with job(tmp_path, trainers=2, servers=servers) as running:
-        running.start_all(["-m", "trainers.examples.parameter_server_trainer", *options])
+def test_parameter_server_training_in_step_learns_digits(tmp_path: Path) -> None:
+    with job(tmp_path, trainers=2, servers=2) as running:
+        running.start_all(["-m", "trainers.examples.parameter_server_trainer", "--sync"])
         running.expect_success()
         expect_learned(running.trainers[0], running.trainers[1:])
         for server in running.servers:

@@ -54,6 +54,7 @@ class Kind(IntEnum):
     SAVED = 11  # the save that I ordered was committed (number: 1) or given up (0)
     SHRINK = 12  # a day has passed: VALUES, the policy. Answer: number, the rows that went
     TRAINERS = 13  # in a server's log only: from here on `number` trainers, who are others; TEXT: which start
+    GATHER = 14  # TEXT: what I give, for the `number`th time; 0: any. Answer: TEXTs, what each gave
     DONE = 16  # yes; number: the server's step
     DATA = 17  # yes, and here are the values
     WAIT = 18  # heard; the answer waits for what the text says

@@ -21,17 +21,36 @@ from trainers.ps.saved.descriptors import Buffer
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER = 100_000_000  # as the library's own limit
 _NAMES = {torch.int64: "I64", torch.float32: "F32"}
-_TYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+EVERY_TYPE = {
+    **_NAMES,
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+"""What models have besides, and the format a name for."""
 
 
 class ContainerError(ValueError):
-    """Bytes that are no safetensors file of int64 and float32 tensors."""
+    """Bytes that are no safetensors file of tensors of these types."""
 
 
-def pack(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> list[Buffer]:
-    """A file's content without a copy: header and views of the tensors, which must be contiguous.
+def pack(
+    tensors: Mapping[str, torch.Tensor],
+    about: Mapping[str, str],
+    types: Mapping[torch.dtype, str] = _NAMES,
+) -> list[Buffer]:
+    """A file's content without a copy: header and views of the tensors, which must be contiguous, on the CPU.
 
-    int64 tensors come first, so that every tensor starts at a multiple of its item size.
+    The widest come first, so that every tensor starts at a multiple of its item size.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, object] = {"__metadata__": dict(about)}
@@ -39,7 +58,7 @@ def pack(tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> list[
     for name, tensor in ordered:
         stop = start + tensor.numel() * tensor.element_size()
         shape = list(tensor.shape)
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
+        header[name] = {"dtype": types[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -51,7 +70,7 @@ def view_of(tensor: torch.Tensor) -> memoryview:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
-def unpack(content: torch.Tensor) -> dict[str, torch.Tensor]:
+def unpack(content: torch.Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[str, torch.Tensor]:
     """Tensors by name, views into `content` (uint8). Raises ContainerError for anything off the format."""
     if len(content) < _LENGTH.size:
         raise ContainerError(f"{len(content)} bytes are too few for a header")
@@ -66,12 +85,13 @@ def unpack(content: torch.Tensor) -> dict[str, torch.Tensor]:
     if not isinstance(header, dict):
         raise ContainerError("a header that is no object")
     header.pop("__metadata__", None)
-    return {name: _tensor(name, entry, content[begin:]) for name, entry in header.items()}
+    known = {word: dtype for dtype, word in types.items()}
+    return {name: _tensor(name, entry, content[begin:], known) for name, entry in header.items()}
 
 
-def _tensor(name: str, entry: Any, data: torch.Tensor) -> torch.Tensor:
+def _tensor(name: str, entry: Any, data: torch.Tensor, types: Mapping[str, torch.dtype]) -> torch.Tensor:
     try:
-        dtype, shape, (start, stop) = _TYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+        dtype, shape, (start, stop) = types[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         numbers = all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop))
     except (KeyError, TypeError, ValueError) as error:
         raise ContainerError(f"tensor {name!r} is not described: {entry!r}") from error

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.server.meetings import Meetings
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.rounds import Gradient
 from trainers.ps.server.saving import Saving
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Store
 from trainers.ps.server.upkeep import Upkeep
-from trainers.ps.server.waiting import MOST_WAITING, WaitingRequests
+from trainers.ps.server.waiting import MEETINGS, MOST_WAITING, WaitingRequests
 
 Outgoing = tuple[bytes, Message]
 
@@ -53,18 +54,20 @@ class Service:
         self._record = record or _forget
         self._upkeep = Upkeep(members, store, saving, lambda request: self._record(request))
         self._waiting = WaitingRequests()
+        self._meetings = Meetings(members, lambda request: self._record(request), self._expect_everyone)
         self._verbs: dict[Kind, Callable[[Member, Message], Message | None]] = {
             Kind.ASSIGN: self._assign,
             Kind.READY: self._ready,
             Kind.OPEN: self._open,
             Kind.PULL: self._pull,
             Kind.PUSH: self._push,
-            Kind.BARRIER: self._barrier,
+            Kind.BARRIER: self._meetings.barrier,
             Kind.FINISH: self._finish,
             Kind.LEAVE: self._leave,
             Kind.SAVE: self._save,
             Kind.SAVED: self._upkeep.saved,
             Kind.SHRINK: self._shrink,
+            Kind.GATHER: self._meetings.gather,
         }
 
     @property
@@ -92,8 +95,8 @@ class Service:
         else:
             self._waiting.drop(request)
             reply = answer
-        # At a barrier: who waits for an earlier one waits for somebody else.
-        alone = request.kind in _OF_STEPS or (request.kind is Kind.BARRIER and answer is None)
+        # Where all meet: who waits for an earlier one waits for somebody else.
+        alone = request.kind in _OF_STEPS or (request.kind in MEETINGS and answer is None)
         if alone and progress == self._steps.progress:
             return [(route, reply)]
         return [(route, reply), *self._retry(reachable)]
@@ -228,15 +231,6 @@ class Service:
             member.counted.add(request.sequence)
         return request.reply(Kind.DATA, number=self._steps.step, parts=values)
 
-    def _barrier(self, member: Member, request: Message) -> Message | None:
-        if request.number > member.barrier:
-            self._record(request)
-            member.barrier = request.number
-        if all(other.barrier >= request.number for other in self._members.active()):
-            return request.reply(Kind.DONE)
-        self._expect_everyone()
-        return None
-
     def _finish(self, member: Member, request: Message) -> Message | None:
         if not member.finished:
             self._record(request)
@@ -284,8 +278,8 @@ class Service:
         if request.kind in (Kind.SAVE, Kind.SHRINK):
             return "the tables being written"
         active = self._members.active()
-        if request.kind is Kind.BARRIER:
-            active = [other for other in active if other.barrier < request.number]
+        if request.kind in MEETINGS:
+            active = self._meetings.awaited(request)
         if request.kind in (Kind.PULL, Kind.PUSH):
             active = self._steps.awaited(active, request.number + (request.kind is Kind.PUSH))
         return "trainer " + ", ".join(str(other.rank) for other in active)

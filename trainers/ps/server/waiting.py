@@ -12,6 +12,8 @@ from trainers.ps.server.members import Member
 
 MOST_WAITING = 4096
 """Requests of one trainer."""
+MEETINGS = (Kind.BARRIER, Kind.GATHER)
+"""What all trainers must come to."""
 _ENOUGH = 2
 
 Sender = tuple[int, int]
@@ -71,20 +73,30 @@ class WaitingRequests:
         return [waiting for mine in self._all.values() for waiting in mine.values()]
 
     def standstill(self, active: Collection[Member]) -> str | None:
-        """Why nobody can go on: some wait at a barrier, and all others for a step. None while somebody
-        can.
+        """Why nobody can go on: some wait at a barrier, or in a gathering, and all others for something else.
+        None while somebody can.
         """
         barrier: set[int] = set()
+        gathering: set[int] = set()
         step: set[int] = set()
+        places = {Kind.BARRIER: barrier, Kind.GATHER: gathering}
         for each in self.all():
             if each.repeats >= _ENOUGH:
-                (barrier if each.request.kind is Kind.BARRIER else step).add(each.request.rank)
-        if not barrier or not step or not all(member.rank in barrier | step for member in active):
+                places.get(each.request.kind, step).add(each.request.rank)
+        step -= barrier | gathering  # who waits there may have a push underway
+        waits = [
+            f"trainer {_listed(ranks)} {where}"
+            for ranks, where in (
+                (barrier, "waits at fleet.barrier_worker()"),
+                (gathering, "waits in fleet.util"),
+                (step, "waits for the others' next step"),
+            )
+            if ranks
+        ]
+        if len(waits) < 2 or not all(member.rank in barrier | gathering | step for member in active):
             return None
         return (
-            f"trainer {_listed(barrier)} waits at fleet.barrier_worker(), trainer {_listed(step - barrier)} "
-            "for the others' next step: none can go on. All trainers must reach each barrier after the same "
-            "steps"
+            f"{', '.join(waits)}: none can go on. All trainers must come to these calls after the same steps"
         )
 
 

@@ -13,6 +13,9 @@ from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.trainer.optimizers import options_snapshot
 
+_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+"""Whether torch.export traces a copy of the model: with values of its own, which nobody refreshes."""
+
 
 class Stepper(Protocol):
     """The trainer behind an optimizer."""
@@ -109,7 +112,7 @@ def watch_model(model: torch.nn.Module, source: Source, *, refresh: bool) -> Cal
     if refresh:
 
         def before_forward(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-            if not module.training:
+            if not (module.training or _exporting()):
                 source.refresh()
 
         def before_state_dict(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:

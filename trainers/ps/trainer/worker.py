@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from trainers.errors import ServerError
+from trainers.errors import NotSupportedError, ServerError
 from trainers.glog import glog
 from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.net.client import Client, Request
 from trainers.ps.net.keys import JobKeys
-from trainers.ps.net.wire import ROW_DTYPES, Code, Field, Kind, Message, bytes_part
+from trainers.ps.net.wire import MAX_FRAME_BYTES, ROW_DTYPES, Code, Field, Kind, Message, bytes_part
 from trainers.ps.saved.modes import SaveMode
 from trainers.ps.saved.source import counts_of
 from trainers.ps.tables.shrink import ShrinkPolicy
@@ -65,6 +65,7 @@ class Worker:
         self._sync = asynchronous is None
         self._settings = settings
         self._barriers = 0
+        self._gathering = 0
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
         self._dense = DenseParameters(layout.dense, layout.servers)
         self._tables = [
@@ -161,6 +162,22 @@ class Worker:
         self._exchange.flush()
         self._barriers += 1
         self._client.ask([Request(server=0, kind=Kind.BARRIER, number=self._barriers)])
+
+    def gather(self, mine: bytes) -> list[bytes]:
+        """What every trainer has given, in rank order, once all have. Raises NotSupportedError for more than
+        one message takes.
+        """
+        if len(mine) > MAX_FRAME_BYTES:
+            raise NotSupportedError(
+                f"{len(mine):,} bytes are too many to be gathered through a parameter server, which takes "
+                f"{MAX_FRAME_BYTES:,}; gather parts of it"
+            )
+        request = Request(
+            server=0, kind=Kind.GATHER, number=self._gathering, parts=(bytes_part(Field.TEXT, mine),)
+        )
+        (reply,) = self._client.ask([request])
+        self._gathering = reply.number
+        return [part.data.numpy().tobytes() for part in reply.parts]
 
     def save(self, where: str | os.PathLike[str], mode: SaveMode) -> None:
         """All tables of all servers, with every push of this trainer in them."""

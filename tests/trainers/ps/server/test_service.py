@@ -407,7 +407,7 @@ def test_trainers_that_wait_for_each_other_are_told() -> None:
     bench.pass_time(1)
     for sequence in (500, 501):
         assert bench.late[sequence].code is Code.STANDSTILL
-        assert "trainer 0 waits at fleet.barrier_worker(), trainer 1 for" in bench.late[sequence].text
+        assert "trainer 0 waits at fleet.barrier_worker(), trainer 1 waits for" in bench.late[sequence].text
 
 
 def test_who_asks_something_new_is_not_at_a_standstill() -> None:

@@ -1,0 +1,80 @@
+"""What is refused when it is written."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainers.collective.compiling import check_compiler
+from trainers.collective.names import matching, outermost
+from trainers.collective.shardingconfigs import compile_configs, recompute_configs, sharding_configs
+from trainers.collective.zero import check_divisible
+from trainers.errors import FleetError, NotSupportedError, UsageError
+
+Check = Callable[[str, Any], Mapping[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "error", "says"),
+    [
+        (sharding_configs, {"stage": 4}, UsageError, "stage is 4; it must be 1, 2 or 3"),
+        (sharding_configs, {"stage": True}, UsageError, "stage is True"),
+        (sharding_configs, {"stages": 3}, UsageError, "did you mean 'stage'"),
+        (sharding_configs, {"segment_broadcast_MB": 0}, UsageError, "must be a number above 0"),
+        (sharding_configs, {"segment_anchors": ["a"]}, UsageError, "segment_anchors with stage 1"),
+        (
+            sharding_configs,
+            {"stage": 3, "segment_anchors": "a"},
+            UsageError,
+            "'a'; it must be a list of names",
+        ),
+        (sharding_configs, {"sharding_degree": 8}, NotSupportedError, "NotSupported: .*all processes"),
+        (sharding_configs, {"optimize_offload": True}, NotSupportedError, "stays on the device"),
+        (recompute_configs, {"checkpoints": [1]}, UsageError, "has 1 in it"),
+        (recompute_configs, {"enable_offload": True}, NotSupportedError, "activations stay"),
+        (recompute_configs, ["a"], UsageError, "must be a dict"),
+        (compile_configs, {"backend": None}, UsageError, "backend is None"),
+        (compile_configs, {"dynamic": 1}, UsageError, "dynamic is 1; it must be True or False"),
+        (compile_configs, {"modes": "x"}, UsageError, "did you mean 'mode'"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(
+    check: Check, value: Any, error: type[FleetError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        check("some_configs", value)
+
+
+def test_settings_that_can_be() -> None:
+    sharding_configs("sharding_configs", {"stage": 3, "segment_anchors": ["a"], "segment_broadcast_MB": 1})
+    compile_configs("compile_configs", {"backend": "eager", "mode": None, "dynamic": False})
+    assert recompute_configs("recompute_configs", {"checkpoints": ("a",)}) == {"checkpoints": ("a",)}
+
+
+def test_a_star_is_one_step_of_a_name() -> None:
+    model = nn.ModuleDict({"a": nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU())), "b0": nn.ReLU()})
+    assert matching(model, ["a.*"], "x") == ["a.0", "a.1"]
+    assert matching(model, ["b?", "a.1.*"], "x") == ["a.1.0", "b0"]
+    assert outermost(["a.1.0", "a.0", "a.1"]) == ["a.0", "a.1"]
+
+
+def test_an_optimizer_that_looks_at_all_gradients_is_not_divided() -> None:
+    params = [nn.Parameter(torch.zeros(2))]
+    check_divisible(torch.optim.Adam(params))
+    with pytest.raises(NotSupportedError, match="LBFGS looks at all of them; use another optimizer"):
+        check_divisible(torch.optim.LBFGS(params))
+    clipping = torch.optim.Adam(params)
+    clipping.defaults["max_grad_norm"] = 1.0
+    with pytest.raises(
+        NotSupportedError, match=r"max_grad_norm of Adam .*use torch.nn.utils.clip_grad_norm_"
+    ):
+        check_divisible(clipping)
+
+
+def test_a_compiler_that_is_not_here_is_named_before_the_first_step(tmp_path: Path) -> None:
+    check_compiler("aot_eager", "strategy.compile", str(tmp_path))
+    with pytest.raises(NotSupportedError, match=r"NotSupported: strategy.compile needs a C\+\+ compiler"):
+        check_compiler("inductor", "strategy.compile", str(tmp_path))

@@ -1,0 +1,20 @@
+"""What trainers with parameter servers tell each other, and what they save for serving."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.forking import Forker
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("mode", ["sync", "geo"])
+def test_trainers_tell_each_other_and_save_what_they_see(forker: Forker, tmp_path: Path, mode: str) -> None:
+    with forker.job(tmp_path, trainers=2, servers=2) as job:
+        job.start_all(["-m", "tests.support.scripts.sharing_cases", mode, str(tmp_path)])
+        job.expect_success()
+        assert [trainer.output.splitlines()[-2:] for trainer in job.trainers] == [
+            ["done"],
+            ["said by 1", "done"],
+        ]

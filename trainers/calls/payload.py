@@ -1,0 +1,159 @@
+"""What one trainer tells the others: numbers, texts, lists, arrays and tensors as bytes and back, and
+several of them as one. Pure; leaves the way to the others to the runtimes.
+
+    {"call": "all_reduce sum", "kind": "tensor", "type": "float32", "shape": [3]}\\n  then the elements' bytes
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainers.errors import UsageError
+
+MODES = ("sum", "max", "min")
+_NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+_TORCH: dict[str, Callable[..., torch.Tensor]] = {
+    "sum": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """`call`: with what it was given, in words; `kind` is number, text, list, array or tensor."""
+
+    call: str
+    kind: str
+    type: str
+    shape: tuple[int, ...]
+    value: Any
+
+    @property
+    def words(self) -> str:
+        shape = f" of shape {list(self.shape)}" if self.kind in ("array", "tensor", "list") else ""
+        return f"a {self.kind}{shape} of {self.type}" if self.type else f"a {self.kind}{shape}"
+
+
+def packed(value: Any, call: str) -> bytes:
+    """Raises UsageError for anything else than numbers, texts, lists of numbers, arrays and tensors."""
+    content = b""
+    header: dict[str, Any] = {"call": call}
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise UsageError(f"fleet.util.{call} wants dense tensors, not {value.layout}")
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        header |= {"kind": "tensor", "type": _name(value.dtype), "shape": list(value.shape)}
+        content = flat.view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        array = np.ascontiguousarray(value)
+        header |= {"kind": "array", "type": array.dtype.str, "shape": list(value.shape)}
+        content = array.tobytes()
+    elif isinstance(value, str):
+        header |= {"kind": "text", "value": value}
+    elif isinstance(value, int | float):
+        header |= {"kind": "number", "value": value}
+    elif isinstance(value, list | tuple):
+        header |= _listed(value, call)
+    else:
+        raise UsageError(
+            f"fleet.util.{call} was given {value!r} of type {type(value).__name__}; give a number, a text, a "
+            "list of numbers, a numpy array or a tensor"
+        )
+    return json.dumps(header).encode() + b"\n" + content
+
+
+def unpacked(data: bytes) -> Payload:
+    head, _, content = data.partition(b"\n")
+    header = json.loads(head)
+    kind, shape, name = header["kind"], tuple(header.get("shape", ())), header.get("type", "")
+    value = header.get("value")
+    if kind == "tensor":
+        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0)
+        value = raw.view(getattr(torch, name)).reshape(shape) if content else _empty(name, shape)
+    elif kind == "array":
+        value = np.frombuffer(bytearray(content), np.dtype(name)).reshape(shape)
+        value = value if shape else value[()]  # a numpy number
+    return Payload(header["call"], kind, name, shape, value)
+
+
+def reduced(each: Sequence[Payload], mode: str) -> Any:
+    """The sum, maximum or minimum of what all trainers gave, in rank order, of the kind and type that it has.
+    Sums of floats are made in float64. Raises UsageError, on all trainers, when they differ.
+    """
+    first = each[0]
+    for rank, other in enumerate(each):
+        if (other.call, other.kind, other.type, other.shape) != (
+            first.call,
+            first.kind,
+            first.type,
+            first.shape,
+        ):
+            raise UsageError(
+                f"fleet.util.{first.call} was given {first.words} by trainer 0, and trainer {rank} called "
+                f"{other.call} with {other.words}; all must do the same"
+            )
+    if first.kind == "text":
+        raise UsageError(f"fleet.util.{first.call} was given a text; texts can be gathered, not reduced")
+    values = [payload.value for payload in each]
+    if first.kind == "number":
+        return sum(values) if mode == "sum" else max(values) if mode == "max" else min(values)
+    if first.kind == "tensor":
+        return _tensors(values, mode)
+    arrays = [np.asarray(value) for value in values]
+    result = _arrays(arrays, mode)
+    return result.tolist() if first.kind == "list" else result
+
+
+def expect_alike(each: Sequence[Payload]) -> None:
+    """Raises UsageError, on all trainers, when they are in different calls."""
+    for rank, other in enumerate(each):
+        if other.call != each[0].call:
+            raise UsageError(
+                f"trainer 0 called fleet.util.{each[0].call} and trainer {rank} fleet.util.{other.call}; all "
+                "must do the same"
+            )
+
+
+def _listed(value: Sequence[Any], call: str) -> dict[str, Any]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise UsageError(f"fleet.util.{call} was given a list of uneven parts: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise UsageError(f"fleet.util.{call} was given {value!r}; a list must be of numbers")
+    return {"kind": "list", "shape": list(array.shape), "value": array.tolist()}
+
+
+def _tensors(values: Sequence[torch.Tensor], mode: str) -> torch.Tensor:
+    dtype = values[0].dtype
+    if dtype is torch.bool:
+        raise UsageError("fleet.util.all_reduce was given bool; give integers")
+    total = values[0].double() if mode == "sum" and dtype.is_floating_point else values[0]
+    for value in values[1:]:
+        total = _TORCH[mode](total, value)
+    return total.to(dtype)
+
+
+def _arrays(values: Sequence[Any], mode: str) -> Any:
+    dtype = values[0].dtype
+    if dtype.kind == "b":
+        raise UsageError("fleet.util.all_reduce was given bool; give integers")
+    total = values[0].astype(np.float64) if mode == "sum" and dtype.kind == "f" else values[0]
+    for value in values[1:]:
+        total = _NUMPY[mode](total, value)
+    return total.astype(dtype)
+
+
+def _empty(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, name))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,61 @@
+"""What a checkpoint says of itself: one JSON document with its own checksum. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+from trainers.errors import FleetError, NotSupportedError
+
+MANIFEST = "checkpoint.json"
+FORMAT = 1
+
+_END = b"\n"
+"""JSON escapes newlines, so that a document has this one only, at its end."""
+
+
+class CheckpointError(FleetError):
+    """A checkpoint could not be written, or there are some and none of them can be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """`files` are (bytes, xxh3-128) by name, `index` where each tensor is, `parts` what is no tensor."""
+
+    step: int
+    world: int
+    files: Mapping[str, tuple[int, str]]
+    index: Mapping[str, Any]
+    parts: Mapping[str, Any]
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    body = json.dumps({"format": FORMAT, **asdict(manifest)})
+    text = json.dumps({"xxh3": xxhash.xxh3_128_hexdigest(body.encode()), "manifest": body})
+    return text.encode() + _END
+
+
+def is_ended(content: bytes) -> bool:
+    """Whether the document was written to its end; what is in it nobody has looked at yet."""
+    return content.endswith(_END)
+
+
+def from_bytes(content: bytes) -> Manifest:
+    """Raises CheckpointError for anything but a whole document, NotSupportedError for a later version's."""
+    try:
+        outer = json.loads(content)
+        body = outer["manifest"]
+        if xxhash.xxh3_128_hexdigest(body.encode()) != outer["xxh3"]:
+            raise CheckpointError("is damaged: its checksum does not fit")
+        told = json.loads(body)
+        version = told.pop("format")
+        if version != FORMAT:
+            raise NotSupportedError(f"has format {version}; this version reads {FORMAT}")
+        told["files"] = {name: (int(size), str(digest)) for name, (size, digest) in told["files"].items()}
+        return Manifest(**told)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"is damaged: {error!r}") from error

@@ -1,0 +1,117 @@
+"""Checkpoints where fsspec reaches: s3://, gs://, hdfs:// and others. Knows that there is no rename to rely
+on, and that what is written under a name may be seen before it is whole.
+
+URL/step-00000120.5c3e9a01/  complete as soon as it has a manifest, which is written last, to its end
+URL/step-00000140.97d0e3f2/  without one: being written, or left by a save that was interrupted
+
+The same files as in a folder: a checkpoint may be copied from one to the other, and so a name without the id
+counts as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from typing import BinaryIO, cast
+
+import fsspec
+
+from trainers.checkpoints.manifest import MANIFEST, is_ended
+from trainers.errors import UsageError
+
+_NAME = re.compile(r"step-(\d{8,})(\.[0-9a-f]{8})?")
+
+
+class RemoteShelf:
+    """Implements `shelf.Shelf`. The URL's options come from fsspec's configuration and the environment."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise UsageError(f"{url!r} cannot be opened: {error}") from error
+        self._url = url.rstrip("/")
+
+    @property
+    def where(self) -> str:
+        return self._url
+
+    def path(self, name: str, file: str = "") -> str:
+        return f"{self._url}/{name}/{file}".rstrip("/")
+
+    def complete(self) -> list[str]:
+        found = filter(self._is_complete, self._names())
+        return sorted(found, key=lambda name: (_step(name), name), reverse=True)
+
+    def interrupted(self) -> list[str]:
+        return sorted(name for name in self._names() if not self._is_complete(name))
+
+    def begin(self, step: int) -> str:
+        for name in self.interrupted():
+            with contextlib.suppress(OSError):
+                self.discard(name)
+        name = f"step-{step:08d}.{uuid.uuid4().hex[:8]}"
+        self._files.makedirs(self._inside(name), exist_ok=True)
+        return name
+
+    def publish(self, name: str, content: bytes) -> str:
+        others = [other for other in self.complete() if _step(other) == _step(name)]
+        with self.open(name, MANIFEST, "wb") as file:
+            file.write(content)
+        for other in others:
+            self.discard(other)  # it was found damaged, or nobody would save this step again
+        return name
+
+    def discard(self, name: str) -> None:
+        """The manifest first: half of it is never a checkpoint."""
+        if self.size(name, MANIFEST) is not None:
+            self._files.rm_file(self._inside(name, MANIFEST))
+        self._files.invalidate_cache()
+        folder = self._inside(name)
+        if files := self._files.find(folder):
+            self._files.rm(files)
+        self._files.invalidate_cache()
+        if self._files.exists(folder):  # where there are folders: a store of objects has none without a file
+            self._files.rm(folder, recursive=True)
+
+    def open(self, name: str, file: str, mode: str) -> BinaryIO:
+        return cast(BinaryIO, self._files.open(self._inside(name, file), mode))
+
+    def rename(self, name: str, file: str, to: str) -> None:
+        self._files.mv(self._inside(name, file), self._inside(name, to))
+
+    def size(self, name: str, file: str) -> int | None:
+        self._files.invalidate_cache()  # another machine may have written since
+        try:
+            return int(self._files.info(self._inside(name, file))["size"])
+        except FileNotFoundError:
+            return None
+
+    def free(self) -> int | None:
+        return None
+
+    def _is_complete(self, name: str) -> bool:
+        size = self.size(name, MANIFEST)
+        try:
+            return size not in (None, 0) and is_ended(
+                self._files.cat_file(self._inside(name, MANIFEST), start=size - 1)
+            )
+        except FileNotFoundError:
+            return False  # removed meanwhile
+
+    def _names(self) -> list[str]:
+        self._files.invalidate_cache()
+        try:
+            found = self._files.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
+        names = (str(path).rstrip("/").rpartition("/")[2] for path in found)
+        return [name for name in names if _NAME.fullmatch(name)]
+
+    def _inside(self, name: str, file: str = "") -> str:
+        return f"{self._root.rstrip('/')}/{name}/{file}".rstrip("/")
+
+
+def _step(name: str) -> int:
+    return int(name.removeprefix("step-").partition(".")[0])

@@ -1,0 +1,119 @@
+"""LARS and LAMB in place of the optimizer that a script gives, as Paddle's meta optimizers do. Knows the
+optimizers of the library pytorch_optimizer; leaves their arithmetic to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainers.collective.configs import LambConfigs, LarsConfigs
+from trainers.errors import NotSupportedError, UsageError
+
+Names = Mapping[torch.Tensor, str]
+"""Parameters' names in their model, as far as they are known."""
+
+
+def lars(given: torch.optim.Optimizer, configs: LarsConfigs, names: Names) -> torch.optim.Optimizer:
+    """LARS with the rates and momentum of the SGD given, whose groups it takes over: a scheduler of either
+    works. Raises UsageError for another optimizer.
+    """
+    if type(given) is not torch.optim.SGD or not all(group["momentum"] for group in given.param_groups):
+        raise UsageError(
+            f"strategy.lars replaces torch.optim.SGD with momentum, and was given {_described(given)}; give "
+            "torch.optim.SGD(..., momentum=0.9), or drop strategy.lars"
+        )
+    _take_over(given, "lars", configs.lars_weight_decay, configs.exclude_from_weight_decay, names)
+    defaults = {"trust_coefficient": configs.lars_coeff, "maximize": given.defaults["maximize"]}
+    return _made("LARS", given, defaults)
+
+
+def lamb(given: torch.optim.Optimizer, configs: LambConfigs, names: Names) -> torch.optim.Optimizer:
+    """The same: LAMB with the rates and betas of the Adam or AdamW given. Without the library's bound of 10
+    on the norm of a weight, which the paper's formula and Paddle do not have.
+    """
+    if type(given) not in (torch.optim.Adam, torch.optim.AdamW):
+        raise UsageError(
+            f"strategy.lamb replaces torch.optim.Adam or AdamW, and was given {_described(given)}; give one "
+            "of them, or drop strategy.lamb"
+        )
+    if any(group["amsgrad"] for group in given.param_groups):
+        raise NotSupportedError("NotSupported: strategy.lamb with amsgrad=True; make the optimizer without")
+    _take_over(given, "lamb", configs.lamb_weight_decay, configs.exclude_from_weight_decay, names)
+    # Not debiased twice: the trust ratio cancels a factor of the update, and the rate is to be the script's.
+    defaults = {"weight_decouple": False, "adam_debias": True, "maximize": given.defaults["maximize"]}
+    made = _made("Lamb", given, defaults)
+    made.clamp = math.inf  # type: ignore[attr-defined]  # of the library's class
+    return made
+
+
+def _made(name: str, given: torch.optim.Optimizer, defaults: dict[str, Any]) -> torch.optim.Optimizer:
+    try:
+        import pytorch_optimizer
+    except ImportError as error:
+        raise NotSupportedError(
+            f"NotSupported: strategy.{name.lower()} without pytorch_optimizer, whose {name} it uses; install "
+            "fleetrun[optimizers]"
+        ) from error
+    for group in given.param_groups:
+        for key in ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"):
+            group.pop(key, None)
+    made = getattr(pytorch_optimizer, name)(given.param_groups, **defaults)
+    given.register_step_pre_hook(_refuse)
+    return made  # type: ignore[no-any-return]  # the library's classes are optimizers
+
+
+def _take_over(
+    given: torch.optim.Optimizer, field: str, decay: float, excluded: tuple[str, ...], names: Names
+) -> None:
+    """Set the weight decay in the groups given; what is excluded from it goes into groups of its own."""
+    if given.state:
+        raise UsageError(f"strategy.{field} replaces an optimizer that has made steps; give it a new one")
+    names = dict(names)
+    for group in list(given.param_groups):
+        names.update(zip(group["params"], group.pop("param_names", ()), strict=False))
+        if group["weight_decay"] not in (0, decay):
+            raise UsageError(
+                f"strategy.{field} has the weight decay of {field}_configs, {decay}, and the optimizer has "
+                f"{group['weight_decay']} of its own; leave one out"
+            )
+        group["weight_decay"] = decay
+        apart = [param for param in group["params"] if _is_excluded(param, excluded, names, field)]
+        if not apart:
+            continue
+        if "initial_lr" in group:
+            raise UsageError(
+                f"{field}_configs exclude_from_weight_decay makes new groups of parameters, and a scheduler "
+                "has the former ones; make the scheduler of what fleet.distributed_optimizer returns"
+            )
+        chosen = set(apart)
+        group["params"] = [param for param in group["params"] if param not in chosen]
+        given.param_groups.append({**group, "params": apart, "weight_decay": 0.0})
+    given.param_groups[:] = [group for group in given.param_groups if group["params"]]
+
+
+def _is_excluded(param: torch.Tensor, excluded: tuple[str, ...], names: Names, field: str) -> bool:
+    if not excluded:
+        return False
+    if param not in names:
+        raise UsageError(
+            f"{field}_configs exclude_from_weight_decay goes by names, and a parameter of shape "
+            f"{tuple(param.shape)} has none: make the optimizer of model.named_parameters(), or call "
+            "fleet.distributed_model(model) before fleet.distributed_optimizer"
+        )
+    return any(part in names[param] for part in excluded)
+
+
+def _described(optimizer: torch.optim.Optimizer) -> str:
+    without = "momentum" in optimizer.defaults and not optimizer.defaults["momentum"]
+    return f"{type(optimizer).__name__}{' without momentum' if without else ''}"
+
+
+def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    raise UsageError(
+        f"{type(optimizer).__name__}.step() was called on the optimizer that strategy.lars or strategy.lamb "
+        "has replaced; call step() or minimize() of the one that fleet.distributed_optimizer() returned"
+    )

@@ -1,0 +1,171 @@
+"""Flowers-102 (Nilsback and Zisserman: Automated Flower Classification over a Large Number of Classes, 2008)
+as it is published: `jpg/image_00001.jpg` and so on, `imagelabels.mat`, `setid.mat`. Knows files and pictures;
+leaves who trains on what to `shard`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from trainers.data.images import DataError
+from trainers.errors import UsageError
+
+# The set that is called for testing has 6,149 pictures and the one for training 1,020: Paddle's loader takes
+# them the other way round, and so do we.
+SPLITS = {"train": "tstid", "valid": "valid", "test": "trnid"}
+
+_RESIZED, _CROPPED = 256, 224  # of a picture whose shorter side has 256 pixels, 224 x 224 are taken
+_MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # red, green, blue of ImageNet's pictures in [0, 1]
+_DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
+_WORD = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flowers(Dataset[tuple[Tensor, Tensor]]):
+    """Pairs of (3, size, size) float32, normalised by ImageNet's mean and deviation, and an int64 class.
+
+    For training a picture is cropped at random and mirrored half of the time, as a function of (seed, epoch,
+    index); otherwise its middle is taken. Reading a picture raises
+    DataError with its file's name when it is damaged.
+    """
+
+    files: tuple[Path, ...]
+    labels: NDArray[np.int64]
+    size: int
+    training: bool
+    seed: int = 0
+    epoch: int = 0
+
+    @property
+    def classes(self) -> int:
+        return int(self.labels.max()) + 1
+
+    def at(self, epoch: int) -> Self:
+        """The same pictures, cropped as in that epoch."""
+        return replace(self, epoch=epoch)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        chance: Chance | None = None
+        if self.training:
+            chance = np.random.RandomState([self.seed % _WORD, self.epoch % _WORD, index])
+        pixels = read_picture(self.files[index], self.size, chance)
+        return torch.from_numpy(pixels), torch.tensor(self.labels[index])
+
+
+Chance = np.random.RandomState
+
+
+def flowers(directory: str, *, split: str = "train", size: int = 224, seed: int = 0) -> Flowers:
+    """The pictures of "train" (6,149), "valid" (1,020) or "test" (1,020), `size` pixels along each side.
+
+    Raises DataError naming the file that is missing or wrong; pictures are looked for at once and read later.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"split is {split!r}; Flowers-102 has {', '.join(SPLITS)}")
+    if size < 1:
+        raise UsageError(f"size is {size} pixels; it must be at least 1")
+    folder = Path(directory)
+    labels = _vector(folder / "imagelabels.mat", "labels")
+    numbers = _vector(folder / "setid.mat", SPLITS[split])
+    if numbers.max() > len(labels):
+        raise DataError(
+            f"{folder / 'setid.mat'} names picture {numbers.max()}, and {folder / 'imagelabels.mat'} has "
+            f"labels for {len(labels)}; they are of different data"
+        )
+    return Flowers(_files(folder / "jpg", numbers), labels[numbers - 1] - 1, size, split == "train", seed)
+
+
+def _files(folder: Path, numbers: NDArray[np.int64]) -> tuple[Path, ...]:
+    names = [f"image_{number:05d}.jpg" for number in numbers]
+    try:
+        there = set(os.listdir(folder))  # noqa: PTH208  # once for 8,189 names, and no Path for each
+    except OSError as error:
+        raise DataError(
+            f"{folder} cannot be read: {error.strerror}; Flowers-102 has its pictures there"
+        ) from None
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise DataError(f"{folder} has no {missing[0]}; {len(missing)} of {len(names)} pictures are missing")
+    return tuple(folder / name for name in names)
+
+
+def _vector(path: Path, name: str) -> NDArray[np.int64]:
+    """A MATLAB file's row of numbers, each at least 1."""
+    content = _matlab(path)
+    if name not in content:
+        found = ", ".join(key for key in content if not key.startswith("__")) or "nothing"
+        raise DataError(f"{path} has no {name!r}, but {found}")
+    numbers = np.asarray(content[name]).reshape(-1)
+    if not len(numbers) or numbers.dtype.kind not in "iu" or numbers.min() < 1:
+        raise DataError(f"{path} has other things in {name!r} than numbers from 1 upwards")
+    return numbers.astype(np.int64)
+
+
+def _matlab(path: Path) -> dict[str, Any]:
+    try:
+        from scipy.io import loadmat, matlab  # type: ignore[import-untyped]
+    except ImportError:
+        raise UsageError("Flowers-102 needs SciPy and Pillow: pip install scipy pillow") from None
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        parts = "imagelabels.mat, setid.mat and the folder jpg"
+        raise DataError(f"{path} cannot be read: {error.strerror}; Flowers-102 is {parts}") from None
+    try:
+        content: dict[str, Any] = loadmat(io.BytesIO(raw))
+    except (*_NOT_MATLAB, matlab.MatReadError) as error:
+        raise DataError(f"{path} is not a whole MATLAB file: {error}") from error
+    return content
+
+
+# What SciPy raises for bytes that mean nothing to it.
+_NOT_MATLAB = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    struct.error,
+    zlib.error,
+)
+
+
+def read_picture(path: Path, size: int, chance: Chance | None = None) -> NDArray[np.float32]:
+    """(3, size, size): the shorter side resized to 256/224 of size, then a part cut out: at random and
+    perhaps mirrored with `chance`, from the middle without. Raises DataError when the file is not a whole
+    picture.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as opened:
+            picture = opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} is not a whole picture: {error}") from error
+    resized = max(size, round(size * _RESIZED / _CROPPED))
+    shorter = min(picture.size)
+    width, height = (max(resized, round(side * resized / shorter)) for side in picture.size)
+    picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    if chance is not None:
+        left, top = chance.randint(width - size + 1), chance.randint(height - size + 1)
+    pixels = np.asarray(picture.crop((left, top, left + size, top + size)), np.float32) / 255
+    if chance is not None and chance.randint(2):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(((pixels - _MEAN) / _DEVIATION).transpose(2, 0, 1))

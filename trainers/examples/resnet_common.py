@@ -1,0 +1,95 @@
+"""What the trainers of ResNet share, so that they train the same: options, model, optimizer, pictures, and
+the line of Paddle's quick start.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import Any, SupportsFloat
+
+import torch
+from torch.utils.data import DataLoader
+
+from trainers.data.flowers import Flowers, flowers
+from trainers.data.pictures import SyntheticPictures
+from trainers.data.shard import shard_loader
+from trainers.errors import UsageError
+from trainers.zoo.resnet import ResNet
+
+Pictures = Flowers | SyntheticPictures
+
+MOMENTUM = 0.9
+L2_DECAY = 1e-4
+SAMPLES = 6149  # as many as Flowers-102 has to train on
+EVERY = 5  # batches from one line to the next
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", metavar="DIR", help="Flowers-102 (default: synthetic pictures)")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--steps", type=int, help="stop after so many batches")
+    parser.add_argument("--batch_size", type=int, default=32, help="of each trainer")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lr", type=float, default=0.1)
+    parser.add_argument("--layers", type=int, default=50, help="18, 34, 50, 101 or 152")
+    parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
+    parser.add_argument("--class_dim", type=int, default=102)
+    parser.add_argument("--image_size", type=int, default=224, help="pixels along each side")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="number of synthetic pictures")
+    parser.add_argument("--num_workers", type=int, help="processes of each trainer that read pictures")
+    return parser
+
+
+def resnet(args: argparse.Namespace) -> ResNet:
+    """The same parameters for the same seed, on the CPU; `torch.manual_seed` is called."""
+    torch.manual_seed(args.seed)
+    return ResNet(layers=args.layers, class_dim=args.class_dim, width=args.width)
+
+
+def optimizer_setting(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.SGD:
+    """Momentum with L2 decay, as Paddle's: v = 0.9 v + (g + 1e-4 p), p = p - lr v."""
+    return torch.optim.SGD(parameters, lr=lr, momentum=MOMENTUM, weight_decay=L2_DECAY)
+
+
+def train_reader(args: argparse.Namespace, *, rank: int, trainers: int) -> Callable[[int], DataLoader[Any]]:
+    """epoch -> batches of (batch_size, 3, image_size, image_size) float32 and (batch_size,) int64 of this
+    trainer's share; the same for the same seed, number of trainers and epoch. Two processes read Flowers-102,
+    none synthetic pictures, unless `--num_workers` says otherwise.
+    """
+    workers = args.num_workers if args.num_workers is not None else (2 if args.data else 0)
+    of_epoch = pictures(args)
+
+    def batches(epoch: int) -> DataLoader[Any]:
+        return shard_loader(
+            of_epoch(epoch),
+            args.batch_size,
+            rank=rank,
+            trainers=trainers,
+            seed=args.seed,
+            epoch=epoch,
+            num_workers=workers,
+        )
+
+    return batches
+
+
+def pictures(args: argparse.Namespace) -> Callable[[int], Pictures]:
+    """epoch -> data set: Flowers-102 with `--data`, synthetic pictures without."""
+    if args.data:
+        real = flowers(args.data, size=args.image_size, seed=args.seed)
+        if real.classes > args.class_dim:
+            raise UsageError(f"--class_dim is {args.class_dim}, and {args.data} has {real.classes} classes")
+        return real.at
+    synthetic = SyntheticPictures(args.samples, args.class_dim, args.image_size, args.seed)
+    return lambda epoch: synthetic
+
+
+def report(epoch: int, batch: int, loss: SupportsFloat, acc1: SupportsFloat, acc5: SupportsFloat) -> None:
+    """The line of Paddle's trainers, every fifth batch."""
+    if batch % EVERY == 0:
+        cost, top1, top5 = float(loss), float(acc1), float(acc5)  # a GPU is waited for only here
+        print(
+            f"[Epoch {epoch}, batch {batch}] loss: {cost:.5f}, acc1: {top1:.5f}, acc5: {top5:.5f}", flush=True
+        )

@@ -1,0 +1,50 @@
+"""ResNet-50 with data parallel training: Paddle's quick start, step by step in the script.
+
+fleetrun --gpus 0,1 trainers/examples/resnet_dygraph.py --data DIR
+fleetrun --nproc_per_node 2 -m trainers.examples.resnet_dygraph --layers 18 --image_size 64 --steps 20
+"""
+
+import torch
+
+from trainers import fleet
+from trainers.examples.devices import place
+from trainers.examples.resnet_common import (
+    optimizer_setting,
+    options,
+    report,
+    resnet,
+    train_reader,
+)
+from trainers.metrics import topk_accuracy
+
+
+def train_resnet() -> None:
+    args, device = options("ResNet on pictures, data parallel").parse_args(), place()
+    fleet.init(is_collective=True)
+
+    net = resnet(args).to(device)
+    optimizer = fleet.distributed_optimizer(optimizer_setting(net.parameters(), args.lr))
+    model = fleet.distributed_model(net)
+    train_loader = train_reader(args, rank=fleet.worker_index(), trainers=fleet.worker_num())
+
+    step = 0
+    for epoch in range(args.epochs):
+        model.train()
+        for batch_id, (img, label) in enumerate(train_loader(epoch)):
+            if step == args.steps:
+                return
+            step += 1
+            img, label = img.to(device), label.to(device)
+            out = model(img)
+            avg_loss = torch.nn.functional.cross_entropy(out, label)
+            acc_top1 = topk_accuracy(out, label, k=1)
+            acc_top5 = topk_accuracy(out, label, k=5)
+
+            avg_loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+            optimizer.minimize(avg_loss)
+            model.clear_gradients()  # type: ignore[operator]  # the wrapped model's
+            report(epoch, batch_id, avg_loss.detach(), acc_top1, acc_top5)
+
+
+if __name__ == "__main__":
+    train_resnet()

@@ -1,0 +1,140 @@
+"""Wide & deep on a click log that a pipe command reads: parameter servers in static style, with QueueDataset
+and train_from_dataset. Without --data the log, Criteo's tab-separated lines, is generated at the first run.
+
+fleetrun --server_num=1 --trainer_num=2 trainers/examples/wide_and_deep_dataset.py
+fleetrun --server_num=1 --trainer_num=2 -m trainers.examples.wide_and_deep_dataset --data DIR/train
+
+DIR: see trainers.examples.click_log, with --tsv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+
+from trainers import QueueDataset, fleet, static
+from trainers.data.click_files import ID_SLOTS, write_tsv
+from trainers.data.clicks import DENSE, SLOTS, ClickModel
+from trainers.ps import SparseEmbedding, Uniform
+from trainers.zoo.wide_deep import WideDeep
+
+READER = Path(__file__).with_name("criteo_reader.py")
+GENERATED = Path("wide_and_deep_data")
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Wide & deep on a click log, in static style")
+    parser.add_argument(
+        "--data", metavar="DIR", type=Path, help=f"files (default: makes them in {GENERATED})"
+    )
+    parser.add_argument("--rows", type=int, default=50_000, help="how many each trainer generates")
+    parser.add_argument(
+        "--pipe_command",
+        default=f"{shlex.quote(sys.executable)} {shlex.quote(str(READER))}",
+        help="turns a file into MultiSlot text (default: python criteo_reader.py)",
+    )
+    parser.add_argument("--sync", action="store_true", help="all trainers step together")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--steps", type=int, help="stop after so many batches")
+    parser.add_argument("--batch_size", type=int, default=512)
+    parser.add_argument("--dim", type=int, default=9)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64])
+    parser.add_argument("--lr", type=float, default=0.002)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if args.data and not args.data.is_dir():  # said here, it is nothing to restart after
+        parser.error(f"{args.data} is not a folder of files")
+    return args
+
+
+def train_files(args: argparse.Namespace) -> list[str]:
+    """This trainer's files: its share of those in --data, or one that it generates when it is not there."""
+    if args.data:
+        return fleet.util.get_file_shard(sorted(map(str, args.data.iterdir())))
+    path = GENERATED / f"part-{fleet.worker_index()}.rows-{args.rows}.seed-{args.seed}"
+    if not path.exists():
+        GENERATED.mkdir(exist_ok=True)
+        clicks = ClickModel().draw(args.rows, (args.seed << 32) + fleet.worker_index())
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        write_tsv(clicks, [aside])
+        aside.replace(path)  # at once: who finds the file finds all of it
+    return [str(path)]
+
+
+class WideDeepModel:
+    """`inputs`, what a step is fed, and `net`, what it computes."""
+
+    def __init__(self) -> None:
+        self.inputs = [
+            static.data(name="dense_input", shape=[None, DENSE], dtype="float32"),
+            static.data(name="ids", shape=[None, SLOTS], dtype="int64", joins=ID_SLOTS),
+            static.data(name="label", shape=[None, 1], dtype="float32"),
+        ]
+
+    @staticmethod
+    def net(
+        model: torch.nn.Module, dense_input: torch.Tensor, ids: torch.Tensor, label: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        predict = model(ids, dense_input)
+        cost = torch.nn.functional.binary_cross_entropy_with_logits(predict, label.squeeze(1))
+        return {"cost": cost}
+
+
+def get_dataset(args: argparse.Namespace, train_model: WideDeepModel) -> QueueDataset:
+    dataset = QueueDataset()
+    dataset.init(
+        use_var=train_model.inputs,
+        pipe_command=args.pipe_command,
+        batch_size=args.batch_size,
+        thread_num=1,
+    )
+    dataset.set_filelist(train_files(args))
+    return dataset
+
+
+def main() -> None:
+    args = options()
+    torch.manual_seed(args.seed)
+    fleet.init(is_collective=False)
+
+    table = SparseEmbedding(args.dim, init=Uniform(-0.01, 0.01), padding_idx=0)
+    train_model = WideDeepModel()
+    model = fleet.distributed_model(WideDeep(table, args.dim, hidden=args.hidden))
+
+    dist_strategy = fleet.DistributedStrategy()
+    dist_strategy.a_sync = not args.sync
+    adam = torch.optim.Adam(model.parameters(), lr=args.lr)
+    optimizer = fleet.distributed_optimizer(adam, dist_strategy)
+    program = static.Program(model, train_model.inputs, train_model.net, loss="cost", optimizer=optimizer)
+
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+    else:
+        dataset = get_dataset(args, train_model)
+        exe = static.Executor("cpu")
+        fleet.init_worker()
+
+        left = args.steps
+        for _ in range(args.epochs):
+            done = exe.train_from_dataset(
+                program,
+                itertools.islice(dataset, left),
+                fetch_list=["cost"],
+                fetch_info=["loss"],
+                print_period=1,
+                prefetch=lambda feeds: fleet.prefetch(feeds, lambda feed: feed["ids"]),
+            )
+            left = None if left is None else left - done.batches
+
+        fleet.stop_worker()
+
+
+if __name__ == "__main__":
+    main()

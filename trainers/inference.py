@@ -1,0 +1,99 @@
+"""Models that were saved for serving, loaded and called. Needs neither fleet nor the model's own code: a
+program and its weights. `fleet.save_inference_model` writes them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainers.errors import UsageError
+from trainers.ps.saved.container import EVERY_TYPE, ContainerError, unpack
+from trainers.ps.saved.errors import LoadError
+from trainers.serving.bundle import read_bundle
+from trainers.serving.program import pickled
+
+KIND = "inference"
+
+
+class InferenceModel:
+    """To be called as the model was: `model(x)`, `model(x=x)`; gives what it gave. `inputs`: their names;
+    `weights` by name, to be looked at.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        weights: Mapping[str, torch.Tensor],
+        inputs: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self.weights = weights
+        self.inputs = tuple(each["name"] for each in inputs)
+        self._module = module
+        self._wanted = inputs
+
+    def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
+        """Without gradients. Raises UsageError for inputs of other number, names, types or shapes."""
+        with torch.no_grad():
+            return self._module(tuple(self.weights.values()), self._ordered(args, kwargs))
+
+    def __repr__(self) -> str:
+        return f"InferenceModel({', '.join(map(_words, self._wanted))})"
+
+    def _ordered(
+        self, args: Sequence[torch.Tensor], kwargs: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        given = dict(zip(self.inputs, args, strict=False)) | dict(kwargs)
+        if len(args) + len(kwargs) != len(self.inputs) or given.keys() != set(self.inputs):
+            raise UsageError(
+                f"the program takes {', '.join(map(_words, self._wanted))}, and was given {len(args)} inputs "
+                f"by place and {', '.join(kwargs) or 'none'} by name"
+            )
+        for wanted in self._wanted:
+            _check(wanted, given[wanted["name"]])
+        return tuple(given[name] for name in self.inputs)
+
+
+def load_inference_model(
+    dirname: str | os.PathLike[str], device: torch.device | str = "cpu"
+) -> InferenceModel:
+    """The model that `fleet.save_inference_model(dirname, model, inputs)` has saved: a folder, or a URL that
+    fsspec knows. Raises LoadError when there is none, or when it is damaged.
+
+    What comes from others is as dangerous as any program: this one would be checked for what torch
+    unpickles, and refused, but torch.export makes no promise about files made to do harm.
+    """
+    bundle = read_bundle(dirname, KIND, ("program", "weights"))
+    file = bundle.contents["program"].numpy().tobytes()
+    try:
+        if suspects := pickled(file):
+            raise LoadError(f"the program in {bundle.where} has pickled parts: {', '.join(suspects[:3])}")
+        weights = unpack(bundle.contents["weights"], EVERY_TYPE)
+        order, inputs = list(bundle.about["weights"]), list(bundle.about["inputs"])
+        ordered = {name: weights[name].to(device) for name in order}
+    except (ContainerError, KeyError, TypeError, ValueError) as error:
+        raise LoadError(f"{bundle.where} cannot be used: {error!r}") from error
+    exported = torch.export.load(io.BytesIO(file))
+    if torch.device(device).type != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        exported = move_to_device_pass(exported, str(device))
+    return InferenceModel(exported.module(), ordered, inputs)
+
+
+def _check(wanted: Mapping[str, Any], given: torch.Tensor) -> None:
+    shape = wanted["shape"]
+    fits = isinstance(given, torch.Tensor) and str(given.dtype) == f"torch.{wanted['type']}"
+    fits = fits and given.dim() == len(shape)
+    if not fits or any(size not in (None, mine) for size, mine in zip(shape, given.shape, strict=True)):
+        found = f"{given.dtype} {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(given)
+        raise UsageError(f"the program takes {_words(wanted)}, and was given {found}")
+
+
+def _words(wanted: Mapping[str, Any]) -> str:
+    shape = ", ".join("any" if size is None else str(size) for size in wanted["shape"])
+    return f"{wanted['name']}: {wanted['type']} [{shape}]"

@@ -1,0 +1,49 @@
+"""Lists of endpoints that somebody wrote by hand: checked before anything is connected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainers.errors import UsageError
+
+MOST_PORTS = 65_535
+
+
+def endpoints(name: str, given: Sequence[str] | None) -> tuple[str, ...]:
+    """The same as a tuple; None is empty. Raises UsageError, which names the list, for what is no list of
+    `host:port` (`[address]:port` for IPv6), and for an endpoint that is in it twice.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise UsageError(f'{name} is {given!r}; it must be a list like ["10.0.0.1:6001", "10.0.0.2:6001"]')
+    for endpoint in given:
+        if not _well_formed(endpoint):
+            raise UsageError(f'{name} has {endpoint!r}; an endpoint is "host:port", with a port up to 65535')
+    twice = sorted({endpoint for endpoint in given if given.count(endpoint) > 1})
+    if twice:
+        raise UsageError(f"{name} has {twice[0]!r} twice; each process has an endpoint of its own")
+    return tuple(given)
+
+
+def apart(servers: Sequence[str], workers: Sequence[str], names: tuple[str, str]) -> None:
+    """Raises UsageError when an endpoint is in both lists."""
+    both = sorted(set(servers) & set(workers))
+    if both:
+        raise UsageError(f"{both[0]!r} is in {names[0]} and in {names[1]}; each process has its own")
+
+
+def position(own: str, among: Sequence[str]) -> int:
+    """How many endpoints before this one are on its host: the process's number on its machine."""
+    host = own.rpartition(":")[0]
+    return [each for each in among if each.rpartition(":")[0] == host].index(own)
+
+
+def _well_formed(endpoint: object) -> bool:
+    if not isinstance(endpoint, str):
+        return False
+    host, _, port = endpoint.rpartition(":")
+    if not (port.isascii() and port.isdigit() and 0 < int(port) <= MOST_PORTS):
+        return False
+    bracketed = host.startswith("[") and host.endswith("]")
+    return bool(host.strip("[]")) and bracketed == (":" in host) and not any(map(str.isspace, host))

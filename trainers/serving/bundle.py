@@ -1,0 +1,166 @@
+"""Bundles: a few files, and a manifest that makes one thing of them. Knows the order that keeps one whole;
+leaves what is in the files to others.
+
+    DIR/inference.json                              what it is, and its files with sizes and checksums;
+    written last DIR/inference-program-5c3e9a01.pt2 DIR/inference-weights-5c3e9a01.safetensors
+
+A former bundle in the same folder counts until the new manifest is there, and its files go after that. On
+this machine each file is written aside, fsynced and renamed; on URLs, where there is no rename, the
+manifest's being last is what counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import xxhash
+
+from trainers.ps.saved.descriptors import Buffer
+from trainers.ps.saved.errors import LoadError, SaveError
+from trainers.ps.saved.folder import Folder, open_folder
+from trainers.ps.saved.manifest import FileRecord, is_name
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """One that was read. `about`: what its writer said of it; `contents`: (size,) uint8 by part."""
+
+    where: str
+    about: Mapping[str, Any]
+    contents: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    about: Mapping[str, Any]
+    files: Mapping[str, FileRecord]
+
+
+def write_bundle(
+    where: str | os.PathLike[str],
+    kind: str,
+    about: Mapping[str, Any],
+    files: Mapping[str, tuple[str, Sequence[Buffer]]],
+) -> None:
+    """`files`: (suffix, content) by part. Raises SaveError; the former bundle of this kind counts then."""
+    folder = open_folder(where)
+    id = secrets.token_hex(4)
+    written: list[str] = []
+    records = {}
+    try:
+        folder.make("")
+        for part, (suffix, content) in files.items():
+            name = f"{kind}-{part}-{id}{suffix}"
+            written.append(name)
+            folder.write(name, content)
+            records[part] = asdict(FileRecord.of(name, [memoryview(piece).cast("B") for piece in content]))
+        body = {"format": _format(kind), "version": VERSION, "files": records, "about": about}
+        folder.write(f"{kind}.json", [_sealed(body)])
+        # Only now: before the manifest was written, the former files were the only complete ones.
+        ours = re.compile(rf"\.?{kind}-[a-z]+-[0-9a-f]{{8}}(\.[a-z0-9]+)*")
+        for name in folder.names():
+            if ours.fullmatch(name) and name not in written:
+                folder.remove(name)
+    except OSError as error:
+        raise _failed(error, folder, written, kind) from error
+
+
+def read_bundle(where: str | os.PathLike[str], kind: str, parts: Sequence[str]) -> Bundle:
+    """These parts of the bundle that is there now, checked. Raises LoadError, which says what is there
+    instead when there is none.
+    """
+    folder = open_folder(where)
+    manifest = _manifest(folder, kind)
+    while True:
+        try:
+            contents = {part: _content(folder, manifest, part) for part in parts}
+            return Bundle(folder.where, manifest.about, contents)
+        except LoadError:
+            newer = _manifest(folder, kind)
+            if newer == manifest:
+                raise
+            manifest = newer  # it was saved anew while it was read
+
+
+def _content(folder: Folder, manifest: _Manifest, part: str) -> torch.Tensor:
+    record = manifest.files.get(part)
+    if record is None:
+        raise LoadError(f"{folder.where} has no {part}: it was saved without")
+    path = folder.path(record.name)
+    try:
+        content = folder.read(record.name)
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read, although the manifest names it: {error}") from error
+    if len(content) != record.size or xxhash.xxh3_64_hexdigest(content.numpy().data) != record.xxh3_64:
+        raise LoadError(
+            f"{path} is damaged: its size or checksum is not what the manifest says. Copy it again from "
+            "where it came, or save it anew"
+        )
+    return content
+
+
+def _manifest(folder: Folder, kind: str) -> _Manifest:
+    name = f"{kind}.json"
+    try:
+        names = folder.names()
+        if name not in names:
+            there = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise LoadError(
+                f"{folder.where} has no {name}, so there is no complete {_format(kind)} in it. It holds: "
+                f"{there or 'nothing'}"
+            )
+        text = folder.read(name).numpy().tobytes()
+    except OSError as error:
+        raise LoadError(f"{folder.path(name)} cannot be read: {error}") from error
+    return _opened(folder.path(name), kind, text)
+
+
+def _opened(path: str, kind: str, text: bytes) -> _Manifest:
+    try:
+        body = json.loads(text)
+        checksum = body.pop("checksum")
+        version = body["version"]
+        if body["format"] != _format(kind) or checksum != _checksum(body):
+            raise LoadError(f"{path} is damaged, or something else: its checksum does not fit")
+        if version != VERSION:
+            raise LoadError(f"{path} has version {version}; this fleetrun reads {VERSION}: use a newer one")
+        files = {part: FileRecord(**record) for part, record in body["files"].items()}
+        if not all(is_name(record.name) for record in files.values()):
+            raise LoadError(f"{path} names files outside of its folder")
+        return _Manifest(body["about"], files)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LoadError(f"{path} is damaged: {error!r}") from error
+
+
+def _failed(error: OSError, folder: Folder, written: Sequence[str], kind: str) -> SaveError:
+    """What became of it, when what was written of it has been removed."""
+    try:
+        manifest = f"{kind}.json"
+        current = folder.read(manifest).numpy().tobytes().decode() if manifest in folder.names() else ""
+        for name in written:
+            if name not in current:
+                folder.remove(name)
+    except OSError as left:
+        return SaveError(f"{folder.where} could not be written: {error}; and some of it is left: {left}")
+    return SaveError(f"{folder.where} could not be written: {error}. What was there before still counts")
+
+
+def _format(kind: str) -> str:
+    return f"fleetrun {kind}"
+
+
+def _sealed(body: Mapping[str, Any]) -> bytes:
+    return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode() + b"\n"
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,190 @@
+"""Programs: a model's forward pass by torch.export, without its weights. Knows how a program is called;
+leaves files to `bundle`.
+
+    outputs = program.module()(weights, inputs)
+
+`weights` is a tuple of tensors, `inputs` another; which they are, and in which order, stands beside the
+program. So the weights can be in a file of a plain format, and be replaced without the program.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from trainers.errors import NotSupportedError, UsageError
+from trainers.serving.bags import Bags
+
+Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`file`: what torch.export.load reads. `weights`: their values by name, in order. `inputs`: for each its
+    name, type and shape, None where any size will do.
+    """
+
+    file: bytes
+    weights: Tensors
+    inputs: list[dict[str, Any]]
+
+
+def program_of(
+    model: torch.nn.Module,
+    example: Inputs,
+    dynamic_shapes: object = None,
+    stand_ins: Mapping[torch.nn.Module, torch.nn.Module] | None = None,
+) -> Program:
+    """The model as it evaluates (`eval()`, no gradients), on the CPU; itself it is left as it is.
+
+    `stand_ins`: modules of it, and what takes their place. `dynamic_shapes`: as torch.export's for the
+    inputs, in a tuple; None: any size of the first dimension. Raises UsageError for inputs that are no
+    tensors, NotSupportedError for a model that fixes the size of a batch, and what torch.export raises for
+    one that cannot be exported.
+    """
+    if not hasattr(torch.export.Dim, "AUTO"):
+        raise NotSupportedError(f"programs need torch 2.6 or newer, and this is {torch.__version__}")
+    names, tensors = _named(model, example)
+    plain = _copied(model, stand_ins or {})
+    weights = dict(plain.named_parameters()) | dict(plain.named_buffers())
+    values = {name: weights[name].detach().cpu() for name in sorted(weights)}
+    inputs = tuple(each.detach().cpu() for each in tensors)
+    free = dynamic_shapes is None
+    if free and all(each.dim() and each.shape[0] == 1 for each in inputs):
+        inputs = tuple(torch.cat([each, each]) for each in inputs)  # torch takes a size of 1 for a constant
+    positional = 0 if isinstance(example, Mapping) else len(names)
+    stateless = _Stateless(plain, list(values), positional, names)
+    shapes = tuple(_first_is_free(each) if free else {} for each in inputs)
+    with torch.no_grad():
+        exported = torch.export.export(
+            stateless,
+            (tuple(values.values()), inputs),
+            dynamic_shapes=(tuple({} for _ in values), dynamic_shapes or shapes),
+        )
+    found = list(map(_described, names, _placeholders(exported, len(names))))
+    if free:
+        _expect_free(found, inputs)
+    return Program(_file_of(exported), values, found)
+
+
+class _Stateless(torch.nn.Module):
+    """A model whose weights are arguments."""
+
+    def __init__(self, model: torch.nn.Module, weights: list[str], positional: int, names: list[str]) -> None:
+        super().__init__()
+        self.__dict__["model"] = model  # no submodule: else its weights were the program's own
+        self._weights, self._positional, self._names = weights, positional, names
+
+    def forward(self, weights: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> Any:
+        values = dict(zip(self._weights, weights, strict=True))
+        args = inputs[: self._positional]
+        kwargs = dict(zip(self._names[self._positional :], inputs[self._positional :], strict=True))
+        return torch.func.functional_call(self.__dict__["model"], values, args, kwargs)
+
+
+def _named(model: torch.nn.Module, example: Inputs) -> tuple[list[str], list[torch.Tensor]]:
+    """The inputs, and the names that `forward` has for them."""
+    if isinstance(example, Mapping):
+        names, tensors = list(example), list(example.values())
+    else:
+        tensors = [example] if isinstance(example, torch.Tensor) else list(example)
+        taken = [
+            parameter.name
+            for parameter in inspect.signature(type(model).forward).parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ][1:]
+        names = [*taken, *(f"input{place}" for place in range(len(taken), len(tensors)))][: len(tensors)]
+    wrong = [value for value in tensors if not isinstance(value, torch.Tensor)]
+    if wrong or not tensors:
+        has = f"{wrong[0]!r} in it" if wrong else "nothing in it"
+        raise UsageError(
+            f"example_inputs has {has}; give a tensor, a tuple of tensors, or a dict of them by name"
+        )
+    return names, tensors
+
+
+def _copied(model: torch.nn.Module, stand_ins: Mapping[torch.nn.Module, torch.nn.Module]) -> torch.nn.Module:
+    """Other modules with the same tensors, in eval mode."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        other = stand_ins.get(module, module)
+        bag = type(other).forward is torch.nn.EmbeddingBag.forward
+        if bag or other is not module:
+            memo[id(module)] = Bags(cast(torch.nn.EmbeddingBag, other)) if bag else other
+    for tensor in [*model.parameters(), *model.buffers()]:
+        memo[id(tensor)] = tensor
+    copied = copy.deepcopy(model, memo)
+    return copied.eval()
+
+
+def _first_is_free(tensor: torch.Tensor) -> dict[int, Any]:
+    return {0: torch.export.Dim.AUTO} if tensor.dim() else {}
+
+
+def _placeholders(exported: torch.export.ExportedProgram, count: int) -> list[torch.Tensor]:
+    """What the program thinks its last `count` inputs look like."""
+    nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    return [node.meta["val"] for node in nodes[-count:]]
+
+
+def _described(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+    from torch.fx.experimental.symbolic_shapes import is_concrete_int
+
+    shape = [int(size) if is_concrete_int(size) else None for size in tensor.shape]
+    return {"name": name, "type": str(tensor.dtype).removeprefix("torch."), "shape": shape}
+
+
+def _expect_free(found: Sequence[Mapping[str, Any]], inputs: Sequence[torch.Tensor]) -> None:
+    fixed = [
+        each
+        for each, tensor in zip(found, inputs, strict=True)
+        if tensor.dim() and each["shape"][0] is not None
+    ]
+    if fixed:
+        raise NotSupportedError(
+            f"the model fixes the first size of input {fixed[0]['name']!r} at {fixed[0]['shape'][0]}, and "
+            "would serve batches of this size only: take it from the input's shape in forward(), or give "
+            "dynamic_shapes=() for a program of fixed shapes"
+        )
+
+
+def _file_of(exported: torch.export.ExportedProgram) -> bytes:
+    exported._example_inputs = None  # the user's data has no place in it, and torch keeps it as pickle
+    file = io.BytesIO()
+    torch.export.save(exported, file)
+    content = file.getvalue()
+    if pickled(content):
+        raise NotSupportedError(
+            f"the model has constants that are no plain tensors ({', '.join(pickled(content)[:3])}), which a "
+            "program keeps as pickle; make them buffers, or numbers"
+        )
+    return content
+
+
+def pickled(file: bytes) -> list[str]:
+    """What in a program's file torch would unpickle: loading that may run any code. Raises ValueError for a
+    file that is no program.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(file)) as archive:
+            found = [
+                info.filename
+                for info in archive.infolist()
+                if "sample_inputs" in info.filename and info.file_size
+            ]
+            for name in archive.namelist():
+                if name.endswith("_config.json"):
+                    entries = json.loads(archive.read(name))["config"]
+                    found += [key for key, entry in entries.items() if entry["use_pickle"]]
+            return found
+    except (zipfile.BadZipFile, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ValueError(f"it is no program: {error!r}") from error

@@ -1,0 +1,90 @@
+"""Embeddings whose rows were on parameter servers, as modules over the rows that were saved: what a program
+does in their place. Knows how an id finds its row, and what an unknown one reads as.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn import functional
+
+from trainers.ps.tables.spec import Initializer, InitKind
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD = 1 << 64
+_LAST_KEY = (1 << 63) - 1
+
+
+class SavedRows(torch.nn.Module):
+    """Any int64 ids (...) to rows (..., dim) float32. `keys` (n + 1,) int64 ascending, `rows` (n + 1, dim):
+    the last is nobody's, so that there is always one to point at. An id without a row reads as its initial
+    value, as in evaluation beside the servers; `padding_idx` as zeros.
+    """
+
+    keys: torch.Tensor
+    rows: torch.Tensor
+
+    def __init__(
+        self, keys: torch.Tensor, rows: torch.Tensor, init: Initializer, padding_idx: int | None
+    ) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.cat([keys, torch.tensor([_LAST_KEY])]))
+        self.register_buffer("rows", torch.cat([rows, torch.zeros(1, rows.shape[1])]))
+        self._init = init
+        self._padding = padding_idx
+
+    def forward(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
+        ids = ids.to(torch.int64).contiguous()
+        place = torch.searchsorted(self.keys, ids)
+        known = (self.keys[place] == ids) & (place < self.keys.shape[0] - 1)
+        rows = functional.embedding(place, self.rows)
+        rows = torch.where(known[..., None], rows, initial(self._init, ids, self.rows.shape[1]))
+        if self._padding is not None:
+            rows = torch.where((ids == self._padding)[..., None], 0.0, rows)
+        return rows
+
+
+def initial(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
+    """(..., dim) float32: the initial values of these keys, by the formula of `ps.kernels.initial` in torch's
+    operations.
+    """
+    start = _finalized(ids ^ _signed(_final((init.seed + _GOLDEN) % _WORD)))
+    a, b = float(torch.tensor(init.a)), float(torch.tensor(init.b))  # as float32
+    if init.kind is InitKind.UNIFORM:
+        words = _finalized(start[..., None] + _steps(dim, ids.device))
+        width = float(torch.tensor(b) - torch.tensor(a))
+        return (_shifted(words, 40).to(torch.float32) * 2.0**-24) * width + a
+    pairs = -(-dim // 2)
+    words = _finalized(start[..., None] + _steps(2 * pairs, ids.device)).reshape(*ids.shape, pairs, 2)
+    shares = _shifted(words, 11).to(torch.float64)
+    radius = torch.sqrt(-2.0 * torch.log((shares[..., 0] + 1.0) * 2.0**-53))
+    angle = 2.0 * math.pi * (shares[..., 1] * 2.0**-53)
+    both = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1).flatten(-2)
+    return both[..., :dim].to(torch.float32) * b + a
+
+
+def _steps(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, count + 1, device=device) * _signed(_GOLDEN)
+
+
+def _finalized(words: torch.Tensor) -> torch.Tensor:
+    words = (words ^ _shifted(words, 30)) * _signed(_FIRST)
+    words = (words ^ _shifted(words, 27)) * _signed(_SECOND)
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, zeros from the left: torch's shift keeps the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _final(word: int) -> int:
+    word = (word ^ (word >> 30)) * _FIRST % _WORD
+    word = (word ^ (word >> 27)) * _SECOND % _WORD
+    return word ^ (word >> 31)
+
+
+def _signed(word: int) -> int:
+    """The int64 with the same bits."""
+    return word - _WORD if word >> 63 else word

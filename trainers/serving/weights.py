@@ -1,0 +1,129 @@
+"""A model's whole state in one file, its optimizer's in another. Knows names and types; leaves files to
+`bundle`.
+
+    state-weights-5c3e9a01.safetensors      by the names of model.state_dict()
+    state-optimizer-5c3e9a01.safetensors    what is tensors of it; the rest is in state.json
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainers.checkpoints.optimizer import OptimizerState
+from trainers.checkpoints.state import bare
+from trainers.checkpoints.tensors import is_sharded
+from trainers.collective.sharding import Sharded, whole_state_dict
+from trainers.errors import NotSupportedError
+from trainers.ps.saved.container import EVERY_TYPE, ContainerError, pack, unpack
+from trainers.ps.saved.descriptors import Buffer
+from trainers.ps.saved.errors import LoadError
+from trainers.serving.bundle import Bundle, read_bundle, write_bundle
+
+KIND = "state"
+_SUFFIX = ".safetensors"
+Tensors = dict[str, torch.Tensor]
+
+
+def safetensors(tensors: Mapping[str, torch.Tensor]) -> tuple[str, Sequence[Buffer]]:
+    """Suffix and content of a file. Raises NotSupportedError for a type that the format has no name for."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in EVERY_TYPE:
+            raise NotSupportedError(f"{name} is {tensor.dtype}, which safetensors files cannot hold")
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return _SUFFIX, pack(whole, {"format": "pt"}, EVERY_TYPE)
+
+
+def is_divided(model: torch.nn.Module) -> bool:
+    """Whether ranks have parts of it. Between forward and backward FSDP2 has whole parameters in place."""
+    return isinstance(model, Sharded) or any(is_sharded(parameter) for parameter in model.parameters())
+
+
+def save_state(
+    where: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    first: bool,
+) -> None:
+    """The first rank writes; a sharded model is put together there, for which all ranks must call this.
+    Raises SaveError; the former state counts then.
+    """
+    plain = bare(model)
+    sharded = is_divided(plain)
+    if optimizer is not None:
+        _expect_whole(optimizer, sharded)
+    state = whole_state_dict(model) if sharded else plain.state_dict()
+    if not first:
+        return
+    about: dict[str, Any] = {"optimizer": None}
+    files = {"weights": safetensors(_tensors_of(state))}
+    if optimizer is not None:
+        kept = OptimizerState(optimizer, plain)
+        files["optimizer"] = safetensors(kept.tensors())
+        about["optimizer"] = kept.values()
+    write_bundle(where, KIND, about, files)
+
+
+def load_state(
+    where: str | os.PathLike[str], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Raises LoadError for what is damaged, or of another model; then neither has changed."""
+    plain = bare(model)
+    bundle = read_bundle(where, KIND, ("weights",) if optimizer is None else ("weights", "optimizer"))
+    weights = _unpacked(bundle, "weights")
+    here = _tensors_of(plain.state_dict())
+    wrong = [f"{name} is not in it" for name in here.keys() - weights.keys()]
+    wrong += [f"{name} is not in the model" for name in weights.keys() - here.keys()]
+    wrong += [
+        f"{name} is {list(weights[name].shape)} in it and {list(here[name].shape)} here"
+        for name in here.keys() & weights.keys()
+        if weights[name].shape != here[name].shape
+    ]
+    if wrong:
+        raise LoadError(f"{bundle.where} is of another model: {'; '.join(sorted(wrong)[:3])}")
+    if optimizer is not None:
+        _expect_whole(optimizer, is_divided(plain))
+        kept = OptimizerState(optimizer, plain)
+        kept.check(bundle.about["optimizer"])
+        kept.take(bundle.about["optimizer"], _unpacked(bundle, "optimizer"))
+    plain.load_state_dict({name: _like(here[name], value) for name, value in weights.items()})
+
+
+def _unpacked(bundle: Bundle, part: str) -> Tensors:
+    try:
+        return unpack(bundle.contents[part], EVERY_TYPE)
+    except ContainerError as error:
+        raise LoadError(f"{bundle.where}: its {part} cannot be used: {error}") from error
+
+
+def _like(here: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """This rank's part, where ranks have parts."""
+    if not is_sharded(here):
+        return whole
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(here, DTensor)
+    return distribute_tensor(whole.to(here.device), here.device_mesh, here.placements)
+
+
+def _tensors_of(state: Mapping[str, Any]) -> Tensors:
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise NotSupportedError(f"{name} in the model's state is no tensor but {type(value).__name__}")
+    return dict(state)
+
+
+def _expect_whole(optimizer: torch.optim.Optimizer, sharded: bool) -> None:
+    if (
+        sharded
+        or hasattr(optimizer, "owned_params")
+        or hasattr(getattr(optimizer, "inner", None), "owned_params")
+    ):
+        raise NotSupportedError(
+            "the state of this optimizer is divided among the ranks (strategy.sharding); "
+            "fleet.save_checkpoint and fleet.load_checkpoint keep it"
+        )

@@ -1,0 +1,50 @@
+"""Static style: a train step declared once, and an executor that feeds it and fetches from it.
+
+A style, not an emulation: nothing is recorded and no graph is built. A `Program` names what Paddle's programs
+have (feeds, a loss, an optimizer, values to fetch) around an ordinary torch model; `Executor.run` checks the
+feeds, runs the step and gives back numpy arrays.
+
+    x = static.data("x", [None, 64], "float32")
+    y = static.data("y", [None], "int64")
+
+    def network(model, x, y):
+        out = model(x)
+        return {"cost": torch.nn.functional.cross_entropy(out, y), "acc": (out.argmax(1) == y).float().mean()}
+
+    program = static.Program(model, [x, y], network, loss="cost", optimizer=optimizer)
+    exe = static.Executor("cpu")
+    for batch in loader:
+        cost, acc = exe.run(program, feed=batch, fetch_list=["cost", "acc"])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainers.errors import NotSupportedError
+from trainers.static.executor import Executor
+from trainers.static.feeds import Data, data
+from trainers.static.program import Program
+
+__all__ = ["Data", "Executor", "Program", "data"]
+
+_NO_GRAPH = "nothing is recorded behind a script's back"
+_INSTEAD = {
+    "CPUPlace": 'a device is torch\'s: static.Executor("cpu")',
+    "CUDAPlace": 'a device is torch\'s: static.Executor("cuda:0")',
+    "CompiledProgram": "write static.Program(..., compile=True), which is torch.compile",
+    "default_main_program": f"{_NO_GRAPH}: pass the static.Program that you made",
+    "default_startup_program": "torch modules hold their first values when they are made: leave the run out",
+    "enable_static": "both styles work side by side: leave the call out",
+    "global_scope": "the values are in the model: model.state_dict()",
+    "load_inference_model": "use trainers.inference.load_inference_model",
+    "nn": "layers are torch.nn's",
+    "program_guard": f"{_NO_GRAPH}: make as many static.Program as you like",
+    "save_inference_model": "use fleet.save_inference_model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _INSTEAD:
+        raise NotSupportedError(f"NotSupported: static.{name}; {_INSTEAD[name]}")
+    raise AttributeError(f"module 'trainers.static' has no attribute {name!r}")

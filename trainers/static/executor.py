@@ -1,0 +1,176 @@
+"""Executor: feeds a program and fetches from it. Knows devices, numpy and data sets; leaves the step to the
+program and what is printed to `data.loop`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, Unpack
+
+import torch
+from torch import Tensor
+
+from trainers.data import loop
+from trainers.data.batch import Bag, Batch
+from trainers.errors import UsageError
+from trainers.static.feeds import Data, Fed
+from trainers.static.program import Program, Values
+
+Feed: TypeAlias = Mapping[str, Any] | Sequence[Any]
+"""Values by the names of the feeds, or in the order of the program's feeds, as a DataLoader gives them."""
+Feeds: TypeAlias = Mapping[str, Fed]
+Prefetch: TypeAlias = Callable[[Iterable[Feeds]], Iterable[Feeds]]
+"""Gives out the same feeds in the same order, and looks ahead."""
+
+
+class Executor:
+    """Runs programs on a device: torch's, or its name; by default wherever the program's model is."""
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self._device = None if device is None else torch.device(device)
+
+    def run(
+        self,
+        program: Program,
+        feed: Feed = (),
+        fetch_list: Sequence[str] = (),
+        *,
+        return_numpy: bool = True,
+    ) -> list[Any]:
+        """One step of the program. Gives back what it computed under the names of `fetch_list`, in that
+        order: as numpy arrays (bfloat16, which numpy lacks, as float32), or as tensors on the device.
+
+        In a job of several trainers each is fed its own examples and fetches its own values.
+
+        Raises UsageError, before anything is trained, for feeds that are not as declared and for names that
+        the network does not give.
+        """
+        if isinstance(fetch_list, str):
+            raise UsageError(f"fetch_list is a list of names, not {fetch_list!r}")
+        device = self._place(program)
+        given = _by_name(program.feeds, feed)
+        moved = {each.name: _moved(each.checked(given[each.name]), device) for each in program.feeds}
+        values = program.step(moved, fetch_list)
+        fetched = [torch.as_tensor(values[name]).detach() for name in fetch_list]
+        return [_array(each) for each in fetched] if return_numpy else fetched
+
+    def train_from_dataset(
+        self,
+        program: Program,
+        dataset: Iterable[Batch],
+        *,
+        prefetch: Prefetch | None = None,
+        **printing: Unpack[loop.Printing],
+    ) -> loop.Result:
+        """One pass over a data set, a step of the program for each batch; each feed takes the slots of its
+        name. What is printed: see `trainers.data.loop.train_from_dataset`.
+
+        `prefetch` sees the feeds of batches ahead of their step; on parameter servers:
+        `lambda feeds: fleet.prefetch(feeds, lambda feed: feed["ids"])`.
+
+        Raises UsageError for a program without an optimizer, and as `run` does.
+        """
+        if isinstance(program, Program) and program.optimizer is None:
+            raise UsageError(
+                f"train_from_dataset was given a program for test: {program}; use infer_from_dataset"
+            )
+        feeding = _Feeding(program, self._place(program), prefetch, printing.get("fetch_list", ()))
+        return loop.train_from_dataset(feeding.step, dataset, prefetch=feeding.ahead, **printing)
+
+    def infer_from_dataset(
+        self,
+        program: Program,
+        dataset: Iterable[Batch],
+        *,
+        prefetch: Prefetch | None = None,
+        **printing: Unpack[loop.Printing],
+    ) -> loop.Result:
+        """The same without training, in evaluation mode: `program.clone(for_test=True)` is what runs."""
+        device = self._place(program)
+        feeding = _Feeding(program.clone(for_test=True), device, prefetch, printing.get("fetch_list", ()))
+        return loop.infer_from_dataset(feeding.step, dataset, prefetch=feeding.ahead, **printing)
+
+    def _place(self, program: Program) -> torch.device:
+        """Where the feeds go. Raises UsageError when the model is elsewhere."""
+        if not isinstance(program, Program):
+            raise UsageError(f"the executor was given {program!r} to run; make a static.Program(...)")
+        first = next((each for each in program.model.parameters() if not each.is_meta), None)
+        if first is None or self._device is None:
+            return self._device or (torch.device("cpu") if first is None else first.device)
+        if first.device.type != self._device.type or self._device.index not in (None, first.device.index):
+            raise UsageError(
+                f"the program's model is on {first.device} and the executor on {self._device}; "
+                f'write model.to("{self._device}") before fleet.distributed_model'
+            )
+        return first.device
+
+
+class _Feeding:
+    """A data set's batches as feeds of a program, made when somebody asks for them ahead."""
+
+    def __init__(
+        self, program: Program, device: torch.device, prefetch: Prefetch | None, fetch_list: Sequence[str]
+    ) -> None:
+        self._program = program
+        self._device = device
+        self._prefetch: Prefetch = prefetch or iter
+        self._fetch_list = fetch_list
+        self._feeds: Feeds = {}
+
+    def ahead(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; the feeds of the one that is given out are at hand for `step`."""
+        coming: deque[Batch] = deque()
+
+        def feeds() -> Iterator[Feeds]:
+            for batch in batches:
+                made = self._made(batch)
+                coming.append(batch)
+                yield made
+
+        for made in self._prefetch(feeds()):
+            self._feeds = made
+            yield coming.popleft()
+
+    def step(self, batch: Batch) -> Values:
+        return self._program.step(self._feeds, self._fetch_list)
+
+    def _made(self, batch: Batch) -> Feeds:
+        if not isinstance(batch, Batch):
+            raise UsageError(
+                f"a data set gives trainers.data.batch.Batch, and this one a {type(batch).__name__}; "
+                "loop over it with exe.run(program, feed=...)"
+            )
+        return {feed.name: _moved(feed.of(batch), self._device) for feed in self._program.feeds}
+
+
+def _by_name(feeds: Sequence[Data], feed: Feed) -> Mapping[str, Any]:
+    """Raises UsageError unless exactly the declared feeds were given."""
+    names = [each.name for each in feeds]
+    if isinstance(feed, Mapping):
+        missing = [name for name in names if name not in feed]
+        unknown = [name for name in feed if name not in names]
+        if missing or unknown:
+            wrong = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(map(str, unknown))}"
+            raise UsageError(f"feed {wrong}; the program's feeds are {', '.join(names) or 'none'}")
+        return feed
+    if not isinstance(feed, list | tuple) or len(feed) != len(names):
+        count = f"{len(feed)} values" if isinstance(feed, list | tuple) else f"a {type(feed).__name__}"
+        raise UsageError(
+            f"feed is {count}; give a dict, or a list in the order of the program's feeds: "
+            f"{', '.join(names) or 'none'}"
+        )
+    return dict(zip(names, feed, strict=True))
+
+
+def _moved(fed: Fed, device: torch.device) -> Fed:
+    if isinstance(fed, Bag):
+        return Bag(fed.values.to(device), fed.offsets.to(device))
+    return fed.to(device, non_blocking=True)  # which matters for pinned memory only
+
+
+def _array(tensor: Tensor) -> Any:
+    """Of its own memory: the next step may change what was fetched."""
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    return tensor.numpy(force=True).copy()
