@@ -7,7 +7,8 @@ then `signal N` to pass one on, and an empty line from time to time. When stdin 
 with MARK: `begun` once the command runs, `ended N` with its exit code after its end; the rest is the
 command's.
 
-It forks before it reads; should this process be killed, the kernel sends the command SIGTERM.
+SIGTERM, SIGHUP and SIGINT to this process are the command's SIGTERM, from its first moment on. Should this
+process be killed, the kernel sends the command SIGTERM.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fleetrun.pod import linux
 MARK = b"\x1efleetrun "
 BEGUN = b"begun"
 ENDED = b"ended "
+_FOR_BOTH = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,9 +39,13 @@ def main(argv: Sequence[str]) -> int:
     if not words or first is None:
         return 2
     orders = json.loads(first)
-    pid = _started(words, orders["env"])
+    # Held back until the leash passes them on: one in between would end this process, or miss the command.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_BOTH)
+    pid = _started(words, orders["env"], mask)
+    leash = _Leash(pid, reader, float(orders["patience"]), float(orders["grace"]))
+    leash.take_signals(mask)
     _tell(BEGUN)
-    code = _Leash(pid, reader, float(orders["patience"]), float(orders["grace"])).hold()
+    code = leash.hold()
     _tell(ENDED + str(code).encode())
     return code
 
@@ -49,16 +55,16 @@ def _tell(text: bytes) -> None:
         os.write(2, MARK + text + b"\n")
 
 
-def _started(words: list[str], env: dict[str, str]) -> int:
+def _started(words: list[str], env: dict[str, str], mask: set[int]) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
-    _become(words, {**os.environ, **env}, parent)
+    _become(words, {**os.environ, **env}, mask, parent)
 
 
-def _become(words: list[str], env: dict[str, str], parent: int) -> NoReturn:
-    """In the fork: the command, with nothing on its stdin."""
+def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int) -> NoReturn:
+    """In the fork: the command, with nothing on its stdin and its signals as this process found them."""
     try:
         linux.die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
@@ -66,10 +72,20 @@ def _become(words: list[str], env: dict[str, str], parent: int) -> NoReturn:
         os.setpgid(0, 0)  # what sshd or a terminal sends to the group goes by way of the leash
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
+        _undo_pythons_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execvpe(words[0], words, env)
     except OSError as error:
         os.write(2, f"{words[0]}: {error.strerror}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _undo_pythons_signals() -> None:
+    """Exec keeps what is ignored; a KeyboardInterrupt before it would be a traceback of the fork."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class _Leash:
@@ -87,10 +103,14 @@ class _Leash:
         self._cut = False
         self._limit = time.monotonic() + patience
 
+    def take_signals(self, mask: set[int]) -> None:
+        """From now on those for both are the command's, also what came while they were blocked."""
+        for number in _FOR_BOTH:
+            signal.signal(number, lambda *_: self._send(signal.SIGTERM))
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     def hold(self) -> int:
         """Until the command has ended: its exit code."""
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # meant for both
-            signal.signal(number, lambda *_: self._send(signal.SIGTERM))
         while True:
             left = max(0.0, self._limit - time.monotonic())
             ready = {fd for fd, _ in self._poll.poll(left * 1000)}

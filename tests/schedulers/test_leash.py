@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,11 +23,16 @@ class Leashed:
     """A command on a leash; `out` has its pid as the first line."""
 
     def __init__(
-        self, *command: str, env: Mapping[str, str] | None = None, patience: float = 60.0, grace: float = 60.0
+        self,
+        *command: str,
+        env: Mapping[str, str] | None = None,
+        patience: float = 60.0,
+        grace: float = 60.0,
+        stderr: int = subprocess.PIPE,
     ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fleetrun.schedulers.leash", "--", *command],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
         )  # fmt: skip
         self.say(json.dumps({"env": dict(env or {}), "patience": patience, "grace": grace}))
 
@@ -138,3 +144,28 @@ def test_its_own_sigterm_is_the_commands(leashed: list[Leashed]):
     here.line()
     os.kill(here.process.pid, signal.SIGTERM)
     assert here.end()[0] == 9
+
+
+def test_also_before_the_near_end_knows_that_it_runs(leashed: list[Leashed]):
+    """A full stderr holds the leash up after the command's start, for as long as nobody reads."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    here = start(leashed, *sh(OBEDIENT), stderr=writing)
+    os.close(writing)
+    here.line()
+    os.kill(here.process.pid, signal.SIGTERM)
+    with os.fdopen(reading, "rb") as said:
+        assert said.read().lstrip(b"x") == b"\x1efleetrun begun\n\x1efleetrun ended 9\n"
+    assert here.process.wait(60) == 9
+
+
+def test_the_command_finds_its_signals_as_the_leash_did(leashed: list[Leashed]):
+    command = ("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status")
+    here = start(leashed, *command)
+    assert here.end()[0] == 0
+    found = "\n".join(here.line() for _ in range(2))
+    assert found == subprocess.check_output(command, text=True).rstrip("\n")
