@@ -125,6 +125,7 @@ class Container:
         """
         process = self.process
         assert process is not None, "collect before start"
+        now = self._wall()  # before what takes time: failures of several machines are told apart by it
         exit = process.reap(with_group=self._asked is None)
         record = read_error(self.spec.error_file) if not exit.ok else None
         self.ended = Ended(
@@ -132,7 +133,7 @@ class Container:
             exit=exit,
             pid=process.pid,
             started=self._started,
-            ended=self._wall(),
+            ended=now,
             attempt=self.restarts,
             asked=self._asked,
             record=record,

@@ -60,7 +60,7 @@ def test_a_trainer_fails_on_one_host(three: Nodes, failing: int):
 
 
 CONNECTED = """
-import socket
+import socket, threading
 host, _, port = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[2].rpartition(":")
 if RANK == 2:
     server = socket.create_server((host, int(port)))
@@ -68,24 +68,40 @@ if RANK == 2:
     peers = [server.accept()[0] for _ in range(2)]
     tell("ready", os.getpid())
     wait_for_go()
-    os._exit(42)  # the kernel closes its connections, and its exit is noticed in the same moment
+    CAUSE
 wait_for_go()
 peer = socket.create_connection((host, int(port)))
 peer.recv(1)
+time.sleep(0.5)  # a broken connection is not noticed at once
 sys.exit(40 + RANK)
+"""
+ENDS = "os._exit(42)"
+FAILS_AND_STAYS = """
+    from trainers import lastwords
+    lastwords.install()
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    [peer.close() for peer in peers]
+    raise ValueError("the cause")
 """
 
 
-def test_the_first_of_several_failures_is_the_one(three: Nodes):
-    """A trainer that breaks because its peer has gone is not the cause."""
-    three.script(CONNECTED)
+@pytest.mark.parametrize(
+    ("cause", "code", "said"),
+    [
+        pytest.param(ENDS, 42, "trainer 2 exited with code 42", id="ends"),
+        pytest.param(FAILS_AND_STAYS, 1, "ValueError: the cause", id="ends-after-them"),
+    ],
+)
+def test_the_first_of_several_failures_is_the_one(three: Nodes, cause: str, code: int, said: str):
+    """A trainer that breaks because its peer has gone is not the cause, also if it ends before that one."""
+    three.script(CONNECTED.replace("CAUSE", cause.strip()))
     launches = three.start_all()
     launches[2].until_told("listening")
     go(launches[:2])
     ready(launches[2:])
     launches[2].go()
-    assert codes(launches) == [42, 42, 42]
-    assert all("trainer 2 exited with code 42" in launch.said for launch in launches)
+    assert codes(launches) == [code] * 3, launches
+    assert all("trainer 2" in launch.said and said in launch.said for launch in launches), launches
 
 
 def test_a_trainer_is_killed(three: Nodes):
