@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fleetrun.envs.contract import Role
-from tests.support.cluster import job
+from tests.support.forking import Forker
 from tests.support.waiting import eventually
 from trainers.data.exchange import pack, take, unpack
 from trainers.data.images import DataError
@@ -246,12 +246,12 @@ PARTS = [range(2000), range(2000, 2001), range(2001, 5000)]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def results(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What three trainers say, each a process."""
     folder = tmp_path_factory.mktemp("three")
     for rank, numbers in enumerate(PARTS):
         write(folder / f"part-{rank}", numbers)
-    with job(folder, trainers=len(PARTS), servers=1) as running:
+    with forker.job(folder, trainers=len(PARTS), servers=1) as running:
         for rank in range(len(PARTS)):
             command = ["-m", "tests.trainers.data.trainer_of_three", str(rank), str(folder)]
             running.start(command, Role.TRAINER, rank)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Process, job
+from tests.support.cluster import Process
+from tests.support.forking import Forker
 
 LINE = r"^time: \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\], batch: \[1\], loss\[1\]:\[\d\.\d{6}\]$"
 
@@ -21,8 +22,8 @@ def expect_learned(first: Process, others: list[Process]) -> None:
 
 
 @pytest.mark.slow
-def test_parameter_server_training_in_step_learns_digits(tmp_path: Path) -> None:
-    with job(tmp_path, trainers=2, servers=2) as running:
+def test_parameter_server_training_in_step_learns_digits(forker: Forker, tmp_path: Path) -> None:
+    with forker.job(tmp_path, trainers=2, servers=2) as running:
         running.start_all(["-m", "trainers.examples.parameter_server_trainer", "--sync"])
         running.expect_success()
         expect_learned(running.trainers[0], running.trainers[1:])

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ROOT, Job, job
+from tests.support.cluster import ROOT, Job
+from tests.support.forking import Forker
 from trainers.examples import click_log
 
 EXAMPLE = "trainers.examples.wide_and_deep"
@@ -35,7 +36,9 @@ def test_a_folder_without_data_is_named_before_anything_is_connected(tmp_path: P
 
 
 @pytest.mark.slow
-def test_files_read_by_trainers_that_do_not_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_read_by_trainers_that_do_not_wait(
+    forker: Forker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tmp_path / "clicks"
     click_log.main([str(data), "--rows", "20000", "--test_rows", "4000"])
     said = re.fullmatch(
@@ -44,7 +47,7 @@ def test_files_read_by_trainers_that_do_not_wait(tmp_path: Path, capsys: pytest.
     assert said
     assert len(list((data / "train").iterdir())) == 4
     options = ["--data", str(data), "--epochs", "2", "--lr", "0.01", "--optimizer", "adagrad", *SMALL]
-    with job(tmp_path, trainers=2, servers=1) as running:
+    with forker.job(tmp_path, trainers=2, servers=1) as running:
         running.start_all(["-m", EXAMPLE, *options])
         running.expect_success()
         reached, best = aucs(running)

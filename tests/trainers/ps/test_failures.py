@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 from fleetrun.envs.contract import Role
-from tests.support.cluster import job
+from tests.support.forking import Forker
 
 SCRIPT = ["-m", "tests.support.scripts.ps_failures"]
 
 
 @pytest.mark.slow
-def test_a_trainer_killed_in_a_sync_step_ends_the_others_with_its_name(tmp_path: Path) -> None:
+def test_a_trainer_killed_in_a_sync_step_ends_the_others_with_its_name(
+    forker: Forker, tmp_path: Path
+) -> None:
     """Also: trainers that are there before their server wait for it; SIGTERM ends a server without noise."""
     report = tmp_path / "error.json"
-    with job(tmp_path, trainers=2, servers=1) as running:
+    with forker.job(tmp_path, trainers=2, servers=1) as running:
         survivor = running.start([*SCRIPT, "die_in_sync"], Role.TRAINER, 0, error_file=str(report))
         victim = running.start([*SCRIPT, "die_in_sync"], Role.TRAINER, 1)
         survivor.wait_for("joining")
@@ -42,8 +44,8 @@ def test_a_trainer_killed_in_a_sync_step_ends_the_others_with_its_name(tmp_path:
 
 
 @pytest.mark.slow
-def test_uneven_steps_and_a_forgotten_stop_worker_end_well(tmp_path: Path) -> None:
-    with job(tmp_path, trainers=2, servers=1) as running:
+def test_uneven_steps_and_a_forgotten_stop_worker_end_well(forker: Forker, tmp_path: Path) -> None:
+    with forker.job(tmp_path, trainers=2, servers=1) as running:
         running.start_all([*SCRIPT, "forget"])
         running.expect_success()
         assert "refused 3" in running.trainers[0].output
@@ -53,8 +55,8 @@ def test_uneven_steps_and_a_forgotten_stop_worker_end_well(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_restarted_trainer_rejoins_an_async_job(tmp_path: Path) -> None:
-    with job(tmp_path, trainers=2, servers=2) as running:
+def test_a_restarted_trainer_rejoins_an_async_job(forker: Forker, tmp_path: Path) -> None:
+    with forker.job(tmp_path, trainers=2, servers=2) as running:
         running.start_all([*SCRIPT, "come_back"])
         first_life = running.trainers[0]
         assert first_life.wait() == -signal.SIGKILL

@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.cluster import job
+from tests.support.forking import Forker
 from tests.support.training import CASES, STEPS, TwoTables, furthest, loss_of, train_alone
 
 TRAINERS = 2
 
 
-def run_cases(folder: Path, servers: int, mode: str, names: list[str], trainers: int = TRAINERS) -> None:
-    with job(folder, trainers=trainers, servers=servers) as running:
+def run_cases(
+    forker: Forker, folder: Path, servers: int, mode: str, names: list[str], trainers: int = TRAINERS
+) -> None:
+    with forker.job(folder, trainers=trainers, servers=servers) as running:
         running.start_all(["-m", "tests.support.scripts.ps_cases", str(folder), mode, *names])
         running.expect_success()
 
@@ -37,15 +39,19 @@ def loss_of_all(model: TwoTables) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("servers", [1, 3])
-def test_sync_training_is_that_of_one_process_with_all_batches(tmp_path: Path, servers: int) -> None:
-    run_cases(tmp_path, servers, "sync", list(CASES))
+def test_sync_training_is_that_of_one_process_with_all_batches(
+    forker: Forker, tmp_path: Path, servers: int
+) -> None:
+    run_cases(forker, tmp_path, servers, "sync", list(CASES))
     expect_alone(tmp_path, list(CASES))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync_prefetch", "sync_allreduce", "sync_by_name"])
-def test_where_values_are_and_when_they_are_fetched_changes_nothing(tmp_path: Path, mode: str) -> None:
-    run_cases(tmp_path, 2, mode, ["momentum", "adam"])
+def test_where_values_are_and_when_they_are_fetched_changes_nothing(
+    forker: Forker, tmp_path: Path, mode: str
+) -> None:
+    run_cases(forker, tmp_path, 2, mode, ["momentum", "adam"])
     expect_alone(tmp_path, ["momentum", "adam"])
 
 
@@ -53,9 +59,9 @@ def test_where_values_are_and_when_they_are_fetched_changes_nothing(tmp_path: Pa
 @pytest.mark.parametrize(
     "mode", ["in_order", "in_order_prefetch", "in_order_allreduce", "geo", "geo_prefetch"]
 )
-def test_one_trainer_alone_is_one_process(tmp_path: Path, mode: str) -> None:
+def test_one_trainer_alone_is_one_process(forker: Forker, tmp_path: Path, mode: str) -> None:
     """Async without overlap waits for each push; geo trains here, and gets back what it sent."""
-    run_cases(tmp_path, 2, mode, ["sgd", "adagrad", "adam"], trainers=1)
+    run_cases(forker, tmp_path, 2, mode, ["sgd", "adagrad", "adam"], trainers=1)
     expect_alone(tmp_path, ["sgd", "adagrad", "adam"], trainers=1)
 
 
@@ -64,9 +70,9 @@ def test_one_trainer_alone_is_one_process(tmp_path: Path, mode: str) -> None:
     "mode",
     ["async", "async_prefetch", "bounded_prefetch", "receive_prefetch", "async_allreduce", "geo"],
 )
-def test_trainers_out_of_step_learn_and_end_with_one_model(tmp_path: Path, mode: str) -> None:
+def test_trainers_out_of_step_learn_and_end_with_one_model(forker: Forker, tmp_path: Path, mode: str) -> None:
     names = ["sgd", "adagrad", "adam"]
-    run_cases(tmp_path, 2, mode, names)
+    run_cases(forker, tmp_path, 2, mode, names)
     for name in names:
         first, second = (torch.load(tmp_path / f"{name}.{rank}.pt") for rank in range(TRAINERS))
         assert furthest(first["after"], second["after"]) == 0

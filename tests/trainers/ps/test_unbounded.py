@@ -5,16 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.cluster import job
+from tests.support.forking import Forker
 from trainers.ps import read_values
 
 TABLES = ["ids.weight", "rare.weight", "far.weight"]
 
 
-def trained(folder: Path, servers: int, wire_dtype: str = "float32") -> dict[str, dict[int, torch.Tensor]]:
+def trained(
+    forker: Forker, folder: Path, servers: int, wire_dtype: str = "float32"
+) -> dict[str, dict[int, torch.Tensor]]:
     """The rows of every table by key."""
     folder.mkdir()
-    with job(folder, trainers=2, servers=servers) as running:
+    with forker.job(folder, trainers=2, servers=servers) as running:
         command = ["-m", "tests.support.scripts.ps_unbounded", str(folder / "saved"), wire_dtype]
         running.start_all(command)
         running.expect_success()
@@ -28,8 +30,8 @@ def furthest(left: dict[int, torch.Tensor], right: dict[int, torch.Tensor]) -> f
 
 
 @pytest.mark.slow
-def test_rows_do_not_depend_on_the_number_of_servers(tmp_path: Path) -> None:
-    alone, three = trained(tmp_path / "1", 1), trained(tmp_path / "3", 3)
+def test_rows_do_not_depend_on_the_number_of_servers(forker: Forker, tmp_path: Path) -> None:
+    alone, three = trained(forker, tmp_path / "1", 1), trained(forker, tmp_path / "3", 3)
     for name in TABLES:
         assert furthest(alone[name], three[name]) < 1e-6
     seen = {key * (step + 1) for step in range(3) for key in range(-6, 7)}
@@ -40,7 +42,9 @@ def test_rows_do_not_depend_on_the_number_of_servers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16"])
-def test_short_rows_on_the_wire_train_nearly_the_same(tmp_path: Path, wire_dtype: str) -> None:
-    exact, short = trained(tmp_path / "exact", 1), trained(tmp_path / "short", 1, wire_dtype)
+def test_short_rows_on_the_wire_train_nearly_the_same(
+    forker: Forker, tmp_path: Path, wire_dtype: str
+) -> None:
+    exact, short = trained(forker, tmp_path / "exact", 1), trained(forker, tmp_path / "short", 1, wire_dtype)
     difference = furthest(exact["ids.weight"], short["ids.weight"])
     assert 0 < difference < 0.1
