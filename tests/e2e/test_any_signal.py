@@ -7,6 +7,7 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ sleep 0.05
 """
 STOPPING = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
 TO_THE_CHILD = ("KILL", "SEGV", "ABRT", "BUS", "TERM", "INT", "STOP", "TSTP", "USR1")
+REAL_TIME = [number for number in sorted(signal.valid_signals()) if number >= signal.SIGRTMIN]
+NAMED = sorted(signal.valid_signals() - set(REAL_TIME))
 HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGPIPE, signal.SIGXFSZ}
 
 
@@ -40,12 +43,12 @@ def lifetime(tmp_path_factory: pytest.TempPathFactory) -> float:
         return time.monotonic() - began
 
 
-def start(fleetrun: Fleetrun, number: int) -> Launch:
+def start(fleetrun: Fleetrun, count: int) -> Launch:
     script = fleetrun.folder / "live"
     if not script.exists():
         script.write_text(LIFE)
         script.chmod(0o755)
-    log_dir = f"log{number}"
+    log_dir = f"log{count}"
     return fleetrun.start("--stop_timeout", "0.1", "--log_dir", log_dir, "--nproc_per_node", "2", "./live")
 
 
@@ -70,33 +73,43 @@ def attack(launch: Launch, number: int, moment: float, the_child: bool, hits: li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", sorted(signal.valid_signals()), ids=lambda n: getattr(n, "name", str(n)))
+@pytest.mark.parametrize("number", NAMED, ids=lambda n: n.name)
 def test_to_the_command_leaves_nothing(fleetrun: Fleetrun, number: int, lifetime: float):
-    check_nothing_is_left(fleetrun, number, lifetime, the_child=False)
+    check_nothing_is_left(fleetrun, [number] * MOMENTS, lifetime, the_child=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(4))
+def test_real_time_signals_leave_nothing_either(fleetrun: Fleetrun, first: int, lifetime: float):
+    """The system makes no difference between them: each strikes once."""
+    check_nothing_is_left(fleetrun, REAL_TIME[first::4], lifetime, the_child=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TO_THE_CHILD)
 def test_to_its_child_leaves_nothing(fleetrun: Fleetrun, name: str, lifetime: float):
-    check_nothing_is_left(fleetrun, signal.Signals[f"SIG{name}"], lifetime, the_child=True)
+    check_nothing_is_left(fleetrun, [signal.Signals[f"SIG{name}"]] * MOMENTS, lifetime, the_child=True)
 
 
-def check_nothing_is_left(fleetrun: Fleetrun, number: int, lifetime: float, *, the_child: bool) -> None:
-    """Ten launches at the same time, each struck at its own moment."""
-    chance = random.Random(f"{SEED} {int(number)} {the_child}")
-    moments = [lifetime * (part + chance.random()) / MOMENTS for part in range(MOMENTS)]
+def check_nothing_is_left(
+    fleetrun: Fleetrun, numbers: Sequence[int], lifetime: float, *, the_child: bool
+) -> None:
+    """As many launches at the same time, each struck by its signal at its own moment."""
+    count = len(numbers)
+    chance = random.Random(f"{SEED} {int(numbers[0])} {the_child}")
+    moments = [lifetime * (part + chance.random()) / count for part in range(count)]
     print(f"seed {SEED}; moments {', '.join(f'{moment:.4f}' for moment in moments)} s")
     hits: list[float] = []
-    launches = [start(fleetrun, number) for number in range(MOMENTS)]
+    launches = [start(fleetrun, each) for each in range(count)]
     threads = [
         threading.Thread(target=attack, args=(launch, number, moment, the_child, hits))
-        for launch, moment in zip(launches, moments, strict=True)
+        for launch, number, moment in zip(launches, numbers, moments, strict=True)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for launch in launches:
+    for launch, number in zip(launches, numbers, strict=True):
         code = launch.wait()
         if code >= 0:
             assert not left_behind(launch.token), f"the guard left before all was gone\n{launch}"
