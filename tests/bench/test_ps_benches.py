@@ -195,11 +195,14 @@ def test_the_wire_is_counted_as_the_kernel_saw_it():
     port = server.bind_to_random_port("tcp://127.0.0.1")
     command = [sys.executable, "-c", COUNT, f"127.0.0.1:{port}"]
     with subprocess.Popen(command, cwd=BENCH, stdout=subprocess.PIPE, text=True) as child:
-        for _ in range(4):
-            assert server.poll(20_000)
-            route, *_ = server.recv_multipart()
-            server.send_multipart([route, b"z" * 2000])
-        counted = json.loads(child.communicate(timeout=20)[0])
+        try:
+            for _ in range(4):
+                assert server.poll(60_000)
+                route, *_ = server.recv_multipart()
+                server.send_multipart([route, b"z" * 2000])
+            counted = json.loads(child.communicate(timeout=60)[0])
+        finally:
+            child.kill()
     server.close(linger=0)
     context.term()
     assert (counted["sent_messages"], counted["received_messages"]) == (3, 3)

@@ -28,7 +28,8 @@ from typing import Any, NoReturn
 from fleetrun.envs.contract import Cluster
 from tests.support.cluster import ROOT, Job, job
 
-_START_S = 60.0
+_START_S = 100.0
+"""Seconds. For hangs; it imports torch first."""
 
 
 class Forked:

@@ -86,7 +86,7 @@ def _kill(pids: list[int]) -> bool:
     return bool(pids)
 
 
-def _until(condition: Callable[[], bool], bound: float = 20.0) -> None:
+def _until(condition: Callable[[], bool], bound: float = 60.0) -> None:
     deadline = time.monotonic() + bound
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)

@@ -22,7 +22,7 @@ from fleetrun.pod.result import Failure, JobResult
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 
-_BOUND = 30.0
+_BOUND = 60.0
 _PRELUDE = 'tell() { echo "$NAME $*" >"$NEWS"; }\n'
 OBEDIENT = "tell ready; while :; do sleep 100 & wait; done"
 STUBBORN = "trap '' TERM; tell ready; while :; do sleep 100; done"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def eventually(condition: Callable[[], object], within: float = 20.0) -> None:
+def eventually(condition: Callable[[], object], within: float = 60.0) -> None:
     """Until the condition holds. Raises AssertionError after `within` seconds: a bound, not a measure."""
     deadline = time.monotonic() + within
     while not condition():

@@ -158,19 +158,20 @@ def test_an_interrupt_ends_what_was_started(tmp_path: Path, kind: str, command: 
         "    children = open('/proc/self/task/%d/children' % os.getpid()).read().split()\n"
         "    print(threading.active_count(), children)\n"
     )
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
         env={"PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    eventually(lambda: (tmp_path / "PID").exists())
-    process.send_signal(2)
-    assert process.stdout.read() == "1 []\n"
-    assert process.wait() == 0
-    process.stdout.close()
+    ) as process:
+        try:
+            eventually(lambda: (tmp_path / "PID").exists())
+            process.send_signal(2)
+            assert process.communicate(timeout=60) == ("1 []\n", None)
+            assert process.returncode == 0
+        finally:
+            process.kill()
 
 
 def test_examples_cannot_be_added_under_an_open_pass() -> None:
