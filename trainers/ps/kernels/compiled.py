@@ -2,9 +2,8 @@
 to the kernels.
 
 numba keeps machine code in NUMBA_CACHE_DIR if that is set, else beside the source if that can be written,
-else in the user's cache folder. It looks at the age of a function's own file only, so machine code that is
-older than any kernel's source is thrown away here: it may hold an older version of a function from another
-file.
+else in the user's cache folder. Of sources it compares the function's own file only; here it is given all
+that a kernel may call from. Contents are compared, not ages: a file may change while it is being compiled.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def compiled(function: Kernel) -> Kernel:
     except RuntimeError:  # numba found no folder that it can write to
         return cast(Kernel, numba.njit(**_OPTIONS)(function))
     folder = cache_folder(kernel)
-    _drop_stale(function.__code__.co_filename, folder)
+    kernel._cache._cache_file._source_stamp = _sources(Path(function.__code__.co_filename).parent)
     kernel.compile = partial(_compile, kernel.compile, folder, f"{function.__module__}.{function.__name__}")
     return cast(Kernel, kernel)
 
@@ -63,17 +62,10 @@ def cache_folder(kernel: Callable[..., object]) -> Path:
 
 
 @cache
-def _drop_stale(source: str, folder: Path) -> None:
-    """Remove machine code of the kernels in `source` that is older than a source beside it, or one here."""
-    if not folder.is_dir():
-        return
-    newest = max(path.stat().st_mtime for path in {*Path(source).parent.glob("*.py"), *_HERE.glob("*.py")})
-    for index in folder.glob(f"{Path(source).stem}.*.nbi"):
-        try:
-            if index.stat().st_mtime < newest:
-                index.unlink()
-        except FileNotFoundError:  # another process has just done the same
-            continue
+def _sources(folder: Path) -> str:
+    """Changes with any source of that folder, or of kernels here."""
+    files = sorted({*folder.glob("*.py"), *_HERE.glob("*.py")})
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
 def _compile(compile_or_load: Callable[[Any], Any], folder: Path, name: str, signature: Any) -> Any:
@@ -124,7 +116,5 @@ class _Announcer(event.Listener):
 def _digest() -> str:
     """Changes with whatever makes numba compile anew."""
     parts = [numba.__version__, platform.python_version(), llvmlite.binding.get_host_cpu_name()]
-    for path in sorted(_HERE.glob("*.py")):
-        status = path.stat()
-        parts.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
+    parts.append(_sources(_HERE))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
