@@ -39,9 +39,9 @@ lint: venv
 types: venv
 	$(BIN)/mypy
 
-# Most tests wait for real processes; each file runs in one worker.
+# Most tests wait for real processes; each file runs in one worker, in the order of tests/conftest.py.
 unit: venv
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 bench: venv
 	$(BIN)/python bench/launch.py
