@@ -71,6 +71,7 @@ class Auc(Metric):
         low, high = float(predictions.min()), float(predictions.max())
         if low < 0 or high > 1:
             raise UsageError(f"Auc was given predictions from {low:g} to {high:g}; give probabilities")
+        _expect_clicks("Auc", labels)
         bucket = (predictions * self.buckets).long().clamp_(max=self.buckets - 1)
         self.state += torch.bincount(bucket + self.buckets * labels.long(), minlength=2 * self.buckets)
 
@@ -142,6 +143,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     scores, labels = _checked("auc", scores, labels)
     if not len(labels):
         return math.nan
+    _expect_clicks("auc", labels)
     ordered, order = scores.sort()
     clicks = labels[order].double()
     _, tied, sizes = torch.unique_consecutive(ordered, return_inverse=True, return_counts=True)
@@ -176,6 +178,12 @@ def area_under(others: Tensor, clicks: Tensor) -> float:
     pairs = float(others.sum() * clicks.sum())
     below = others.cumsum(0) - others / 2  # half of those that tie
     return float((clicks * below).sum()) / pairs if pairs else math.nan
+
+
+def _expect_clicks(name: str, labels: Tensor) -> None:
+    wrong = labels[(labels != 0) & (labels != 1)]
+    if len(wrong):
+        raise UsageError(f"{name} was given a label {wrong[0]:g}; labels are 0 and 1")
 
 
 def _checked(name: str, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

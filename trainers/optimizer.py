@@ -20,6 +20,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         super().__init__(inner.param_groups, inner.defaults)  # the same group dicts: a change shows in both
         self.inner = inner
         self.state = inner.state
+        below: Any = inner
+        while isinstance(below, torch.optim.Optimizer):  # each may be loaded, which gives it other groups
+            below.register_load_state_dict_post_hook(self._share)
+            below = getattr(below, "inner", None)
 
     @property
     def merges(self) -> bool:
@@ -63,4 +67,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict)
+
+    def before_checkpoint(self) -> None:
+        """All ranks call it before model and state are taken: they are alike on all of them after it."""
+
+    def _share(self, loaded: torch.optim.Optimizer) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state

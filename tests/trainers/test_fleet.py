@@ -48,6 +48,26 @@ def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def test_what_cannot_be_trained_is_said() -> None:
+    fleet = trainer()
+    _, sgd = model_and_optimizer()
+    with pytest.raises(UsageError, match=r"distributed_model wants a torch\.nn\.Module, not <class"):
+        fleet.distributed_model(torch.nn.Linear)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="give it torch's, once"):
+        fleet.distributed_optimizer(fleet.distributed_optimizer(sgd))
+
+
+def test_a_strategy_that_was_refused_counts_for_nothing() -> None:
+    fleet = trainer()
+    model, sgd = model_and_optimizer()
+    wrong = DistributedStrategy()
+    wrong.amp = True
+    with pytest.raises(UsageError, match="amp"):
+        fleet.distributed_optimizer(sgd, wrong)
+    fleet.distributed_model(model)
+    fleet.distributed_optimizer(sgd)
+
+
 def test_who_am_i() -> None:
     me = trainer(1)
     assert (me.is_worker(), me.is_server(), me.is_first_worker()) == (True, False, False)

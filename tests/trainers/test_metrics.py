@@ -140,3 +140,13 @@ def test_topk_accuracy_counts_labels_among_the_highest():
     for k in (0, 5):
         with pytest.raises(UsageError, match=f"was given k {k}; it must be from 1 to 4 classes"):
             topk_accuracy(logits, labels, k)
+
+
+@pytest.mark.parametrize("label", [-1.0, 2.0, math.nan])
+def test_labels_of_an_area_are_0_and_1(label: float):
+    labels = Y.clone()
+    labels[1] = label
+    with pytest.raises(UsageError, match=f"Auc was given a label {label:g}"):
+        Auc().update(P, labels)
+    with pytest.raises(UsageError, match=f"auc was given a label {label:g}"):
+        auc(P, labels)

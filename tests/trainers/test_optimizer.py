@@ -27,3 +27,12 @@ def test_a_group_that_comes_after_a_load_is_there_once():
     optimizer.add_param_group({"params": [weight()]})
     assert len(inner.param_groups) == len(optimizer.param_groups) == 2
     assert inner.param_groups[1] is optimizer.param_groups[1]
+
+
+def test_a_load_into_the_one_inside_shows_outside():
+    inner = torch.optim.SGD([weight()], lr=1.0)
+    middle = DistributedOptimizer(inner)
+    outer = DistributedOptimizer(middle)
+    inner.load_state_dict(inner.state_dict())
+    outer.param_groups[0]["lr"] = 0.5
+    assert inner.param_groups[0]["lr"] == middle.param_groups[0]["lr"] == 0.5

@@ -33,7 +33,9 @@ def test_geo_wants_async_and_dense_servers() -> None:
 
 def test_what_paddle_has_and_we_do_not_is_refused_with_the_reason() -> None:
     strategy = DistributedStrategy()
-    with pytest.raises(NotSupportedError, match="thread_pool_size has no meaning here"):
+    with pytest.raises(
+        NotSupportedError, match=r"NotSupported: strategy.a_sync_configs thread_pool_size has no meaning"
+    ):
         strategy.a_sync_configs = {"thread_pool_size": 1}
     strategy.a_sync_configs = {"independent_recv": True}
     assert strategy.asynchronous().independent_recv_thread

@@ -56,7 +56,9 @@ class Continuing(Begun):
         """
         from trainers.checkpoints import checkpoint
 
-        self._collective("save_checkpoint")
+        runtime = self._collective("save_checkpoint")
+        runtime.before_checkpoint()
+        optimizer = runtime.made_of(optimizer)
         save = checkpoint.start if async_save else checkpoint.save
         return save(directory, step, model, optimizer, keep=keep, state=state)
 
@@ -85,6 +87,7 @@ class Continuing(Begun):
         from trainers.checkpoints import checkpoint
 
         runtime = self._collective("load_checkpoint")
+        optimizer = runtime.made_of(optimizer)
         step = checkpoint.load(directory, model, optimizer, state=state)
         runtime.resumed = step or 0
         return step

@@ -107,7 +107,8 @@ def reduced(each: Sequence[Payload], mode: str) -> Any:
     if first.kind == "tensor":
         return _tensors(values, mode)
     arrays = [np.asarray(value) for value in values]
-    result = _arrays(arrays, mode)
+    common = np.result_type(*arrays)  # lists: one trainer's may be of whole numbers, another's of fractions
+    result = _arrays([array.astype(common, copy=False) for array in arrays], mode)
     return result.tolist() if first.kind == "list" else result
 
 

@@ -85,7 +85,7 @@ class Saving(Begun):
             )
         from trainers.serving.weights import load_state
 
-        load_state(dirname, _checked("load", model), _inner(optimizer))
+        load_state(dirname, _checked("load", model), _made(runtime, optimizer))
 
     def save_inference_model(
         self,
@@ -140,7 +140,7 @@ class Saving(Begun):
                 f"fleet.{call}() was given mode={mode}; modes are of tables, and this job has no servers"
             )
         first = self._who(call).index == 0
-        save_state(dirname, _checked(call, model), _inner(optimizer), first=first)
+        save_state(dirname, _checked(call, model), _made(self._runtime, optimizer), first=first)
 
 
 def _check_folder(call: str, dirname: Any) -> None:
@@ -163,7 +163,8 @@ def _checked(call: str, model: Any) -> torch.nn.Module:
     return model
 
 
-def _inner(optimizer: Any) -> torch.optim.Optimizer | None:
+def _made(runtime: Any, optimizer: Any) -> torch.optim.Optimizer | None:
+    """Fleet's optimizer, where it is the script's own that was given."""
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"the optimizer must be one of torch's or fleet's, not {optimizer!r}")
-    return optimizer
+    return runtime.made_of(optimizer) if isinstance(runtime, CollectiveRuntime) else optimizer

@@ -30,7 +30,15 @@ class Training(Begun):
 
     def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model to train: wrapped for data parallel training, or served by the parameter servers."""
-        return self._fitting("distributed_model").distributed_model(model)
+        runtime = self._fitting("distributed_model")
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"distributed_model wants a torch.nn.Module, not {model!r}")
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise UsageError(
+                "distributed_model was given a model that is wrapped for data parallel training already; "
+                "gradients would be averaged twice: wrap it once"
+            )
+        return runtime.distributed_model(model)
 
     def distributed_optimizer(
         self,
@@ -43,9 +51,16 @@ class Training(Begun):
         runtime = self._ready("distributed_optimizer")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"distributed_optimizer wants a torch.optim optimizer, not {optimizer!r}")
+        if isinstance(optimizer, DistributedOptimizer):
+            raise UsageError("distributed_optimizer was given fleet's optimizer; give it torch's, once")
+        former = runtime.strategy
         if strategy is not None:
             runtime.strategy = strategy_of(strategy)
-        self._optimizer = self._fitting("distributed_optimizer").distributed_optimizer(optimizer)
+        try:
+            self._optimizer = self._fitting("distributed_optimizer").distributed_optimizer(optimizer)
+        except Exception:
+            runtime.strategy = former  # a strategy that was refused counts for nothing
+            raise
         return self._optimizer
 
     def minimize(self, loss: torch.Tensor) -> None:

@@ -20,7 +20,6 @@ from trainers.checkpoints import shelf as shelves
 from trainers.checkpoints import tensors as checkpoint_tensors
 from trainers.checkpoints.background import Background
 from trainers.checkpoints.manifest import CheckpointError, Manifest
-from trainers.checkpoints.optimizer import prepare
 from trainers.checkpoints.ranks import Ranks, done
 from trainers.checkpoints.shelf import Shelf, open_shelf, step_of
 from trainers.checkpoints.staging import Staging
@@ -69,7 +68,6 @@ def save(
     wait()
     ranks = Ranks()
     contents = Contents(model, optimizer, state or {})
-    prepare(optimizer)
     return _write(_order(directory, step, keep, contents, ranks), ranks)
 
 
@@ -88,7 +86,6 @@ def start(
     wait()
     ranks = Ranks(_background.group())
     contents = Contents(model, optimizer, state or {})
-    prepare(optimizer)
     order = _order(directory, step, keep, contents, ranks, _staging.copies)
     _background.start(partial(_write, order, ranks))
 

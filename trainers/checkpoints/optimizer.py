@@ -126,13 +126,6 @@ class OptimizerState:
         return {"tensor": key} if isinstance(value, torch.Tensor) else to_json(key, value)
 
 
-def prepare(optimizer: torch.optim.Optimizer | None) -> None:
-    """Before its state and its model's are taken; all ranks call it. Local SGD makes the models one then."""
-    act = getattr(optimizer, "before_checkpoint", None)
-    if act is not None:
-        act()
-
-
 def _owned(optimizer: Any) -> Collection[torch.Tensor] | None:
     """The parameters of which this rank has the state, None for all. The optimizer may be wrapped."""
     while optimizer is not None:

@@ -33,7 +33,12 @@ class ShelfFiles(FileSystemBase):
                 yield cast(io.IOBase, raw)
                 return
             stream = _Summed(raw)
-            yield stream
+            try:
+                yield stream
+            except RuntimeError as error:
+                if stream.failure is None:
+                    raise
+                raise stream.failure from error  # torch's own complains of positions, not of the disk
         self.written[file] = (stream.tell(), stream.digest.hexdigest())
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
@@ -76,6 +81,7 @@ class _Summed(io.RawIOBase):
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
         self._length = 0
+        self.failure: OSError | None = None
         self.digest = xxhash.xxh3_128()
 
     def writable(self) -> bool:
@@ -84,7 +90,11 @@ class _Summed(io.RawIOBase):
     def write(self, content: Any, /) -> int:
         view = memoryview(content).cast("B")
         self.digest.update(view)
-        self._raw.write(view)
+        try:
+            self._raw.write(view)
+        except OSError as error:
+            self.failure = error
+            raise
         self._length += len(view)
         return len(view)
 

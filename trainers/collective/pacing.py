@@ -44,9 +44,11 @@ def pace(model: torch.nn.Module, cadence: Cadence) -> None:
     """
 
     def before(module: torch.nn.Module, inputs: Any) -> None:
-        if not (module.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
             return
         if not cadence.followed:
+            if not module.training:  # an evaluation, as it seems: a script may also train without dropout
+                return
             raise UsageError(
                 "strategy.gradient_merge and strategy.localsgd count steps of the optimizer that "
                 "fleet.distributed_optimizer() returns; call it before the first step, and use its optimizer"

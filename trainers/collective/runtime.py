@@ -47,7 +47,8 @@ class CollectiveRuntime:
         self._settings: CollectiveSettings | None = None
         self._cadence = Cadence()
         self._models: list[_Made] = []
-        self._optimizers: list[DistributedOptimizer] = []
+        self._optimizers: dict[torch.optim.Optimizer, DistributedOptimizer] = {}
+        """By the one that the script gave."""
         strategy.collective()  # says now what does not go together
         start(identity)
 
@@ -59,7 +60,7 @@ class CollectiveRuntime:
         made = wrapped(model, self.strategy, settings, self._cadence)
         self._models.append(_Made(made, former))
         if settings.sharded:
-            for optimizer in self._optimizers:
+            for optimizer in self._optimizers.values():
                 _rewire(optimizer, former, made)
         return made
 
@@ -75,8 +76,19 @@ class CollectiveRuntime:
                 _rewire(optimizer, former, each.model)
         inner = replaced(optimizer, settings, names)
         made = stepping(inner, settings, self._cadence, self._average)
-        self._optimizers.append(made)
+        self._optimizers[optimizer] = made
         return made
+
+    def made_of(self, optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+        """Fleet's optimizer for the script's own, which does not know all of the state; any other itself."""
+        return next((made for given, made in self._optimizers.items() if given is optimizer), optimizer)
+
+    def before_checkpoint(self) -> None:
+        """Of models and states that ranks have had alone for a while (localsgd) a checkpoint has only one,
+        whose parts are from all ranks: bring them together. All ranks call it.
+        """
+        for optimizer in self._optimizers.values():
+            optimizer.before_checkpoint()
 
     def barrier_worker(self) -> None:
         dist.barrier()

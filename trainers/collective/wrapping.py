@@ -15,6 +15,7 @@ from trainers.collective.pacing import compute_in, pace
 from trainers.collective.reducing import Reducing, set_reducing
 from trainers.collective.settings import CollectiveSettings
 from trainers.collective.shaping import shaped
+from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
 from trainers.strategy import DistributedStrategy
 
@@ -24,7 +25,14 @@ Names = dict[torch.Tensor, str]
 def wrapped(
     model: torch.nn.Module, strategy: DistributedStrategy, settings: CollectiveSettings, cadence: Cadence
 ) -> torch.nn.Module:
-    """DataParallel around the model, or, sharded, the model itself."""
+    """DataParallel around the model, or, sharded, the model itself. Raises UsageError for one without
+    parameters.
+    """
+    if not any(True for _ in model.parameters()):
+        raise UsageError(
+            f"fleet.distributed_model() was given a {type(model).__name__} without parameters, of which "
+            "ranks have nothing to tell each other; use it as it is"
+        )
     model = shaped(model, strategy)
     if settings.sharded and settings.sharding is not None:
         from trainers.collective.sharding import shard

@@ -35,6 +35,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._bytes = [0] * self._world
         self._give_owners(self._params())
         self.state = inner.state
+        inner.register_load_state_dict_post_hook(self._share)
         if self.state:
             self.load_state_dict(inner.state_dict())
 
@@ -75,6 +76,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             if self._owners[param] == self._rank and (entry := state_dict["state"].get(index)) is not None
         }
         self.inner.load_state_dict({**state_dict, "state": owned})
+
+    def _share(self, loaded: torch.optim.Optimizer) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def _params(self) -> list[torch.Tensor]:

@@ -29,6 +29,7 @@ SPLITS = {"train": "tstid", "valid": "valid", "test": "trnid"}
 _RESIZED, _CROPPED = 256, 224  # of a picture whose shorter side has 256 pixels, 224 x 224 are taken
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)  # red, green, blue of ImageNet's pictures in [0, 1]
 _DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
+_NARROWEST = 100  # times as long as wide: a stripe of 2 x 40,000 would take 5 GB
 _WORD = 1 << 32
 
 
@@ -161,6 +162,8 @@ def read_picture(path: Path, size: int, chance: Chance | None = None) -> NDArray
     resized = max(size, round(size * _RESIZED / _CROPPED))
     shorter = min(picture.size)
     width, height = (max(resized, round(side * resized / shorter)) for side in picture.size)
+    if max(width, height) > _NARROWEST * resized:
+        raise DataError(f"{path} has {' x '.join(map(str, picture.size))} pixels, too narrow for a picture")
     picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (width - size) // 2, (height - size) // 2
     if chance is not None:

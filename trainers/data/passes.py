@@ -67,6 +67,7 @@ class ResumableSampler(Sampler[Sample]):
 
     def _counted(self, loader: Iterable[T], samples: int, least: int) -> Iterator[T]:
         """The loader's batches; with each that is given out, `samples` of the job are used."""
+        self._use(0, least)  # a place that was left with smaller batches may have too little for one of these
         try:
             for batch in self._begun(loader):
                 self._uncounted = False

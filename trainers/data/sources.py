@@ -42,7 +42,9 @@ def check_files(paths: Sequence[str]) -> None:
     naming what is missing or is a directory. Remote files are looked at when their turn comes.
     """
     if not paths:
-        raise UsageError("the data set has no files; call set_filelist([...]) with at least one")
+        raise UsageError(
+            "the data set has no files; call set_filelist([...]) with at least one, on every trainer"
+        )
     local = [path for path in paths if not _is_remote(path)]
     missing = [path for path in local if not Path(path).exists()]
     if missing:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from trainers import fleet
 from trainers.data.sampler import ElasticBatchSampler
+from trainers.examples.counts import count, positive
 from trainers.examples.devices import place
 from trainers.examples.mnist import mnist_on_mlp_model, test_accuracy
 
@@ -24,12 +25,12 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Elastic training of an MLP on digits")
     parser.add_argument("--dir", required=True, help="checkpoints; a folder that all machines share")
     parser.add_argument("--data", metavar="DIR", help="MNIST idx files (default: scikit-learn's digits)")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batch_size", type=int, default=64, help="of all trainers together")
+    parser.add_argument("--steps", type=count, default=500)
+    parser.add_argument("--batch_size", type=positive, default=64, help="of all trainers together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=0.001)
-    parser.add_argument("--save_every", type=int, default=50, metavar="STEPS")
-    parser.add_argument("--print_every", type=int, default=20, metavar="STEPS")
+    parser.add_argument("--save_every", type=positive, default=50, metavar="STEPS")
+    parser.add_argument("--print_every", type=positive, default=20, metavar="STEPS")
     parser.add_argument("--step_time", type=float, default=0.0, metavar="S", help="a step takes that long")
     return parser.parse_args()
 

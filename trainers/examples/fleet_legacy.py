@@ -23,6 +23,8 @@ from trainers import fleet, static
 from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
 from trainers.data.clicks import ClickModel
 from trainers.data.inmemory import InMemoryDataset
+from trainers.examples.counts import count, positive
+from trainers.examples.folders import files_in, folder_with_train
 from trainers.metrics import Auc, auc
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.roles.identity import RoleMaker
@@ -37,11 +39,13 @@ Reader = Callable[[], Iterator[Sample]]
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Clicks on parameter servers, in the first FleetAPI's words")
-    parser.add_argument("--data", metavar="DIR", type=Path, help="MultiSlot files (default: generated rows)")
-    parser.add_argument("--rows", type=int, default=2400, help="how many each worker generates")
-    parser.add_argument("--passes", type=int, default=10)
-    parser.add_argument("--steps", type=int, help="stop after so many batches")
-    parser.add_argument("--batch_size", type=int, default=24)
+    parser.add_argument(
+        "--data", metavar="DIR", type=folder_with_train, help="MultiSlot files (default: generated rows)"
+    )
+    parser.add_argument("--rows", type=positive, default=2400, help="how many each worker generates")
+    parser.add_argument("--passes", type=count, default=10)
+    parser.add_argument("--steps", type=count, help="stop after so many batches")
+    parser.add_argument("--batch_size", type=positive, default=24)
     parser.add_argument("--lr", type=float, default=0.001)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save_dir", metavar="DIR", type=Path, help="save the model there in the end")
@@ -53,7 +57,7 @@ def options() -> argparse.Namespace:
     roles.add_argument("--role_maker", choices=["cloud", "user", "mpi"], help="default: by the environment")
     roles.add_argument("--current_id", type=int, default=0)
     roles.add_argument("--role", type=str.upper, choices=[role.name for role in fleet.Role], default="WORKER")
-    roles.add_argument("--worker_num", type=int, default=1)
+    roles.add_argument("--worker_num", type=positive, default=1)
     roles.add_argument("--server_endpoints", type=lambda text: text.split(","), default=[])
     return parser.parse_args()
 
@@ -91,7 +95,7 @@ def file_reader(directory: Path) -> Reader:
             label = rows.tensor("label").squeeze(1)
             yield from zip(rows.joined(*ID_SLOTS), rows.tensor("dense_input"), label, strict=True)
 
-    paths = sorted((directory / "train").iterdir())
+    paths = files_in(directory / "train")
     dataset = InMemoryDataset()
     dataset.init(use_var=CLICK_SLOTS, batch_size=512)
     dataset.set_filelist(paths[fleet.worker_index() :: fleet.worker_num()])

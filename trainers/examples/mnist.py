@@ -14,15 +14,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import static
 from trainers.data.images import digits, mnist
+from trainers.examples.counts import count, positive
 from trainers.zoo.mnist_mlp import MnistMlp
 
 
 def options(description: str, *, epochs: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", metavar="DIR", help="MNIST idx files (default: scikit-learn's digits)")
-    parser.add_argument("--epochs", type=int, default=epochs)
-    parser.add_argument("--steps", type=int, help="stop after so many batches")
-    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--epochs", type=count, default=epochs)
+    parser.add_argument("--steps", type=count, help="stop after so many batches")
+    parser.add_argument("--batch_size", type=positive, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=0.001)
     return parser

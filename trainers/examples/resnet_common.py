@@ -15,6 +15,7 @@ from trainers.data.flowers import Flowers, flowers
 from trainers.data.pictures import SyntheticPictures
 from trainers.data.shard import shard_loader
 from trainers.errors import UsageError
+from trainers.examples.counts import count, positive
 from trainers.zoo.resnet import ResNet
 
 Pictures = Flowers | SyntheticPictures
@@ -28,17 +29,17 @@ EVERY = 5  # batches from one line to the next
 def options(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", metavar="DIR", help="Flowers-102 (default: synthetic pictures)")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--steps", type=int, help="stop after so many batches")
-    parser.add_argument("--batch_size", type=int, default=32, help="of each trainer")
+    parser.add_argument("--epochs", type=count, default=10)
+    parser.add_argument("--steps", type=count, help="stop after so many batches")
+    parser.add_argument("--batch_size", type=positive, default=32, help="of each trainer")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--layers", type=int, default=50, help="18, 34, 50, 101 or 152")
-    parser.add_argument("--width", type=int, default=64, help="channels of the first stage")
-    parser.add_argument("--class_dim", type=int, default=102)
-    parser.add_argument("--image_size", type=int, default=224, help="pixels along each side")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="number of synthetic pictures")
-    parser.add_argument("--num_workers", type=int, help="processes of each trainer that read pictures")
+    parser.add_argument("--width", type=positive, default=64, help="channels of the first stage")
+    parser.add_argument("--class_dim", type=positive, default=102)
+    parser.add_argument("--image_size", type=positive, default=224, help="pixels along each side")
+    parser.add_argument("--samples", type=positive, default=SAMPLES, help="number of synthetic pictures")
+    parser.add_argument("--num_workers", type=count, help="processes of each trainer that read pictures")
     return parser
 
 

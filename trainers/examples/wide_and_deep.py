@@ -22,6 +22,7 @@ from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
 from trainers.data.clicks import ClickModel, Clicks
 from trainers.data.inmemory import InMemoryDataset
 from trainers.examples import click_log
+from trainers.examples.counts import count, positive
 from trainers.metrics import Auc
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.zoo.wide_deep import WideDeep
@@ -37,13 +38,13 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Wide & deep on a click log")
     parser.add_argument("--data", metavar="DIR", type=Path, help="MultiSlot files (default: generated rows)")
-    parser.add_argument("--rows", type=int, default=200_000, help="how many each trainer generates")
+    parser.add_argument("--rows", type=positive, default=200_000, help="how many each trainer generates")
     parser.add_argument("--mode", choices=["async", "sync", "geo"], default="async")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--steps", type=int, help="stop after so many batches")
-    parser.add_argument("--batch_size", type=int, default=512)
-    parser.add_argument("--dim", type=int, default=9)
-    parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64])
+    parser.add_argument("--epochs", type=count, default=2)
+    parser.add_argument("--steps", type=count, help="stop after so many batches")
+    parser.add_argument("--batch_size", type=positive, default=512)
+    parser.add_argument("--dim", type=positive, default=9)
+    parser.add_argument("--hidden", type=positive, nargs="+", default=[128, 64])
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     parser.add_argument("--lr", type=float, default=0.002)
     parser.add_argument("--seed", type=int, default=0)

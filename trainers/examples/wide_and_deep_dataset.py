@@ -21,6 +21,8 @@ import torch
 from trainers import QueueDataset, fleet, static
 from trainers.data.click_files import ID_SLOTS, write_tsv
 from trainers.data.clicks import DENSE, SLOTS, ClickModel
+from trainers.examples.counts import count, positive
+from trainers.examples.folders import files_in, folder_of_files
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.zoo.wide_deep import WideDeep
 
@@ -31,32 +33,29 @@ GENERATED = Path("wide_and_deep_data")
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Wide & deep on a click log, in static style")
     parser.add_argument(
-        "--data", metavar="DIR", type=Path, help=f"files (default: makes them in {GENERATED})"
+        "--data", metavar="DIR", type=folder_of_files, help=f"files (default: makes them in {GENERATED})"
     )
-    parser.add_argument("--rows", type=int, default=50_000, help="how many each trainer generates")
+    parser.add_argument("--rows", type=positive, default=50_000, help="how many each trainer generates")
     parser.add_argument(
         "--pipe_command",
         default=f"{shlex.quote(sys.executable)} {shlex.quote(str(READER))}",
         help="turns a file into MultiSlot text (default: python criteo_reader.py)",
     )
     parser.add_argument("--sync", action="store_true", help="all trainers step together")
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--steps", type=int, help="stop after so many batches")
-    parser.add_argument("--batch_size", type=int, default=512)
-    parser.add_argument("--dim", type=int, default=9)
-    parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64])
+    parser.add_argument("--epochs", type=count, default=1)
+    parser.add_argument("--steps", type=count, help="stop after so many batches")
+    parser.add_argument("--batch_size", type=positive, default=512)
+    parser.add_argument("--dim", type=positive, default=9)
+    parser.add_argument("--hidden", type=positive, nargs="+", default=[128, 64])
     parser.add_argument("--lr", type=float, default=0.002)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    if args.data and not args.data.is_dir():  # said here, it is nothing to restart after
-        parser.error(f"{args.data} is not a folder of files")
-    return args
+    return parser.parse_args()
 
 
 def train_files(args: argparse.Namespace) -> list[str]:
     """This trainer's files: its share of those in --data, or one that it generates when it is not there."""
     if args.data:
-        return fleet.util.get_file_shard(sorted(map(str, args.data.iterdir())))
+        return fleet.util.get_file_shard(list(map(str, files_in(args.data))))
     path = GENERATED / f"part-{fleet.worker_index()}.rows-{args.rows}.seed-{args.seed}"
     if not path.exists():
         GENERATED.mkdir(exist_ok=True)

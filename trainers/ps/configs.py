@@ -124,7 +124,7 @@ def a_sync_configs(name: str, value: Any) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         for key in value.keys() & _PADDLES.keys():
             raise NotSupportedError(
-                f"strategy.{name} {key} has no meaning here ({_PADDLES[key]}); leave it out"
+                f"NotSupported: strategy.{name} {key} has no meaning here ({_PADDLES[key]}); leave it out"
             )
         value = {_ALIASES.get(key, key): each for key, each in value.items()}
     configs = keys(name, value, [field.name for field in fields(AsyncConfigs)])

@@ -106,7 +106,7 @@ def _of_mpi(environ: Mapping[str, str]) -> Identity:
 
 def _of_torchrun(environ: Mapping[str, str]) -> Identity:
     needed = Variables(environ, "RANK or WORLD_SIZE is; torchrun and fleetrun set all of them")
-    host, port = needed.text("MASTER_ADDR"), needed.number("MASTER_PORT")
+    host, port = needed.text("MASTER_ADDR").strip("[]"), needed.number("MASTER_PORT")
     rank, size = needed.number("RANK"), needed.number("WORLD_SIZE")
     if rank >= size:
         raise UsageError(f"RANK is {rank} and WORLD_SIZE {size}; ranks go from 0 to WORLD_SIZE - 1")
@@ -114,7 +114,7 @@ def _of_torchrun(environ: Mapping[str, str]) -> Identity:
         index=rank,
         worker_num=size,
         local_rank=needed.number("LOCAL_RANK", 0),
-        master=f"{host}:{port}",
+        master=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         backend=environ.get("PADDLE_DISTRI_BACKEND"),
         restart_count=needed.number("TORCHELASTIC_RESTART_COUNT", 0),
         source="torchrun",

@@ -94,5 +94,6 @@ def _server_index(found: Variables, servers: tuple[str, ...]) -> int:
 
 def _master(found: Variables, trainers: tuple[str, ...], count: int) -> str:
     """Where trainers meet: PADDLE_MASTER, else the first of them; nowhere when it is not told."""
-    master = found.environ.get("PADDLE_MASTER") or (trainers[0] if trainers else "")
+    told = endpoints("PADDLE_MASTER", found.listed("PADDLE_MASTER"))
+    master = (told or trainers or ("",))[0]
     return master if count > 1 or found.environ.get("TRAINING_ROLE") else ""

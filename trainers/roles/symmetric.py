@@ -72,14 +72,16 @@ class MPISymmetricRoleMaker:
             )
         server = is_server(process)
         master = mpi_master(process, self._environ)
-        own = Card(server, f"{own_host(process, master, self._environ)}:{_reserve()}")
+        host, holder = own_host(process, master, self._environ), _reserve()
         try:
-            cards = _exchanged(process, master, own)
+            cards = _exchanged(process, master, Card(server, f"{host}:{holder.getsockname()[1]}"))
         except (RuntimeError, ValueError) as error:
+            holder.close()
             raise FleetError(
                 f"the {process.size} processes of mpirun did not meet at {master}: {error}. "
                 "Set PADDLE_MASTER=host:port to a free port of the machine of the first"
             ) from error
+        holder.detach()  # open as long as the process: closing it would give the port away
         return placed(process, cards, self._environ.get("PADDLE_DISTRI_BACKEND"))
 
 
@@ -128,14 +130,12 @@ def _exchanged(process: MpiProcess, master: str, own: Card) -> list[Card]:
     return cards
 
 
-def _reserve() -> int:
-    """A port that the kernel gives to nobody else while this process lives; servers can still bind it."""
+def _reserve() -> socket.socket:
+    """It holds a port that the kernel gives to nobody else while it is open; servers can still bind it."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("", 0))
-    port = int(holder.getsockname()[1])
-    holder.detach()  # open as long as the process: closing it would give the port away
-    return port
+    return holder
 
 
 def own_host(process: MpiProcess, master: str, environ: Mapping[str, str]) -> str:

@@ -166,7 +166,8 @@ def _by_name(feeds: Sequence[Data], feed: Feed) -> Mapping[str, Any]:
 def _moved(fed: Fed, device: torch.device) -> Fed:
     if isinstance(fed, Bag):
         return Bag(fed.values.to(device), fed.offsets.to(device))
-    return fed.to(device, non_blocking=True)  # which matters for pinned memory only
+    # Which matters for pinned memory only; towards the CPU nobody would wait for the values.
+    return fed.to(device, non_blocking=device.type == "cuda")
 
 
 def _array(tensor: Tensor) -> Any:

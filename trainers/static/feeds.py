@@ -78,7 +78,9 @@ class Data:
         if tensor.dtype != self.dtype:
             if isinstance(value, Tensor | np.ndarray) or not torch.can_cast(tensor.dtype, self.dtype):
                 raise self._unlike(f"{_name(tensor.dtype)}; cast it first")
-            tensor = tensor.to(self.dtype)
+            whole, tensor = tensor, tensor.to(self.dtype)
+            if not self.dtype.is_floating_point and not torch.equal(tensor.to(whole.dtype), whole):
+                raise self._unlike(f"numbers from {whole.min()} to {whole.max()}")
         if not _fits(tuple(tensor.shape), self.shape):
             raise self._unlike(f"shape {_shown(tuple(tensor.shape))}")
         return tensor

@@ -77,7 +77,7 @@ class Program:
         with torch.enable_grad():
             values = self._values(feed, fetch_list)
             self._minimize(self._loss(values), self.optimizer)
-        return values
+        return {name: _detached(value) for name, value in values.items()}
 
     def _values(self, feed: Mapping[str, Fed], fetch_list: Sequence[str]) -> Values:
         values = self._network(self.model, **feed)
@@ -135,6 +135,11 @@ class _Compiled:
                 if "forward" in vars(module):
                     module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
         return self._network(model, **feed)
+
+
+def _detached(value: Tensor | float) -> Tensor | float:
+    """Whoever keeps it does not keep what it was computed from."""
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 @contextlib.contextmanager

@@ -42,6 +42,8 @@ class Job:
     plain: Net
     model: Any
     optimizer: Any
+    own: torch.optim.Optimizer
+    """The script's own, of which fleet has made the optimizer."""
 
     def losses(self, pieces: int = 1) -> Iterator[torch.Tensor]:
         for step in range(STEPS):
@@ -65,9 +67,9 @@ def begin(fields: dict[str, Any], make: Make = momentum, *, model_first: bool = 
     inner = make(plain.parameters())
     if model_first:
         model = fleet.distributed_model(plain)
-        return Job(fleet, plain, model, fleet.distributed_optimizer(inner))
+        return Job(fleet, plain, model, fleet.distributed_optimizer(inner), inner)
     optimizer = fleet.distributed_optimizer(inner)
-    return Job(fleet, plain, fleet.distributed_model(plain), optimizer)
+    return Job(fleet, plain, fleet.distributed_model(plain), optimizer, inner)
 
 
 def values(model: torch.nn.Module) -> Values:
@@ -149,11 +151,13 @@ def own_scaler() -> Values:
 def exchanged() -> dict[str, list[float]]:
     """A weight's gradient after each backward pass, and a weight after each step."""
     found: dict[str, list[float]] = {"merge": [], "local": [], "buffer": []}
-    job = begin(merged(3))
-    for loss in job.losses():
-        loss.backward()
-        found["merge"].append(float(job.plain.last.weight.grad[0, 0]))  # type: ignore[index]
-        job.optimizer.minimize(loss)
+    for mode in (True, False):  # a script may train in eval mode, without dropout
+        job = begin(merged(3))
+        job.model.train(mode)
+        for loss in job.losses():
+            loss.backward()
+            found["merge"].append(float(job.plain.last.weight.grad[0, 0]))  # type: ignore[index]
+            job.optimizer.minimize(loss)
     job = begin(LOCAL, norm=True)
     for loss in job.losses():
         job.optimizer.minimize(loss)
@@ -178,7 +182,14 @@ def local(folder: Path) -> dict[str, Any]:
     for each in (job, after):
         for _, loss in zip(range(3), each.losses(), strict=False):
             each.optimizer.minimize(loss)
-    return found | {"on": values(job.plain), "after": values(after.plain)}
+    found |= {"on": values(job.plain), "after": values(after.plain), "others": []}
+    for optimizer in (None, after.own):  # without fleet's optimizer it is a checkpoint of one model as well
+        after.fleet.save_checkpoint(folder / str(optimizer is None), 10, after.model, optimizer)
+        other = Net()
+        after.fleet.load_checkpoint(folder / str(optimizer is None), other)
+        found["others"].append((values(other), values(after.plain)))
+        after.optimizer.minimize(next(after.losses()))
+    return found
 
 
 def overflow() -> dict[str, Any]:
@@ -258,7 +269,7 @@ def resumed(folder: Path) -> dict[str, tuple[Values, Values]]:
                 job.optimizer.minimize(loss)
         for _ in range(2):  # merged into one update
             jobs[0].optimizer.minimize(next(jobs[0].losses()) * 2)
-        jobs[0].fleet.save_checkpoint(folder / name, 8, jobs[0].model, jobs[0].optimizer)
+        jobs[0].fleet.save_checkpoint(folder / name, 8, jobs[0].model, jobs[0].own)
         jobs[1].fleet.load_checkpoint(folder / name, jobs[1].model, jobs[1].optimizer)
         for job in jobs:
             for loss in job.losses():
@@ -273,12 +284,15 @@ def errors() -> dict[str, str]:
     found["late"] = message(
         lambda: job.fleet.distributed_optimizer(momentum(job.plain.parameters()), strategy_with(amp=True))
     )
+    found["wrapped"] = message(lambda: job.fleet.distributed_model(job.model))
     no_optimizer = Fleet()
     no_optimizer.init(is_collective=True, strategy=strategy_with(**merged(2)))
     found["minimize"] = message(lambda: no_optimizer.minimize(torch.zeros(())))
     model = no_optimizer.distributed_model(Net())
     found["no optimizer"] = message(lambda: model(batch(0)[0]))
     found["twice"] = message(lambda: no_optimizer.distributed_model(Net()))
+
+    found["no parameters"] = message(lambda: begin(sharded(3)).fleet.distributed_model(torch.nn.Softmax()))
 
     job = begin(merged(3))
     losses = job.losses()

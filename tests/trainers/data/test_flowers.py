@@ -114,6 +114,12 @@ def test_other_files_are_no_pictures(tmp_path: Path, content: bytes) -> None:
         read_picture(tmp_path / "image_00001.jpg", 32)
 
 
+def test_a_stripe_that_would_fill_the_memory_is_no_picture(tmp_path: Path) -> None:
+    Image.new("RGB", (1, 4000)).save(tmp_path / "image_00001.jpg")
+    with pytest.raises(DataError, match=r"image_00001\.jpg has 1 x 4000 pixels, too narrow"):
+        read_picture(tmp_path / "image_00001.jpg", 32)
+
+
 def matlab(name: str, **content: object) -> object:
     return lambda folder: savemat(folder / name, content)
 

@@ -114,6 +114,14 @@ def test_an_epoch_ends_with_its_last_whole_batch() -> None:
     assert team.state() | {"position": 0, "epoch": 1} == team.state()
 
 
+def test_larger_batches_than_are_left_of_an_epoch_begin_the_next() -> None:
+    sampler = ShardSampler(100, 0, 1)
+    sampler.load_state_dict(sampler.state_dict() | {"position": 93})
+    loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=10, sampler=sampler, drop_last=True)
+    assert len(list(sampler.batches(loader))) == 10
+    assert (sampler.epoch, sampler.position) == (2, 0)
+
+
 def test_the_last_short_batch_counts_where_it_is_not_dropped() -> None:
     sampler = ShardSampler(10, 0, 2)
     loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=2, sampler=sampler)

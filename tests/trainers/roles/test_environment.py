@@ -46,6 +46,7 @@ def test_a_process_of_torchrun() -> None:
     me = identity(TORCHRUN)
     assert (me.index, me.worker_num, me.local_rank, me.master) == (3, 4, 1, "10.0.0.1:29500")
     assert (me.trainers, me.restart_count, me.launched_as_ps) == ((), 2, False)
+    assert identity(TORCHRUN | {"MASTER_ADDR": "::1"}).master == "[::1]:29500"
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def without(environ: dict[str, str], name: str) -> dict[str, str]:
         (COLLECTIVE | {"RANK": "1"}, "RANK is '1', but by PADDLE_TRAINER_ID .* it is 2: two launchers"),
         (COLLECTIVE | {"WORLD_SIZE": "4"}, "WORLD_SIZE is '4', but"),
         (COLLECTIVE | {"PADDLE_TRAINER_ENDPOINTS": "h1,h2,h3"}, "PADDLE_TRAINER_ENDPOINTS has 'h1'"),
+        (COLLECTIVE | {"PADDLE_MASTER": "http://h1"}, "PADDLE_MASTER has 'http://h1'; an endpoint is"),
         ({"PADDLE_TRAINER_ID": "0"}, "PADDLE_TRAINERS_NUM is not set, but TRAINING_ROLE or"),
         ({"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "0"}, "PADDLE_TRAINERS_NUM is 0"),
         (without(TRAINER, "PADDLE_PSERVERS_IP_PORT_LIST"), "PADDLE_PSERVERS_IP_PORT_LIST is not set"),

@@ -58,6 +58,7 @@ def test_arrays_are_not_copied_unless_they_must_not_be_written() -> None:
         (static.data("x", [None, 2]), np.ones(2, np.float32), "was given shape [2]"),
         (static.data("x", [None]), torch.ones(2, dtype=torch.int64), "was given int64"),
         (static.data("y", [None], "int64"), [1.5], "was given float32; cast it first"),
+        (static.data("y", [None], "uint8"), [300, -1], "was given numbers from -1 to 300"),
         (static.data("x", [None]), "words", "was given a str, of which torch makes no tensor"),
         (static.data("x", [None]), [[1.0], [1.0, 2.0]], "was given a list, of which torch makes no tensor"),
         (static.data("ids", [None, 1], "int64", lod_level=1), torch.ones(2), "was given a Tensor; give a"),

@@ -100,6 +100,21 @@ def test_a_test_leaves_no_trace() -> None:
     assert trains.clone().optimizer is trains.optimizer
 
 
+def test_a_step_leaves_nothing_behind_that_it_was_computed_from() -> None:
+    net = model()
+    values = program(net, sgd(net)).step(dict(zip("xy", batch(), strict=True)))
+    assert not any(value.requires_grad for value in values.values() if isinstance(value, torch.Tensor))
+
+
+def test_a_test_that_fails_leaves_the_modes_as_they_were() -> None:
+    net = model()
+    net[1].eval()
+    modes = [module.training for module in net.modules()]
+    with pytest.raises(RuntimeError):
+        static.Executor().run(program(net), feed=(torch.ones(2, 3), torch.ones(7, 1)))
+    assert [module.training for module in net.modules()] == modes
+
+
 def test_what_is_fetched_does_not_change_with_the_next_step() -> None:
     net, exe = torch.nn.Linear(1, 1), static.Executor()
 

@@ -68,6 +68,10 @@ class Meetings:
         self._next = max(1, *(each.number for each in given)) + 1
         return self._answer(request)
 
+    def break_up(self) -> None:
+        """Nobody waits any more: what was given to a gathering that has not ended is taken back."""
+        self._given = {}
+
     def awaited(self, request: Message) -> Sequence[Member]:
         """Those who have not come yet to what this request waits for."""
         if request.kind is Kind.BARRIER:

@@ -116,6 +116,7 @@ class Service:
         if why is None:
             return []
         stopped, self._waiting = self._waiting.all(), WaitingRequests()
+        self._meetings.break_up()
         return [
             (each.route, each.request.reply(Kind.REFUSED, code=Code.STANDSTILL, parts=(_text(why),)))
             for each in stopped

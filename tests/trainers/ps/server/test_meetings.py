@@ -99,6 +99,18 @@ def test_a_barrier_and_a_gathering_wait_for_each_other_in_vain() -> None:
         assert "trainer 1 waits at fleet.barrier_worker(), trainer 0 waits in fleet.util: none can" in said
 
 
+def test_what_was_given_in_vain_does_not_count_later() -> None:
+    bench = Bench().opened()
+    barrier = Message(kind=Kind.BARRIER, rank=1, sequence=501, number=1)
+    for _ in range(3):
+        bench.send(gift("a", 0, 500))
+        bench.send(barrier)
+    bench.pass_time(1)
+    assert bench.late[500].code is Code.STANDSTILL
+    assert bench.send(gift("b", 1, 502)).kind is Kind.WAIT
+    assert told(bench.send(gift("c", 0, 503))) == ["c", "b"]
+
+
 def test_a_gift_is_one_text() -> None:
     bench = Bench().opened()
     assert bench.ask(Kind.GATHER).code is Code.BAD_MESSAGE
