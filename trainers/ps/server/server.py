@@ -130,9 +130,9 @@ class Server:
 
     def run(self) -> None:
         """Serve until every trainer has left or SIGTERM arrives."""
-        glog(f"running server with rank id: {self._plan.index}, endpoint: {self._endpoint}")
         try:
-            with self._termination():
+            with self._termination():  # before anybody is told that it runs, and may want to end it
+                glog(f"running server with rank id: {self._plan.index}, endpoint: {self._endpoint}")
                 self._serve()
         finally:
             self._saving.give_up()

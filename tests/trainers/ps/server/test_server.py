@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import random
 import re
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -180,3 +183,19 @@ def test_a_taken_port_is_named() -> None:
 def test_an_endpoint_without_a_host_is_named() -> None:
     with pytest.raises(ServerError, match=r"'127\.0\.0\.1:port'"):
         Server(plan("127.0.0.1:port"))
+
+
+class EndsWhoSpeaks(io.StringIO):
+    def write(self, text: str) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().write(text)
+
+
+def test_it_may_be_ended_as_soon_as_it_says_that_it_runs() -> None:
+    before = signal.signal(signal.SIGTERM, lambda number, frame: pytest.fail("meant for the server"))
+    try:
+        with reserved_endpoints(1) as (endpoint,), contextlib.redirect_stderr(EndsWhoSpeaks()) as said:
+            Server(plan(endpoint)).run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert f"endpoint: {endpoint}\n" in said.getvalue()
