@@ -225,9 +225,11 @@ def _names(pid: int) -> list[str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Below the range that the kernel gives out, so that no client takes one in the meantime."""
+    """Below the range that the kernel gives out, so that no client takes one in the meantime, and far from
+    those of the next worker.
+    """
     found: list[int] = []
-    for port in range(16000 + os.getpid() % 4000, 32000):
+    for port in range(16000 + os.getpid() * 97 % 4000, 32000):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             found.append(port)

@@ -136,7 +136,8 @@ def _new_key(path: Path) -> None:
 
 
 def _free_port(addresses: Sequence[str]) -> int:
-    for port in range(12_000 + os.getpid() % 3000, 30_000):
+    """Below the range that the kernel gives out, and far from those of the next worker."""
+    for port in range(12_000 + os.getpid() * 97 % 3000, 30_000):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             for address in addresses:
                 stack.enter_context(socket.socket()).bind((address, port))
