@@ -85,13 +85,13 @@ def test_a_job_that_is_stopped_goes_on_with_another_number_of_trainers(fleetrun:
     script = fleetrun.script(COUNTING % f', "durability_dir": "{kept}"')
     launches: list[Launch] = []
     done = 0
-    for trainers in (2, 3, 1):
-        launch = fleetrun.start("--server_num", "2", "--trainer_num", str(trainers), script)
+    for trainers in (1, 2, 1):
+        launch = fleetrun.start("--server_num", "1", "--trainer_num", str(trainers), script)
         launches.append(launch)
         launch.until_told(f"reached {trainers} 5", trainers)
         begun = done // trainers
         assert numbers([launch], r"begins \d trainers (\d+) done") == [begun] * trainers
-        if trainers > 1:
+        if len(launches) < 3:
             launch.send(signal.SIGINT)
             assert launch.wait() == 130, launch
             done = begun * trainers + sum(numbers([launch], r"pushed (\d+) of"))
