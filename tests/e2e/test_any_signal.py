@@ -94,7 +94,21 @@ def test_to_its_child_leaves_nothing(fleetrun: Fleetrun, name: str, lifetime: fl
 def check_nothing_is_left(
     fleetrun: Fleetrun, numbers: Sequence[int], lifetime: float, *, the_child: bool
 ) -> None:
-    """As many launches at the same time, each struck by its signal at its own moment."""
+    """As many launches at the same time, each struck by its signal at its own moment; once more, and sooner,
+    where the machine has become so much quicker since `lifetime` was taken that none lived that long.
+    """
+    for sooner in (1, 2, 4, 8):
+        if strikes(fleetrun, numbers, lifetime / sooner, the_child=the_child):
+            break
+    else:
+        pytest.fail("every launch was over before its moment came")
+    check_only_logs(fleetrun.folder)
+    # A guard that is killed between its launcher's end and its own leaves an empty cgroup to the next one.
+    fleetrun.run("--version")
+
+
+def strikes(fleetrun: Fleetrun, numbers: Sequence[int], lifetime: float, *, the_child: bool) -> int:
+    """How many of them came in time."""
     count = len(numbers)
     chance = random.Random(f"{SEED} {int(numbers[0])} {the_child}")
     moments = [lifetime * (part + chance.random()) / count for part in range(count)]
@@ -117,10 +131,7 @@ def check_nothing_is_left(
         if number in HARMLESS | STOPPING:
             assert code == 0, launch
         assert "this is a bug in fleetrun" not in launch.err, launch
-    assert hits, "every launch was over before its moment came"
-    check_only_logs(fleetrun.folder)
-    # A guard that is killed between its launcher's end and its own leaves an empty cgroup to the next one.
-    fleetrun.run("--version")
+    return len(hits)
 
 
 def check_only_logs(folder: Path) -> None:
