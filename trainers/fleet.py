@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from trainers.calls.continuing import Continuing
 from trainers.calls.place import Place
@@ -13,7 +14,7 @@ from trainers.calls.servers import Servers
 from trainers.calls.sharing import Sharing
 from trainers.calls.training import Training
 from trainers.collective.runtime import CollectiveRuntime
-from trainers.errors import UsageError
+from trainers.errors import NotSupportedError, UsageError
 from trainers.lastwords import install
 from trainers.legacy import DistributeTranspilerConfig, strategy_of
 from trainers.optimizer import DistributedOptimizer
@@ -149,3 +150,14 @@ init_server = _fleet.init_server
 run_server = _fleet.run_server
 init_worker = _fleet.init_worker
 stop_worker = _fleet.stop_worker
+
+_INSTEAD = {
+    "main_program": "make a static.Program and give it to static.Executor().run",
+    "startup_program": "torch modules hold their first values when they are made: leave the run out",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _INSTEAD:
+        raise NotSupportedError(f"NotSupported: fleet.{name}; {_INSTEAD[name]}")
+    raise AttributeError(f"module 'trainers.fleet' has no attribute {name!r}")

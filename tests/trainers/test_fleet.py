@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainers import fleet
 from trainers.errors import NotSupportedError, UsageError
 from trainers.fleet import Fleet
 from trainers.ps.saved.errors import LoadError
@@ -200,3 +201,9 @@ def test_an_optimizer_shares_its_groups_with_the_one_it_wraps() -> None:
     assert inner.param_groups[0]["lr"] == 0.05
     assert optimizer.state_dict() == inner.state_dict()
     del schedule
+
+
+@pytest.mark.parametrize("name", ["main_program", "startup_program"])
+def test_names_of_paddles_static_graph_say_what_to_do(name: str):
+    with pytest.raises(NotSupportedError, match=f"NotSupported: fleet.{name}; "):
+        getattr(fleet, name)
