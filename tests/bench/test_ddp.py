@@ -23,12 +23,13 @@ def ddp() -> Iterator[ModuleType]:
 
 def test_the_ratio_is_the_median_of_the_rounds(ddp: ModuleType) -> None:
     found = {
-        "mlp": {"ours": [990.0, 500.0, 2000.0], "torch": [1000.0, 1000.0, 1000.0]},
-        "resnet18": {"ours": [97.0, 97.0, 97.0], "torch": [100.0, 100.0, 100.0]},
+        "mlp": {"ours": [990.0, 500.0, 2000.0], "torch": [1000.0] * 3, "both": [0.995, 0.99, 0.5]},
+        "resnet18": {"ours": [97.0, 97.0, 97.0], "torch": [100.0] * 3, "both": [0.97] * 3},
     }
     mlp, resnet = ddp.table(found, 3).splitlines()[-2:]
-    assert "| 2 x 64 | 990 [500-2,000] | 1,000 [1,000-1,000] | 0.990 [0.500-2.000] | yes |" in mlp
-    assert resnet.endswith("| 0.970 [0.970-0.970] | no |")
+    assert "| 2 x 64 | 990 [500-2,000] | 1,000 [1,000-1,000] | 0.990 [0.500-2.000] |" in mlp
+    assert mlp.endswith("| 0.990 [0.500-0.995] | yes, yes |")
+    assert resnet.endswith("| 0.970 [0.970-0.970] | 0.970 [0.970-0.970] | no, no |")
 
 
 def test_a_run_that_fails_is_told_with_what_it_printed(ddp: ModuleType, tmp_path: Path) -> None:
