@@ -18,7 +18,7 @@ def ended(launch: Launch) -> list[str]:
     """What trainer 0 printed, line by line."""
     assert launch.wait(BOUND) == 0, launch
     assert "LAUNCH ERROR" not in launch.err, launch
-    return launch.out.splitlines()
+    return launch.printed
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def test_wide_and_deep_learns_from_a_reader(fleetrun: Fleetrun):
     example = ("-m", "trainers.examples.wide_and_deep", "--mode", "sync", "--lr", "0.01", *small)
     launch = fleetrun.start("--server_num=1", "--worker_num=2", *example, env=ONE_THREAD)
     assert launch.wait(BOUND) == 0, launch
-    *steps, last = launch.out.splitlines()
+    *steps, last = launch.printed
     found = [re.fullmatch(r"TRAIN ---> pass: ([01]) loss: (0\.\d{6})", line) for line in steps]
     assert [each and each[1] for each in found] == ["0", "0", "0", "1", "1", "1"]
     losses = [float(each[2]) for each in found if each]

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import selectors
 import signal
 import struct
@@ -124,6 +125,13 @@ class Launch:
     def news(self) -> list[str]:
         """`trainer.0 ready 4711`; the last line may still be on its way."""
         return self._texts["news"].decode().split("\n")[:-1]
+
+    @property
+    def printed(self) -> list[str]:
+        """The lines of `out`, but for the runtime's: whoever comes first on a machine compiles kernels, and
+        says so.
+        """
+        return [line for line in self.out.splitlines() if not re.match(r"I\d{4} ", line)]
 
     def told(self, text: str) -> list[str]:
         return [line for line in self.news if text in line]
