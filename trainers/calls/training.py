@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Unpack
 
@@ -53,14 +54,12 @@ class Training(Begun):
             raise UsageError(f"distributed_optimizer wants a torch.optim optimizer, not {optimizer!r}")
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError("distributed_optimizer was given fleet's optimizer; give it torch's, once")
-        former = runtime.strategy
-        if strategy is not None:
-            runtime.strategy = strategy_of(strategy)
-        try:
+        with contextlib.ExitStack() as refused:
+            refused.callback(setattr, runtime, "strategy", runtime.strategy)  # then the new one never was
+            if strategy is not None:
+                runtime.strategy = strategy_of(strategy)
             self._optimizer = self._fitting("distributed_optimizer").distributed_optimizer(optimizer)
-        except Exception:
-            runtime.strategy = former  # a strategy that was refused counts for nothing
-            raise
+            refused.pop_all()
         return self._optimizer
 
     def minimize(self, loss: torch.Tensor) -> None:

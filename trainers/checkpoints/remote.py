@@ -15,10 +15,8 @@ import re
 import uuid
 from typing import BinaryIO, cast
 
-import fsspec
-
 from trainers.checkpoints.manifest import MANIFEST, is_ended
-from trainers.errors import UsageError
+from trainers.ps.saved.folder import file_system
 
 _NAME = re.compile(r"step-(\d{8,})(\.[0-9a-f]{8})?")
 
@@ -27,10 +25,7 @@ class RemoteShelf:
     """Implements `shelf.Shelf`. The URL's options come from fsspec's configuration and the environment."""
 
     def __init__(self, url: str) -> None:
-        try:
-            self._files, self._root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError) as error:
-            raise UsageError(f"{url!r} cannot be opened: {error}") from error
+        self._files, self._root = file_system(url)
         self._url = url.rstrip("/")
 
     @property

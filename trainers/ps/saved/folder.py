@@ -110,14 +110,20 @@ class LocalFolder:
         return shutil.disk_usage(place).free
 
 
+def file_system(url: str) -> tuple[Any, str]:
+    """fsspec's file system of a URL, and the path there. Raises UsageError for one that it does not know."""
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"{url!r} cannot be opened: {error}") from error
+    return files, root
+
+
 class RemoteFolder:
     """Through fsspec; the URL's options come from fsspec's own configuration and the environment."""
 
     def __init__(self, url: str) -> None:
-        try:
-            self._files, self._root = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError) as error:
-            raise UsageError(f"{url!r} cannot be opened: {error}") from error
+        self._files, self._root = file_system(url)
         self._url = url.rstrip("/")
 
     @property
