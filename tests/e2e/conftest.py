@@ -36,6 +36,9 @@ def three(tmp_path: Path) -> Iterator[Nodes]:
 @pytest.fixture
 def as_nobody() -> Iterator[Fleetrun]:
     """The command run by a user who may write into its folder and nowhere else."""
+    shut = [folder for folder in (_ROOT, *_ROOT.parents) if not folder.stat().st_mode & 0o001]
+    if shut:
+        pytest.skip(f"nobody else may enter {shut[0]}, where the sources are")
     folder = Path(tempfile.mkdtemp(prefix="fleettest-", dir="/tmp"))
     folder.chmod(0o777)
     try:
