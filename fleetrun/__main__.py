@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fleetrun.pod.guardian import Guard, flush, guarded
 from fleetrun.pod.signals import Signals
+from fleetrun.verbs import asked
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -19,9 +20,20 @@ if TYPE_CHECKING:
 
 def main() -> None:
     _open_standard_streams()
-    code = guarded(_command)
+    code = guarded(_command) if asked(sys.argv[1:]) is None else _answer()
     flush()
     os._exit(code)
+
+
+def _answer() -> int:
+    """A command that starts no job needs no guard."""
+    from fleetrun.cli import main as command
+
+    return command(sys.argv[1:], os.environ, _no_launch)
+
+
+def _no_launch(resolved: object) -> int:
+    raise AssertionError("a command that starts no job has launched one")
 
 
 def _open_standard_streams() -> None:

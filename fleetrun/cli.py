@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from fleetrun import usage
+from fleetrun import usage, verbs
 from fleetrun.envs import argv as command_line
 from fleetrun.envs.argv import Given
 from fleetrun.envs.choices import parsed
@@ -57,6 +57,10 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: P
     if not argv:
         _write(sys.stderr, usage.SHORT)
         return 2
+    verb = verbs.asked(argv)
+    if verb is not None:
+        return verbs.answer(verb, argv[1:])
+    argv, environ = verbs.launching(argv, environ)
     line = command_line.read(argv)
     if line.action is not None:
         _write(sys.stdout, _answer(line.action))

@@ -29,6 +29,7 @@ from fleetrun.prepare import (
     spec_of,
     take_token,
 )
+from fleetrun.scene import Scene
 from fleetrun.stage import WIDE, Stage, announce, conclude
 
 _STAMP = 36  # columns of `LAUNCH INFO 2022-05-18 11:27:17,761 `
@@ -85,7 +86,8 @@ def _alone(resolved: Resolved, site: Site, stage: Stage, ports: Ports) -> int:
     settings, console = resolved.settings, stage.console
     host = host_of(resolved, site, console.warning, os.environ)
     offers = [offer_of(settings, host, ports)]
-    spec = spec_of(settings, host, offers, 0, pod=pod_name(), environ=os.environ)
+    pod = pod_name()
+    spec = spec_of(settings, host, offers, 0, pod=pod, environ=os.environ)
     check_followed(settings, spec)
     if settings.dry_run:
         print_plan(settings, spec)
@@ -93,11 +95,18 @@ def _alone(resolved: Resolved, site: Site, stage: Stage, ports: Ports) -> int:
     logfiles.make_log_dir(Path(settings.log_dir))
     _show_settings(resolved, site, console)
     announce(spec, console)
-    supervisor = stage.supervisor(spec, timeout=settings.timeout)
-    stage.listen(supervisor.interrupt, supervisor.guard_lost)
-    result = supervisor.run()
-    stage.over()
-    conclude(result, spec, console)
+    scene = Scene(resolved, pod, console, stage.loop)
+    stage.on(scene)
+    try:
+        scene.opened(spec)
+        supervisor = stage.supervisor(spec, timeout=settings.timeout)
+        stage.listen(supervisor.interrupt, supervisor.guard_lost)
+        result = supervisor.run()
+        stage.over()
+        lines = conclude(result, spec, console)
+        scene.over(result.code, result.reason, result.restarts, lines)
+    finally:
+        scene.close()
     return result.code
 
 

@@ -21,6 +21,7 @@ from fleetrun.pod.gpulog import GpuLog
 from fleetrun.pod.guardian import Guard
 from fleetrun.pod.jobcontrol import dispatch
 from fleetrun.pod.loop import Loop
+from fleetrun.pod.observer import Observers
 from fleetrun.pod.peers import Peers
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.restarts import RestartPolicy
@@ -28,6 +29,7 @@ from fleetrun.pod.result import JobResult
 from fleetrun.pod.signals import Signals
 from fleetrun.pod.spec import PodSpec
 from fleetrun.pod.supervisor import Supervisor
+from fleetrun.scene import Scene
 
 WIDE = 100  # columns of a report that goes to no terminal
 
@@ -50,6 +52,11 @@ class Stage:
         self._pod: Pod | None = None
         self._interrupt: Callable[[int], None] | None = None
         self._guard_lost: Callable[[], None] = lambda: None
+        self._scene: Scene | None = None
+
+    def on(self, scene: Scene) -> None:
+        """Before the first pod."""
+        self._scene = scene
 
     @property
     def hurry(self) -> int:
@@ -103,17 +110,20 @@ class Stage:
             logfiles.point_latest(spec.log_dir, spec.name, logs)
             self._watch = _watch(self._settings, spec, self.console, self.loop)
         assert self._watch is not None
+        assert self._scene is not None
+        narrator = Narrator(self.console, spec, self._watch.catch_up, alone=peers is None)
         supervisor = Supervisor(
             pod,
             self.loop,
             RestartPolicy(limit=self._settings.max_restart),
-            Narrator(self.console, spec, self._watch.catch_up, alone=peers is None),
+            Observers([narrator, *self._scene.observers(spec)]),
             stop_timeout=self._settings.stop_timeout,
             timeout=timeout,
             peers=peers,
             restarts=restarts,
         )
         self._pod = pod
+        self._scene.plays(pod, supervisor)
         if first:
             self._watch.start()
             GpuLog.start_if(self._settings.enable_gpu_log, spec, self.loop)
@@ -170,11 +180,12 @@ def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -
     return report(result, tail, width=columns, log_full=logfiles.is_full(log_dir))
 
 
-def conclude(result: JobResult, spec: PodSpec, console: Console) -> None:
-    """How it ended."""
+def conclude(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
+    """How it ended; returns the failure report, if there is one."""
     tell_strays(result, console)
-    if result.cause is not None:
-        console.block(failure_report(result, spec.log_dir), level="ERROR")
+    lines = failure_report(result, spec.log_dir) if result.cause is not None else []
+    if lines:
+        console.block(lines, level="ERROR")
     if result.code == 0:
         restarts = f", {restarts_in_words(result.restarts)}" if result.restarts else ""
         console.info(f"Pod completed: {spec.name}{restarts}")
@@ -182,6 +193,7 @@ def conclude(result: JobResult, spec: PodSpec, console: Console) -> None:
         console.error(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
     else:
         console.error(f"Pod failed: {spec.name}, exit code {result.code}")
+    return lines
 
 
 def tell_strays(result: JobResult, console: Console) -> None:

@@ -34,6 +34,7 @@ from fleetrun.pod.result import JobResult, code_of
 from fleetrun.pod.spec import PodSpec
 from fleetrun.pod.supervisor import Supervisor
 from fleetrun.prepare import check_followed, host_of, offer_of, pod_name, print_plan, spec_of
+from fleetrun.scene import Scene
 from fleetrun.stage import WIDE, Stage, announce, failure_report, tell_strays
 
 
@@ -57,11 +58,31 @@ def run_together(
     meeting = open_meeting(_wish(settings, site, node), stage.loop, ports)
     _tell_meeting(resolved, site, meeting, console)
     voice = _Voice(NodesVoice(console, terminal_columns() or WIDE), settings)
-    enter = partial(_membership, meeting, stage, node, _policy(settings, site, meeting))
+    policy = _policy(settings, site, meeting)
+    agent = _agent(settings, stage, node, meeting, policy, crew, voice)
+    scene = Scene(resolved, crew.pod, console, stage.loop)
+    stage.on(scene)
+    try:
+        scene.opened(imagined)
+        outcome = agent.run()
+        stage.over()
+        _conclude(outcome, voice.nodes, console, crew.pod)
+        scene.over(outcome.code, *_end(outcome))
+    finally:
+        meeting.close()
+        scene.close()
+    return outcome.code
+
+
+def _agent(
+    settings: LaunchSettings, stage: Stage, node: Node, meeting: Meeting, policy: Policy, crew: _Crew,
+    voice: _Voice,
+) -> Agent:  # fmt: skip
+    """The agent hears of signals from here on."""
     agent = Agent(
         stage.loop,
         node,
-        enter,
+        partial(_membership, meeting, stage, node, policy),
         crew,
         voice,
         timeout=settings.timeout,
@@ -69,13 +90,17 @@ def run_together(
         serves=meeting.hosted,
     )
     stage.listen(agent.interrupt, agent.guard_lost)
-    try:
-        outcome = agent.run()
-    finally:
-        meeting.close()
-    stage.over()
-    _conclude(outcome, voice.nodes, console, crew.pod)
-    return outcome.code
+    return agent
+
+
+def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
+    """In a few words why it ended, how many restarts there were, and the report."""
+    cause, result = outcome.cause, outcome.result
+    reason = cause.headline if cause is not None else result.reason if result is not None else ""
+    if outcome.error is not None:
+        reason = outcome.error.message
+    restarts = result.restarts if result is not None else 0
+    return reason, restarts, list(cause.lines) if cause is not None else []
 
 
 def _membership(meeting: Meeting, stage: Stage, node: Node, policy: Policy, agent: Agent) -> Membership:

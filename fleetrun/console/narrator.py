@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fleetrun.console import banner, report
 from fleetrun.console.console import Console
 from fleetrun.console.tail import read_tail
-from fleetrun.pod.container import Container
+from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.restarts import GiveUp
 from fleetrun.pod.result import Failure
 from fleetrun.pod.spec import PodSpec
@@ -34,6 +34,9 @@ class Narrator:
         for each in containers:
             if each.process is not None:
                 self._console.debug(f"{each.spec.title}: pid {each.process.pid}, log {each.spec.log}")
+
+    def exited(self, ended: Ended) -> None:
+        """What follows from it is told."""
 
     def failed(self, failure: Failure) -> None:
         ended, decision = failure.ended, failure.decision

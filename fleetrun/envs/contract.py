@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from fleetrun.envs.inherited import OWNED, OWNED_PREFIXES, without_contract
 from fleetrun.envs.members import Cluster, Gloo, Member, Mode, Role
-from fleetrun.envs.names import LONG, LONGEST, MARK, NOTICE, VISIBLE_VARIABLE
+from fleetrun.envs.names import LONG, LONGEST, MARK, NOTICE, PROGRESS, VISIBLE_VARIABLE
 from fleetrun.envs.reading import read
 from fleetrun.envs.secret import TOKEN, derive_key, token_flaw
 from fleetrun.envs.variables import ContractError
@@ -24,6 +24,7 @@ __all__ = [
     "NOTICE",
     "OWNED",
     "OWNED_PREFIXES",
+    "PROGRESS",
     "TOKEN",
     "VISIBLE_VARIABLE",
     "Cluster",

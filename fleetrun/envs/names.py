@@ -19,3 +19,6 @@ LONG = "PADDLE_BACKUP_ENV_PATH"
 
 LONGEST = 120 << 10
 """Bytes of the longest value that stays in the environment; Linux takes 128 KiB for one, name included."""
+
+PROGRESS = "FLEETRUN_PROGRESS"
+"""The unix datagram socket at which a process reports its progress; see `trainers.progress`."""

@@ -26,6 +26,7 @@ class Group(StrEnum):
     NETWORK = "Network and ports"
     FAILURE = "Failure and restart"
     LOGS = "Logs and output"
+    MONITORING = "Monitoring"
     MACHINES = "Many machines"
     ENGINES = "Engines of clusters"
     COMPATIBLE = "Kept for compatibility"

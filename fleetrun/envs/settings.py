@@ -21,6 +21,7 @@ PREFIXES = {"elastic_server": "etcd://", "PADDLE_ELASTIC_SERVER": "etcd://"}
 """Where a value is written shorter than under the option's own name."""
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+DISPLAYS = ("auto", "live", "plain", "json", "quiet")
 _BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
 
 _job = partial(option, group=Group.JOB)
@@ -32,6 +33,7 @@ _network = partial(option, group=Group.NETWORK)
 _failure = partial(option, group=Group.FAILURE)
 _log = partial(option, group=Group.LOGS)
 _machine = partial(option, group=Group.MACHINES)
+_monitor = partial(option, group=Group.MONITORING)
 _engine = partial(option, group=Group.ENGINES)
 
 
@@ -64,6 +66,9 @@ class LaunchSettings:
         "auto", values.choice(*_BACKENDS), "NAME", choices=_BACKENDS, env=("PADDLE_DISTRI_BACKEND",),
         modes=COLLECTIVE,
         help="What collectives run on; auto: nccl on GPUs, else gloo.")
+    config: str | None = _job(
+        None, values.nonempty, "FILE",
+        help="Job file: options that were not typed and have no variable. See `fleetrun init`.")
     timeout: float | None = _job(
         None, values.seconds, "TIME", env=("FLEETRUN_TIMEOUT",),
         help="Stop a job that takes longer, with exit code 124.")
@@ -140,6 +145,10 @@ class LaunchSettings:
     stop_timeout: float = _failure(
         10.0, values.seconds, "TIME", env=("FLEETRUN_STOP_TIMEOUT",), help="From SIGTERM to SIGKILL.",
         shown_default="10 s")
+    hang_timeout: float | None = _failure(
+        None, values.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
+        help="When a trainer neither prints nor reports progress for so long: write the stacks of all "
+             "processes into their logs, then fail (124) or restart.", shown_default="never")
     elastic_pre_hook: str | None = _failure(
         None, values.shell_words, "COMMAND", help="Command to run before each start, without a shell.")
 
@@ -161,6 +170,10 @@ class LaunchSettings:
         help="Output to show: all, none, or roles (trainer, ps, heter, coordinator) with or without "
              "numbers, as trainer:0,1+ps.",
         shown_default="trainer:0")
+    display: str = _log(
+        "auto", values.choice(*DISPLAYS), "HOW", choices=DISPLAYS, env=("FLEETRUN_DISPLAY",),
+        help="live: a line at the foot of the terminal says how the job stands; plain: lines only; json: one "
+             "event a line on stdout; quiet: errors only. auto: live on a terminal, else plain.")
     enable_gpu_log: bool = switch(
         True, group=Group.LOGS, takes=Takes.BOOLEAN,
         help="Log the state of the GPUs; --enable_gpu_log=0: do not.", shown_default="on")
@@ -168,6 +181,18 @@ class LaunchSettings:
         False, group=Group.LOGS, help="Print what would be started, and start nothing.")
     json: bool = switch(
         False, group=Group.LOGS, help="With --dry_run: print one JSON document.")
+    save: str | None = _log(
+        None, values.nonempty, "FILE", help="With --dry_run: write the options as a job file.")
+
+    tensorboard: str | None = _monitor(
+        None, values.nonempty, "DIR", env=("FLEETRUN_TENSORBOARD",),
+        help="Write what trainers report as TensorBoard event files.")
+    metrics_port: int | None = _monitor(
+        None, addresses.port, "PORT", env=("FLEETRUN_METRICS_PORT",),
+        help="Serve Prometheus metrics of the job.")
+    metrics_host: str = _monitor(
+        "127.0.0.1", addresses.host, "ADDRESS", env=("FLEETRUN_METRICS_HOST",),
+        help="Address at which --metrics_port listens.")
 
     nnodes: tuple[int, int] = _machine(
         (1, 1), addresses.node_range, "N|MIN:MAX", aliases=("np",),

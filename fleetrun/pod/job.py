@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fleetrun.envs import contract
+from fleetrun.envs import contract, runfolder
 from fleetrun.envs.contract import Member, Role
 from fleetrun.envs.settings import LaunchSettings
 from fleetrun.pod.logfiles import log_path
@@ -51,6 +51,7 @@ def pod_spec(
     threads = None if "OMP_NUM_THREADS" in environ else max(1, cores // _local_trainers(members))
     log_dir = Path(settings.log_dir).absolute()
     argv = command(settings)
+    progress = runfolder.progress_socket(runfolder.folder(environ), pod)
     containers = []
     for member in members:
         placed = dataclasses.replace(
@@ -60,7 +61,7 @@ def pod_spec(
             omp_threads=threads if member.role is Role.TRAINER else None,
         )
         log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
-        containers.append(_container(placed, argv, log, base))
+        containers.append(_container(placed, argv, log, {**base, contract.PROGRESS: str(progress)}))
     return PodSpec(
         name=pod,
         job_id=settings.job_id,

@@ -20,7 +20,6 @@ import math
 import signal
 import time
 from collections.abc import Callable, Collection
-from enum import Enum, auto
 from functools import partial
 
 from fleetrun.envs.contract import Role
@@ -32,6 +31,7 @@ from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.observer import Observer
 from fleetrun.pod.oom import OomWatch
 from fleetrun.pod.peers import Peers
+from fleetrun.pod.phase import Phase
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.process import ask_strays, end_descendants, kill_marked
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
@@ -41,13 +41,6 @@ from fleetrun.pod.strays import Strays
 
 SERVERS_LEAVE = 1.0  # for servers to leave by themselves (stop_worker) after the last trainer
 TRAINERS_FOLLOW = 1.0  # for trainers after a server that ended with 0: it may know that they are done
-
-
-class Phase(Enum):
-    WATCHING = auto()
-    LEAVING = auto()
-    RESTARTING = auto()
-    ENDING = auto()
 
 
 class Supervisor:
@@ -127,6 +120,7 @@ class Supervisor:
         def on_exit() -> None:
             self._loop.remove(process.fileno())
             ended = container.collect(self._oom.killed)
+            self._observer.exited(ended)
             if self._phase is Phase.WATCHING:
                 then(ended)
             else:

@@ -238,7 +238,10 @@ class Fleetrun:
         self.folder = folder
         self._command = command
         self._user = user
-        self._env = {"PYTHONPATH": ":".join(map(str, (_CHILD_MODULES, *path)))}
+        self._env = {
+            "PYTHONPATH": ":".join(map(str, (_CHILD_MODULES, *path))),
+            "XDG_RUNTIME_DIR": str(folder / "run"),  # one test's jobs are not another's
+        }
         self._launches: list[Launch] = []
 
     def script(self, text: str, name: str = "train.py") -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.container import Container
+from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
@@ -190,6 +190,9 @@ class Supervision:
 
     def started(self, containers: list[Container]) -> None:
         self._tell(f"started {' '.join(each.spec.name for each in containers)}")
+
+    def exited(self, ended: Ended) -> None:
+        """What follows from it is the story."""
 
     def failed(self, failure: Failure) -> None:
         self.decisions.append((self.clock(), failure.decision))
