@@ -10,7 +10,7 @@ TORCH = $(shell grep '^torch==' constraints.txt)
 PARTS = etcd-server etcd-client slurmctld slurmd slurm-client munge openmpi-bin mpich openssh-server openssh-client \
     nftables iproute2 util-linux procps
 
-.PHONY: venv demo parts test lint types unit bench clean
+.PHONY: venv demo parts test lint types docs unit bench clean
 
 venv: $(VENV)/.made
 
@@ -30,7 +30,7 @@ parts:
 	apt-get update -qq
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(PARTS)
 
-test: venv lint types unit
+test: venv lint types docs unit
 
 lint: venv
 	$(BIN)/ruff check .
@@ -38,6 +38,10 @@ lint: venv
 
 types: venv
 	$(BIN)/mypy
+
+# Warnings are errors (mkdocs.yml). The variable spares the reader an advertisement.
+docs: venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Most tests wait for real processes; each file runs in one worker, in the order of tests/conftest.py.
 unit: venv

@@ -27,8 +27,10 @@ def main() -> None:
 
 def _answer() -> int:
     """A command that starts no job needs no guard."""
-    from fleetrun.cli import main as command
-
+    try:
+        from fleetrun.cli import main as command
+    except KeyboardInterrupt:  # Ctrl-C, sooner than the command could see to it
+        return 130
     return command(sys.argv[1:], os.environ, _no_launch)
 
 

@@ -15,7 +15,8 @@ from fleetrun.envs.choices import parsed
 from fleetrun.envs.machines import Place, nowhere
 from fleetrun.envs.resolve import resolve
 from fleetrun.envs.settings import Resolved
-from fleetrun.errors import LaunchError
+from fleetrun.envs.wishes import NOTHING, JobFile
+from fleetrun.errors import LaunchError, ScriptNotFoundError
 
 Run = Callable[[Resolved], int]
 """Launches a job and returns its exit code."""
@@ -46,6 +47,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: Place
 _EXHAUSTED = {
     errno.EMFILE: "The limit on open files is reached: raise it with `ulimit -n`.",
     errno.ENFILE: "The system's limit on open files is reached.",
+    errno.ENOSPC: "A disk is full: that of a file, or where the standard output goes.",
+    errno.EDQUOT: "The quota is used up on the disk of a file, or where the standard output goes.",
 }
 
 
@@ -65,13 +68,40 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: P
     if line.action is not None:
         _write(sys.stdout, _answer(line.action))
         return 0
-    return run(resolve(line, environ, place))
+    resolved = resolve(line, environ, place, _job_file(line, environ))
+    try:
+        code = run(resolved)
+    except ScriptNotFoundError as error:
+        meant = verbs.nearest(resolved.settings.script)
+        if meant is None or error.hint:
+            raise
+        raise ScriptNotFoundError(error.message, hint=f"Did you mean `fleetrun {meant}`?") from None
+    if code == 0 and resolved.settings.save is not None:
+        _save(resolved, resolved.settings.save)
+    return code
+
+
+def _save(resolved: Resolved, name: str) -> None:
+    from fleetrun.jobfile.writing import save
+
+    save(resolved, name)
+    _write(sys.stderr, f"fleetrun: wrote {name}; start it with: fleetrun up {name}\n")
+
+
+def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> JobFile:
+    """What the job file says that --config names, if it is there."""
+    given = [word for word in line.given if word.option.name == "config"]
+    if not given:
+        return NOTHING
+    from fleetrun.jobfile.meaning import load  # late: a TOML reader, which launches without one need not load
+
+    return load(given[-1].text, environ, given[-1].spelling)
 
 
 def _answer(action: Given) -> str:
     """What `--help`, `--version` or `--show_completion` prints."""
     if action.option.name == "help":
-        return usage.help_text(_columns(sys.stdout) or _asked_columns() or usage.WIDEST)
+        return usage.help_text(_columns(sys.stdout) or _asked_columns() or usage.WIDEST, verbs.VERBS)
     if action.option.name == "version":
         from importlib.metadata import version
 
@@ -82,10 +112,14 @@ def _answer(action: Given) -> str:
 
 
 def _report(error: LaunchError) -> None:
-    """`fleetrun: error: MESSAGE` and the hint; wrapped at words on a terminal, whole lines elsewhere."""
-    lines = [f"fleetrun: error: {error.message}"]
+    """`fleetrun: error: MESSAGE` and the hint; wrapped at words on a terminal, whole lines elsewhere. The
+    names in them are somebody's: they do nothing to a terminal.
+    """
+    from fleetrun.console.tail import printable
+
+    lines = [printable(line) for line in f"fleetrun: error: {error.message}".splitlines()]
     if error.hint:
-        lines.append(f"  {error.hint}")
+        lines += [f"  {printable(line)}" for line in error.hint.splitlines()]
     columns = _columns(sys.stderr)
     if columns:
         lines = [usage.wrapped(line, columns - 1, indent="    ", first="") for line in lines]

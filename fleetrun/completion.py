@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from shlex import quote
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
+from fleetrun import verbs
 from fleetrun.envs.options import ACTIONS, Option, Takes
 from fleetrun.envs.settings import OPTIONS
 
@@ -16,6 +19,9 @@ VARIABLE = "_FLEETRUN_COMPLETE"
 
 def answer(instruction: str) -> int:
     """Print what the shell asked for, such as `bash_complete`; return the exit code."""
+    words = os.environ.get("COMP_WORDS", "").replace("\n", " ").split()
+    if len(words) > 1 and words[1] in verbs.VERBS:
+        return shell_complete(_one(words[1]), {}, "fleetrun", VARIABLE, instruction)
     return shell_complete(_command(), {}, "fleetrun", VARIABLE, instruction)
 
 
@@ -40,7 +46,7 @@ def _command() -> click.Command:
         "fleetrun",
         params=[
             *options,
-            click.Argument(["script"], type=click.Path()),
+            click.Argument(["script"], shell_complete=_scripts_and_words),
             click.Argument(["script_args"], nargs=-1, type=click.Path()),
         ],
         add_help_option=False,
@@ -48,11 +54,31 @@ def _command() -> click.Command:
     )
 
 
+def _one(verb: str) -> click.Group:
+    return click.Group("fleetrun", commands={verb: verbs.command(verb)})
+
+
+def _scripts_and_words(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:
+    words = [
+        CompletionItem(word, help=text) for word, text in verbs.VERBS.items() if word.startswith(incomplete)
+    ]
+    if words and os.environ.get(VARIABLE, "").startswith("bash"):  # with "file" it forgets the words
+        return [*words, *_files(incomplete)]
+    return [*words, CompletionItem(incomplete, type="file")]
+
+
+def _files(start: str) -> list[CompletionItem[Any]]:
+    """Those here whose names a shell takes as they are."""
+    with os.scandir() as entries:
+        names = sorted(each.name + "/" * each.is_dir() for each in entries if each.name.startswith(start))
+    return [CompletionItem(each) for each in names if each == quote(each) and not each.startswith(".")]
+
+
 def _option(option: Option) -> click.Option:
     names = [option.flag, *(f"--{alias}" for alias in option.aliases), *filter(None, [option.short])]
     if option.takes is not Takes.VALUE:
         return click.Option([*names, option.name], is_flag=True, help=option.help)
-    kind = click.Path(file_okay=False) if option.metavar == "DIR" else None
+    kind = {"DIR": click.Path(file_okay=False), "FILE": click.Path()}.get(option.metavar)
     return click.Option(
         [*names, option.name], type=click.Choice(option.choices) if option.choices else kind, help=option.help
     )

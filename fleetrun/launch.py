@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 from fleetrun.console import banner
-from fleetrun.console.console import Console, terminal_columns, wants_colour
-from fleetrun.console.sink import sinks
+from fleetrun.console.console import Console, terminal_columns
+from fleetrun.console.display import console_for
 from fleetrun.envs.network import Ports
 from fleetrun.envs.secret import TOKEN
 from fleetrun.envs.settings import Resolved
@@ -41,9 +41,8 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
     `signals` holds what came since the process began.
     """
     settings = resolved.settings
-    console = Console(
-        *sinks(), settings.log_level, colour=wants_colour(os.environ), columns=terminal_columns()
-    )
+    runs = settings.scheduler == "local" and not settings.dry_run
+    console = console_for(settings.display, settings.log_level, os.environ, runs=runs)
     stage = Stage(settings, console, signals, guard)
     ports = Ports(settings.port_range)
     try:
@@ -67,11 +66,14 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
 
 def _submit(resolved: Resolved, stage: Stage, signals: Signals, guard: Guard) -> int:
     """Hand the job to an engine."""
-    from fleetrun.schedulers.base import Submission, scheduler  # late: one machine needs none
+    from fleetrun.jobfile.carried import words_to_carry  # late: one machine needs none of these
+    from fleetrun.schedulers.base import Submission, scheduler
 
+    if "config" in resolved.words and not resolved.settings.dry_run:
+        logfiles.make_log_dir(Path(resolved.settings.log_dir))
     job = Submission(
         settings=resolved.settings,
-        words=resolved.words,
+        words=words_to_carry(resolved),
         environ=os.environ,
         console=stage.console,
         signals=signals,

@@ -30,12 +30,20 @@ def check_program(settings: LaunchSettings) -> None:
         raise UsageError(
             "the current directory does not exist any more", hint="Try `cd .` or another."
         ) from None
-    if settings.module:
-        program.check_module(settings.script)
-    elif settings.script.endswith(".py") and not settings.no_python:
-        program.check_python_script(settings.script)
-    else:
-        program.check_program(command(settings)[0], os.environ.get("PATH", os.defpath))
+    search = dict(settings.environment).get("PATH", os.environ.get("PATH", os.defpath))
+    for argv in dict.fromkeys(command(settings, role) for role in _roles(settings)):
+        if argv[:3] == (sys.executable, "-u", "-m"):
+            program.check_module(argv[3])
+        elif argv[:2] == (sys.executable, "-u"):
+            program.check_python_script(argv[2])
+        else:
+            program.check_program(argv[0], search)
+
+
+def _roles(settings: LaunchSettings) -> list[Role]:
+    """Those that may have processes here, trainers first."""
+    servers = [Role.SERVER] if settings.run_mode.has_servers else []
+    return [Role.TRAINER, *servers, *(wish.role for wish in settings.roles)]
 
 
 def take_token(
@@ -88,8 +96,22 @@ def host_of(resolved: Resolved, site: Site, warn: Callable[[str], None], environ
         device_kind=settings.device_kind,
         wanted_devices=len(settings.devices),
         cores=len(os.sched_getaffinity(0)),
+        evaluator_devices=evaluator_devices(settings, found, warn),
         hosts=site.hosts,
     )
+
+
+def evaluator_devices(
+    settings: LaunchSettings, found: devices.Devices, warn: Callable[[str], None]
+) -> tuple[str, ...]:
+    """The devices that the job file names for evaluators."""
+    wish = settings.wish(Role.EVALUATOR)
+    if wish.devices and not found.ids:
+        kind = settings.device_kind.upper()
+        warn(f"{wish.where}: roles.evaluator: there is no {kind} here; evaluators compute on CPUs")
+    if not wish.devices or not found.ids:
+        return ()
+    return devices.choose(wish.devices, found, f"{wish.where}: roles.evaluator.resources.devices")
 
 
 def offer_of(settings: LaunchSettings, host: Host, ports: Ports) -> Offer:
@@ -121,6 +143,8 @@ def check_followed(settings: LaunchSettings, spec: PodSpec) -> None:
         return
     for role, numbers in settings.follow:
         there = [each.index for each in spec.containers if each.role is role]
+        if role is Role.EVALUATOR:  # perhaps on another machine of the job
+            there = list(range(settings.wish(role).count))
         missing = [number for number in numbers or there[:1] or (0,) if number not in there]
         if missing and not (role is Role.TRAINER and not there and numbers == (0,)):
             have = f"there are {role}:0 to {role}:{len(there) - 1}" if there else f"this job has no {role}"

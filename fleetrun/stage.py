@@ -5,12 +5,13 @@ of them. Decides nothing.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
 from fleetrun.console import banner
 from fleetrun.console.console import Console, terminal_columns
+from fleetrun.console.hangs import hang_report
 from fleetrun.console.narrator import Narrator
 from fleetrun.console.report import report, restarts_in_words
 from fleetrun.console.tail import read_tail
@@ -24,6 +25,7 @@ from fleetrun.pod.loop import Loop
 from fleetrun.pod.observer import Observers
 from fleetrun.pod.peers import Peers
 from fleetrun.pod.pod import Pod
+from fleetrun.pod.process import ask_strays, end_descendants
 from fleetrun.pod.restarts import RestartPolicy
 from fleetrun.pod.result import JobResult
 from fleetrun.pod.signals import Signals
@@ -57,6 +59,8 @@ class Stage:
     def on(self, scene: Scene) -> None:
         """Before the first pod."""
         self._scene = scene
+        scene.hurry = self.hurry
+        scene.control.interrupt = self._end_job
 
     @property
     def hurry(self) -> int:
@@ -76,16 +80,33 @@ class Stage:
             self.loop.add(self._signals.fileno(), self._signalled)
             self.loop.add(self._guard.fileno(), self._guard_gone)
 
+    def _end_job(self, number: int) -> None:
+        if self._interrupt is not None:
+            self._interrupt(number)
+
     def _signalled(self) -> None:
         assert self._interrupt is not None
         dispatch(
             self._signals.read(),
             self._pod,
             interrupt=self._interrupt,
-            written=self._watch.told if self._watch is not None else lambda: None,
-            resumed=self.loop.postpone,
+            written=self._written,
+            resumed=self._resumed,
             say=self.console.info,
+            pausing=self.console.pause,
+            beside=self._scene.companions if self._scene is not None else (),
         )
+
+    def _written(self) -> None:
+        """Something in the log directory was written to."""
+        if self._watch is not None:
+            self._watch.told()
+        if self._scene is not None:
+            self._scene.marks.told()
+
+    def _resumed(self, seconds: float) -> None:
+        self.loop.postpone(seconds)
+        self.console.resume()
 
     def _guard_gone(self) -> None:
         self.loop.remove(self._guard.fileno())
@@ -100,6 +121,7 @@ class Stage:
         """For one pod. Its log files are in place then, and followed. `attempt` counts the pods before it,
         `restarts` those that were restarts after a failure.
         """
+        assert self._scene is not None
         first = self._watch is None
         if first and self._settings.log_overwrite:
             logfiles.remove_earlier(spec.log_dir, spec.job_id)
@@ -108,22 +130,24 @@ class Stage:
         if first:
             logs = [(each.name, each.log) for each in spec.containers]
             logfiles.point_latest(spec.log_dir, spec.name, logs)
-            self._watch = _watch(self._settings, spec, self.console, self.loop)
+            self._watch = _watch(self._settings, spec, self.console, self.loop, self._scene.marks.cut)
         assert self._watch is not None
-        assert self._scene is not None
         narrator = Narrator(self.console, spec, self._watch.catch_up, alone=peers is None)
         supervisor = Supervisor(
             pod,
             self.loop,
             RestartPolicy(limit=self._settings.max_restart),
-            Observers([narrator, *self._scene.observers(spec)]),
+            Observers([narrator, *self._scene.observers()]),
             stop_timeout=self._settings.stop_timeout,
             timeout=timeout,
             peers=peers,
             restarts=restarts,
+            hangs=self._scene.hangs(),
+            sweep=partial(end_descendants, but=self._scene.companions),
+            ask=partial(_ask_strays, self._scene.companions),
         )
         self._pod = pod
-        self._scene.plays(pod, supervisor)
+        self._scene.plays(pod, restarts)
         if first:
             self._watch.start()
             GpuLog.start_if(self._settings.enable_gpu_log, spec, self.loop)
@@ -135,28 +159,39 @@ class Stage:
         if self._watch is None:
             return
         self._watch.drain(lambda: self.console.out.drain(self.hurry))
+        self.console.end()
         for path in self._watch.unbounded:
             self.console.warning(
                 f"--log_rotate could not shorten {path}: its file system cannot take blocks out of a file"
             )
 
 
-def _watch(settings: LaunchSettings, spec: PodSpec, console: Console, loop: Loop) -> Watch:
-    """What the console follows: one container as it is, several with their names before each line."""
-    watch = Watch(loop, spec.log_dir, lambda: console.out.room)
+def _ask_strays(beside: Collection[int], groups: Collection[int]) -> None:
+    """Not the processes beside the job, which lead groups of their own."""
+    ask_strays({*groups, *beside})
+
+
+def _watch(
+    settings: LaunchSettings, spec: PodSpec, console: Console, loop: Loop, cut: Callable[[Path, int], None]
+) -> Watch:
+    """What the console follows: one container as it is, several with their names before each line. `cut` is
+    told what --log_rotate takes away.
+    """
+    watch = Watch(loop, spec.log_dir, lambda: console.out.room, cut=cut)
     console.attach(loop, watch.go_on)
     followed = [
         each
         for each in spec.containers
-        if any(
+        if console.follows
+        and any(
             each.role is role and (numbers is None or each.index in numbers)
             for role, numbers in settings.follow
         )
     ]
     widest = max((len(each.name) for each in followed), default=0)
     for number, each in enumerate(followed):
-        label = console.label(each.name, widest, number) if len(followed) > 1 else b""
-        watch.follow(each.log, partial(console.show, label), live=not label)
+        emit, live = console.follower(each.name, widest, number, alone=len(followed) == 1)
+        watch.follow(each.log, emit, live=live)
     if settings.log_rotate is not None:
         for each in spec.containers:
             watch.bound(each.log, settings.log_rotate)
@@ -183,7 +218,7 @@ def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -
 def conclude(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
     """How it ended; returns the failure report, if there is one."""
     tell_strays(result, console)
-    lines = failure_report(result, spec.log_dir) if result.cause is not None else []
+    lines = _report(result, spec)
     if lines:
         console.block(lines, level="ERROR")
     if result.code == 0:
@@ -194,6 +229,12 @@ def conclude(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
     else:
         console.error(f"Pod failed: {spec.name}, exit code {result.code}")
     return lines
+
+
+def _report(result: JobResult, spec: PodSpec) -> list[str]:
+    if result.hang is not None:
+        return hang_report(result.hang, result.restarts, terminal_columns() or WIDE)
+    return failure_report(result, spec.log_dir) if result.cause is not None else []
 
 
 def tell_strays(result: JobResult, console: Console) -> None:

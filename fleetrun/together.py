@@ -15,6 +15,7 @@ from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.nodes import NodesVoice, told
 from fleetrun.console.report import headline
 from fleetrun.console.tail import printable
+from fleetrun.control.board import Board
 from fleetrun.elastic.agent import Agent, Outcome, Place
 from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
 from fleetrun.elastic.membership import Membership
@@ -57,11 +58,12 @@ def run_together(
     node = _node(resolved, site, offer)
     meeting = open_meeting(_wish(settings, site, node), stage.loop, ports)
     _tell_meeting(resolved, site, meeting, console)
-    voice = _Voice(NodesVoice(console, terminal_columns() or WIDE), settings)
-    policy = _policy(settings, site, meeting)
-    agent = _agent(settings, stage, node, meeting, policy, crew, voice)
     scene = Scene(resolved, crew.pod, console, stage.loop)
     stage.on(scene)
+    nodes = NodesVoice(console, terminal_columns() or WIDE)
+    voice = _Voice(nodes, settings, scene.control.board, partial(scene.journal.write, "node"))
+    policy = _policy(settings, site, meeting)
+    agent = _agent(settings, stage, node, meeting, policy, crew, voice)
     try:
         scene.opened(imagined)
         outcome = agent.run()
@@ -223,21 +225,32 @@ class _Crew:
 
 
 class _Voice:
-    """The agent's words as the console's."""
+    """The agent's words as the console's, and what the board and the record have of them."""
 
-    def __init__(self, nodes: NodesVoice, settings: LaunchSettings) -> None:
+    def __init__(
+        self, nodes: NodesVoice, settings: LaunchSettings, board: Board, note: Callable[..., None]
+    ) -> None:
         self.nodes = nodes
+        self._note = note
         self._settings = settings
+        self._board = board
 
     def waiting(self, note: Waiting) -> None:
+        self._board.waiting(note.present, note.fewest, note.missing)
         self.nodes.waiting(note)
 
     def met(self, place: Place) -> None:
         hosts = [each.title for each in place.members]
+        self._board.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)
+        text = f"node {place.rank} of {len(hosts)}: {', '.join(hosts)}"
+        self._note(text=text, generation=place.generation, rank=place.rank, nodes=hosts)
 
     def stopping(self, cause: Cause, restart: bool) -> None:
-        self.nodes.stopping(cause.node, cause.rank, cause.headline, self._answer(cause.why, restart))
+        answer = self._answer(cause.why, restart)
+        self._board.stopping(cause.headline, restart)
+        self.nodes.stopping(cause.node, cause.rank, cause.headline, answer)
+        self._note(text=f"{told(cause.node, cause.rank, cause.headline)}; {answer}")
 
     def _answer(self, why: Why, restart: bool) -> str:
         if not restart:
@@ -250,12 +263,15 @@ class _Voice:
 
     def store_down(self, why: str) -> None:
         self.nodes.store_down(why)
+        self._note(text=f"the meeting point cannot be reached: {why}")
 
     def store_up(self) -> None:
         self.nodes.store_up()
+        self._note(text="the meeting point is there")
 
     def ending(self, why: str) -> None:
         self.nodes.ending(why)
+        self._note(text=why)
 
 
 def _conclude(outcome: Outcome, nodes: NodesVoice, console: Console, pod: str) -> None:

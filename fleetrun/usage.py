@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fleetrun.envs.options import ACTIONS, Group, Option, Takes
 from fleetrun.envs.settings import OPTIONS
@@ -17,7 +17,8 @@ usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]
 
   fleetrun --gpus 0,1 train.py                      one process per device
   fleetrun --server_num=1 --trainer_num=2 train.py  parameter server
-  fleetrun --help                                   all options
+  fleetrun ps, status, logs, stop, stacks           ask the jobs that run
+  fleetrun --help                                   all options and commands
 """
 
 _INTRODUCTION = """\
@@ -28,23 +29,33 @@ Every option can be written with _ or -, and its value after a space or =. The v
 when the option is not given. TIME is in seconds, or as 30s, 5m, 2h. SIZE is in bytes, or as 100M, 1GiB.
 """
 
+_COMMANDS = "Other commands (fleetrun COMMAND --help):"
+
 _EPILOGUE = """\
 Exit code: that of the first process that failed, 128 + n if signal n ended it; 130 after Ctrl-C, 143 after
-SIGTERM; 2: usage; 124: --timeout; 125: fleetrun itself; 126, 127: SCRIPT cannot be run, is not there.
+SIGTERM; 2: usage; 124: --timeout or --hang_timeout; 125: fleetrun itself; 126, 127: SCRIPT cannot be run, is
+not there.
 
 Completion: add  eval "$(fleetrun --show_completion bash)"  to ~/.bashrc. zsh: the same with zsh in ~/.zshrc.
 fish: fleetrun --show_completion fish > ~/.config/fish/completions/fleetrun.fish
 """
 
 
-def help_text(columns: int) -> str:
-    """All of `--help` for a terminal of so many columns."""
+def help_text(columns: int, commands: Mapping[str, str]) -> str:
+    """All of `--help` for a terminal of so many columns. `commands` are the words that may stand in place of
+    a script, each with what it does.
+    """
     width = max(NARROWEST, min(columns, WIDEST)) - 1
     parts = [SHORT.partition("\n")[0], *_paragraphs(_INTRODUCTION, width)]
     for group in Group:
         options = [option for option in (*OPTIONS.values(), *ACTIONS.values()) if option.group is group]
         parts.append("\n".join([f"{group}:", *(_entry(option, width) for option in options)]))
+    parts.append("\n".join([_COMMANDS, *(_command(*each, width) for each in commands.items())]))
     return "\n\n".join([*parts, *_paragraphs(_EPILOGUE, width)]) + "\n"
+
+
+def _command(word: str, text: str, width: int) -> str:
+    return wrapped(f"{word:<10}{text}", width, indent=" " * 12, first="  ")
 
 
 def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> str:

@@ -33,8 +33,11 @@ VERBS: Mapping[str, str] = {**ASKING, **LAUNCHING}
 
 
 def asked(argv: Sequence[str]) -> str | None:
-    """The word that starts no job, if the command line begins with one."""
-    return argv[0] if argv and argv[0] in ASKING else None
+    """The word that starts no job, if the command line begins with one; any word whose help is wanted."""
+    if not argv:
+        return None
+    helps = argv[0] in LAUNCHING and argv[1:2] in (["--help"], ["-h"])
+    return argv[0] if argv[0] in ASKING or helps else None
 
 
 def answer(verb: str, argv: Sequence[str]) -> int:
@@ -43,15 +46,28 @@ def answer(verb: str, argv: Sequence[str]) -> int:
 
     from fleetrun.errors import UsageError
 
-    module: Any = import_module(f"fleetrun.commands.{verb}")
     try:
-        code = module.command.main(list(argv), prog_name=f"fleetrun {verb}", standalone_mode=False)
+        code = command(verb).main(list(argv), prog_name=f"fleetrun {verb}", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
+    except SystemExit:  # click's way to say that nobody reads any more
+        raise BrokenPipeError from None
     except click.ClickException as error:
         hint = f"See fleetrun {verb} --help."
         raise UsageError(error.format_message().replace("\n", " ").rstrip("."), hint=hint) from None
     return code if isinstance(code, int) else 0
+
+
+def command(verb: str) -> Any:
+    """The click command behind a word."""
+    return import_module(f"fleetrun.commands.{verb}").command
+
+
+def nearest(word: str) -> str | None:
+    """The word that was perhaps meant by one that is almost it."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, VERBS, 1, 0.7)), None)
 
 
 def launching(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:

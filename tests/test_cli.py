@@ -15,6 +15,7 @@ import pytest
 from fleetrun.cli import main
 from fleetrun.envs.settings import Resolved
 from fleetrun.errors import ScriptNotFoundError
+from fleetrun.verbs import VERBS
 
 PROGRAM = """
 import os, sys
@@ -114,8 +115,24 @@ def test_help(word):
     assert "Parameter server:\n" in out
 
 
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_help_of_a_command(verb):
+    code, out, err = call([verb, "-h"], Launches())
+    assert (code, err) == (0, "")
+    assert out.startswith(f"Usage: fleetrun {verb} ")
+
+
 def test_version():
     assert re.fullmatch(r"fleetrun \d+\.\d+\.\d+\S*\n", call(["--version"], Launches())[1])
+
+
+@pytest.mark.parametrize(("word", "hint"), [("statsu", "`fleetrun status`"), ("dcotor", "`fleetrun doctor`")])
+def test_a_script_that_is_almost_a_command_gets_a_hint(word, hint):
+    code, _, err = call([word], Launches(error=ScriptNotFoundError(f"no program {word}")))
+    assert code == 127
+    assert hint in err
+    code, _, err = call(["xyz"], Launches(error=ScriptNotFoundError("no program xyz")))
+    assert "Did you mean" not in err
 
 
 def test_an_error_of_the_launch_keeps_its_exit_code():
@@ -153,13 +170,21 @@ def test_a_reader_that_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_full_disk_under_the_help_is_told():
+@pytest.mark.parametrize("words", [["--help"], ["report", "--help"]])
+def test_a_full_disk_under_the_help_is_told(words):
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*COMMAND, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+        done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 125
-    assert done.stderr == "fleetrun: error: cannot write to the standard output: No space left on device\n"
+    assert done.stderr.startswith("fleetrun: error: cannot ")
+    assert "No space left on device\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_names_in_an_error_do_nothing_to_a_terminal():
+    done = real("report", "--log_dir", "a\x1b[31m\x1b]0;b\x07c\x9b2J")
+    assert done.returncode == 1
+    assert "no job has a record in a" in done.stderr
+    assert not any(sign in done.stderr for sign in "\x1b\x07\x9b")
 
 
 @pytest.mark.parametrize(("word", "code"), [("--help", 0), ("--gpus", 2)])

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 COMMAND = """
 import os, sys
@@ -38,10 +41,22 @@ def completed(line: str) -> list[str]:
         ("fleetrun --run_mode p", ["ps", "ps-heter"]),
         ("fleetrun --gpus 0 --dry", ["--dry_run"]),
         ("fleetrun x.py --server", []),
+        ("fleetrun sta", ["status", "stacks"]),
+        ("fleetrun status --wa", ["--watch"]),
     ],
 )
 def test_answers(line, expected):
     assert completed(line)[: len(expected) or None] == expected
+
+
+def test_words_and_scripts_stand_beside_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("start.py", "a b.py", "train.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "stored").mkdir()
+    assert completed("fleetrun st") == ["status", "stop", "stacks", "start.py", "stored/"]
+    assert ask(_FLEETRUN_COMPLETE="bash_complete", COMP_WORDS="fleetrun\ntr", COMP_CWORD="1") == "file,tr\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

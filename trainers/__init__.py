@@ -5,12 +5,14 @@ it.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
+from trainers import stacks
 from trainers.lastwords import install
 
 if TYPE_CHECKING:
-    from trainers import fleet, static
+    from trainers import fleet, progress, static
     from trainers.collective.data_parallel import DataParallel
     from trainers.collective.parallel_env import get_rank, get_world_size, init_parallel_env
     from trainers.data.dataset import QueueDataset
@@ -28,6 +30,7 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_parallel_env",
+    "progress",
     "static",
 ]
 
@@ -44,7 +47,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("fleet", "static"):
+    if name in ("fleet", "progress", "static"):
         return importlib.import_module(f"trainers.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
@@ -52,3 +55,4 @@ def __getattr__(name: str) -> Any:
 
 
 install()
+stacks.install(os.environ)

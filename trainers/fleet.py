@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from trainers import progress
 from trainers.calls.continuing import Continuing
 from trainers.calls.place import Place
 from trainers.calls.saving import Saving
@@ -36,10 +37,12 @@ __all__ = [
     "PaddleCloudRoleMaker",
     "Role",
     "UserDefinedRoleMaker",
+    "activity",
     "barrier_worker",
     "distributed_model",
     "distributed_optimizer",
     "distributed_scaler",
+    "heartbeat",
     "infer_from_dataset",
     "init",
     "init_server",
@@ -50,9 +53,11 @@ __all__ = [
     "load",
     "load_checkpoint",
     "load_latest",
+    "log_scalar",
     "metrics",
     "minimize",
     "prefetch",
+    "report",
     "resume_step",
     "run_server",
     "save",
@@ -116,6 +121,10 @@ MPISymetricRoleMaker = MPISymmetricRoleMaker  # as Paddle spells it
 _fleet = Fleet()
 ask_first(_fleet.found)
 init = _fleet.init
+report = progress.report
+log_scalar = progress.log_scalar
+heartbeat = progress.heartbeat
+activity = progress.activity
 distributed_model = _fleet.distributed_model
 distributed_optimizer = _fleet.distributed_optimizer
 distributed_scaler = _fleet.distributed_scaler

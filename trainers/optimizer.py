@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from trainers import progress
+
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """A torch optimizer in fleet's clothes. It shares parameter groups and state with the one it wraps, so
@@ -24,6 +26,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         while isinstance(below, torch.optim.Optimizer):  # each may be loaded, which gives it other groups
             below.register_load_state_dict_post_hook(self._share)
             below = getattr(below, "inner", None)
+        self._counter = progress.Counter()
+        self.register_step_post_hook(_count)
 
     @property
     def merges(self) -> bool:
@@ -44,6 +48,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if not self.has_gradients():
             loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+        progress.meter.has_loss(loss)
         self.step()
         self.zero_grad()
 
@@ -73,3 +78,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _share(self, loaded: torch.optim.Optimizer) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+
+def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """A step is done, whoever has called it; merging gradients is one too."""
+    if isinstance(optimizer, DistributedOptimizer) and not torch.compiler.is_compiling():
+        optimizer._counter.tick()

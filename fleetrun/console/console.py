@@ -8,21 +8,41 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
-from fleetrun.console.sink import Sink
 from fleetrun.console.wrapping import wrapped
 from fleetrun.pod.loop import Loop
+
+if TYPE_CHECKING:
+    from fleetrun.console.facts import Facts
 
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 _RED, _YELLOW, _RESET = "\033[31m", "\033[33m", "\033[0m"
 _LABEL_COLOURS = tuple(f"\033[{code}m" for code in (36, 32, 35, 34, 33, 96, 92, 95, 94, 93))
 
 
+class Output(Protocol):
+    """Where lines go: a `Sink`, or what stands before one."""
+
+    @property
+    def room(self) -> bool: ...
+    def write(self, data: bytes) -> None: ...
+    def attach(self, loop: Loop, emptied: Callable[[], None]) -> None: ...
+    def drain(self, interrupted: int | None = None) -> None: ...
+
+
 class Console:
     """`level` is the least that is said, `columns` the width of the terminal that stderr is (None: none)."""
 
     def __init__(
-        self, out: Sink, err: Sink, level: str = "INFO", *, colour: bool = False, columns: int | None = None
+        self,
+        out: Output,
+        err: Output,
+        level: str = "INFO",
+        *,
+        colour: bool = False,
+        columns: int | None = None,
     ) -> None:
         self.out = out
         self.err = err
@@ -42,6 +62,40 @@ class Console:
         """Wait until everything is written or its reader is gone, or `interrupted` becomes readable."""
         self.out.drain(interrupted)
         self.err.drain(interrupted)
+
+    # ---- what displays differ in
+
+    follows = True
+    """Whether the output of containers is shown."""
+    stands = False
+    """Whether it shows how the job stands, once `begin` has told it."""
+
+    @property
+    def listener(self) -> Callable[[bytes], None] | None:
+        """Who wants every event of the record, as a line of JSON without its end."""
+        return None
+
+    def begin(self, loop: Loop, facts: Callable[[], Facts]) -> None:
+        """A pod is about to run; from now on `facts` tells how the job stands."""
+
+    def end(self) -> None:
+        """Nothing runs any more, and all that it printed is shown."""
+
+    def pause(self) -> None:
+        """This process is about to stop: the terminal is somebody else's until `resume`."""
+
+    def resume(self) -> None: ...
+
+    def follower(
+        self, name: str, width: int, number: int, *, alone: bool
+    ) -> tuple[Callable[[bytes], None], bool]:
+        """What takes the output of a container, and whether it wants the states of lines too that end in a
+        carriage return. One that is followed alone has no label.
+        """
+        label = b"" if alone else self.label(name, width, number)
+        return partial(self.show, label), alone
+
+    # ----
 
     def says(self, level: str) -> bool:
         return LEVELS[level] >= self._least

@@ -43,6 +43,11 @@ class Sink:
         """Whether more may be written without piling up."""
         return len(self._waiting) < _ROOM
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything has gone out."""
+        return not self._waiting
+
     def write(self, data: bytes) -> None:
         if self.closed:
             return

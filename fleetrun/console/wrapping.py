@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 _INDENT = "    "
@@ -23,9 +24,9 @@ def wrapped(text: str, width: int) -> list[str]:
         return [text]
     rows: list[str] = []
     row = text[: len(text) - len(text.lstrip(" "))]
-    for word in text.split():
-        joint = "" if not row or row.isspace() else " "
-        if joint and columns(row) + 1 + columns(word) > width:
+    for gap, word in re.findall(r"(\s*)(\S+)", text):
+        joint = "" if not row or row.isspace() else gap
+        if joint and columns(row + joint + word) > width:
             rows.append(row)
             row, joint = _INDENT, ""
         row += joint + word

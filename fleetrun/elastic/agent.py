@@ -22,7 +22,7 @@ from fleetrun.pod.container import Ended
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.peers import Peers
 from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import LOST_GUARD, TIMEOUT, JobResult, code_of
+from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Hang, JobResult, code_of
 from fleetrun.pod.status import signal_name
 from fleetrun.pod.supervisor import Supervisor
 
@@ -173,10 +173,8 @@ class Agent:
     def _cause(
         self, why: Why, headline: str, code: int, lines: tuple[str, ...] = (), age: float = 0.0
     ) -> Cause:
-        rank = self._place.rank if self._place is not None else -1
-        return Cause(
-            why=why, node=self._node.title, rank=rank, headline=headline, code=code, lines=lines, age=age
-        )
+        title, rank = self._node.title, self._place.rank if self._place is not None else -1
+        return Cause(why=why, node=title, rank=rank, headline=headline, code=code, lines=lines, age=age)
 
     def _finish(self, code: int, cause: Cause | None = None, error: LaunchError | None = None) -> None:
         """The first word is the last. The loop is left when no pod runs in it any more."""
@@ -241,8 +239,14 @@ class Agent:
     # ---- what the supervisor tells (pod.peers.Peers)
 
     def pod_failed(self, ended: Ended, decision: Restart | GiveUp) -> None:
+        self._post(self._of(ended), decision)
+
+    def pod_hung(self, hang: Hang) -> None:
+        self._post(self._cause(Why.FAILED, hang.headline, TIMEOUT, hang.stacks), hang.decision)
+
+    def _post(self, cause: Cause, decision: Restart | GiveUp) -> None:
         after = decision.after if isinstance(decision, Restart) else 0.0
-        self._membership.failed(self._of(ended), isinstance(decision, Restart), after)
+        self._membership.failed(cause, isinstance(decision, Restart), after)
 
     def pod_failed_too(self, ended: Ended) -> None:
         self._membership.note(self._of(ended))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun.envs.choices import Choice, Choices
+from fleetrun.envs.choices import Choice, Choices, Source
 from fleetrun.envs.contract import Mode
 from fleetrun.envs.values import PROCESSES_PER_NODE
 from fleetrun.errors import UsageError
@@ -30,7 +30,7 @@ def settle(choices: Choices, mode: Mode, reason: Choice | None) -> list[str]:
     for choice in list(choices.values()):
         if mode in choice.option.modes or choice.value == choice.option.default:
             continue
-        if choice.typed:
+        if choice.typed or (choice.filed and not overruled(choices, choice.option.modes, reason)):
             raise UsageError(f"{choice} is for {_modes(choice)}, and {_why(mode, reason)}")
         notices.append(_dropped(choices, choice, f"the mode is {mode}"))
     for names in _EXCLUSIVE:
@@ -38,18 +38,25 @@ def settle(choices: Choices, mode: Mode, reason: Choice | None) -> list[str]:
     return notices
 
 
+def overruled(choices: Choices, modes: frozenset[Mode], reason: Choice | None) -> bool:
+    """Whether something that counts more than a job file is why the mode is none of these."""
+    stronger = [choice for choice in choices.values() if choice.source > Source.FILE]
+    return (reason is not None and not reason.filed) or any(not c.option.modes & modes for c in stronger)
+
+
 def _overruling(choices: Choices, stated: Choice) -> Choice | None:
     """What was typed and does not go with the stated mode."""
-    return next((c for c in choices.values() if c.typed and stated.value not in c.option.modes), None)
+    stronger = (c for c in choices.values() if c.source > stated.source)
+    return next((c for c in stronger if stated.value not in c.option.modes), None)
 
 
 def _exclude(choices: Choices, first: str, second: str) -> list[str]:
     one, other = choices.get(first), choices.get(second)
     if one is None or other is None or False in (one.value, other.value):
         return []
-    if one.typed == other.typed:
+    if one.source is other.source:
         raise UsageError(f"{one} and {other} exclude each other; give one of them")
-    weaker, stronger = (other, one) if one.typed else (one, other)
+    weaker, stronger = (one, other) if one.source < other.source else (other, one)
     return [_dropped(choices, weaker, f"{stronger} was given")]
 
 
@@ -72,6 +79,11 @@ def check(choices: Choices, mode: Mode, reason: Choice | None) -> None:
     """Raise UsageError for the first thing that does not fit."""
     if _on(choices, "json") and not _on(choices, "dry_run"):
         raise UsageError(f"{choices['json']} needs --dry_run: it is the plan that is printed as JSON")
+    host = choices.get("metrics_host")
+    if host is not None and (host.typed or host.filed) and "metrics_port" not in choices:
+        raise UsageError(f"{host} needs --metrics_port: nothing would listen there")
+    if "save" in choices and not _on(choices, "dry_run"):
+        raise UsageError(f"{choices['save']} needs --dry_run: it writes the job file instead of starting it")
     if _on(choices, "legacy"):
         raise UsageError(
             f"{choices['legacy']}: there is one launcher, and it knows the old options; leave it out"

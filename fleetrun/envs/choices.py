@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from fleetrun.envs.options import Option, Takes
@@ -10,19 +11,40 @@ from fleetrun.envs.values import BadValue, either
 from fleetrun.errors import UsageError
 
 
+class Source(IntEnum):
+    """Where a choice was made, the weakest first."""
+
+    ENGINE = 0
+    FILE = 1
+    VARIABLE = 2
+    TYPED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`origin` is `--worker_num` as it was typed or `PADDLE_TRAINER_NUM`, `alias` its normal spelling."""
+    """`origin` is `--worker_num` as it was typed, `PADDLE_TRAINER_NUM` or `job.toml:7`, `alias` its normal
+    spelling.
+    """
 
     option: Option
     value: Any
     origin: str
     text: str
     alias: str
-    typed: bool
+    source: Source
+
+    @property
+    def typed(self) -> bool:
+        return self.source is Source.TYPED
+
+    @property
+    def filed(self) -> bool:
+        return self.source is Source.FILE
 
     def __str__(self) -> str:
         """As the person wrote it, to quote in a message."""
+        if self.filed:
+            return f"{self.alias} = {_short(self.text)} ({self.origin})"
         if not self.typed:
             return f"{self.origin}={_short(self.text)}"
         bare = self.option.takes is not Takes.VALUE and self.value is True

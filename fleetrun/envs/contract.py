@@ -45,15 +45,18 @@ __all__ = [
 def write(member: Member) -> dict[str, str]:
     """The variables of one process. Values are complete: nothing else of the contract may stay in its
     environment.
+
+    An evaluator takes no part in the training: it is told who does, and has no rank among them.
     """
     values = _common(member)
-    values |= {
+    of_mode = {
         Mode.COLLECTIVE: _collective,
         Mode.RPC: _rpc,
         Mode.PS: _parameter_server,
         Mode.PS_HETER: _parameter_server,
-    }[member.cluster.mode](member)
-    if member.role in (Role.TRAINER, Role.HETER):
+    }[member.cluster.mode]
+    values |= _evaluator(member) if member.role is Role.EVALUATOR else of_mode(member)
+    if member.role in (Role.TRAINER, Role.HETER, Role.EVALUATOR):
         values |= _devices(member)
     if member.role is Role.TRAINER:
         values |= _torch(member)
@@ -89,6 +92,17 @@ def _common(member: Member) -> dict[str, str]:
         "FLEETRUN_MASTER": member.cluster.master,
         "FLEETRUN_MAX_RESTART": str(member.cluster.max_restart),
         "FLEETRUN_ERROR_FILE": member.error_file,
+    }
+
+
+def _evaluator(member: Member) -> dict[str, str]:
+    cluster = member.cluster
+    return {
+        "TRAINING_ROLE": member.role.training_role,
+        "PADDLE_ROLE": member.role.training_role,
+        "PADDLE_PSERVERS_IP_PORT_LIST": _join(cluster.servers),
+        "PADDLE_NNODES": str(cluster.nnodes),
+        "FLEETRUN_MODE": str(cluster.mode),
     }
 
 

@@ -64,7 +64,7 @@ def detect(kind: str, environ: Mapping[str, str], count: Callable[[str], int] = 
     return Devices(kind=kind, ids=tuple(ids) if present else (), restricted=True)
 
 
-def choose(wanted: tuple[str, ...], found: Devices) -> tuple[str, ...]:
+def choose(wanted: tuple[str, ...], found: Devices, origin: str = "--devices") -> tuple[str, ...]:
     """The ids of `--devices`, checked against what there is; all of them when none was named.
 
     Ids are those of the visibility variable where there is one (`CUDA_VISIBLE_DEVICES=4,5 --gpus 5`); with
@@ -83,6 +83,6 @@ def choose(wanted: tuple[str, ...], found: Devices) -> tuple[str, ...]:
             f"{found.variable}={','.join(found.ids)}" if found.restricted else f"0 to {len(found.ids) - 1}"
         )
         raise UsageError(
-            f"--devices {','.join(wanted)}: there is no {found.kind} {', '.join(missing)}; there is {there}"
+            f"{origin} {','.join(wanted)}: there is no {found.kind} {', '.join(missing)}; there is {there}"
         )
     return chosen

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from fleetrun.envs.choices import Choice, Choices, Placed, parsed
+from fleetrun.envs.choices import Choice, Choices, Placed, Source, parsed
 from fleetrun.envs.network import join_endpoint
 from fleetrun.envs.settings import OPTIONS
 from fleetrun.errors import UsageError
@@ -50,9 +50,8 @@ def placed(choices: Choices, environ: Mapping[str, str], place: Place) -> Choice
     for name, value in said.items():
         if name not in settled:
             option = OPTIONS[name]
-            found[name] = Choice(
-                option, parsed(option, value.origin, value.text), value.origin, value.text, name, typed=False
-            )
+            parsed_value = parsed(option, value.origin, value.text)
+            found[name] = Choice(option, parsed_value, value.origin, value.text, name, Source.ENGINE)
     return found
 
 

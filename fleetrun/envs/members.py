@@ -28,6 +28,7 @@ class Role(StrEnum):
     TRAINER = "trainer"
     HETER = "heter"
     COORDINATOR = "coordinator"
+    EVALUATOR = "evaluator"
 
     @property
     def training_role(self) -> str:
@@ -40,6 +41,7 @@ _TRAINING_ROLES = {
     Role.TRAINER: "TRAINER",
     Role.HETER: "HETER_TRAINER",
     Role.COORDINATOR: "COORDINATOR",
+    Role.EVALUATOR: "EVALUATOR",
 }
 
 

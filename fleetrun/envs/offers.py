@@ -21,7 +21,7 @@ class Host:
     address.
 
     `wanted_devices` is how many --devices named, whether they are there or not. `hosts` are the hosts of the
-    endpoint lists that are this machine.
+    endpoint lists that are this machine. `evaluator_devices` are those that a job file names for evaluators.
     """
 
     address: str
@@ -30,6 +30,7 @@ class Host:
     wanted_devices: int = 0
     cores: int = 1
     hosts: tuple[str, ...] | None = None
+    evaluator_devices: tuple[str, ...] = ()
 
 
 Reserve = Callable[[int | None], int]

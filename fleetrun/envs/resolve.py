@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fleetrun.envs import checks, contract, machines
+from fleetrun.envs import checks, contract, machines, rolechecks
 from fleetrun.envs.addresses import with_ports
 from fleetrun.envs.argv import CommandLine, Given
-from fleetrun.envs.choices import Choice, Choices, parsed
+from fleetrun.envs.choices import Choice, Choices, Source, parsed
 from fleetrun.envs.contract import Mode
 from fleetrun.envs.machines import Place, nowhere
+from fleetrun.envs.options import SERVERS
 from fleetrun.envs.settings import DEVICE_KINDS, OPTIONS, PREFIXES, LaunchSettings, Resolved
+from fleetrun.envs.wishes import NOTHING, Filed, JobFile
 from fleetrun.errors import UsageError
 
 FIRST_TRAINER_PORT = 6170
@@ -21,30 +23,42 @@ FIRST_TRAINER_PORT = 6170
 _LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID")
 
 
-def resolve(line: CommandLine, environ: Mapping[str, str], place: Place = nowhere) -> Resolved:
-    """Settings of a job. A typed option wins over a variable, a variable over what the engine says that
-    started this process (`place`), that over the default.
+def resolve(
+    line: CommandLine, environ: Mapping[str, str], place: Place = nowhere, file: JobFile = NOTHING
+) -> Resolved:
+    """Settings of a job. A typed option wins over a variable, a variable over the job file, that over what
+    the engine says that started this process (`place`), and that over the default.
 
     Raises UsageError for a value or a combination that cannot be meant.
     """
     readable, notices = _without_leftovers(environ)
     choices = _from_command_line(line.given)
     choices |= _from_environment(readable, but=choices.keys())
+    choices |= _from_file(file.options, but={*choices, *(_OF_A_SCRIPT if line.script else ())})
     choices |= machines.placed(choices, readable, place)
     mode, reason = _mode(choices)
     notices += checks.settle(choices, mode, reason)
     checks.check(choices, mode, reason)
     notices += machines.check(choices)
-    if line.script is None:
-        raise UsageError("no script was given", hint="usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]")
+    overruled = checks.overruled(choices, SERVERS, reason)
+    roles, remarks = rolechecks.fitting(file.roles, mode, overruled, line.script is not None)
+    script, args = rolechecks.script_of(line, file, roles, mode)
     return Resolved(
         settings=LaunchSettings(
-            script=line.script, script_args=line.script_args, **_values(choices, mode), run_mode=mode
+            script=script,
+            script_args=args,
+            script_filed=line.script is None and not file.typable,
+            environment=file.environment,
+            roles=roles,
+            **_values(choices, mode),
+            run_mode=mode,
         ),
         origins={name: choice.origin for name, choice in choices.items()}
-        | ({"run_mode": reason.origin} if reason else {}),
-        notices=tuple(notices),
-        words={name: choice.word for name, choice in choices.items()},
+        | ({"run_mode": reason.origin} if reason else {})
+        | _places(file, line),
+        notices=(*notices, *remarks),
+        words={name: c.word for name, c in choices.items() if name != "config" or not file.typable},
+        engine=frozenset(name for name, choice in choices.items() if choice.source is Source.ENGINE),
     )
 
 
@@ -54,7 +68,7 @@ def _from_command_line(given: Iterable[Given]) -> Choices:
     for word in given:
         name = word.option.name
         value = parsed(word.option, word.spelling, word.text, PREFIXES.get(word.alias, ""))
-        choice = Choice(word.option, value, word.spelling, word.text, word.alias, typed=True)
+        choice = Choice(word.option, value, word.spelling, word.text, word.alias, Source.TYPED)
         choices[name] = _combined(choices[name], choice) if name in choices else choice
     return {name: choice for name, choice in choices.items() if choice.text or choice.value != ()}
 
@@ -76,8 +90,29 @@ def _from_environment(environ: Mapping[str, str], but: Collection[str]) -> Choic
         if found and option.name not in but:
             variable, text = found[0], environ[found[0]].strip()
             value = parsed(option, variable, text, PREFIXES.get(variable, ""))
-            choices[option.name] = Choice(option, value, variable, text, option.name, typed=False)
+            choices[option.name] = Choice(option, value, variable, text, option.name, Source.VARIABLE)
     return choices
+
+
+def _places(file: JobFile, line: CommandLine) -> dict[str, str]:
+    """Where the job file says what is no option, as far as nothing was typed instead."""
+    typed = ("script", "args") if line.script is not None else ()
+    return {name: where for name, where in file.places.items() if name not in typed}
+
+
+_OF_A_SCRIPT = ("module", "no_python")
+
+
+def _from_file(options: Iterable[Filed], but: Collection[str]) -> Choices:
+    """What a job file says of the options that were not chosen already."""
+    choices: Choices = {}
+    for filed in options:
+        for text in filed.texts:
+            name, origin = filed.option.name, f"{filed.where}: {filed.alias}"
+            value = parsed(filed.option, origin, text, PREFIXES.get(filed.alias, ""))
+            choice = Choice(filed.option, value, filed.where, text, filed.alias, Source.FILE)
+            choices[name] = _combined(choices[name], choice) if name in choices else choice
+    return {name: c for name, c in choices.items() if name not in but and (c.text or c.value != ())}
 
 
 def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
@@ -105,18 +140,21 @@ _Wish = tuple[Mode, Choice]
 def _mode(choices: Choices) -> _Wish | tuple[Mode, None]:
     """The mode, and the choice that made it so (None: nothing did).
 
-    What was typed goes first; a variable counts as far as it fits what was typed.
+    What was typed goes first; a variable counts as far as it fits what was typed, a job file as far as it
+    fits both.
     """
     typed = [choice for choice in choices.values() if choice.typed]
-    variables = [choice for choice in choices.values() if not choice.typed]
-    fitting = [
-        (mode, choice)
-        for mode, choice in _wishes(variables)
-        if all(mode in other.option.modes for other in typed)
-    ]
+    filed = [choice for choice in choices.values() if choice.filed]
+    variables = [choice for choice in choices.values() if not choice.typed and not choice.filed]
+    fitting = [*_fitting(variables, typed), *_fitting(filed, [*typed, *variables])]
     stated = [wish for wish in fitting if wish[1].option.name == "run_mode"]
     wishes = [*_wishes(typed, "run_mode"), *stated, *_wishes(typed), *fitting]
     return wishes[0] if wishes else (Mode.COLLECTIVE, None)
+
+
+def _fitting(choices: list[Choice], stronger: list[Choice]) -> list[_Wish]:
+    """The wishes that go with what was said more strongly."""
+    return [wish for wish in _wishes(choices) if all(wish[0] in other.option.modes for other in stronger)]
 
 
 def _wishes(choices: list[Choice], only: str | None = None) -> list[_Wish]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ def folder(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_RUNTIME_DIR", "")
     if base.startswith("/"):
         return Path(base) / "fleetrun"
-    return Path(tempfile.gettempdir()) / f"fleetrun-{os.getuid()}"
+    return Path("/tmp") / f"fleetrun-{os.getuid()}"
 
 
 def control_socket(runtime: Path, pod: str) -> Path:

@@ -13,6 +13,7 @@ from functools import partial
 from fleetrun.envs import addresses, values
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.options import COLLECTIVE, HETER, PROCESSES, SERVERS, Group, Takes, of, option, switch
+from fleetrun.envs.wishes import RoleWish, Variables
 
 DEVICE_KINDS = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "selected_xpus": "xpu", "npus": "npu"}
 """The spellings of --devices that also say what kind of device."""
@@ -43,11 +44,15 @@ class LaunchSettings:
 
     Times are seconds, sizes bytes. Endpoints are `host:port`. In ps modes without endpoint lists,
     `server_num` and `trainer_num` are numbers; in ps-heter, `heter_devices` has an entry for each stage after
-    the trainers'.
+    the trainers'. `environment` and `roles` are those of a job file, which no option can say; `script_filed`:
+    it says the script too, and goes along to other machines.
     """
 
     script: str
     script_args: tuple[str, ...] = ()
+    script_filed: bool = False
+    environment: Variables = ()
+    roles: tuple[RoleWish, ...] = ()
 
     # A table, set by hand: one argument per line would make it three times as long.
     # fmt: off
@@ -147,8 +152,8 @@ class LaunchSettings:
         shown_default="10 s")
     hang_timeout: float | None = _failure(
         None, values.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
-        help="When a trainer neither prints nor reports progress for so long: write the stacks of all "
-             "processes into their logs, then fail (124) or restart.", shown_default="never")
+        help="When no trainer prints or reports progress for so long: write the stacks of all processes into "
+             "their logs, then restart or fail (124).", shown_default="never")
     elastic_pre_hook: str | None = _failure(
         None, values.shell_words, "COMMAND", help="Command to run before each start, without a shell.")
 
@@ -167,8 +172,8 @@ class LaunchSettings:
         help="Keep only the newest output, about this much of each process, as 100M.", shown_default="all")
     follow: tuple[values.FollowRule, ...] = _log(
         ((Role.TRAINER, (0,)),), values.follow, "WHAT", env=("FLEETRUN_FOLLOW",), repeats=True,
-        help="Output to show: all, none, or roles (trainer, ps, heter, coordinator) with or without "
-             "numbers, as trainer:0,1+ps.",
+        help="Output to show: all, none, or roles (trainer, ps, heter, coordinator, evaluator) with or "
+             "without numbers, as trainer:0,1+ps.",
         shown_default="trainer:0")
     display: str = _log(
         "auto", values.choice(*DISPLAYS), "HOW", choices=DISPLAYS, env=("FLEETRUN_DISPLAY",),
@@ -188,8 +193,8 @@ class LaunchSettings:
         None, values.nonempty, "DIR", env=("FLEETRUN_TENSORBOARD",),
         help="Write what trainers report as TensorBoard event files.")
     metrics_port: int | None = _monitor(
-        None, addresses.port, "PORT", env=("FLEETRUN_METRICS_PORT",),
-        help="Serve Prometheus metrics of the job.")
+        None, values.whole(0, 65535), "PORT", env=("FLEETRUN_METRICS_PORT",),
+        help="Serve Prometheus metrics of the job; 0: at a free port, which is told.")
     metrics_host: str = _monitor(
         "127.0.0.1", addresses.host, "ADDRESS", env=("FLEETRUN_METRICS_HOST",),
         help="Address at which --metrics_port listens.")
@@ -253,6 +258,10 @@ class LaunchSettings:
         False, group=Group.COMPATIBLE, help="As torchrun's: one machine, which is what it is anyway.")
     # fmt: on
 
+    def wish(self, role: Role) -> RoleWish:
+        """What a job file says of the processes of this role."""
+        return next((each for each in self.roles if each.role is role), RoleWish(role=role))
+
 
 OPTIONS = of(LaunchSettings)
 
@@ -263,10 +272,11 @@ class Resolved:
 
     `origins` says where a setting came from: `--trainer_num` as it was typed, or `PADDLE_NNODES`; a default
     is absent. `notices` are one-line remarks for the console. `words` has each of them as one word of a
-    command line.
+    command line; `engine` names those that an engine said.
     """
 
     settings: LaunchSettings
     origins: Mapping[str, str]
     notices: tuple[str, ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
+    engine: frozenset[str] = frozenset()

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from fleetrun.envs import values
+from fleetrun.envs.contract import Role
 from fleetrun.envs.settings import OPTIONS, Resolved
 
 _ALWAYS_SHOWN = (
@@ -23,14 +24,37 @@ def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     given. The origin of a default is None.
     """
     rows: list[tuple[str, str, str | None]] = [
-        ("training_script", resolved.settings.script, None),
-        ("training_script_args", str(list(resolved.settings.script_args)), None),
+        ("training_script", resolved.settings.script, resolved.origins.get("script")),
+        ("training_script_args", str(list(resolved.settings.script_args)), resolved.origins.get("args")),
+        *_filed(resolved),
     ]
     for name in OPTIONS:
         origin = resolved.origins.get(name)
         if name in _ALWAYS_SHOWN or origin is not None:
             rows.append((name, _shown(name, getattr(resolved.settings, name)), origin))
     return sorted(rows)
+
+
+def _filed(resolved: Resolved) -> list[tuple[str, str, str | None]]:
+    """What only a job file can say. Of environments the names: values may be secret."""
+    settings = resolved.settings
+    rows: list[tuple[str, str, str | None]] = []
+    if settings.environment:
+        names = ", ".join(name for name, _ in settings.environment)
+        rows.append(("environment", names, resolved.origins.get("environment")))
+    for wish in settings.roles:
+        said = {
+            "script": wish.script,
+            "args": None if wish.args is None else str(list(wish.args)),
+            "environment": ", ".join(name for name, _ in wish.environment),
+            "threads": wish.threads,
+            "count": wish.count,
+            "devices": ",".join(wish.devices),
+        }
+        shown = [f"{name} {value}" for name, value in said.items() if value]
+        if shown:
+            rows.append((wish.table, "; ".join(shown), wish.where))
+    return rows
 
 
 def _shown(name: str, value: Any) -> str:
@@ -52,6 +76,8 @@ def words(resolved: Resolved, but: Collection[str] = ()) -> tuple[str, ...]:
     """
     given = [word for name, word in resolved.words.items() if name not in but and name != "module"]
     settings = resolved.settings
+    if settings.script_filed:
+        return tuple(given)
     script = ("-m", settings.script) if settings.module else (settings.script,)
     if settings.script.startswith("-"):
         script = ("--", *script)
@@ -68,4 +94,12 @@ def agreed(resolved: Resolved) -> dict[str, str]:
     """The options that must be the same on all machines of a job, by flag, and the script's name."""
     settings = resolved.settings
     texts = {f"--{name}": _shown(name, getattr(settings, name)) for name in _AGREED}
-    return {**texts, "the script": settings.script.rpartition("/")[2]}
+    scripts = {
+        f"the script of {wish.table}": wish.script.rpartition("/")[2]
+        for wish in settings.roles
+        if wish.script is not None
+    }
+    evaluators = settings.wish(Role.EVALUATOR)
+    where = "each machine" if evaluators.each else "the first machine"
+    number = f"{evaluators.count} on {where}" if evaluators.count else "none"
+    return {**texts, "the script": settings.script.rpartition("/")[2], **scripts, "roles.evaluator": number}

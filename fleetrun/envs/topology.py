@@ -5,12 +5,13 @@ follow Paddle's launchers (which of them, where they differ, is said at each rul
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role
+from fleetrun.envs.evaluators import evaluators
 from fleetrun.envs.network import join_endpoint, split_endpoint
 from fleetrun.envs.offers import Host, Offer
 from fleetrun.envs.settings import LaunchSettings
+from fleetrun.envs.shares import Share, share
 from fleetrun.errors import UsageError
 
 
@@ -36,7 +37,8 @@ def build(settings: LaunchSettings, host: Host, offers: Sequence[Offer], node_ra
         max_restart=settings.max_restart,
     )
     _check_unique((*cluster.servers, *cluster.trainers, *cluster.heter_flat, *cluster.coordinators))
-    return _members(settings, host, cluster, offers[node_rank], node_rank)
+    members = _members(settings, host, cluster, offers[node_rank], node_rank)
+    return [*members, *evaluators(settings, host, cluster, node_rank)]
 
 
 def check_complete(settings: LaunchSettings, offers: Sequence[Offer]) -> None:
@@ -141,30 +143,6 @@ def _backend(settings: LaunchSettings, host: Host) -> str | None:
     if settings.backend != "auto":
         return settings.backend
     return None if host.devices else "gloo"
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one process gets of the devices: what it may see, and which of that are its own, by position."""
-
-    visible: tuple[str, ...] = ()
-    own: tuple[int, ...] = ()
-
-
-def share(ids: tuple[str, ...], index: int, size: int, *, whole_node: bool) -> Share:
-    """The share of process `index` of `size`.
-
-    One device each, seen among all of the node's, so that LOCAL_RANK is its index (torchrun's custom);
-    several each, or with `whole_node` off, each process sees its own slice only. Devices that do not divide
-    evenly: as many as there are processes are used (Paddle). More processes than devices: none is bound.
-    """
-    if size > len(ids) or not ids:
-        return Share()
-    width = len(ids) // size if len(ids) % size == 0 else 1
-    slice_ = ids[index * width : (index + 1) * width]
-    if width == 1 and whole_node:
-        return Share(ids[:size], (index,))
-    return Share(slice_, tuple(range(width)))
 
 
 def _computes_on(kind: str, cluster: Cluster, role: Role, stage: int) -> bool:

@@ -216,14 +216,16 @@ def stage_devices(text: str) -> tuple[str, ...]:
 FollowRule = tuple[Role, tuple[int, ...] | None]
 """A role, and which of its processes on this node (None: all of them)."""
 
-_FOLLOWED = {
+ROLE_WORDS = {
     "trainer": Role.TRAINER,
     "worker": Role.TRAINER,
     "ps": Role.SERVER,
     "server": Role.SERVER,
     "heter": Role.HETER,
     "coordinator": Role.COORDINATOR,
+    "evaluator": Role.EVALUATOR,
 }
+"""How roles are called after --follow and in a job file."""
 
 
 def follow(text: str) -> tuple[FollowRule, ...]:
@@ -237,17 +239,17 @@ def follow(text: str) -> tuple[FollowRule, ...]:
 
 def _follow_rule(text: str) -> FollowRule:
     word, colon, numbers = text.partition(":")
-    if word not in _FOLLOWED:
+    if word not in ROLE_WORDS:
         raise BadValue(
             "it must be all, none, or roles such as trainer, ps:0 or trainer:0,1+ps",
-            closest(word, ("all", "none", *_FOLLOWED)),
+            closest(word, ("all", "none", *ROLE_WORDS)),
         )
     if not colon:
-        return _FOLLOWED[word], None
+        return ROLE_WORDS[word], None
     parts = [number.strip() for number in numbers.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
         raise BadValue(f"{word}: takes process numbers, such as {word}:0,1; join several roles with '+'")
-    return _FOLLOWED[word], tuple(sorted(set(map(int, parts))))
+    return ROLE_WORDS[word], tuple(sorted(set(map(int, parts))))
 
 
 def written_follow(rules: tuple[FollowRule, ...]) -> str:

@@ -46,6 +46,10 @@ class Deployer:
             hook.renew()
             self._watch(hook, lambda ended: self._hook_ended(ended, containers))
 
+    def call_off(self) -> None:
+        """What waits for a hook is not started."""
+        self._behind_hook.clear()
+
     def _hook_ended(self, ended: Ended, containers: list[Container]) -> None:
         if ended.exit.ok:
             self._start(containers)

@@ -104,11 +104,14 @@ class Watch:
         log_dir: Path,
         has_room: Callable[[], bool],
         ask: Callable[[int], None] = ask_for_writes,
+        cut: Callable[[Path, int], None] = lambda path, by: None,
     ) -> None:
+        """`cut` is told of files that became shorter at their head, and by how many bytes."""
         self._loop = loop
         self._has_room = has_room
         self._log_dir = log_dir
         self._ask_kernel = ask
+        self._cut = cut
         self._fd: int | None = None
         self._followers: dict[Path, Follower] = {}
         self._trimmers: dict[Path, Trimmer] = {}
@@ -197,4 +200,6 @@ class Watch:
             found |= trimmer.trimmed != before
             if path in self._followers:
                 self._followers[path].shortened(shorter, trimmer.start)
+            if shorter:
+                self._cut(path, shorter)
         return found

@@ -155,5 +155,11 @@ def _ended(exit: Exit, handed_on: set[int]) -> int:
     if exit.signal in handed_on:
         return exit.shell_code
     below = "1 process below it was" if left == 1 else f"{left} processes below it were"
-    sys.stderr.write(f"fleetrun: error: the launcher {exit}; the {below} ended.\n")
+    sys.stderr.write(f"{_clear()}fleetrun: error: the launcher {exit}; the {below} ended.\n")
     return 125
+
+
+def _clear() -> str:
+    """Takes away what the launcher may have drawn from the cursor to the end of a terminal."""
+    dumb = os.environ.get("TERM", "") in ("", "dumb")
+    return "" if dumb or not sys.stderr.isatty() else "\r\x1b[J"

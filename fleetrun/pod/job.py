@@ -13,6 +13,7 @@ from pathlib import Path
 from fleetrun.envs import contract, runfolder
 from fleetrun.envs.contract import Member, Role
 from fleetrun.envs.settings import LaunchSettings
+from fleetrun.envs.wishes import RoleWish
 from fleetrun.pod.logfiles import log_path
 from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 
@@ -20,15 +21,21 @@ _RESTARTS = ("PADDLE_RESTART_COUNT",)
 _RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
 
 
-def command(settings: LaunchSettings) -> tuple[str, ...]:
-    """Python scripts and modules run under this Python, unbuffered; anything else is a program of its own."""
-    script = settings.script
-    if settings.module:
-        return (sys.executable, "-u", "-m", script, *settings.script_args)
-    if script.endswith(".py") and not settings.no_python:
-        return (sys.executable, "-u", script, *settings.script_args)
+def command(settings: LaunchSettings, role: Role = Role.TRAINER) -> tuple[str, ...]:
+    """What the processes of a role run. Python scripts and modules run under this Python, unbuffered;
+    anything else is a program of its own.
+    """
+    own = settings.wish(role)
+    script, module, no_python = settings.script, settings.module, settings.no_python
+    arguments = settings.script_args if own.args is None else own.args
+    if own.script is not None:
+        script, module, no_python, arguments = own.script, own.module, own.no_python, own.args or ()
+    if module:
+        return (sys.executable, "-u", "-m", script, *arguments)
+    if script.endswith(".py") and not no_python:
+        return (sys.executable, "-u", script, *arguments)
     program = script if "/" in script or not Path(script).is_file() else f"./{script}"
-    return (program, *settings.script_args)
+    return (program, *arguments)
 
 
 def job_spec(settings: LaunchSettings, nnodes: tuple[int, int]) -> JobSpec:
@@ -47,10 +54,9 @@ def pod_spec(
     settings: LaunchSettings, members: Sequence[Member], *, pod: str, cores: int, environ: Mapping[str, str]
 ) -> PodSpec:
     """`environ` is the launcher's own; of the contract nothing of it is handed down."""
-    base = contract.without_contract(environ)
-    threads = None if "OMP_NUM_THREADS" in environ else max(1, cores // _local_trainers(members))
+    base = {**contract.without_contract(environ), **dict(settings.environment)}
+    threads = None if "OMP_NUM_THREADS" in base else max(1, cores // _local_trainers(members))
     log_dir = Path(settings.log_dir).absolute()
-    argv = command(settings)
     progress = runfolder.progress_socket(runfolder.folder(environ), pod)
     containers = []
     for member in members:
@@ -58,10 +64,11 @@ def pod_spec(
             member,
             pod=pod,
             log_dir=str(log_dir),
-            omp_threads=threads if member.role is Role.TRAINER else None,
+            omp_threads=_threads(settings.wish(member.role), threads),
         )
         log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
-        containers.append(_container(placed, argv, log, {**base, contract.PROGRESS: str(progress)}))
+        env = {**base, **dict(settings.wish(member.role).environment), contract.PROGRESS: str(progress)}
+        containers.append(_container(placed, command(settings, member.role), log, env))
     return PodSpec(
         name=pod,
         job_id=settings.job_id,
@@ -70,6 +77,16 @@ def pod_spec(
         log_dir=log_dir,
         pre_hook=_pre_hook(settings, log_dir, pod, base),
     )
+
+
+def _threads(wish: RoleWish, share: int | None) -> int | None:
+    """OMP_NUM_THREADS of a process: what the job file says, for those that compute their share of the
+    cores.
+    """
+    if wish.threads is not None:
+        return wish.threads
+    computes = wish.role in (Role.TRAINER, Role.EVALUATOR)
+    return share if computes and "OMP_NUM_THREADS" not in dict(wish.environment) else None
 
 
 def _container(member: Member, argv: tuple[str, ...], log: Path, base: Mapping[str, str]) -> ContainerSpec:

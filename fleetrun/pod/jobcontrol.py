@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.process import descendants, reap_adopted, signal_all
@@ -23,11 +23,14 @@ def dispatch(
     written: Callable[[], None],
     resumed: Callable[[float], None],
     say: Callable[[str], None],
+    pausing: Callable[[], None] = lambda: None,
+    beside: Collection[int] = (),
 ) -> None:
     """Act on signals in the order in which they came; `pod` is None before there is one.
 
-    `interrupt` gets those that mean: end. `written` is called when a log was written to, `resumed` with the
-    seconds for which the job had been stopped.
+    `interrupt` gets those that mean: end. `written` is called when a log was written to, `pausing` before the
+    job is stopped, and `resumed` afterwards, with the seconds for which it was. The processes `beside` the
+    job have handles of their own.
     """
     for position, number in enumerate(numbers):
         if number in (signal.SIGCHLD, signal.SIGIO):
@@ -38,11 +41,12 @@ def dispatch(
             continue  # it was called off before it could be followed
         elif number == signal.SIGTSTP:
             say("stopping all processes; `fg` continues them")
+            pausing()
             resumed(suspend())
         elif number != signal.SIGCONT:
             interrupt(number)
     if signal.SIGCHLD in numbers:
-        reap_adopted(pod.pids() if pod is not None else set())
+        reap_adopted({*(pod.pids() if pod is not None else ()), *beside})
     if signal.SIGIO in numbers:
         written()
 

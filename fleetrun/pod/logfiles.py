@@ -94,11 +94,13 @@ def log_path(log_dir: Path, job: str, pod: str, role: str, index: int) -> Path:
 
 
 def remove_earlier(log_dir: Path, job: str) -> None:
-    """`--log_overwrite`: delete the logs of earlier runs of this job that no process writes any more."""
-    kinds = [*(f"{role}.*" for role in Role), "pre_hook.*", "gpu"]
-    for path in (each for kind in kinds for each in log_dir.glob(f"{_literal(job)}.??????.{kind}.log")):
+    """`--log_overwrite`: delete the logs and records of earlier runs of this job that no process writes any
+    more.
+    """
+    kinds = [*(f"{role}.*.log" for role in Role), "pre_hook.*.log", "gpu.log", "events.jsonl", "marks"]
+    for path in (each for kind in kinds for each in log_dir.glob(f"{_literal(job)}.??????.{kind}")):
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

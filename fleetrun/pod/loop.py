@@ -16,6 +16,7 @@ from collections.abc import Callable
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 _MAX_EVENTS = 4096
+_LONGEST = 86_400.0  # seconds; epoll counts milliseconds in 32 bits, which are 24 days
 
 
 class Timer:
@@ -85,7 +86,7 @@ class Loop:
     def _patience(self) -> float:
         while self._timers and not self._timers[0][2].pending:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - self.clock()) if self._timers else -1
+        return min(_LONGEST, max(0.0, self._timers[0][0] - self.clock())) if self._timers else -1
 
     def _fire_timers(self) -> None:
         now = self.clock()

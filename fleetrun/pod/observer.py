@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.result import Failure
+from fleetrun.pod.result import Failure, Hang
 
 
 class Observer(Protocol):
@@ -18,6 +18,10 @@ class Observer(Protocol):
         ...
 
     def failed(self, failure: Failure) -> None: ...
+    def hung(self, hang: Hang) -> None:
+        """No trainer gives a sign of life. The processes still run."""
+        ...
+
     def restarting(self, containers: list[Container]) -> None: ...
     def leaving(self, rest: list[Container]) -> None: ...
     def ending(self, why: str) -> None: ...
@@ -40,6 +44,10 @@ class Observers:
     def failed(self, failure: Failure) -> None:
         for observer in self._each:
             observer.failed(failure)
+
+    def hung(self, hang: Hang) -> None:
+        for observer in self._each:
+            observer.hung(hang)
 
     def restarting(self, containers: list[Container]) -> None:
         for observer in self._each:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from fleetrun.pod.container import Ended
 from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.result import Hang
 
 
 class Peers(Protocol):
@@ -19,6 +20,10 @@ class Peers(Protocol):
 
     def pod_failed_too(self, ended: Ended) -> None:
         """Another failure, seen while the pod stops; it may be the older one."""
+        ...
+
+    def pod_hung(self, hang: Hang) -> None:
+        """This pod stops because its trainers give no sign of life."""
         ...
 
     def pod_completed(self) -> None:

@@ -31,15 +31,29 @@ class Process:
         self.exit: Exit | None = None
 
     @classmethod
-    def spawn(cls, argv: Sequence[str], env: Mapping[str, str], output: int) -> Process:
-        """Start `argv` with stdout and stderr on the descriptor `output` and no stdin.
+    def spawn(
+        cls,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        output: int,
+        stdin: int = subprocess.DEVNULL,
+        keep: Sequence[int] = (),
+    ) -> Process:
+        """Start `argv` with stdout and stderr on the descriptor `output`, without stdin if none is given. It
+        has the descriptors `keep` too, under their numbers.
 
         Raises ScriptNotFoundError, ScriptNotExecutableError, or SpawnError when the kernel is out of
         something.
         """
         try:
             popen = subprocess.Popen(
-                argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                argv,
+                env=env,
+                stdin=stdin,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=keep,
             )
         except (FileNotFoundError, NotADirectoryError):
             if "/" in argv[0] and Path(argv[0]).exists():
@@ -59,7 +73,10 @@ class Process:
             raise _spawn_error(argv[0], error) from None
 
     def _left_well(self) -> bool:
-        info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+        try:
+            info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # somebody else reaped it: its group's id may be another's
+            return True
         return info is not None and info.si_code == os.CLD_EXITED and info.si_status == 0
 
     def fileno(self) -> int:
@@ -148,20 +165,21 @@ def _parent_of(pid: int) -> int:
     return -1
 
 
-def descendants() -> list[int]:
-    """All processes below this one, nearest first."""
-    return _with_all_below(children())
+def descendants(but: Collection[int] = ()) -> list[int]:
+    """All processes below this one, nearest first; without the children `but` and what is below them."""
+    return _with_all_below([pid for pid in children() if pid not in but])
 
 
 def _with_all_below(wave: list[int]) -> list[int]:
     found: list[int] = []
     while wave:
         found += wave
-        wave = [child for pid in wave for child in _children_of(pid) if child not in found]
+        wave = [child for pid in wave for child in children_of(pid) if child not in found]
     return found
 
 
-def _children_of(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
+    """Of any process of this user; none of one that has gone."""
     with contextlib.suppress(OSError):
         return [
             int(child)
@@ -183,7 +201,7 @@ def kill_marked(mark: str) -> None:
             pidfd = os.pidfd_open(pid)  # before the look: what is killed is what was looked at
             try:
                 if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    below = _with_all_below(_children_of(pid))  # before it dies and they are somebody else's
+                    below = _with_all_below(children_of(pid))  # before it dies and they are somebody else's
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                     signal_all(below, signal.SIGKILL)
             finally:
@@ -204,7 +222,7 @@ def signal_all(pids: Sequence[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def reap_adopted(own: Sequence[int] | set[int] = ()) -> None:
+def reap_adopted(own: Collection[int] = ()) -> None:
     """Give orphans that ended back to the kernel; leave the processes named in `own` to their handles."""
     for pid in children():
         if pid not in own:
@@ -212,8 +230,13 @@ def reap_adopted(own: Sequence[int] | set[int] = ()) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
-def has_children() -> bool:
-    """Whether anything is left below this process, after reaping what has ended."""
+def has_children(but: Collection[int] = ()) -> bool:
+    """Whether anything is left below this process, after reaping what has ended. The children `but` do not
+    count and are left to their handles.
+    """
+    if but:
+        reap_adopted(but)
+        return not set(children()) <= set(but)
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -223,35 +246,36 @@ def has_children() -> bool:
             return True
 
 
-def end_descendants(grace: float) -> int:
-    """SIGTERM to everything below this process, SIGKILL after `grace` seconds, until nothing is left.
+def end_descendants(grace: float, but: Collection[int] = ()) -> int:
+    """SIGTERM to everything below this process, SIGKILL after `grace` seconds, until nothing is left but the
+    children `but` and what is below them.
 
     For a process that is a sub-reaper and whose own children have all been reaped or may be: the orphans of
     what dies become children here, so a pass that finds none has found the last. Returns how many were there
     at first. Gives up after five seconds of killing (a process in uninterruptible sleep cannot be ended).
     """
-    if not has_children():
+    if not has_children(but):
         return 0
-    first = descendants()
+    first = descendants(but)
     if grace > 0:
         signal_all(first, signal.SIGTERM)
         signal_all(first, signal.SIGCONT)
-        _wait_childless(time.monotonic() + grace)
+        _wait_childless(time.monotonic() + grace, but)
     deadline = time.monotonic() + 5.0
-    while has_children() and time.monotonic() < deadline:
-        signal_all(descendants(), signal.SIGKILL)
-        _wait_childless(time.monotonic() + 0.01)
+    while has_children(but) and time.monotonic() < deadline:
+        signal_all(descendants(but), signal.SIGKILL)
+        _wait_childless(time.monotonic() + 0.01, but)
     return len(first)
 
 
-def _wait_childless(deadline: float) -> None:
-    while has_children():
+def _wait_childless(deadline: float, but: Collection[int]) -> None:
+    while has_children(but):
         left = deadline - time.monotonic()
         if left <= 0:
             return
         poll = select.poll()
         fds = []
-        for pid in children()[:256]:
+        for pid in [each for each in children() if each not in but][:256]:
             with contextlib.suppress(OSError):
                 fds.append(os.pidfd_open(pid))
                 poll.register(fds[-1], select.POLLIN)

@@ -25,7 +25,7 @@ def check_module(module: str) -> None:
     from importlib.util import find_spec
 
     top = module.partition(".")[0]
-    here = os.path.curdir
+    here = str(Path.cwd())  # not ".": Python remembers what that was
     if not top.isidentifier() or top == "__main__":
         raise ScriptNotFoundError(
             f"-m {module}: that is not the name of a module", hint="Without -m it is a file."

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetrun.pod.container import Ended
+from fleetrun.envs.contract import Role
+from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.errorfile import ErrorRecord
 from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec
 
 TIMEOUT = 124
 LOST_GUARD = 125
+
+HUNG = "(--hang_timeout)"
+"""What the headline of a hang ends with, on every machine of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +31,49 @@ class Failure:
     earlier: tuple[tuple[ContainerSpec, ErrorRecord], ...] = ()
     alive: int = 0
 
+    @property
+    def beside(self) -> bool:
+        """Whether the job goes on, whatever is decided: evaluators have no part in it."""
+        return self.ended.spec.role is Role.EVALUATOR
+
+    @classmethod
+    def of(cls, ended: Ended, decision: Restart | GiveUp, alive: Sequence[Container]) -> Failure:
+        """Beside those that are still `alive`."""
+        records = ((each.spec, each.record()) for each in alive)
+        earlier = tuple(
+            (spec, record) for spec, record in records if record and record.time < ended.failed_at
+        )
+        return cls(ended=ended, decision=decision, earlier=earlier, alive=len(alive))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """No trainer gave a sign of life for `silent_for` seconds, and what is done about it.
+
+    `containers` were running then. `stacks` says where they stand, a line for all that stand at the same
+    place, the odd one first; empty when that could not be found out.
+    """
+
+    silent_for: float
+    containers: tuple[ContainerSpec, ...]
+    decision: Restart | GiveUp
+    stacks: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        return f"no trainer printed or reported anything for {self.silent_for:g} s {HUNG}"
+
+    @property
+    def reason(self) -> str:
+        """The headline, and why nothing is started again."""
+        why = f"; {self.decision.reason}" if isinstance(self.decision, GiveUp) else ""
+        return f"{self.headline}{why}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """`cause` is the failure that ended the job, `others` what else failed of its own doing, in order.
+    """`cause` is the failure that ended the job, `others` what else failed of its own doing, in order; `hang`
+    is set when it hung instead.
 
     `strays` counts processes that no container owned any more and that were ended with the job.
     """
@@ -41,6 +84,7 @@ class JobResult:
     reason: str = ""
     restarts: int = 0
     strays: int = 0
+    hang: Hang | None = None
 
 
 def first_failure(failures: Sequence[Ended]) -> tuple[Ended | None, tuple[Ended, ...]]:
@@ -57,13 +101,20 @@ def first_failure(failures: Sequence[Ended]) -> tuple[Ended | None, tuple[Ended,
 
 
 def conclude(
-    failures: Sequence[Ended], code: int | None, reason: str, restarts: int, strays: int
+    failures: Sequence[Ended],
+    code: int | None,
+    reason: str,
+    restarts: int,
+    strays: int,
+    hang: Hang | None = None,
 ) -> JobResult:
     """What these failures make of a job that was not ended with a `code` of its own."""
     cause, others = first_failure(failures)
     if code is None:
         code = code_of(cause) if cause is not None else 0
-    return JobResult(code=code, cause=cause, others=others, reason=reason, restarts=restarts, strays=strays)
+    return JobResult(
+        code=code, cause=cause, others=others, reason=reason, restarts=restarts, strays=strays, hang=hang
+    )
 
 
 def code_of(ended: Ended) -> int:

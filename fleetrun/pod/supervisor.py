@@ -4,19 +4,19 @@
 start --> WATCHING ------------> LEAVING -------------------> result 0
             |  ^                    | a moment later
     failure |  | restart            v
-            v  | (collective: all;  ladder --------------------> result 0
-          policy  ps: what failed)
+    or hang v  | (collective, hang: ladder --------------------> result 0
+          policy  all; ps: what failed)
             | gives up
 signal, ----+------------------> ENDING: ladder ------------> result: the first failure's code,
 timeout                                                       128 + n, 124
 
 With peers (a job on several machines) the pod is one of many: it leaves when the trainers of all machines
 have ended, and in collective mode a failure stops it, whatever the policy says; machines restart together.
+Evaluators stand beside all that: `evaluators.py` starts them again, and nothing waits for them.
 """
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Callable, Collection
@@ -26,7 +26,8 @@ from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.deploy import Deployer
-from fleetrun.pod.ladder import Ladder
+from fleetrun.pod.evaluators import Evaluators
+from fleetrun.pod.hangwatch import HangWatch
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.observer import Observer
 from fleetrun.pod.oom import OomWatch
@@ -34,9 +35,10 @@ from fleetrun.pod.peers import Peers
 from fleetrun.pod.phase import Phase
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.process import ask_strays, end_descendants, kill_marked
-from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
-from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Failure, JobResult, conclude
-from fleetrun.pod.status import signal_name
+from fleetrun.pod.restarts import GiveUp, RestartPolicy
+from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Failure, Hang, JobResult, conclude
+from fleetrun.pod.status import Exit, signal_name
+from fleetrun.pod.stopper import Stopper
 from fleetrun.pod.strays import Strays
 
 SERVERS_LEAVE = 1.0  # for servers to leave by themselves (stop_worker) after the last trainer
@@ -47,11 +49,9 @@ class Supervisor:
     """Runs one pod, once."""
 
     _phase = Phase.WATCHING
-    _ladder: Ladder | None = None
-    _asked_at = math.inf
     _code: int | None = None
     _reason = ""
-    _notice = "stop"
+    _hang: Hang | None = None
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class Supervisor:
         timeout: float | None = None,
         peers: Peers | None = None,
         restarts: int = 0,
+        hangs: HangWatch | None = None,
         sweep: Callable[[float], int] = end_descendants,
         ask: Callable[[Collection[int]], None] = ask_strays,
         wall: Callable[[], float] = time.time,
@@ -73,23 +74,24 @@ class Supervisor:
         self._loop = loop
         self._policy = policy
         self._observer = observer
-        self._stop_timeout = stop_timeout
         self._timeout = timeout
         self._strays = Strays(loop.clock, sweep, ask)
+        self._stopper = Stopper(pod, loop, self._strays, stop_timeout, wall)
         self._oom = OomWatch()
         self._timers: list[Timer] = []
+        self._limit: Timer | None = None
         self._failures: list[Ended] = []
         self._peers = peers
         self._deployer = Deployer(
-            pod,
-            self._watch,
-            exited=self._exited,
-            failed=self._failed,
-            started=self._started,
-            goes_on=lambda: self._phase is Phase.WATCHING,
-        )
+            pod, self._watch, exited=self._exited, failed=self._failed, started=self._started,
+            goes_on=self._goes_on,
+        )  # fmt: skip
+        self._evaluators = Evaluators(loop, policy, observer, self._deployer, self._goes_on)
         self._restarts = restarts
-        self._wall = wall
+        self._hangs = hangs or HangWatch(loop)
+
+    def _goes_on(self) -> bool:
+        return self._phase is Phase.WATCHING
 
     def run(self) -> JobResult:
         """Start, watch, stop. Raises LaunchError when a process cannot be started; what had started is ended
@@ -98,16 +100,20 @@ class Supervisor:
         try:
             self._deployer.deploy(self._pod.containers)
             if self._timeout is not None:
-                self._timers.append(self._loop.after(self._timeout, self._timed_out))
+                self._limit = self._loop.after(self._timeout, self._timed_out)
+            self._hangs.watch(self._pod, self._hung)
             self._loop.run()
         except LaunchError:
-            self._kill_all()
+            self._stopper.end_now()
             raise
         finally:  # the loop may go on with the next pod
             self._cancel_timers()
+            if self._limit is not None:
+                self._limit.cancel()
+            self._hangs.close()
             self._oom.close()
         strays = self._strays.end()
-        return conclude(self._failures, self._code, self._reason, self._restarts, strays)
+        return conclude(self._failures, self._code, self._reason, self._restarts, strays, self._hang)
 
     def _started(self, containers: list[Container]) -> None:
         self._observer.started(containers)
@@ -131,7 +137,9 @@ class Supervisor:
     # ---- exits
 
     def _exited(self, container: Container, ended: Ended) -> None:
-        if not ended.exit.ok:
+        if container.spec.role is Role.EVALUATOR:
+            self._evaluators.exited(container, ended)
+        elif not ended.exit.ok:
             self._failed(ended, [container] if self._pod.spec.mode.has_servers else self._pod.containers)
         elif container.spec.role is Role.SERVER:
             if not ended.dismissed:
@@ -150,20 +158,19 @@ class Supervisor:
 
     def _exited_late(self, ended: Ended) -> None:
         """While stopping. It counts as a failure only if fleetrun did not ask for it."""
-        of_its_own = ended.asked is None or (ended.record is not None and ended.record.time < self._asked_at)
-        if not ended.exit.ok and self._phase is not Phase.LEAVING and of_its_own:
+        before = ended.record is not None and ended.record.time < self._stopper.asked_at
+        counts = (ended.asked is None or before) and ended.spec.role is not Role.EVALUATOR
+        if not ended.exit.ok and self._phase is not Phase.LEAVING and counts:
             self._failures.append(ended)
             if self._peers is not None:
                 self._peers.pod_failed_too(ended)
-        if self._ladder is not None:
-            self._ladder.step()
-        elif not self._pod.alive:
+        if not self._stopper.step() and not self._pod.alive:
             self._loop.stop()
 
     def _failed(self, ended: Ended, together: list[Container]) -> None:
         self._failures.append(ended)
         decision = self._policy.decide(ended.exit, self._restarts)
-        self._observer.failed(self._failure(ended, decision))
+        self._observer.failed(Failure.of(ended, decision, self._pod.alive))
         together_only = self._peers is not None and not self._pod.spec.mode.has_servers
         if isinstance(decision, GiveUp) or together_only:
             if self._peers is not None:
@@ -175,21 +182,36 @@ class Supervisor:
         if self._pod.spec.mode.has_servers:
             self._restart(together, decision.after)
         else:
-            self._phase = Phase.RESTARTING
-            self._stop(lambda: self._restart(together, decision.after))
+            self._restart_all(decision.after)
 
-    def _failure(self, ended: Ended, decision: Restart | GiveUp) -> Failure:
-        alive = self._pod.alive
-        records = ((each.spec, each.record()) for each in alive)
-        earlier = tuple(
-            (spec, record) for spec, record in records if record and record.time < ended.failed_at
-        )
-        return Failure(ended=ended, decision=decision, earlier=earlier, alive=len(alive))
+    def _hung(self, silent_for: float, stacks: tuple[str, ...]) -> None:
+        """No trainer gives a sign of life; who waits for whom nobody knows, so all start again."""
+        if self._phase is not Phase.WATCHING:
+            return
+        decision = self._policy.decide(Exit(TIMEOUT), self._restarts)
+        running = tuple(each.spec for each in self._pod.alive)
+        hang = Hang(silent_for=silent_for, containers=running, decision=decision, stacks=stacks)
+        self._observer.hung(hang)
+        if isinstance(decision, GiveUp) or self._peers is not None:
+            self._hang, self._code, self._reason = hang, TIMEOUT, hang.reason
+            if self._peers is not None:
+                self._peers.pod_hung(hang)
+            self._end()
+        else:
+            self._restarts += 1
+            self._restart_all(decision.after)
+
+    def _restart_all(self, after: float) -> None:
+        self._phase = Phase.RESTARTING
+        self._cancel_timers()  # one that failed before may wait for its own restart
+        self._deployer.call_off()
+        self._stop(lambda: self._restart(self._pod.containers, after))
 
     def _restart(self, containers: list[Container], after: float) -> None:
+        if self._phase is Phase.RESTARTING:
+            self._hangs.watch(self._pod, self._hung)
         self._phase = Phase.WATCHING
-        self._ladder = None
-        self._asked_at = math.inf
+        self._stopper.forget()
         forgiven, self._failures = self._failures, []
         if not self._pod.alive:  # a daemon of the last attempt may still hold a port or a device
             self._strays.end_now()
@@ -223,8 +245,8 @@ class Supervisor:
         Stopping already is fine.
         """
         if self._phase is not Phase.ENDING:
-            self._reason, self._notice = reason, notice
-            self._end()
+            self._reason, self._stopper.notice = reason, notice
+            self._hangs.last_look(reason, self._end)
 
     def _leave(self) -> None:
         """All trainers ended well. What served them may leave, and is asked to after a moment."""
@@ -249,14 +271,8 @@ class Supervisor:
         self._timers.clear()
 
     def _stop(self, then: Callable[[], None]) -> None:
-        self._asked_at = min(self._asked_at, self._wall())
-        if self._ladder is not None:
-            self._ladder.abandon()
-        self._strays.ask(self._pod.pids())
-        for container in self._pod.alive:
-            container.notify(self._notice, self._wall() + self._stop_timeout)
-        self._ladder = Ladder(self._loop, self._pod.stop_order, self._stop_timeout, then)
-        self._ladder.step()
+        self._hangs.close()
+        self._stopper.stop(then)
 
     def interrupt(self, number: int) -> None:
         """A signal that means: end. The second Ctrl-C (or SIGQUIT) means: at once."""
@@ -266,12 +282,11 @@ class Supervisor:
             what = "the job" if self._peers is None else "the processes of this node"
             self._observer.ending(f"{self._reason}; stopping {what}")
             self._end()
-        elif number in (signal.SIGINT, signal.SIGQUIT) and self._ladder is not None:
+        elif number in (signal.SIGINT, signal.SIGQUIT) and self._stopper.kill():
             self._observer.ending(f"got {signal_name(number)}; killing what is left")
-            self._ladder.kill()
 
     def _timed_out(self) -> None:
-        if self._phase is not Phase.ENDING:
+        if self._phase not in (Phase.LEAVING, Phase.ENDING):
             self._code = TIMEOUT
             self._reason = f"the job took longer than --timeout {self._timeout:g} s"
             self._observer.ending(f"{self._reason}; stopping it")
@@ -281,14 +296,5 @@ class Supervisor:
         """Nobody would clean up after this process any more: end everything now."""
         self._code = LOST_GUARD
         self._reason = "the guard process was killed"
-        self._kill_all()
+        self._stopper.end_now()
         self._loop.stop()
-
-    def _kill_all(self) -> None:
-        if self._ladder is not None:
-            self._ladder.abandon()
-        for container in self._pod.alive:
-            container.ask(signal.SIGKILL)
-            if container.process is not None:  # the sweep reaps it: how it ended can be asked no more
-                self._loop.remove(container.process.fileno())
-        self._strays.end_now()

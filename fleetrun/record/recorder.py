@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.restarts import Restart
-from fleetrun.pod.result import Failure
+from fleetrun.pod.result import Failure, Hang
 from fleetrun.record.journal import Journal
 
 
@@ -16,29 +16,55 @@ class Recorder:
         for each in containers:
             if each.process is not None:
                 self._journal.write(
-                    "started", container=each.spec.name, pid=each.process.pid, attempt=each.restarts
+                    "started",
+                    container=each.spec.name,
+                    rank=each.spec.rank,
+                    pid=each.process.pid,
+                    attempt=each.restarts,
                 )
 
     def exited(self, ended: Ended) -> None:
+        record = ended.record
         self._journal.write(
             "exited",
             container=ended.spec.name,
+            rank=ended.spec.rank,
             pid=ended.pid,
-            code=ended.exit.code,
-            how=str(ended.exit),
-            asked=ended.asked,
             attempt=ended.attempt,
+            code=ended.exit.code,
+            signal=ended.exit.signal,
+            how=str(ended.exit),
+            seconds=round(ended.ended - ended.started, 3),
+            asked=ended.asked,
+            out_of_memory=ended.out_of_memory,
+            error=record.message[:2000] if record is not None else "",
         )
 
     def failed(self, failure: Failure) -> None:
         decision = failure.decision
-        again = isinstance(decision, Restart)
         self._journal.write(
             "failed",
             container=failure.ended.spec.name,
-            restart=again,
+            rank=failure.ended.spec.rank,
+            attempt=failure.ended.attempt,
+            beside=failure.beside,
+            restart=isinstance(decision, Restart),
             after=decision.after if isinstance(decision, Restart) else None,
+            number=decision.number if isinstance(decision, Restart) else None,
+            limit=decision.limit if isinstance(decision, Restart) else None,
             reason="" if isinstance(decision, Restart) else decision.reason,
+        )
+
+    def hung(self, hang: Hang) -> None:
+        decision = hang.decision
+        self._journal.write(
+            "hung",
+            containers=[each.name for each in hang.containers],
+            silent_for=hang.silent_for,
+            stacks=list(hang.stacks),
+            restart=isinstance(decision, Restart),
+            after=decision.after if isinstance(decision, Restart) else None,
+            reason=hang.reason,
         )
 
     def restarting(self, containers: list[Container]) -> None:

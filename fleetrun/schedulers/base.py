@@ -67,8 +67,10 @@ class Submission:
         """The words after `fleetrun` on a machine of the job: without the engine's options and those of
         `but`.
         """
-        left_out = {"scheduler", "scheduler_option", "image", "dry_run", "json", *but}
+        left_out = {"scheduler", "scheduler_option", "image", "dry_run", "json", "save", *but}
         options = [word for name, word in self.words.items() if name not in left_out]
+        if self.settings.script_filed:
+            return tuple(options)
         # `--`: a script may be called -x.py.
         return (*options, "--", self.settings.script, *self.settings.script_args)
 

@@ -22,6 +22,7 @@ def test_columns(text, expected):
         ("a-very-long-word-that-is-a/path and", 10, ["a-very-long-word-that-is-a/path", "    and"]),
         ("    indented code = 1 + 2", 16, ["    indented", "    code = 1 + 2"]),
         ("two  spaces  fit", 20, ["two  spaces  fit"]),
+        ("two  spaces  stay", 12, ["two  spaces", "    stay"]),
     ],
 )
 def test_rows(text, width, rows):

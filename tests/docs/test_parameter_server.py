@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fleetrun.verbs import VERBS
 from tests.support.command import FLEETRUN, environment
 from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.net.wire import VERSION, Code, Field, Kind, Message, Part, decode, encode
@@ -141,12 +142,25 @@ def source_of(module: str) -> str:
     return "".join([text, *map(source_of, others)])
 
 
+def help_of(verb: str) -> str:
+    """Of a launch, or of another command; doctor, up and again take the options of a launch too."""
+    words = [[verb, "--help"]] if verb else []
+    if verb in ("", "doctor", "up", "again"):
+        words.append(["--help"])
+    done = [subprocess.run([*FLEETRUN, *each], capture_output=True, text=True, check=True) for each in words]
+    return "".join(each.stdout for each in done)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_options_of_commands_exist(page: Path):
-    known = subprocess.run([*FLEETRUN, "--help"], capture_output=True, text=True, check=True).stdout
+    helps: dict[str, str] = {}
     for words in commands(page):
         if words[0] == "fleetrun":
-            own, rest = split(words[1:])
+            verb = words[1] if words[1] in VERBS else ""
+            if verb not in helps:
+                helps[verb] = help_of(verb)
+            known = helps[verb]
+            own, rest = split(words[2:] if verb else words[1:])
             if rest:
                 script = source_of(rest[0].removesuffix(".py").replace("/", "."))
                 assert all(f'"{option}"' in script for option in options(rest)), words

@@ -15,7 +15,7 @@ import pytest
 from tests.support.command import Fleetrun, Launch
 from tests.support.traces import left_behind
 
-MOMENTS = 10
+MOMENTS = int(os.environ.get("FLEETTEST_MOMENTS") or 5)
 SEED = int(os.environ.get("FLEETTEST_SEED") or random.randrange(1 << 32))
 
 # Two trainers that ignore SIGTERM, and a daemon of each; the first attempt fails, the second ends well.
@@ -66,7 +66,7 @@ def strike(launch: Launch, number: int, *, the_child: bool) -> bool:
 
 
 def attack(launch: Launch, number: int, moment: float, the_child: bool, hits: list[float]) -> None:
-    """From a thread of its own, so that ten launches live at the same time."""
+    """From a thread of its own, so that all launches live at the same time."""
     time.sleep(moment)
     if strike(launch, number, the_child=the_child):
         hits.append(moment)

@@ -74,6 +74,7 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("--auto_tuner_json", "x"), ("auto tuner",)),
     (("--legacy",), ("--legacy",)),
     (("--json",), ("--json needs --dry_run",)),
+    (("--metrics_host", "0.0.0.0"), ("--metrics_host 0.0.0.0 needs --metrics_port",)),
     (("--log_dir", ""), ("--log_dir",)),
 ]
 

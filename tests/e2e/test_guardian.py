@@ -144,7 +144,7 @@ def test_only_the_files_in_the_log_directory_remain(fleetrun: Fleetrun):
     launch.gone()
     assert not list(temporary.iterdir())
     left = {path.name.split(".")[-1] for path in (fleetrun.folder / "log").iterdir()}
-    assert left <= {"log", "latest", "json"} | {
+    assert left <= {"log", "latest", "json", "jsonl", "marks"} | {
         path.name.split(".")[-1] for path in fleetrun.logs(".latest.*")
     }
 

@@ -10,7 +10,8 @@ from fleetrun.elastic.rounds.records import Cause, Node, Round, State, Why
 from fleetrun.envs.offers import Offer
 from fleetrun.errors import RendezvousError, SpawnError
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.result import JobResult
+from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.result import HUNG, Hang, JobResult
 
 NODE = Node(id="a", host="10.0.0.1", name="h1", offer=Offer())
 OTHER = replace(NODE, id="b", host="10.0.0.2", name="h2")
@@ -96,6 +97,28 @@ def test_a_job_that_completes():
     assert words[-4:] == ["completed", "finish", "stopped", "close"]
     place = made.heard[2][1]
     assert (place.generation, place.rank, place.attempt, place.restarts) == (3, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("decision", "restart", "after"), [(Restart(2.0, 1, 3), True, 2.0), (GiveUp("enough"), False, 0.0)]
+)
+def test_a_hang_is_a_failure_of_this_node_with_124(decision, restart, after):
+    stacks = ("trainer 0: wait (train.py:3)",)
+    hang = Hang(silent_for=9.0, containers=(), decision=decision, stacks=stacks)
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 1),
+        lambda: None,
+        lambda: made.agent.pod_hung(hang),
+        lambda: made.agent.stop(CAUSE, False),
+        lambda: None,
+        lambda: made.agent.ended(124, None),
+    )
+    outcome_of(made)
+    (said,) = [each for each in made.heard if each[0] == "failed"]
+    _, cause, *answer = said
+    assert answer == [restart, after]
+    assert (cause.why, cause.code, cause.lines, cause.rank) == (Why.FAILED, 124, stacks, 1)
+    assert cause.headline.endswith(HUNG)
 
 
 def test_a_failure_elsewhere_stops_this_pod_and_the_next_generation_starts():

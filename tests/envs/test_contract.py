@@ -55,7 +55,20 @@ HETER_WORKER = Member(
 )
 COORDINATOR = Member(cluster=COORDINATED, role=Role.COORDINATOR, rank=0, endpoint="127.0.0.1:8001", **COMMON)
 
+EVALUATOR = Member(
+    cluster=dataclasses.replace(PS, gloo=None),
+    role=Role.EVALUATOR,
+    rank=3,
+    local_rank=1,
+    local_size=2,
+    endpoint="",
+    **COMMON,
+)
+
 MEMBERS = {
+    "evaluator of servers": EVALUATOR,
+    "evaluator": dataclasses.replace(EVALUATOR, cluster=COLLECTIVE, devices=(0,), visible="3"),
+    "evaluator of rpc": dataclasses.replace(EVALUATOR, cluster=RPC, node_rank=0, omp_threads=2),
     "collective": RANK_1,
     "collective restarted": dataclasses.replace(RANK_0, restart_count=2, omp_threads=4, backend="gloo"),
     "collective with devices": dataclasses.replace(RANK_1, devices=(1,), visible="4,5"),
@@ -291,3 +304,16 @@ def test_a_broken_environment_is_told_by_the_variable(changes, message):
     with pytest.raises(ContractError) as caught:
         read(environ)
     assert message in str(caught.value)
+
+
+def test_an_evaluator_has_no_rank_among_the_trainers():
+    environ = write(MEMBERS["evaluator"])
+    assert environ["TRAINING_ROLE"] == environ["PADDLE_ROLE"] == "EVALUATOR"
+    names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "PADDLE_TRAINER_ID", "PADDLE_GLOBAL_RANK"}
+    assert not names & environ.keys()
+    assert environ["PADDLE_TRAINER_ENDPOINTS"] == ",".join(TRAINERS)
+
+
+def test_a_mode_that_there_is_not():
+    with pytest.raises(ContractError, match="FLEETRUN_MODE is 'x'; it must be one of collective"):
+        read({**write(EVALUATOR), "FLEETRUN_MODE": "x"})

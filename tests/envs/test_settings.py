@@ -68,7 +68,14 @@ def test_lists_in_the_banner_are_written_as_they_are_typed():
 
 def test_every_field_but_the_script_and_what_follows_from_others_is_an_option():
     fields = {field.name for field in dataclasses.fields(LaunchSettings)}
-    assert fields - set(OPTIONS) == {"script", "script_args", "device_kind"}
+    assert fields - set(OPTIONS) == {
+        "script",
+        "script_args",
+        "device_kind",
+        "environment",
+        "roles",
+        "script_filed",
+    }
 
 
 def test_a_spelling_means_one_option():

@@ -8,7 +8,8 @@ from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Mode, Role, write
 from fleetrun.envs.offers import Counts, Host, Offer, counts, offer
 from fleetrun.envs.resolve import resolve
-from fleetrun.envs.topology import Share, build, check_complete, share
+from fleetrun.envs.shares import Share, share
+from fleetrun.envs.topology import build, check_complete
 from fleetrun.errors import PortError, UsageError
 
 GPUS = ("0", "1", "2", "3")

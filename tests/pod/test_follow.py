@@ -333,6 +333,17 @@ def test_a_log_is_followed_and_bounded_at_once(watched):
     assert path.stat().st_blocks * 512 <= 3 * 64 * 1024
 
 
+def test_what_is_taken_off_the_head_is_told(watched):
+    cuts = []
+    seen = watched(cut=lambda path, by: cuts.append((path.name, by)))
+    path = seen.folder / "a.log"
+    path.write_bytes(b"x" * 300_000)
+    seen.watch.bound(path, 64 * 1024)
+    seen.watch.start()
+    assert sum(by for _, by in cuts) == 300_000 - path.stat().st_size
+    assert {name for name, _ in cuts} <= {"a.log"}
+
+
 def test_a_log_is_bounded_though_nobody_reads_the_console(watched):
     seen = watched()
     path = seen.folder / "a.log"

@@ -41,6 +41,18 @@ def test_timers_fire_in_the_order_of_their_deadlines(loop):
     assert fired == ["first", "second", "third"]
 
 
+def test_a_deadline_in_years_is_waited_for(loop):
+    """epoll itself takes no more than 24 days."""
+    reading, writing = os.pipe()
+    loop.after(1e9, lambda: pytest.fail("too early"))
+    loop.add(reading, loop.stop)
+    os.write(writing, b"x")
+    loop.run()
+    loop.remove(reading)
+    os.close(reading)
+    os.close(writing)
+
+
 def test_timers_of_one_moment_fire_in_the_order_in_which_they_were_set():
     now = [1.0]
     loop = Loop(lambda: now[0])

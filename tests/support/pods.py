@@ -18,7 +18,7 @@ from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
-from fleetrun.pod.result import Failure, JobResult
+from fleetrun.pod.result import Failure, Hang, JobResult
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 
@@ -81,6 +81,7 @@ class Supervision:
         self.asked_strays: list[Collection[int]] = []
         self.decisions: list[tuple[float, Restart | GiveUp]] = []
         self.failures: list[Failure] = []
+        self.hangs: list[Hang] = []
         self.restarted_at: list[float] = []
         self._actions: dict[str, Callable[[], None]] = {}
         self._processes = []
@@ -198,6 +199,10 @@ class Supervision:
         self.decisions.append((self.clock(), failure.decision))
         self.failures.append(failure)
         self._tell(f"{failure.ended.spec.name} {failure.ended.exit}")
+
+    def hung(self, hang: Hang) -> None:
+        self.hangs.append(hang)
+        self._tell("hung")
 
     def restarting(self, containers: list[Container]) -> None:
         self.restarted_at.append(self.clock())

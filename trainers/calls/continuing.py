@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from trainers import progress
 from trainers.calls.begun import Begun
 from trainers.collective.runtime import CollectiveRuntime
 from trainers.errors import UsageError
@@ -59,7 +60,7 @@ class Continuing(Begun):
         runtime = self._collective("save_checkpoint")
         runtime.before_checkpoint()
         optimizer = runtime.made_of(optimizer)
-        save = checkpoint.start if async_save else checkpoint.save
+        save = checkpoint.start if async_save else checkpoint.save  # either tells when it writes
         return save(directory, step, model, optimizer, keep=keep, state=state)
 
     def wait_checkpoint(self) -> str | None:
@@ -69,7 +70,8 @@ class Continuing(Begun):
         from trainers.checkpoints import checkpoint
 
         self._collective("wait_checkpoint")
-        return checkpoint.wait()
+        with progress.activity("waiting for the checkpoint"):
+            return checkpoint.wait()
 
     def load_checkpoint(
         self,
@@ -88,8 +90,10 @@ class Continuing(Begun):
 
         runtime = self._collective("load_checkpoint")
         optimizer = runtime.made_of(optimizer)
-        step = checkpoint.load(directory, model, optimizer, state=state)
+        with progress.activity("loading the checkpoint"):
+            step = checkpoint.load(directory, model, optimizer, state=state)
         runtime.resumed = step or 0
+        progress.meter.resumed(runtime.resumed)
         return step
 
     load_latest = load_checkpoint

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainers import progress
 from trainers.calls.begun import Begun
 from trainers.collective.runtime import CollectiveRuntime
 from trainers.errors import UsageError
-from trainers.runtime import Where
+from trainers.runtime import Runtime, Where
 
 if TYPE_CHECKING:
     from trainers.serving.program import Inputs
@@ -40,7 +41,7 @@ class Saving(Begun):
         if isinstance(runtime, CollectiveRuntime):
             self._save_state("save_persistables", dirname, model, None, mode)
         else:
-            runtime.save(dirname, mode)
+            _save_tables(runtime, dirname, mode)
 
     def save(
         self,
@@ -85,7 +86,8 @@ class Saving(Begun):
             )
         from trainers.serving.weights import load_state
 
-        load_state(dirname, _checked("load", model), _made(runtime, optimizer))
+        with progress.activity("loading the model"):
+            load_state(dirname, _checked("load", model), _made(runtime, optimizer))
 
     def save_inference_model(
         self,
@@ -113,7 +115,7 @@ class Saving(Begun):
         _check_folder("save_inference_model", None if more else dirname)
         runtime = self._ready("save_inference_model")
         if model is None and not isinstance(runtime, CollectiveRuntime):
-            runtime.save(dirname, 2)
+            _save_tables(runtime, dirname, 2)
             return
         model = _checked("save_inference_model", model)
         if example_inputs is None:
@@ -123,7 +125,9 @@ class Saving(Begun):
         if self._who("save_inference_model").index == 0 or not isinstance(runtime, CollectiveRuntime):
             from trainers.serving.inference import save_program
 
-            save_program(dirname, model, example_inputs, dynamic_shapes, runtime.stand_ins(model, dirname))
+            with progress.activity("saving the model for serving"):
+                stand_ins = runtime.stand_ins(model, dirname)
+                save_program(dirname, model, example_inputs, dynamic_shapes, stand_ins)
 
     def _save_state(
         self,
@@ -140,7 +144,13 @@ class Saving(Begun):
                 f"fleet.{call}() was given mode={mode}; modes are of tables, and this job has no servers"
             )
         first = self._who(call).index == 0
-        save_state(dirname, _checked(call, model), _made(self._runtime, optimizer), first=first)
+        with progress.activity("saving the model"):
+            save_state(dirname, _checked(call, model), _made(self._runtime, optimizer), first=first)
+
+
+def _save_tables(runtime: Runtime, dirname: Where, mode: int) -> None:
+    with progress.activity("saving tables"):
+        runtime.save(dirname, mode)
 
 
 def _check_folder(call: str, dirname: Any) -> None:

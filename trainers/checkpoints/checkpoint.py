@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from trainers import progress
 from trainers.checkpoints import shelf as shelves
 from trainers.checkpoints import tensors as checkpoint_tensors
 from trainers.checkpoints.background import Background
@@ -162,7 +163,8 @@ def _write(order: _Order, ranks: Ranks) -> str:
     if not begun:
         return shelf.path(name)
     try:
-        written = checkpoint_tensors.write(order.tensors, shelf, name, ranks.group)
+        with progress.activity(f"saving the checkpoint of step {order.step}"):
+            written = checkpoint_tensors.write(order.tensors, shelf, name, ranks.group)
         shares = ranks.all_tell(partial(_share, order, ranks.rank, written))
         name = ranks.first_tells(lambda: _commit(order, name, written.index, shares))
     except FleetError:

@@ -11,6 +11,7 @@ import os
 import torch
 import torch.distributed as dist
 
+from trainers import progress
 from trainers.collective.threads import wait_until_idle
 from trainers.errors import UsageError
 from trainers.lastwords import failed
@@ -55,13 +56,14 @@ def start(identity: Identity) -> None:
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     else:
         _prefer_loopback(identity)
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://{identity.meeting()}",
-            rank=identity.index,
-            world_size=identity.worker_num,
-            device_id=device if backend == "nccl" else None,
-        )
+        with progress.activity(f"waiting for all {identity.worker_num} trainers"):
+            dist.init_process_group(
+                backend,
+                init_method=f"tcp://{identity.meeting()}",
+                rank=identity.index,
+                world_size=identity.worker_num,
+                device_id=device if backend == "nccl" else None,
+            )
     atexit.register(_end)
 
 

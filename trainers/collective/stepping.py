@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trainers import progress
 from trainers.collective.averaging import average_state
 from trainers.collective.cadence import Cadence
 from trainers.collective.scaling import DistributedScaler
@@ -59,6 +60,7 @@ class SteppingOptimizer(DistributedOptimizer):
         else:
             scaled = loss if self.scaler is None else self.scaler.scale(loss)
             scaled.backward()  # type: ignore[no-untyped-call]  # torch's annotation
+        progress.meter.has_loss(loss)
         if self.scaler is None:
             self.step()
             self.zero_grad()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from trainers import progress
 from trainers.data.batch import Batch
 from trainers.data.dataset import FileDataset
 from trainers.data.exchange import exchange, total_of
@@ -89,7 +90,8 @@ class InMemoryDataset(FileDataset):
         peers = peers_of(group)
         if peers is not None:
             self._store = self._order = None
-            self._store = exchange(store, self._slots(), peers, self._seed, self._shuffles)
+            with progress.activity("shuffling among all trainers"):
+                self._store = exchange(store, self._slots(), peers, self._seed, self._shuffles)
         self.local_shuffle()
         self._shuffled = len(self._store or ())
 
@@ -150,8 +152,11 @@ class _Loading:
         return store
 
     def _load(self) -> None:
-        with self._result.producer():
+        reading = self.reading
+        loading = progress.activity("loading the data set", of=reading.files)
+        with self._result.producer(), loading:
             store = Store(self._layout)
-            for columns in self.reading.columns():
+            for columns in reading.columns():
                 store.extend(columns)
+                loading.at(reading.read)
             self._result.put(store)

@@ -12,6 +12,7 @@ from typing import TypedDict, Unpack
 
 import torch
 
+from trainers import progress
 from trainers.data.batch import Batch
 from trainers.errors import UsageError
 
@@ -65,6 +66,7 @@ def train_from_dataset(
     UsageError for names that the step does not give.
     """
     told = _Told(fetch_list, fetch_info, print_period)
+    after = _trained if torch.is_grad_enabled() else _alive
     batches = examples = 0
     given: Mapping[str, Number] = {}
     began = time.monotonic()
@@ -72,6 +74,7 @@ def train_from_dataset(
         given = _by_name(step(batch))
         batches += 1
         examples += len(batch)
+        after(given, len(batch))
         told.after(batches, given)
     skipped = int(getattr(dataset, "skipped_lines", 0))
     fetches = {
@@ -90,6 +93,21 @@ def infer_from_dataset(
     """The same without gradients. The mode of the model (`model.eval()`) is left to the caller."""
     with torch.no_grad():
         return train_from_dataset(step, dataset, prefetch=prefetch, **printing)
+
+
+_steps = progress.Counter()
+
+
+def _trained(given: Mapping[str, Number], examples: int) -> None:
+    """What the launcher hears of a step."""
+    progress.meter.seen(examples)
+    if _LOSS in given:
+        progress.meter.has_loss(given[_LOSS])
+    _steps.tick()
+
+
+def _alive(given: Mapping[str, Number], examples: int) -> None:
+    progress.heartbeat()
 
 
 def _by_name(given: Mapping[str, Number] | Number | None) -> Mapping[str, Number]:

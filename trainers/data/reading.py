@@ -31,7 +31,7 @@ class Pass:
 
 class Reading:
     """One pass. `columns` gives the examples; `broken` counts broken lines, `empty` names files without any
-    line, in the order of their end.
+    line, in the order of their end; `read` counts files, `files` is how many there are.
     """
 
     def __init__(self, wanted: Pass, broken: BrokenLines) -> None:
@@ -40,9 +40,14 @@ class Reading:
         self.empty: list[str] = []
         self._lock = threading.Lock()
         self._next = 0
+        self.read = 0
         self._workers = min(wanted.threads, len(wanted.paths))
         self._rests: list[Columns] = []
         self._queue: HandOver[Columns] = HandOver(wanted.ahead, self._workers)
+
+    @property
+    def files(self) -> int:
+        return len(self._pass.paths)
 
     def columns(self) -> Iterator[Columns]:
         """Whole batches, several at a time; with one thread in the order of the files. What is left over of
@@ -88,8 +93,9 @@ class Reading:
             for columns in parser.read(source):
                 if not self._queue.put(columns, len(columns) // self._pass.rows):
                     return False
-        if not parser.lines and not self._queue.stopped:
-            with self._lock:
+        with self._lock:
+            self.read += 1
+            if not parser.lines and not self._queue.stopped:
                 self.empty.append(path)
         return not self._queue.stopped
 

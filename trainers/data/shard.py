@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch.utils.data import DataLoader
 
+from trainers import progress
 from trainers.data.passes import ResumableSampler
 from trainers.errors import UsageError
 
@@ -86,13 +88,23 @@ def shard_loader(
             f"batch_size is {batch_size}, and {len(dataset)} samples for {trainers} trainers are "
             f"{len(sampler)} for each; take a smaller batch_size"
         )
-    return DataLoader(
+    return _Loader(
         dataset,  # type: ignore[arg-type]  # torch's Dataset has no length
         batch_size=batch_size,
         sampler=sampler,
         drop_last=True,
         num_workers=num_workers,
     )
+
+
+class _Loader(DataLoader[Any]):
+    """Its batches count as progress, but for those of an evaluation."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for batch in super().__iter__():
+            if torch.is_grad_enabled():
+                progress.meter.drawn(self.batch_size or 0)
+            yield batch
 
 
 def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:

@@ -166,6 +166,7 @@ def main() -> None:
                 step += 1
                 loss = cross_entropy(model(ids, dense), labels)
                 optimizer.minimize(loss)
+                fleet.report(samples=len(labels))
                 if step % REPORT_EVERY == 0:
                     print(f"TRAIN ---> pass: {epoch_id} loss: {loss.item():.6f}", flush=True)
         fleet.barrier_worker()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from trainers.errors import UsageError
 from trainers.roles.cloud import PaddleCloudRoleMaker
 from trainers.roles.environment import Starter, starter
-from trainers.roles.identity import Identity, RoleMaker
+from trainers.roles.identity import EVALUATOR, Identity, RoleMaker
 from trainers.roles.symmetric import MPISymmetricRoleMaker
 
 
@@ -66,6 +66,12 @@ def _check_launch(is_collective: bool, identity: Identity) -> None:
         raise UsageError(
             "fleet.init(is_collective=True), but this job was started with parameter servers; "
             "start it without --server_num and --trainer_num, or call fleet.init(is_collective=False)"
+        )
+    if not is_collective and identity.source == EVALUATOR:
+        raise UsageError(
+            "fleet.init(is_collective=False) in an evaluator, which has no part in the training and no "
+            "servers; call fleet.init(is_collective=True), which makes it a job of its own, and load what "
+            "the trainers save"
         )
     if not is_collective and not identity.servers:
         also = "take fleet.MPISymmetricRoleMaker(), " if identity.source == Starter.MPIRUN.value else ""

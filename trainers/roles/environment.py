@@ -14,7 +14,7 @@ from fleetrun.envs import contract, mpi
 from trainers.errors import NotSupportedError, UsageError
 from trainers.roles import paddle
 from trainers.roles.endpoints import endpoints
-from trainers.roles.identity import Identity
+from trainers.roles.identity import EVALUATOR, Identity
 from trainers.roles.variables import Variables
 
 MpiProcess = mpi.MpiProcess
@@ -126,6 +126,8 @@ def _of_fleetrun(environ: Mapping[str, str]) -> Identity:
         member = contract.read(environ)
     except contract.ContractError as error:
         raise UsageError(str(error)) from error
+    if member.role is contract.Role.EVALUATOR:
+        return _of_evaluator(member)
     if member.role not in (contract.Role.SERVER, contract.Role.TRAINER):
         raise NotSupportedError(
             f"this process is a {member.role}; this version of trainers runs servers and trainers"
@@ -140,9 +142,23 @@ def _of_fleetrun(environ: Mapping[str, str]) -> Identity:
         launched_as_ps=cluster.mode.has_servers,
         local_rank=member.local_rank,
         master=cluster.master,
-        device=member.devices[0] if member.devices and member.device_kind == "gpu" else None,
+        device=_first_gpu(member),
         backend=member.backend,
         restart_count=member.restart_count,
         source="fleetrun",
         scratch=f"{member.log_dir}/ps.{member.pod}",
     )
+
+
+def _of_evaluator(member: contract.Member) -> Identity:
+    """A process on its own: it has no rank among the trainers, and no server waits for it."""
+    return Identity(
+        device=_first_gpu(member),
+        restart_count=member.restart_count,
+        source=EVALUATOR,
+        scratch=f"{member.log_dir}/ps.{member.pod}",
+    )
+
+
+def _first_gpu(member: contract.Member) -> int | None:
+    return member.devices[0] if member.devices and member.device_kind == "gpu" else None

@@ -8,6 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from trainers.errors import UsageError
 
+EVALUATOR = "an evaluator of fleetrun"
+"""The source of a process that looks at a training from beside it."""
+
 
 class Role(IntEnum):
     """What a process is in a job with parameter servers; Paddle's numbers."""

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, Unpack
 import torch
 from torch import Tensor
 
+from trainers import progress
 from trainers.data import loop
 from trainers.data.batch import Bag, Batch
 from trainers.errors import UsageError
@@ -51,6 +52,8 @@ class Executor:
         device = self._place(program)
         given = _by_name(program.feeds, feed)
         moved = {each.name: _moved(each.checked(given[each.name]), device) for each in program.feeds}
+        if program.optimizer is not None:
+            progress.meter.seen(_examples(moved))
         values = program.step(moved, fetch_list)
         fetched = [torch.as_tensor(values[name]).detach() for name in fetch_list]
         return [_array(each) for each in fetched] if return_numpy else fetched
@@ -142,6 +145,14 @@ class _Feeding:
                 "loop over it with exe.run(program, feed=...)"
             )
         return {feed.name: _moved(feed.of(batch), self._device) for feed in self._program.feeds}
+
+
+def _examples(moved: Feeds) -> int:
+    """How many the first feed has."""
+    first = next(iter(moved.values()), None)
+    if isinstance(first, Bag):
+        return len(first.offsets) - 1
+    return len(first) if first is not None and first.dim() else 1
 
 
 def _by_name(feeds: Sequence[Data], feed: Feed) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from trainers import progress
 from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
 from trainers.static.feeds import Data, Fed
@@ -53,6 +54,7 @@ class Program:
         self.loss = loss
         self.optimizer = optimizer
         self._network: Network = network
+        self._counter = progress.Counter()
         if compile:
             self._network = _Compiled(network, "inductor" if compile is True else compile)
 
@@ -77,6 +79,8 @@ class Program:
         with torch.enable_grad():
             values = self._values(feed, fetch_list)
             self._minimize(self._loss(values), self.optimizer)
+        progress.meter.has_loss(values[self.loss])
+        self._counter.tick()
         return {name: _detached(value) for name, value in values.items()}
 
     def _values(self, feed: Mapping[str, Fed], fetch_list: Sequence[str]) -> Values:

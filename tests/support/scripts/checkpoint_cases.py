@@ -22,7 +22,7 @@ from trainers.errors import FleetError
 from trainers.optimizer import DistributedOptimizer
 
 ATTEMPT = int(os.environ.get("PADDLE_RESTART_COUNT", "0"))
-KILLS = 3
+KILLS = 2
 STEPS = 120
 BATCH = 20
 

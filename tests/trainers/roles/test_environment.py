@@ -3,6 +3,7 @@ import pytest
 from fleetrun.envs import contract
 from fleetrun.envs.contract import Cluster, Member, Mode, Role
 from trainers.errors import NotSupportedError, UsageError
+from trainers.roles.choice import settle
 from trainers.roles.environment import EnvironmentRoleMaker
 from trainers.roles.identity import Identity
 
@@ -74,3 +75,21 @@ def test_a_role_of_a_later_version_is_refused() -> None:
     member = Member(cluster=CLUSTER, role=Role.COORDINATOR, rank=0, endpoint="10.0.0.1:1")
     with pytest.raises(NotSupportedError, match="coordinator"):
         identity(contract.write(member))
+
+
+def test_an_evaluator_of_fleetrun_is_on_its_own() -> None:
+    member = Member(
+        cluster=CLUSTER, role=Role.EVALUATOR, rank=1, endpoint="", devices=(0,), visible="3", restart_count=2
+    )
+    me = identity(contract.write(member))
+    assert (me.index, me.worker_num, me.alone, me.is_server) == (0, 1, True, False)
+    assert (me.servers, me.launched_as_ps, me.device, me.restart_count) == ((), False, 0, 2)
+
+
+def test_an_evaluator_begins_collectively_and_has_no_servers() -> None:
+    environ = contract.write(Member(cluster=CLUSTER, role=Role.EVALUATOR, rank=0, endpoint=""))
+    collective, me = settle(None, True, environ)
+    assert collective
+    assert me.alone
+    with pytest.raises(UsageError, match=r"in an evaluator.*fleet.init\(is_collective=True\)"):
+        settle(None, False, environ)

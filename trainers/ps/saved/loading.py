@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainers import progress
 from trainers.ps.kernels.owners import split
 from trainers.ps.saved.blocks import Blocks
 from trainers.ps.saved.fit import check_fit
@@ -91,14 +92,16 @@ def chunks(
     wanted = list(_wanted(opened, blocks, place))
     check_sizes(opened.folder, wanted)
     last = opened.saves[-1].id
-    for want, tensors in read_shards(opened.folder, wanted, verify=verify):
-        for piece in want.shard.pieces:
-            chunk = chunk_of(opened.folder, want, piece, tensors)
-            if isinstance(chunk, DenseRows):
-                blocks.add(want.part.spec_of(piece.table), chunk)
-            # Whoever waited for a row at an earlier save has one now, or waits in the last save too.
-            elif isinstance(chunk, Rows) or want.save == last:
-                yield piece.table, _completed(place.owned(want.part, chunk), by_name[piece.table])
+    with progress.activity("loading tables", of=len(wanted)) as loading:
+        for want, tensors in read_shards(opened.folder, wanted, verify=verify):
+            for piece in want.shard.pieces:
+                chunk = chunk_of(opened.folder, want, piece, tensors)
+                if isinstance(chunk, DenseRows):
+                    blocks.add(want.part.spec_of(piece.table), chunk)
+                # Whoever waited for a row at an earlier save has one now, or waits in the last save too.
+                elif isinstance(chunk, Rows) or want.save == last:
+                    yield piece.table, _completed(place.owned(want.part, chunk), by_name[piece.table])
+            loading.advance()
     for name, block in blocks.whole(opened.folder.where):
         yield name, _completed(block, by_name[name])
 

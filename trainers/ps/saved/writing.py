@@ -59,8 +59,12 @@ Watch = Callable[[int, int], None]
 
 
 def step_back() -> None:
-    """This thread gives way to those that train: on Linux a thread has a niceness of its own."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    """This thread gives way to those that train: on Linux a thread has a niceness of its own. In a process
+    that was started with a higher one it stays there.
+    """
+    thread = threading.get_native_id()
+    if os.getpriority(os.PRIO_PROCESS, thread) < _NICE:
+        os.setpriority(os.PRIO_PROCESS, thread, _NICE)
 
 
 def write_part(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trainers import progress
 from trainers.errors import NotSupportedError, ServerError
 from trainers.glog import glog
 from trainers.ps.configs import AsyncConfigs, PsConfigs
@@ -96,10 +97,11 @@ class Worker:
 
     def start(self) -> None:
         """Join all servers; trainer 0 sends the initial values, unless the tables have values already."""
-        hellos = self._client.ask(
-            [self._hello(server) for server in range(self._layout.servers)],
-            silence=self._configs.join_timeout_s,
-        )
+        with progress.activity("waiting for the servers"):
+            hellos = self._client.ask(
+                [self._hello(server) for server in range(self._layout.servers)],
+                silence=self._configs.join_timeout_s,
+            )
         _expect_whole(hellos)
         # A former self may have died between two servers: the step that one of them misses is done again.
         self._exchange.start(min(reply.number for reply in hellos))
@@ -114,7 +116,9 @@ class Worker:
             ):
                 self._client.ask(requests)
             self._client.ask(self._to_all(Kind.READY))
-        self._client.ask(self._to_all(Kind.OPEN))
+        with progress.activity("waiting for the other trainers"):
+            self._client.ask(self._to_all(Kind.OPEN))
+        progress.meter.resumed(self._exchange.step)
         pulls = self._dense.pulls(self._exchange.step, trained_only=False)
         replies = self._client.ask(pulls)
         self._dense.take(zip((pull.server for pull in pulls), replies, strict=True))
@@ -197,7 +201,8 @@ class Worker:
         model.
         """
         self._exchange.flush()
-        self._client.ask(self._to_all(Kind.FINISH))
+        with progress.activity("done, waiting for the other trainers"):
+            self._client.ask(self._to_all(Kind.FINISH))
         self._take_values()
         self.leave()
 

@@ -297,6 +297,7 @@ from pathlib import Path
 from tests.trainers.ps.saved.test_refusals import unprivileged
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
+os.nice(19)  # whose saves may not ask for a better place
 unprivileged(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 

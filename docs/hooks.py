@@ -1,0 +1,63 @@
+"""What mkdocs has made for it: the page of all commands, out of the commands themselves, and the page of
+CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+from mkdocs.structure.files import File
+
+from fleetrun import usage
+from fleetrun.envs.options import ACTIONS, Group
+from fleetrun.envs.settings import OPTIONS
+from fleetrun.verbs import ASKING, LAUNCHING
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def on_files(files: Any, config: Any) -> Any:
+    pages = {
+        "reference/commands.md": commands_page(),
+        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "]("),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def commands_page() -> str:
+    """Every option of a launch as a table, every other command as its `--help`."""
+    parts = ["# Commands and options\n", "## fleetrun [OPTIONS] SCRIPT [ARGUMENTS]\n"]
+    parts.append("Every option can be written with `_` or `-`, and its value after a space or `=`.\n")
+    for group in Group:
+        options = [each for each in (*OPTIONS.values(), *ACTIONS.values()) if each.group is group]
+        parts.append(f"### {group}\n\n| option | default | variable | |\n|---|---|---|---|")
+        parts += [_row(option) for option in options]
+        parts.append("")
+    for verb, summary in (ASKING | LAUNCHING).items():
+        parts.append(f"## fleetrun {verb}\n\n{summary}\n\n```text\n{_help(verb)}\n```\n")
+    return "\n".join(parts)
+
+
+def _row(option: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in filter(None, [option.short, option.flag]))
+    also = ", ".join(f"`--{alias}`" for alias in option.aliases)
+    metavar = option.metavar.replace("|", "\\|")
+    cells = [
+        f"{names} {metavar}".strip() + (f" (also {also})" if also else ""),
+        usage.default(option) if option.metavar else "",
+        ", ".join(f"`{name}`" for name in option.env),
+        option.help.replace("|", "\\|"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _help(verb: str) -> str:
+    command: click.Command = importlib.import_module(f"fleetrun.commands.{verb}").command
+    return command.get_help(
+        click.Context(command, info_name=f"fleetrun {verb}", max_content_width=80)
+    ).strip()

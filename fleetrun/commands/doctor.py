@@ -1,0 +1,108 @@
+"""`fleetrun doctor`: check machines before a launch. Reads the options and shows what was found; the checks
+are in `fleetrun.doctor`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import click
+
+from fleetrun.commands.output import room, write
+from fleetrun.doctor.visit import Visit
+from fleetrun.envs import argv as command_line
+from fleetrun.envs.argv import CommandLine
+from fleetrun.envs.wishes import NOTHING, JobFile
+from fleetrun.errors import UsageError
+from fleetrun.jobfile.meaning import load
+
+_HELP = """Check this machine before a long job, and with --nnodes or --ips the others too.
+
+OPTIONS are those of a launch: what you would type after `fleetrun`. SCRIPT may be left out. Nothing is
+started but one process that imports torch; nothing is left behind.
+
+Each check passes, warns (the job will run, perhaps slowly) or fails (it will not), and says what to do. On
+several machines run the same command on each, as for a launch: they meet at --master under a name of their
+own, so that a running job is not disturbed, compare versions and options, and measure round trips,
+bandwidth and clocks between them.
+
+\b
+Examples:
+  fleetrun doctor
+  fleetrun doctor --gpus 0,1 train.py
+  fleetrun doctor --server_num=2 --trainer_num=4 --log_dir /data/log train.py
+  fleetrun doctor --nnodes 2 --master 10.0.0.1:6768 train.py   # on both
+  fleetrun doctor --json > machine.json
+
+\b
+Exit codes:
+  0    nothing failed
+  1    something would keep the job from running
+  2    usage: the options themselves are wrong
+  130  Ctrl-C
+"""
+
+
+@click.command(
+    help=_HELP,
+    options_metavar="[--json] [OPTIONS]",
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "max_content_width": 100,
+        "help_option_names": ["-h", "--help"],
+    },
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGUMENTS]]")
+@click.pass_context
+def command(context: click.Context, as_json: bool, words: tuple[str, ...]) -> int:
+    line = command_line.read(words)
+    if line.action is not None:
+        if line.action.option.name != "help":
+            raise UsageError(f"{line.action.spelling} is not for doctor")
+        click.echo(context.get_help())
+        return 0
+    as_json = as_json or any(each.option.name == "json" for each in line.given)
+    line = replace(line, given=tuple(each for each in line.given if each.option.name not in _OF_A_PLAN))
+    visit = Visit(line, _job_file(line), os.environ, _say, _busy)
+    sections, code = visit.run()
+    if as_json:
+        write(visit.document(sections) + "\n")
+    else:
+        lines = visit.table(sections, room(), colour=_colour())
+        write("".join(f"{each}\n" for each in lines))
+    return code
+
+
+_OF_A_PLAN = ("json", "dry_run", "save")
+"""Options of a launch that print a plan instead: nothing is launched here anyway."""
+
+
+def _job_file(line: CommandLine) -> JobFile:
+    """What --config names."""
+    given = [each for each in line.given if each.option.name == "config"]
+    return load(given[-1].text, os.environ, given[-1].spelling) if given else NOTHING
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _busy(what: str) -> AbstractContextManager[object]:
+    """On a terminal a line that goes away again; elsewhere nothing."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(f"{what} ...")
+
+
+def _colour() -> bool:
+    environ = os.environ
+    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
+        return False
+    return bool(environ.get("FORCE_COLOR")) or sys.stdout.isatty()

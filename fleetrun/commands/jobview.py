@@ -1,0 +1,207 @@
+"""How a job stands, as lines of text for a width: who reads them at a terminal, in a pipe or again and again
+gets the same. Believes no word of an answer that has another form than it should.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from fleetrun.commands.tables import Cell, Column, cut, duration, filled, percent, size, table
+from fleetrun.console.figures import count, loss, short
+from fleetrun.console.tail import printable
+from fleetrun.control.observed import parts
+from fleetrun.pod.status import signal_name
+
+COLUMNS = (
+    Column("NAME"),
+    Column("RANK", 6, right=True),
+    Column("PID", 5, right=True),
+    Column("STATE"),
+    Column("UP", 8, right=True),
+    Column("RESTARTS", 2, right=True),
+    Column("CPU", 7, right=True),
+    Column("MEM", 7, right=True),
+    Column("GPU", 4, right=True),
+    Column("GPUMEM", 3, right=True),
+    Column("STEP", 8, right=True),
+    Column("LOSS", 7, right=True),
+    Column("SAMPLES/S", 6, right=True),
+    Column("LAST LINE", 1, rest=True),
+)
+_NO_NUMBERS = ("nan", "inf", "-inf")
+_STYLES = {
+    "running": "green",
+    "completed": "green",
+    "failed": "red",
+    "terminating": "yellow",
+    "restarting": "yellow",
+    "ending": "yellow",
+    "leaving": "yellow",
+    "meeting": "cyan",
+    "starting": "cyan",
+}
+
+
+def heading(status: Mapping[str, Any], width: int | None) -> list[Text]:
+    """What is to be said of the job as a whole."""
+    state = text(status, "state")
+    there = parts(status, "containers")
+    up = sum(text(each, "state") == "running" for each in there)
+    said = [
+        Text.assemble((text(status, "job"), "bold"), f" (pod {text(status, 'pod')})"),
+        Text(text(status, "mode")),
+        Text(state, _STYLES.get(state, "")),
+        *([Text(f"{up} of {len(there)} processes up")] if there else []),
+        Text(duration(figure(status, "elapsed"))),
+        Text(f"restarts: {text(status, 'restarts')} of {text(status, 'max_restart')}"),
+    ]
+    where = [
+        Text(f"logs in {text(status, 'log_dir')}", "dim"),
+        Text(f"started in {text(status, 'cwd')}", "dim"),
+    ]
+    rest = [cut(each, width) for each in (*_why(status), *_nodes(status))]
+    return [*filled(said, width), *filled(where, width), *rest]
+
+
+def _why(status: Mapping[str, Any]) -> list[Text]:
+    why = text(status, "why")
+    return [Text(why, "yellow")] if why else []
+
+
+def _nodes(status: Mapping[str, Any]) -> list[Text]:
+    """Of the other machines only who they are is known here."""
+    waiting = status.get("waiting")
+    if isinstance(waiting, dict):
+        missing = waiting.get("missing")
+        names = ", ".join(map(str, missing)) if isinstance(missing, list) else ""
+        said = f"{text(waiting, 'present')} of {text(waiting, 'wanted')} nodes"
+        return [Text(printable(said + (f", waiting for {names}" if names else "")), "cyan")]
+    nodes = parts(status, "nodes")
+    if len(nodes) < 2:
+        return []
+    names = ", ".join(
+        f"{text(each, 'rank')} {text(each, 'title')}{' (here)' if each.get('this') else ''}" for each in nodes
+    )
+    return [Text(f"{len(nodes)} nodes: {names}"), Text("each node tells of its own processes", "dim")]
+
+
+def processes(status: Mapping[str, Any], width: int | None, now: float) -> list[Text]:
+    """A line for each, under a line of titles. `now`: seconds since the epoch."""
+    there = parts(status, "containers")
+    rows = [_row(each, now) for each in there]
+    if all(text(each, "rank") == text(each, "index") for each in there):  # the name says it
+        rows = [[row[0], Cell(""), *row[2:]] for row in rows]
+    return table(COLUMNS, rows, width) if rows else []
+
+
+def moment(status: Mapping[str, Any]) -> float:
+    """Of which the answer tells (seconds since the epoch): so no process is older than its job."""
+    started, elapsed = figure(status, "started"), figure(status, "elapsed")
+    return started + elapsed if started is not None and elapsed is not None else time.time()
+
+
+def _row(one: Mapping[str, Any], now: float) -> list[Cell]:
+    state = text(one, "state")
+    started = figure(one, "started")
+    up = now - started if started is not None and one.get("pid") is not None else None
+    attempt = figure(one, "attempt")
+    return [
+        Cell(text(one, "name")),
+        Cell(text(one, "rank")),
+        Cell(text(one, "pid")),
+        Cell(_state(one), _STYLES.get(state, "")),
+        Cell(duration(up)),
+        Cell(count(attempt) if attempt else ""),
+        Cell(percent(figure(one, "cpu"))),
+        Cell(size(figure(one, "memory"))),
+        Cell(percent(figure(one, "gpu"))),
+        Cell(size(figure(one, "gpu_memory"))),
+        Cell(step_of(one)),
+        Cell(loss_of(one), "red" if loss_of(one) in _NO_NUMBERS else ""),
+        Cell(_written(short, figure(one, "rate"))),
+        Cell(said(one), "dim"),
+    ]
+
+
+def _state(one: Mapping[str, Any]) -> str:
+    """Of one that ended, how."""
+    code = one.get("exit")
+    if text(one, "state") == "failed" and isinstance(code, int):
+        return f"exit {code}" if code >= 0 else signal_name(-code)
+    return text(one, "state")
+
+
+def loss_of(one: Mapping[str, Any]) -> str:
+    """One that is no number too."""
+    said = one.get("loss")
+    return str(said) if str(said) in _NO_NUMBERS else _written(loss, figure(one, "loss"))
+
+
+def step_of(one: Mapping[str, Any]) -> str:
+    return _written(count, figure(one, "step"))
+
+
+def _written(how: Callable[[float], str], value: float | None) -> str:
+    return "" if value is None else how(value)
+
+
+def said(one: Mapping[str, Any]) -> str:
+    """What it does beside steps, else the last that it printed."""
+    activity = one.get("activity")
+    if isinstance(activity, dict) and isinstance(activity.get("what"), str):
+        done, of = figure(activity, "done"), figure(activity, "of")
+        part = f" {short(done)}" if done is not None else ""
+        return f"{activity['what']}:{part}{f' of {short(of)}' if of is not None else ''}".rstrip(":")
+    return text(one, "last_line")
+
+
+def last_lines(status: Mapping[str, Any], width: int | None, most: int | None = None) -> list[Text]:
+    """One for each process that said something; for where the table has no room for them."""
+    there = [each for each in parts(status, "containers") if said(each)]
+    longest = max((len(text(each, "name")) for each in there), default=0)
+    lines = [
+        Text.assemble((f"{text(each, 'name'):{longest}}  ", "bold"), (printable(said(each)), "dim"))
+        for each in there
+    ]
+    return [cut(each, width) for each in lines[:most]]
+
+
+def picture(status: Mapping[str, Any], columns: int, rows: int, now: float, note: str = "") -> list[Text]:
+    """The same for a screen of so many columns and rows. `note`: what is to be said of the picture itself."""
+    top = heading(status, columns)
+    if note:
+        top.append(cut(Text(note, "yellow"), columns))
+    foot = cut(Text(f"q: quit    {time.strftime('%H:%M:%S', time.localtime(now))}", "dim"), columns)
+    room = max(1, rows - len(top) - 2)
+    middle = _first(processes(status, columns, moment(status)), room, columns)
+    room -= len(middle) + 1
+    if room > 0 and not (middle and "LAST LINE" in middle[0].plain):
+        middle += [Text(""), *last_lines(status, columns, room)]
+    lines = [*top, Text(""), *middle]
+    return [*lines[: rows - 1], *[Text("")] * (rows - 1 - len(lines)), foot]
+
+
+def _first(lines: list[Text], room: int, columns: int) -> list[Text]:
+    """As many as there is room for, and how many more there are."""
+    if len(lines) <= room:
+        return lines
+    kept = lines[: max(0, room - 1)]
+    more = len(lines) - max(1, len(kept))
+    return [*kept, cut(Text(f"... and {more} more; a taller window shows them", "dim"), columns)]
+
+
+def text(one: Mapping[str, Any], name: str) -> str:
+    value = one.get(name)
+    return "" if value is None or isinstance(value, dict | list) else printable(str(value))
+
+
+def figure(one: Mapping[str, Any], name: str) -> float | None:
+    value = one.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return value

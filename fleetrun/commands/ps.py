@@ -1,0 +1,86 @@
+"""`fleetrun ps`: the jobs of this user that run on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import click
+
+from fleetrun.commands.jobview import figure, loss_of, step_of, text
+from fleetrun.commands.output import print_json, print_lines, room
+from fleetrun.commands.tables import Cell, Column, duration, table
+from fleetrun.console.figures import count
+from fleetrun.control.observed import parts
+from fleetrun.control.running import Running, running
+
+_COLUMNS = (
+    Column("JOB"),
+    Column("POD", 8),
+    Column("MODE", 3),
+    Column("STATE"),
+    Column("UP", 7, right=True),
+    Column("TIME", 8, right=True),
+    Column("RESTARTS", 2, right=True),
+    Column("STEP", 5, right=True),
+    Column("LOSS", 4, right=True),
+    Column("LOG DIR", 1, rest=True),
+)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "as_json", is_flag=True, help="One JSON list of the jobs, for programs.")
+def command(as_json: bool) -> int:
+    """List the jobs that run on this machine and were started by this user.
+
+    A job is one line, the oldest first: its name and pod, how it stands, how many of its processes are up,
+    for how long it has been running, and where its logs are. Of a job on several machines each shows its
+    part.
+
+    A launcher that is stopped (Ctrl-Z) cannot answer: `silent`.
+
+    \b
+    Examples:
+      fleetrun ps
+      fleetrun ps --json | jq -r '.[].job'
+
+    \b
+    Exit codes:
+      0  the list is printed, empty or not
+    """
+    jobs = running(os.environ)
+    if as_json:
+        print_json([_facts(each) for each in jobs])
+    elif not jobs:
+        click.echo("No job of yours runs here.", err=True)
+    else:
+        now = time.time()
+        print_lines(table(_COLUMNS, [_row(each, now) for each in jobs], room()))
+    return 0
+
+
+def _facts(job: Running) -> dict[str, Any]:
+    known = {"job": job.job, "pod": job.pod, "pid": job.pid, "started": job.started}
+    return {**known, "log_dir": str(job.log_dir), "silent": job.silence or None, **job.status}
+
+
+def _row(job: Running, now: float) -> list[Cell]:
+    status = job.status
+    there = parts(status, "containers")
+    up = sum(text(each, "state") == "running" for each in there)
+    first = there[0] if there else {}
+    trainer = next((each for each in there if each.get("role") == "trainer"), first)
+    restarts = figure(status, "restarts")
+    return [
+        Cell(job.job or "?", "bold"),
+        Cell(job.pod),
+        Cell(text(status, "mode")),
+        Cell("silent" if job.silence else text(status, "state"), "yellow" if job.silence else ""),
+        Cell(f"{up}/{len(there)}" if there else ""),
+        Cell(duration(now - job.started if job.started is not None else None)),
+        Cell(count(restarts) if restarts else ""),
+        Cell(step_of(trainer)),
+        Cell(loss_of(trainer)),
+        Cell(str(job.log_dir) if job.job else "", "dim"),
+    ]

@@ -1,0 +1,59 @@
+"""`fleetrun report`: how a job ended, from its record. Shows; telling is `fleetrun.record`'s."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from fleetrun.commands.finding import find_any
+from fleetrun.commands.records import history_of
+from fleetrun.console.tail import printable
+from fleetrun.console.wrapping import wrapped
+from fleetrun.record.summary import as_json, summary
+
+_HELP = """Show how JOB ended on this machine, and why: the failure report as it was printed then, and what
+led to it (failures, restarts, hangs), from the record log/JOB.POD.events.jsonl.
+
+JOB is the name of a job, a pod, or the beginning of one of them. Of several launches of one job the newest is
+meant. Without JOB it is the job that runs here, else the newest record in --log_dir.
+
+\b
+Examples:
+  fleetrun report
+  fleetrun report night --log_dir /data/log
+  fleetrun report --json | jq .code
+
+\b
+Exit codes:
+  0    shown, however the job ended
+  1    there is no such job
+  2    usage: a wrong option, or a JOB that several fit
+"""
+
+
+def _fitted(lines: list[str]) -> list[str]:
+    """On a terminal long lines go on below, broken between words."""
+    if not sys.stdout.isatty():
+        return lines
+    width = shutil.get_terminal_size().columns
+    return [piece for line in lines for piece in (wrapped(line, width) if line else [line])]
+
+
+@click.command(help=_HELP, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
+@click.option("--log_dir", "--log-dir", type=click.Path(path_type=Path), help="Where the job's logs are.")
+@click.argument("job", required=False)
+def command(job: str | None, json_wanted: bool, log_dir: Path | None) -> int:
+    history = history_of(find_any(job, log_dir))
+    if json_wanted:
+        text = json.dumps(as_json(history), ensure_ascii=True, indent=2)
+    else:
+        text = "\n".join(_fitted([printable(line) for line in summary(history, time.time())]))
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,126 @@
+"""`fleetrun stacks`: where each process of a job on this machine is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetrun.commands.choosing import choose
+from fleetrun.commands.finding import find_running
+from fleetrun.commands.output import print_json, write
+from fleetrun.control.running import Running
+from fleetrun.errors import LaunchError
+from fleetrun.record.history import Known, UnreadableError, read
+from fleetrun.stacks import spy
+from fleetrun.stacks.collect import Collection, collect
+from fleetrun.stacks.grouping import groups
+from fleetrun.stacks.showing import as_json, clean, grouped, stack
+from fleetrun.stacks.taken import Target
+
+INCOMPLETE = 1
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job", required=False)
+@click.option("--role", metavar="ROLE", help="Only of this role: trainer, ps, ...; several with commas.")
+@click.option("--rank", metavar="LIST", help="Only of these ranks: 3, or 0,4-7. Of trainers, without --role.")
+@click.option("--each", is_flag=True, help="Each process by itself, equal ones too.")
+@click.option("--timeout", default=20.0, show_default=True, metavar="SECONDS",
+              type=click.FloatRange(0.1, 3600), help="How long it may take in all.")  # fmt: skip
+@click.option("--json", "in_json", is_flag=True, help="One JSON document.")
+def command(
+    job: str | None, role: str | None, rank: str | None, each: bool, timeout: float, in_json: bool
+) -> int:
+    """Show where the processes of JOB are: the Python stacks of each, also of what they started, such as the
+    workers of a data loader.
+
+    JOB is a name, a pod, or the beginning of one; not needed when one job runs. Processes at the same place
+    are shown once, and what is alone at its place comes first: in a hang that is often the one that all the
+    others wait for. Of a job on several machines, those of this machine.
+
+    py-spy is used where it is installed (pip install 'fleetrun[monitor]') and may look into the processes;
+    else a process whose script imports `trainers` is asked to write its stacks into its log, from where they
+    are read. Neither ends a process; py-spy stops it for some milliseconds.
+
+    \b
+    Examples:
+      fleetrun stacks
+      fleetrun stacks mnist --role trainer --rank 0,3
+      fleetrun stacks --json | jq '.processes[].threads[0].frames[0]'
+
+    \b
+    Exit codes:
+      0  the stacks of all Python processes are shown
+      1  some could not be taken, or there is no such job
+      2  the command line is wrong, or JOB may be several
+    """
+    running = find_running(job)
+    targets = _targets(running, role, rank)
+    found = collect(targets, timeout, spy.find())
+    if in_json:
+        processes = [as_json(one) for one in found.processes]
+        print_json({"version": 1, "job": running.job, "pod": running.pod, "processes": processes})
+    else:
+        write("".join(f"{line}\n" for line in _lines(found, each)))
+    if not found.whole:
+        click.echo(f"fleetrun: {found.hint}", err=True)
+    return 0 if found.whole else INCOMPLETE
+
+
+def _lines(found: Collection, each: bool) -> Iterable[str]:
+    if not each:
+        yield from grouped(groups(found.processes))
+        return
+    for one in found.processes:
+        yield clean(f"{one.title}, pid {one.pid}:")
+        yield from stack(one)
+
+
+def _targets(running: Running, role: str | None, rank: str | None) -> list[Target]:
+    """Its containers that run. A launcher that does not answer (Ctrl-Z) has written down whom it started."""
+    said = running.status.get("containers") if running.status else _recorded(running)
+    there = {
+        str(one.get("name")): one
+        for one in (said if isinstance(said, Sequence) else ())
+        if isinstance(one, dict) and isinstance(one.get("pid"), int)
+    }
+    if not there:
+        raise LaunchError("no process of this job runs on this machine", hint="See `fleetrun status`.")
+    known = [_known(name, one) for name, one in there.items()]
+    return [_target(running.pod, one, there[one.name]["pid"]) for one in choose(known, role, rank)]
+
+
+def _known(name: str, one: Mapping[str, Any]) -> Known:
+    rank = one.get("rank")
+    number = rank if isinstance(rank, int) else 0
+    return Known(name=name, role=str(one.get("role")), rank=number, index=0, log=Path(str(one.get("log"))))
+
+
+def _target(pod: str, one: Known, pid: int) -> Target:
+    rank = one.rank or 0
+    return Target(
+        role=one.role,
+        rank=rank,
+        title=f"{'server' if one.role == 'ps' else one.role} {rank}",
+        pid=pid,
+        log=str(one.log),
+        mark=f"{pod}.{one.role}.{rank}",
+    )
+
+
+def _recorded(running: Running) -> list[dict[str, Any]]:
+    try:
+        history = read(running.record, but=("progress",))
+    except UnreadableError:
+        return []
+    pids: dict[str, object] = {}
+    for event in history.all("started", "exited"):
+        name = str(event.get("container"))
+        pids[name] = event.get("pid") if event["event"] == "started" else None
+    return [
+        {"name": one.name, "role": one.role, "rank": one.rank, "pid": pids.get(one.name), "log": str(one.log)}
+        for one in history.containers
+    ]

@@ -1,0 +1,169 @@
+"""What is known of this machine and of the job that shall run here: values only. `measure` and `plan` find
+them out, `judge_*` say what they mean.
+
+Sizes are bytes, times seconds. None: not limited, or not known; each field says which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What would run on this machine. `devices` are those chosen for the job, `named` how many were asked for
+    by name. `threads` is the trainers' OMP_NUM_THREADS as it was set (None: it was not).
+    """
+
+    processes: int = 1
+    trainers: int = 1
+    servers: bool = False
+    several: bool = False
+    address: str = "127.0.0.1"
+    device_kind: str = "gpu"
+    devices: tuple[str, ...] = ()
+    named: int = 0
+    backend: str = "auto"
+    threads: str | None = None
+    fixed_ports: tuple[int, ...] = ()
+    ports: int = 0
+    socket_names: tuple[tuple[str, str], ...] = ()
+    """Variables that name network interfaces, such as NCCL_SOCKET_IFNAME, with their values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cores:
+    """`visible` to this process, of `total`; `quota` of the cgroup (None: no limit); `load` over a minute."""
+
+    visible: int
+    total: int
+    quota: float | None = None
+    load: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """`available` before the machine or its cgroup has none left; `strict`: the kernel promises no more
+    address space than there is memory (vm.overcommit_memory is 2).
+    """
+
+    total: int
+    available: int
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of this user's processes; None: not limited. `tasks` are threads that run already."""
+
+    open_files: int | None = None
+    tasks_allowed: int | None = None
+    tasks: int = 0
+    address_space: int | None = None
+    locked: int | None = None
+    infiniband: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """A file system. `inodes` are those left (None: it does not count them)."""
+
+    kind: str
+    total: int
+    free: int
+    inodes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """Where logs go. `error`: why nothing can be written there. `speed` in bytes/s, `sync` how long fsync
+    took at the end of the write (None: not measured).
+    """
+
+    path: str
+    space: Space | None = None
+    error: str = ""
+    speed: float | None = None
+    sync: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One device: what NVML says. `ecc` counts memory errors that could not be corrected."""
+
+    id: str
+    name: str
+    memory: int = 0
+    used: int = 0
+    ecc: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """`cuda` is the newest CUDA that the driver can run. `error`: why there is nothing to know."""
+
+    version: str = ""
+    cuda: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torch:
+    """What torch says in the Python that the job would run. `seconds` its import took; `cuda` is what it was
+    built for; `kernels` has, for each device that torch sees, "" or why no kernel ran there.
+    """
+
+    version: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    backends: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network interface. `speed` in Mbit/s (None: it does not say)."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    up: bool = True
+    mtu: int = 1500
+    speed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """`resolved` are the addresses that this machine's own name stands for, found in `seconds`; `own` those
+    of the address that the job uses for it, which may be a name too. `clients` are the ports that the kernel
+    gives to clients, `kept` those of them that it leaves alone.
+    """
+
+    name: str
+    resolved: tuple[str, ...] = ()
+    seconds: float = 0.0
+    own: tuple[str, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    clients: tuple[int, int] = (32768, 60999)
+    kept: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """All of it. None: it could not be found out in time, or was not asked for."""
+
+    python: str
+    fleetrun: str
+    cores: Cores | None = None
+    memory: Memory | None = None
+    shm: Space | None = None
+    limits: Limits | None = None
+    logs: Folder | None = None
+    runtime_error: str = ""
+    driver: Driver | None = None
+    torch: Torch | None = None
+    network: Network | None = None
+    late: tuple[str, ...] = ()
+    """What did not answer in time."""

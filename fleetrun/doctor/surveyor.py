@@ -1,0 +1,187 @@
+"""Measures the ways between this machine and others, in turns, in threads of its own: answers who measures
+the way to here, and visits others. Knows the turns; leaves meeting to others and says what it found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from fleetrun.doctor import link, pairs
+from fleetrun.doctor.card import Card, Link
+
+ALLOWED = 10.0
+"""Seconds for a turn, from the beginning on: who waits for one that is gone does not keep others waiting."""
+
+_MOST_VISITORS = 32
+_GREETING = 200
+_POLITE = 5.0
+_REACHED = 4.0
+"""Seconds in which a machine lets others connect: two attempts may get lost."""
+
+
+def open_door(address: str, port: int) -> socket.socket:
+    """A socket that listens at a port of this job; it may be reserved by this process. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    door = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind((address, port))
+        door.listen(_MOST_VISITORS)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
+class Surveyor:
+    """`links` are the ways measured so far, by the other's id; `done`: there will be no more. `news` becomes
+    readable, as a file, when it is done, and before that when a way could not be measured: `excuse` tells the
+    one at its other end. `close` ends everything.
+    """
+
+    def __init__(self, door: socket.socket, ticket: str, clock: Callable[[], float] = time.time) -> None:
+        self._door = door
+        self._ticket = ticket
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._now = -1
+        """The turn in which visitors are let in."""
+        self._served: set[int] = set()
+        self._ends = 0.0
+        self._visitors = threading.Semaphore(_MOST_VISITORS)
+        self._closed = False
+        self.links: dict[str, Link] = {}
+        self.done = False
+        self._excused: set[str] = set()
+        self.news: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._threads: list[threading.Thread] = []
+        self._start(self._answer)
+
+    def survey(self, cards: Sequence[Card], me: int) -> None:
+        """Begin; `cards` in the order that all machines know, this one at `me`."""
+        self._start(lambda: self._take_turns(cards, me))
+
+    def excuse(self, id_: str) -> None:
+        """The machine with this id could not come: nobody needs to wait for it."""
+        with self._changed:
+            self._excused.add(id_)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)  # wakes up who waits in accept
+        self._door.close()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(_POLITE)
+        os.close(self.news)
+
+    def _start(self, act: Callable[[], None]) -> None:
+        thread = threading.Thread(target=act, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # ---- visits
+
+    def _take_turns(self, cards: Sequence[Card], me: int) -> None:
+        began = time.monotonic()
+        for number, turn in enumerate(pairs.turns(len(cards))):
+            found = pairs.partner(turn, me)
+            if found is None or self._closed:
+                continue
+            other, visits = found
+            ends = began + ALLOWED * (number + 1)
+            if visits:
+                way = self._visit(cards[other], number, ends)
+                self.links = {**self.links, cards[other].id: way}
+                if way.error and not self._closed:
+                    os.eventfd_write(self.news, 1)
+            else:
+                self._let_in(cards[other].id, number, ends)
+        self.done = True
+        if not self._closed:
+            os.eventfd_write(self.news, 1)
+
+    def _visit(self, card: Card, turn: int, ends: float) -> Link:
+        patience = max(0.1, ends - time.monotonic())
+        try:
+            reached = min(_REACHED, patience)
+            with socket.create_connection((card.address, card.port), timeout=reached) as sock:
+                sock.settimeout(patience)
+                sock.sendall(f"{card.ticket} {turn}\n".encode())
+                answer = sock.recv(1)
+                if answer != b"!":
+                    return Link(error="it hung up")
+                sock.settimeout(_POLITE)
+                return link.measure(sock, self._clock)
+        except TimeoutError:
+            return Link(error=f"no answer from port {card.port}")
+        except OSError as error:
+            return Link(error=f"port {card.port}: {error.strerror or error}")
+        except link.LinkError as error:
+            return Link(error=str(error))
+
+    def _let_in(self, id_: str, turn: int, ends: float) -> None:
+        """Until the other has been here, or its time is over."""
+        with self._changed:
+            self._now, self._ends = turn, ends
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: turn in self._served or id_ in self._excused or self._closed,
+                max(0.0, ends - time.monotonic()),
+            )
+            self._now = -1
+
+    # ---- visitors
+
+    def _answer(self) -> None:
+        while not self._closed:
+            try:
+                sock, _ = self._door.accept()
+            except OSError:
+                return  # the door was closed
+            if not self._visitors.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._receive, args=(sock,), daemon=True).start()
+
+    def _receive(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError, link.LinkError), sock:
+            sock.settimeout(_POLITE)
+            turn = self._greeted(sock)
+            if turn is not None and self._wait_for(turn):
+                sock.sendall(b"!")
+                link.serve(sock, self._clock)
+                with self._changed:
+                    self._served.add(turn)
+                    self._changed.notify_all()
+        self._visitors.release()
+
+    def _greeted(self, sock: socket.socket) -> int | None:
+        """The turn for which a visitor comes; None when it has no ticket."""
+        text = b""
+        while not text.endswith(b"\n"):
+            data = sock.recv(1)
+            if not data or len(text) > _GREETING:
+                return None
+            text += data
+        ticket, _, turn = text.decode(errors="replace").strip().partition(" ")
+        if not hmac.compare_digest(ticket.encode(), self._ticket.encode()):
+            return None
+        return int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 6 else None
+
+    def _wait_for(self, turn: int) -> bool:
+        """Until it is that turn's time here; False: it never is."""
+        with self._changed:
+            return (
+                self._changed.wait_for(lambda: self._now == turn or self._closed, ALLOWED * (turn + 2))
+                and not self._closed
+            )

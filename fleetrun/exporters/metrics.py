@@ -1,0 +1,118 @@
+"""How a job stands, as Prometheus metrics. Their names are a promise: docs/monitoring.md lists them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fleetrun.exporters.standing import Job, Standing
+
+_WHO = ("role", "rank")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+_GAUGES: Sequence[tuple[str, str, Callable[[Standing], float | None]]] = (
+    ("fleetrun_process_up", "1 while the process runs", lambda each: float(each.up)),
+    (
+        "fleetrun_process_start_time_seconds",
+        "When its last process began, since the epoch",
+        lambda each: each.started,
+    ),
+    ("fleetrun_step", "The step that it reported last", lambda each: each.step),
+    ("fleetrun_samples_per_second", "Its pace over the last ten seconds", lambda each: each.rate),
+    ("fleetrun_loss", "The loss that it reported last", lambda each: each.loss),
+    (
+        "fleetrun_last_report_time_seconds",
+        "When it last reported anything, since the epoch",
+        lambda each: each.reported,
+    ),
+    (
+        "fleetrun_process_resident_memory_bytes",
+        "Resident memory, without its children",
+        lambda each: usage(each.pid)[0],
+    ),
+)
+_COUNTERS: Sequence[tuple[str, str, Callable[[Standing], float | None]]] = (
+    ("fleetrun_process_starts", "How often it was started", lambda each: each.starts),
+    ("fleetrun_samples", "Samples since its process began", lambda each: each.samples),
+    ("fleetrun_process_cpu_seconds", "Processor time of its process", lambda each: usage(each.pid)[1]),
+)
+
+
+class JobMetrics(Collector):
+    """Asked for at each scrape. `job` must not change meanwhile: the caller holds its lock."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._whole()
+        processes = list(self._job.processes.values())
+        for name, help, read in _GAUGES:
+            yield _filled(GaugeMetricFamily(name, help, labels=_WHO), processes, read)
+        for name, help, read in _COUNTERS:
+            yield _filled(CounterMetricFamily(name, help, labels=_WHO), processes, read)
+        yield from _named(processes)
+
+    def _whole(self) -> Iterator[Metric]:
+        job = self._job
+        yield InfoMetricFamily("fleetrun_job", "The job and its part on this machine", value=job.facts)
+        if job.started is not None:
+            yield GaugeMetricFamily(
+                "fleetrun_job_start_time_seconds", "When the launch began, since the epoch", value=job.started
+            )
+        yield CounterMetricFamily("fleetrun_failures", "Processes that failed", value=job.failures)
+        yield CounterMetricFamily("fleetrun_restarts", "Restarts after a failure", value=job.restarts)
+        yield CounterMetricFamily("fleetrun_hangs", "Times that nothing went on", value=job.hangs)
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    processes: Sequence[Standing],
+    read: Callable[[Standing], float | None],
+) -> Metric:
+    for each in processes:
+        value = read(each)
+        if value is not None:
+            family.add_metric((each.role, str(each.rank)), value)
+    return family
+
+
+def _named(processes: Sequence[Standing]) -> Iterator[Metric]:
+    """What has a label more."""
+    exits = CounterMetricFamily(
+        "fleetrun_process_exits", "How often its process ended, and how", labels=(*_WHO, "outcome")
+    )
+    scalar = GaugeMetricFamily(
+        "fleetrun_scalar", "A value that the script reported by name", labels=(*_WHO, "name")
+    )
+    done = GaugeMetricFamily(
+        "fleetrun_activity_ratio", "How much of what it does beside steps is done, 0 to 1",
+        labels=(*_WHO, "what"),
+    )  # fmt: skip
+    for each in processes:
+        who = (each.role, str(each.rank))
+        for outcome in ("ok", "failed", "stopped"):
+            exits.add_metric((*who, outcome), each.exits[outcome])
+        for name, value in each.values.items():
+            scalar.add_metric((*who, name), value)
+        if each.activity is not None:
+            what, part, of = each.activity
+            done.add_metric((*who, what), min(1.0, (part or 0.0) / of) if of else 0.0)
+    yield from (exits, scalar, done)
+
+
+def usage(pid: int | None) -> tuple[float | None, float | None]:
+    """Resident bytes and processor seconds of a process that runs; None of one that does not."""
+    if pid is None:
+        return None, None
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError, IndexError):
+        return None, None
+    return float(pages * _PAGE), (int(fields[11]) + int(fields[12])) / _TICKS

@@ -1,0 +1,126 @@
+"""On which line of a TOML document each key stands, which `tomllib` does not tell. For documents that it has
+read without an error.
+"""
+
+from __future__ import annotations
+
+import tomllib
+
+Path = tuple[str, ...]
+
+_DEEPEST = 8  # no key of a job file is deeper
+
+
+def positions(text: str) -> dict[Path, int]:
+    """The line, from 1, of every key and table header. What stands inside an inline table or an array is not
+    there: that of the key before it is the nearest.
+    """
+    scan = _Scan(text)
+    found: dict[Path, int] = {}
+    table: Path = ()
+    while scan.next_statement():
+        line = scan.line
+        if scan.here == "[":
+            path = table = _path(scan.header())
+        else:
+            path = (*table, *_path(scan.key()))
+            scan.value()
+        for length in range(1, min(len(path), _DEEPEST) + 1):
+            found.setdefault(path[:length], line)
+    return found
+
+
+def nearest(found: dict[Path, int], path: Path) -> int:
+    """The line of a key, or of what it stands in."""
+    return next((found[path[:end]] for end in range(len(path), 0, -1) if path[:end] in found), 1)
+
+
+def _path(dotted: str) -> Path:
+    """`a."b.c"` -> ("a", "b.c")."""
+    tree = tomllib.loads(f"{dotted} = 0")
+    path: list[str] = []
+    while isinstance(tree, dict):
+        ((name, tree),) = tree.items()
+        path.append(name)
+    return tuple(path)
+
+
+class _Scan:
+    """Goes over a document, statement by statement."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text.replace("\r\n", "\n")
+        self._at = 0
+        self.line = 1
+
+    @property
+    def here(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _skip(self, number: int = 1) -> str:
+        skipped = self._text[self._at : self._at + number]
+        self._at += number
+        self.line += skipped.count("\n")
+        return skipped
+
+    def _comment(self) -> None:
+        while self.here not in ("", "\n"):
+            self._skip()
+
+    def next_statement(self) -> bool:
+        """Past blank lines and comments; False at the end."""
+        while self.here and self.here in " \t\n#":
+            if self.here == "#":
+                self._comment()
+            else:
+                self._skip()
+        return bool(self.here)
+
+    def header(self) -> str:
+        """What stands between the brackets."""
+        while self.here == "[":
+            self._skip()
+        inside = self._until("]")
+        self._rest_of_line()
+        return inside
+
+    def key(self) -> str:
+        """What stands before the `=`, which is left behind too."""
+        text = self._until("=")
+        self._skip()
+        return text
+
+    def value(self) -> None:
+        """To the end of its last line."""
+        self._rest_of_line()
+
+    def _until(self, end: str) -> str:
+        start = self._at
+        while self.here not in ("", end):
+            if self.here in "\"'":
+                self._string()
+            else:
+                self._skip()
+        return self._text[start : self._at]
+
+    def _rest_of_line(self) -> None:
+        depth = 0
+        while self.here and (depth > 0 or self.here != "\n"):
+            if self.here in "\"'":
+                self._string()
+            elif self.here == "#":
+                self._comment()
+            else:
+                depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(self.here, 0)
+                self._skip()
+
+    def _string(self) -> None:
+        mark = self.here
+        triple = self._text.startswith(mark * 3, self._at)
+        end = mark * 3 if triple else mark
+        self._skip(len(end))
+        while self.here and not self._text.startswith(end, self._at):
+            self._skip(2 if mark == '"' and self.here == "\\" else 1)
+        self._skip(len(end))
+        while triple and self.here == mark:  # up to two quotes may stand before the closing three
+            self._skip()

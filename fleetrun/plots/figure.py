@@ -1,0 +1,225 @@
+"""The picture of a course: loss and pace of each process over time, restarts marked, and the lives of all
+processes. Knows matplotlib and no record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from time import localtime, strftime
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from fleetrun.plots.course import Course, Curve, Fate
+from fleetrun.plots.thinning import median, middle, pace_of_steps, thinned
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
+"""Okabe and Ito's, which people who see few colours tell apart; the yellow is darker, for white paper."""
+
+FATES = {
+    Fate.OK: "#009E73",
+    Fate.RUNNING: "#56B4E9",
+    Fate.STOPPED: "#A6A6A6",
+    Fate.FAILED: "#D55E00",
+    Fate.UNKNOWN: "#E5E5E5",
+}
+_INK, _FAINT, _RESTART, _HANG = "#333333", "#DDDDDD", "#555555", "#CC79A7"
+FEW = len(PALETTE)
+"""So many processes have a colour and a name each; more are thin lines from dark to bright, and a median."""
+_SLOW = 0.9
+_POINTS = 2000
+_BINS = 240
+_NAMED_ROWS = 24
+_UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (3 * 86400.0, 3600.0, "hours"))
+
+STYLE: Any = {
+    "font.size": 9.0,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.6,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+}
+"""For `matplotlib.rc_context`, around all calls."""
+
+
+def draw(course: Course, title: str, subtitle: str) -> Figure:
+    """The figure, not yet written anywhere."""
+    curves = [thinned(each, _POINTS) for _, each in sorted(course.curves.items())]
+    upper = [panel for panel in (_loss, _pace) if curves and (panel is _pace or course.lossy)]
+    rows = max(1, len(course.lives))
+    lives = min(5.0, max(0.9, 0.24 * rows + 0.5))
+    figure = Figure(figsize=(10.0, 1.3 + 2.2 * len(upper) + lives), layout="constrained")
+    ratios = [2.2] * len(upper) + [lives]
+    panels = list(figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0])
+    scale, unit = _scale(course.end - course.begin)
+    colours = _colours(len(curves))
+    for panel, fill in zip(panels, upper, strict=False):
+        fill(panel, course, curves, colours, scale)
+    _lives(panels[-1], course, scale)
+    for panel in panels:
+        _marks(panel, course, scale)
+    panels[-1].set_xlabel(f"{unit} since {_began(course)}")
+    panels[-1].set_xlim(0, max((course.end - course.begin) / scale, 1e-3))
+    figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=12)
+    panels[0].set_title(subtitle, loc="left", fontsize=9, color=_RESTART)
+    _legends(figure, panels, course, curves, colours)
+    return figure
+
+
+def _loss(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float) -> None:
+    panel.set_ylabel("loss")
+    _lines(panel, course, curves, [each.losses for each in curves], colours, scale)
+    known = [loss for each in curves for loss in each.losses if not math.isnan(loss)]
+    if known and min(known) > 0 and max(known) > 50 * min(known):
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.yaxis.set_minor_formatter(NullFormatter())
+    for curve, colour in zip(curves, colours, strict=True):
+        if curve.broken:  # at the top of the panel: it has no height of its own
+            first = (curve.broken[0] - course.begin) / scale
+            panel.plot(
+                [first], [0.97], "x", color=colour, markersize=7, markeredgewidth=2,
+                transform=panel.get_xaxis_transform(), clip_on=False,
+            )  # fmt: skip
+
+
+def _pace(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float) -> None:
+    values = [each.paces if course.paced else pace_of_steps(each) for each in curves]
+    panel.set_ylabel("samples per second" if course.paced else "steps per second")
+    _lines(panel, course, curves, values, colours, scale)
+    if len(curves) > FEW:
+        _name_slowest(panel, curves, values)
+    known = [pace for each in values for pace in each if not math.isnan(pace)]
+    panel.set_ylim(bottom=0, top=1.08 * max(known, default=0.0) or 1.0)
+
+
+def _name_slowest(panel: Axes, curves: Sequence[Curve], values: Sequence[Sequence[float]]) -> None:
+    """Where one process is clearly slower than most: all that wait for each other wait for it."""
+    paces = [median(each) for each in values]
+    slowest = min((pace for pace in paces if not math.isnan(pace)), default=math.nan)
+    if slowest < _SLOW * median(paces):
+        curve = curves[paces.index(slowest)]
+        panel.annotate(
+            curve.title, (0.995, slowest), xycoords=("axes fraction", "data"), xytext=(0, -8),
+            textcoords="offset points", ha="right", va="top",
+        )  # fmt: skip
+
+
+def _lines(
+    panel: Axes, course: Course, curves: Sequence[Curve], values: Sequence[Sequence[float]],
+    colours: Sequence[str], scale: float,
+) -> None:  # fmt: skip
+    many = len(curves) > FEW
+    for curve, ys, colour in zip(curves, values, colours, strict=True):
+        xs = [(time - course.begin) / scale for time in curve.times]
+        points = sum(not math.isnan(y) for y in ys)
+        panel.plot(
+            xs, ys, color=colour, linewidth=0.7 if many else 1.5, alpha=0.55 if many else 0.9,
+            marker="." if points < 12 else None, markersize=4,
+        )  # fmt: skip
+    if many:
+        times, ys = middle(curves, values, _BINS)
+        xs = [(time - course.begin) / scale for time in times]
+        panel.plot(xs, ys, color="white", linewidth=3.2)
+        panel.plot(xs, ys, color="black", linewidth=1.6)
+    panel.margins(x=0, y=0.08)
+
+
+def _lives(panel: Axes, course: Course, scale: float) -> None:
+    """A bar for each attempt of each process; a failure has a cross at its end too."""
+    names = list(course.lives)
+    for row, name in enumerate(names):
+        for life in course.lives[name]:
+            begin, end = ((each - course.begin) / scale for each in (life.begin, life.end))
+            panel.barh(
+                row, end - begin, left=begin, height=0.7, color=FATES[life.fate], linewidth=0.6,
+                edgecolor="white" if len(names) <= _NAMED_ROWS else FATES[life.fate],
+                hatch="///" if life.fate is Fate.UNKNOWN else None,
+            )  # fmt: skip
+            if life.fate is Fate.FAILED:
+                panel.plot([end], [row], "x", color="black", markersize=5, markeredgewidth=1.4, clip_on=False)
+    step = math.ceil(len(names) / _NAMED_ROWS) or 1
+    panel.set_yticks(range(0, len(names), step), [course.titles.get(each, each) for each in names[::step]])
+    panel.set_ylim(max(1, len(names)) - 0.4, -0.6)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(visible=False, axis="y")
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=9, min_n_ticks=3))
+
+
+def _marks(panel: Axes, course: Course, scale: float) -> None:
+    for times, colour, style in ((course.restarts, _RESTART, "--"), (course.hangs, _HANG, ":")):
+        for time in times:
+            panel.axvline(
+                (time - course.begin) / scale, color=colour, linestyle=style, linewidth=1.2, zorder=1.5
+            )
+
+
+def _legends(
+    figure: Figure, panels: Sequence[Axes], course: Course, curves: Sequence[Curve], colours: Sequence[str]
+) -> None:
+    fates = [
+        fate for fate in Fate if any(life.fate is fate for each in course.lives.values() for life in each)
+    ]
+    marks: list[Line2D | Patch] = [Patch(color=FATES[fate], label=str(fate)) for fate in fates]
+    if course.restarts:
+        marks.append(Line2D([], [], color=_RESTART, linestyle="--", label="restart"))
+    if course.hangs:
+        marks.append(Line2D([], [], color=_HANG, linestyle=":", label="hang"))
+    if any(each.broken for each in curves):
+        marks.append(Line2D([], [], color=_INK, linestyle="", marker="x", label="loss is no number"))
+    if len(curves) > FEW:
+        marks.append(Line2D([], [], color="black", linewidth=1.6, label="median"))
+        _ladder(figure, panels, curves, colours)
+    elif curves:
+        named = [
+            Line2D([], [], color=colour, label=curve.title)
+            for curve, colour in zip(curves, colours, strict=True)
+        ]
+        figure.legend(handles=named, loc="outside right upper")
+    figure.legend(handles=marks, loc="outside lower left", ncols=8)
+
+
+def _ladder(figure: Figure, panels: Sequence[Axes], curves: Sequence[Curve], colours: Sequence[str]) -> None:
+    """Which rank has which colour, as a scale beside all panels: so their times stay above each other."""
+    ranks = [each.rank for each in curves]
+    shades = ScalarMappable(Normalize(min(ranks), max(ranks)), ListedColormap(list(colours)))
+    bar = figure.colorbar(shades, ax=list(panels), label="rank", aspect=40, pad=0.01)
+    bar.outline.set_visible(False)
+    bar.locator = MaxNLocator(nbins=8, integer=True)
+    bar.update_ticks()
+
+
+def _colours(count: int) -> list[str]:
+    if count <= FEW:
+        return list(PALETTE[:count])
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    shades = colormaps["cividis"]
+    return [to_hex(shades(0.92 * number / (count - 1))) for number in range(count)]
+
+
+def _scale(seconds: float) -> tuple[float, str]:
+    return next(((scale, unit) for most, scale, unit in _UNITS if seconds < most), (86400.0, "days"))
+
+
+def _began(course: Course) -> str:
+    return strftime("%Y-%m-%d %H:%M:%S", localtime(course.begin))

@@ -1,0 +1,222 @@
+"""A process beside a job, with a pipe of lines to it and one of lines from it. No container: when it ends,
+the job goes on. Writes and reads never block; what it does not take in time is let go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from fleetrun.errors import LaunchError, SpawnError
+from fleetrun.pod.loop import WRITE, Loop
+from fleetrun.pod.process import Process
+from fleetrun.pod.status import Exit
+
+_ROOM = 1 << 20  # bytes that wait for it at most
+_LONGEST_LINE = 1 << 16  # bytes from it that are no line yet
+_PIECE = 1 << 16
+_DEAF = 1.0  # seconds from SIGKILL to its end
+
+
+class Companion:
+    """`heard` gets each line from it, without its end; `ended` how it ended, once, unless it was closed.
+
+    Its pid is in `beside` as long as it lives: what sweeps up behind containers spares those. Raises
+    LaunchError when it cannot be started.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        beside: set[int],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        heard: Callable[[bytes], None],
+        ended: Callable[[Exit], None] = lambda exit: None,
+        keep: Sequence[int] = (),
+    ) -> None:
+        self.lost = 0
+        """Lines that were let go."""
+        self._loop = loop
+        self._beside = beside
+        self._heard = heard
+        self._ended = ended
+        self._waiting = bytearray()
+        self._partial = b""
+        self._armed = False
+        self._process, self._in, self._out = _spawned(argv, env, keep)
+        self.pid = self._process.pid
+        beside.add(self.pid)
+        loop.add(self._out, self._read)
+        loop.add(self._process.fileno(), self._gone)
+
+    @property
+    def exit(self) -> Exit | None:
+        """How it ended; None while it lives."""
+        return self._process.exit
+
+    @property
+    def alive(self) -> bool:
+        return self.exit is None
+
+    def write(self, line: bytes) -> None:
+        """One line, its end included; all of it or nothing arrives."""
+        if self._in < 0:
+            return
+        if len(self._waiting) + len(line) > _ROOM:
+            self.lost += 1
+            return
+        self._waiting += line
+        if not self._armed:
+            self._pump()
+
+    def close_input(self) -> None:
+        """No line follows; what waits still is let go."""
+        if self._in >= 0:
+            self._arm(False)
+            os.close(self._in)
+            self._in = -1
+            self._waiting.clear()
+
+    def finish(self, patience: float, hurry: int | None = None) -> bool:
+        """Let it take what waits and end by itself, for at most `patience` seconds, and not once `hurry` is
+        readable. Blocks. Whether it has ended; else this may be asked again.
+        """
+        if not self.alive:
+            return True
+        deadline = time.monotonic() + patience
+        while True:
+            if not self._waiting:
+                self.close_input()
+            ready = self._ready(deadline, hurry)
+            if self._in in ready:
+                self._write_some()
+            if self._out in ready:
+                self._read()
+            elif self._process.fileno() in ready:
+                self._bury()
+                return True
+            if not ready or hurry in ready:
+                return False
+
+    def close(self, patience: float = 0.0, hurry: int | None = None) -> bool:
+        """The same; what has not ended then is killed. `ended` is not called. May be called twice.
+
+        One that is deaf in the kernel (it waits for a disk) is not waited for: the loop buries it.
+        """
+        alone = self.finish(patience, hurry)
+        if not alone:
+            self._ended = lambda exit: None
+            self._process.signal_group(signal.SIGKILL)
+            if _readable(self._process.fileno(), _DEAF):
+                self._bury()
+            else:
+                self._let_go()
+        return alone
+
+    def _ready(self, deadline: float, hurry: int | None) -> set[int]:
+        """Which of the descriptors there is something to do with; none at the deadline."""
+        poll = select.poll()
+        for fd in (self._out, self._process.fileno(), -1 if hurry is None else hurry):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        if self._in >= 0:
+            poll.register(self._in, select.POLLOUT)
+        return {fd for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
+
+    def _pump(self) -> None:
+        self._write_some()
+        self._arm(bool(self._waiting) and self._in >= 0)
+
+    def _write_some(self) -> None:
+        try:
+            with memoryview(self._waiting) as view:
+                written = os.write(self._in, view)
+        except BlockingIOError:
+            return
+        except OSError:  # it reads no more
+            self.close_input()
+            return
+        del self._waiting[:written]
+
+    def _arm(self, wanted: bool) -> None:
+        if wanted and not self._armed:
+            self._loop.add(self._in, self._pump, WRITE)
+        elif self._armed and not wanted:
+            self._loop.remove(self._in)
+        self._armed = wanted
+
+    def _read(self) -> None:
+        """A piece."""
+        try:
+            data = os.read(self._out, _PIECE)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove(self._out)
+            os.close(self._out)
+            self._out = -1
+            if self._partial:
+                self._heard(self._partial)
+            return
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        self._partial = self._partial[:_LONGEST_LINE]
+        for line in lines:
+            self._heard(line)
+
+    def _gone(self) -> None:
+        if self._out >= 0:  # its last words
+            self._read()
+        self._ended(self._bury())
+
+    def _let_go(self) -> None:
+        """Of its pipes."""
+        self.close_input()
+        if self._out >= 0:
+            self._loop.remove(self._out)
+            os.close(self._out)
+            self._out = -1
+
+    def _bury(self) -> Exit:
+        self._let_go()
+        self._loop.remove(self._process.fileno())
+        exit = self._process.reap(with_group=True)
+        self._beside.discard(self.pid)
+        return exit
+
+
+def _spawned(argv: Sequence[str], env: Mapping[str, str], keep: Sequence[int]) -> tuple[Process, int, int]:
+    """The process, where to write to it and where to read from it."""
+    fds: list[int] = []
+    try:
+        fds += os.pipe2(os.O_CLOEXEC)
+        fds += os.pipe2(os.O_CLOEXEC)
+        theirs, write, read, output = fds
+        os.set_blocking(write, False)
+        os.set_blocking(read, False)
+        process = Process.spawn(argv, env, output, stdin=theirs, keep=keep)
+    except LaunchError:
+        _close(fds)
+        raise
+    except OSError as error:
+        _close(fds)
+        raise SpawnError(f"cannot start {argv[0]}: {error.strerror}") from None
+    _close((theirs, output))
+    return process, write, read
+
+
+def _readable(fd: int, within: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(within * 1000))
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,122 @@
+"""Watches for a job that runs and does nothing: looks at the logs of its trainers now and then, hears of
+their reports, and has the stacks of all processes taken before it says so. What follows the supervisor
+decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+
+from fleetrun.envs.contract import Role
+from fleetrun.pod.container import Container
+from fleetrun.pod.loop import Loop, Timer
+from fleetrun.pod.pod import Pod
+from fleetrun.pod.result import HUNG
+from fleetrun.pod.silence import LOOKS, Silence
+
+Stacks = tuple[str, ...]
+Take = Callable[[Sequence[Container], Callable[[Stacks], None]], Callable[[], None]]
+"""Begins to take the stacks of these containers and to write them into their logs; calls back once, in any
+case and not at once, with where they stand. Returns what calls it off.
+"""
+
+
+def _nothing_taken(containers: Sequence[Container], then: Callable[[Stacks], None]) -> Callable[[], None]:
+    then(())
+    return lambda: None
+
+
+class HangWatch:
+    """One for a launch, over all its pods: wakes a few times within `limit` seconds, not oftener, and without
+    a limit never.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        limit: float | None = None,
+        take: Take = _nothing_taken,
+        tell: Callable[[Stacks], None] = lambda stacks: None,
+    ) -> None:
+        """`tell` is called with where all stand here when the job hangs on another machine."""
+        self._loop = loop
+        self._limit = limit
+        self._take = take
+        self._tell = tell
+        self._silence = Silence()
+        self._reports: Counter[str] = Counter()
+        self._pod: Pod | None = None
+        self._hung: Callable[[float, Stacks], None] = lambda seconds, stacks: None
+        self._timer: Timer | None = None
+        self._cancel: Callable[[], None] | None = None
+
+    def watch(self, pod: Pod, hung: Callable[[float, Stacks], None]) -> None:
+        """From now on; `hung` is called with the seconds of silence and with where all stand."""
+        self.close()
+        self._pod, self._hung = pod, hung
+        self._silence = Silence()
+        if self._limit is not None:
+            self._look()
+
+    def reported(self, container: str) -> None:
+        """A sign of life that no log shows."""
+        self._reports[container] += 1
+
+    def last_look(self, reason: str, then: Callable[[], None]) -> None:
+        """Before a stop for this reason of another machine: if that is a hang, have the stacks taken here
+        too, for what all wait for may be here. `then` is called after that, unless it is called off.
+        """
+        if self._limit is None or self._pod is None or not reason.endswith(HUNG):
+            then()
+            return
+
+        def looked(seconds: float, stacks: Stacks) -> None:
+            self._tell(stacks)
+            then()
+
+        self._hung = looked
+        if self._cancel is None:
+            self._cancel = self._take(self._pod.alive, partial(self._taken, self._limit))
+
+    def close(self) -> None:
+        """Watch no more: processes that are being stopped may be silent. May be called twice."""
+        self._reports.clear()
+        if self._cancel is not None:
+            cancel, self._cancel = self._cancel, None
+            cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        assert self._pod is not None
+        assert self._limit is not None
+        self._timer = self._loop.after(self._limit / LOOKS, self._look)
+        silent = self._silence.look({each.spec.name: self._sign(each) for each in self._watched()})
+        if silent and self._cancel is None:
+            self._cancel = self._take(self._pod.alive, partial(self._taken, self._limit))
+
+    def _watched(self) -> list[Container]:
+        """Trainers that run. Where the job's first is not among them, those that have reported anything: on
+        the other machines of a job a script often prints nothing.
+        """
+        assert self._pod is not None
+        trainers = [each for each in self._pod.containers if each.spec.role is Role.TRAINER]
+        first = any(each.spec.rank == 0 for each in trainers)
+        return [each for each in trainers if each.alive and (first or each.spec.name in self._reports)]
+
+    def _taken(self, silent_for: float, stacks: Stacks) -> None:
+        self._cancel = None
+        self._silence = Silence()
+        self._hung(silent_for, stacks)
+
+    def _sign(self, container: Container) -> Hashable:
+        """Something else after each sign of life, and in each attempt."""
+        try:
+            found = container.spec.log.stat()
+            log = (found.st_size, found.st_mtime_ns)
+        except OSError:  # the script took its log away
+            log = (0, 0)
+        return container.restarts, log, self._reports[container.spec.name]

@@ -1,0 +1,148 @@
+"""The launcher's end of progress: a datagram socket at which the processes of a pod report. Hands on what
+comes, and notes it in the record from time to time. Leaves what a report is to `reports`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleetrun.envs import runfolder
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.spec import PodSpec
+
+if TYPE_CHECKING:
+    from fleetrun.progress.reports import Report
+    from fleetrun.progress.track import Track
+
+_LARGEST = 8192  # bytes of a report (reports.LARGEST)
+_AT_ONCE = 64  # datagrams read before others have their turn
+
+Listener = Callable[[str, "Report"], None]
+"""Called with the container's name and the report as it came."""
+
+
+class Desk:
+    """Of one launch, over all its pods. Containers go by their names on this node: `trainer.0`.
+
+    `write` appends to the record: `Journal.write`. Without `open`, and where the socket cannot be made,
+    nobody reports; that ends no job.
+    """
+
+    def __init__(self, loop: Loop, path: Path, write: Callable[..., None]) -> None:
+        self._loop = loop
+        self._path = path
+        self._write = write
+        self._socket: socket.socket | None = None
+        self._pod = ""
+        self._names: dict[tuple[str, int], str] = {}
+        self._tracks: dict[str, Track] = {}
+        self._listeners: list[Listener] = []
+
+    def open(self) -> OSError | None:
+        """Make the folder and the socket; what stood in the way, if anything."""
+        try:
+            runfolder.make(self._path.parent)
+            self._socket = _bound(self._path)
+        except OSError as error:
+            return error
+        self._loop.add(self._socket.fileno(), self._read)
+        return None
+
+    def pod(self, spec: PodSpec) -> None:
+        """Who reports from now on. What is known of the pod before is forgotten."""
+        self.settle()
+        self._pod = spec.name
+        self._names = {(str(each.role), each.rank): each.name for each in spec.containers}
+        self._tracks = {}
+
+    def begun(self, name: str) -> None:
+        """A process starts: what is known of the one before it is over."""
+        self._tracks.pop(name, None)
+
+    def ended(self, name: str) -> None:
+        """Its process is gone: its last words stand before its end in the record."""
+        self._read()
+        self._note(name)
+
+    def latest(self, name: str) -> Report | None:
+        """The state of a container: each thing as it was said last by the process that runs now."""
+        track = self._tracks.get(name)
+        return track.latest if track is not None else None
+
+    def rate(self, name: str) -> float | None:
+        """Samples per second over the last ten seconds or so."""
+        track = self._tracks.get(name)
+        return track.rate(self._loop.clock()) if track is not None else None
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def settle(self) -> None:
+        """Read what is there, and note what has not been noted."""
+        self._read()
+        for name in self._tracks:
+            self._note(name)
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._socket is None:
+            return
+        self.settle()
+        self._loop.remove(self._socket.fileno())
+        self._socket.close()
+        self._socket = None
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def _read(self) -> None:
+        if self._socket is None:
+            return
+        for _ in range(_AT_ONCE):
+            try:
+                datagram = self._socket.recv(_LARGEST + 1)
+            except OSError:  # nothing there, mostly
+                return
+            from fleetrun.progress.reports import read  # late: a launch comes before its first report
+
+            report = read(datagram, self._loop.clock())
+            if report is not None:
+                self._take(report)
+
+    def _take(self, report: Report) -> None:
+        name = self._names.get((report.role, report.rank))
+        if name is None or report.pod != self._pod:
+            return
+        from fleetrun.progress.track import Track
+
+        track = self._tracks.setdefault(name, Track())
+        track.take(report)
+        if track.due:
+            self._note(name)
+        for listener in self._listeners:
+            listener(name, report)
+
+    def _note(self, name: str) -> None:
+        track = self._tracks.get(name)
+        if track is not None and track.unnoted:
+            noted: dict[str, Any] = track.note(self._loop.clock())
+            self._write("progress", container=name, **noted)
+
+
+def _bound(path: Path) -> socket.socket:
+    """Through a descriptor of the folder: a socket's address has 108 bytes at most, a path has more."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sock.bind(f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+    except OSError:
+        sock.close()
+        raise
+    return sock

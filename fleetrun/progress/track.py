@@ -1,0 +1,111 @@
+"""What is known of one process's progress: its latest state, its pace, and when that is worth a line in the
+record. Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from itertools import islice
+from typing import Any
+
+from fleetrun.progress.reports import MOST_VALUES, Report
+
+WINDOW = 10.0  # seconds that the pace is of
+_PAUSES = ((60.0, 1.0), (3600.0, 10.0), (math.inf, 60.0))
+"""(until that age of a process, seconds between its notes): a job of a month must not fill a disk."""
+_POINTS = 128
+
+
+class Track:
+    """One process, from its start."""
+
+    def __init__(self) -> None:
+        self.latest: Report | None = None
+        self._points: deque[tuple[float, int]] = deque(maxlen=_POINTS)
+        self._first = 0.0
+        self._noted: float | None = None
+        self._news = False
+
+    def take(self, report: Report) -> None:
+        """What it leaves out is as it was."""
+        if self.latest is None:
+            self._first = report.received
+        self._count(report)
+        self.latest = report if self.latest is None else _merged(self.latest, report)
+        self._news = self._news or _counts(report)
+
+    def rate(self, now: float) -> float | None:
+        """Samples per second over the last ten seconds; where steps take longer, over the last that is known
+        of them. None when nobody counts samples, or when none has come for long.
+        """
+        if len(self._points) < 2:
+            return None
+        last, samples = self._points[-1]
+        between = last - self._points[-2][0]
+        if now - last > max(WINDOW, 3 * between):
+            return None
+        since, before = next(point for point in self._points if last - point[0] <= max(WINDOW, between))
+        return (samples - before) / (last - since) if last > since else None
+
+    @property
+    def due(self) -> bool:
+        """Whether what came last belongs into the record: the first, and then ever fewer."""
+        if self.latest is None or not self._news:
+            return False
+        now = self.latest.received
+        pause = next(pause for until, pause in _PAUSES if now - self._first < until)
+        return self._noted is None or now - self._noted >= pause
+
+    @property
+    def unnoted(self) -> bool:
+        """Whether something came since the last note."""
+        return self._news
+
+    def note(self, now: float) -> dict[str, Any]:
+        """What the record says; taken, so that it is said once."""
+        latest = self.latest
+        assert latest is not None, "a note of nothing"
+        self._noted, self._news = latest.received, False
+        rate = self.rate(now)
+        return {
+            "rank": latest.rank,
+            "step": latest.step,
+            "samples": latest.samples,
+            "loss": plain(latest.loss),
+            "values": {name: plain(value) for name, value in latest.values.items()},
+            "rate": None if rate is None else round(rate, 3),
+        }
+
+    def _count(self, report: Report) -> None:
+        if report.samples is None:
+            return
+        if self._points and report.samples < self._points[-1][1]:
+            self._points.clear()  # another process counts from 0
+        if self._points and report.received <= self._points[-1][0]:
+            self._points.pop()  # both came while the launcher looked elsewhere
+        self._points.append((report.received, report.samples))
+
+
+def _counts(report: Report) -> bool:
+    """Whether there is a number in it; activities and heartbeats are not for the record."""
+    return report.step is not None or report.loss is not None or bool(report.samples or report.values)
+
+
+def plain(number: float | None) -> float | str | None:
+    """As JSON can say it: "nan", "inf" and "-inf" where the number is none. `float` reads all of them."""
+    return number if number is None or math.isfinite(number) else str(number)
+
+
+def _merged(before: Report, report: Report) -> Report:
+    values = {**before.values, **report.values}
+    if len(values) > MOST_VALUES:
+        values = dict(islice(values.items(), MOST_VALUES))  # what is new stands at the end
+    return dataclasses.replace(
+        report,
+        step=before.step if report.step is None else report.step,
+        samples=before.samples if report.samples is None else report.samples,
+        loss=before.loss if report.loss is None else report.loss,
+        values=values,
+    )

@@ -1,0 +1,124 @@
+"""The lines of one log file, forwards and backwards, while it is written and when it is whole. Knows no time
+and no job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+PIECE = 256 * 1024
+LONGEST = 1 << 20
+"""Bytes, after which a line is broken."""
+
+
+class LogReader:
+    """Reads on from `offset`, which is always the beginning of a line. What cannot be read has no lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self._fd = open_to_read(path)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    @property
+    def state(self) -> tuple[int, float]:
+        """Size, and when it was written to last."""
+        if self._fd < 0:
+            self._fd = open_to_read(self.path)
+        if self._fd < 0:
+            return 0, 0.0
+        found = os.fstat(self._fd)
+        return found.st_size, found.st_mtime
+
+    @property
+    def head(self) -> int:
+        """Where it begins: --log_rotate may have punched a hole there."""
+        with contextlib.suppress(OSError):
+            return os.lseek(self._fd, 0, os.SEEK_DATA)
+        return 0
+
+    @property
+    def aligned(self) -> bool:
+        """Whether a line begins at `offset`, as far as one can see."""
+        return self.offset == 0 or self._read(self.offset - 1, 1) in (b"\n", b"")
+
+    def seek(self, offset: int) -> None:
+        """To the beginning of the line that has this byte."""
+        self.offset = offset
+        if offset > 0:
+            low = max(0, offset - LONGEST)
+            before = self._read(low, offset - low)
+            self.offset = low + before.rfind(b"\n") + 1 if b"\n" in before else low
+
+    def shortened(self, by: int) -> None:
+        """It has lost so many bytes at its head."""
+        self.offset = max(0, self.offset - by)
+
+    def lines(self, end: int, *, last: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Whole lines up to byte `end` with the offset behind each; `last`: what comes after them is a line
+        too.
+        """
+        rest = b""
+        place = self.offset
+        while place < end and (data := self._read(place, min(PIECE, end - place))):
+            place += len(data)
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                self.offset += len(line) + 1
+                yield self.offset, line
+            if len(rest) > LONGEST:
+                self.offset += len(rest)
+                yield self.offset, rest
+                rest = b""
+        if last and rest:
+            self.offset += len(rest)
+            yield self.offset, rest
+
+    def backwards(self, end: int, start: int, *, last: bool = False) -> Iterator[tuple[int, bytes]]:
+        """The same lines, the last one first, down to byte `start`, which is the beginning of one."""
+        place, edge, newline = end, end, 0  # `rest` ends at `edge`, and a newline follows or not
+        counts, rest = last, b""
+        while place > start:
+            low = max(start, place - PIECE)
+            data = self._read(low, place - low)
+            if len(data) < place - low:
+                return  # it became shorter meanwhile
+            rest, *whole = (data + rest).split(b"\n")
+            for line in reversed(whole):
+                if counts and (line or newline):
+                    yield edge + newline, line
+                edge, newline, counts = edge - len(line) - 1, 1, True
+            place = low
+            if len(rest) > LONGEST:
+                if counts:
+                    yield edge + newline, rest
+                edge, newline, counts, rest = place, 0, True, b""
+        if counts and (rest or newline):
+            yield edge + newline, rest
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if self._fd < 0:
+            return b""
+        with contextlib.suppress(OSError):
+            return os.pread(self._fd, size, offset)
+        return b""
+
+
+def open_to_read(path: Path) -> int:
+    """A descriptor of a regular file, or -1. Waits for nobody."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return -1
+    return fd

@@ -1,0 +1,95 @@
+"""What the kernel tells of a process: its state, its name, what is below it, whether a signal is safe. Only
+looks; a process that has gone looks like one of which nothing is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fleetrun.envs.names import MARK
+from fleetrun.pod.process import children_of
+
+MOST_BELOW = 16
+"""Python processes below one container that are looked at: data loaders come in dozens and look alike."""
+
+_HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"compile_worker")
+
+STATES = {
+    "R": "running",
+    "S": "waiting",
+    "D": "waiting in the kernel (a disk, a network file system, a driver), deaf to signals",
+    "T": "stopped by a signal; `kill -CONT` continues it",
+    "t": "stopped by a debugger",
+    "Z": "ended",
+    "X": "ended",
+}
+
+
+def state_of(pid: int) -> str:
+    """The letter of `ps`; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def age_of(pid: int) -> float | None:
+    """Seconds since it began; None when there is no such process."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        ticks = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        return max(0.0, up - int(ticks) / os.sysconf("SC_CLK_TCK"))
+    return None
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def is_python(pid: int) -> bool:
+    """Whether its program is a Python."""
+    with contextlib.suppress(OSError):
+        return "python" in Path(f"/proc/{pid}/exe").readlink().name
+    return False
+
+
+def belongs(pid: int, mark: str) -> bool:
+    """Whether it was started within the container of that mark: pids come again."""
+    with contextlib.suppress(OSError):
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether it has a handler for that signal, so that it does not die of it."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def python_below(pid: int) -> list[int]:
+    """The Python processes below it that do work of the script, nearest first."""
+    return [each for each in _below(pid) if is_python(each) and not _helper(each)]
+
+
+def _below(pid: int) -> Iterator[int]:
+    wave, seen = [pid], {pid}
+    while wave:
+        wave = [child for each in wave for child in children_of(each) if child not in seen]
+        seen.update(wave)
+        yield from wave
+
+
+def _helper(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return any(each in words for each in _HELPERS)
+    return False

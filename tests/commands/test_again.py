@@ -1,0 +1,84 @@
+"""`fleetrun again`: which record, whose, and from where; and the words that it comes to."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetrun.commands.again import stands_for, trusted
+from fleetrun.commands.finding import NoJobError
+from fleetrun.errors import LaunchError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "work").mkdir()
+
+
+def record(pod: str = "abcdef", job: str = "night", folder: str = "log", **fields: Any) -> Path:
+    event = {"time": 1.0, "event": "launch", "job": job, "pod": pod, "argv": ["--job_id=night", "a.py", "x"]}
+    event |= {"cwd": str(Path.cwd() / "work"), "job_file": {}, **fields}
+    Path(folder).mkdir(exist_ok=True)
+    path = Path(folder, f"{job}.{pod}.events.jsonl")
+    path.write_text(json.dumps(event) + "\n")
+    return path
+
+
+def test_the_newest_from_where_it_was_started() -> None:
+    os.utime(record("aaaaaa", argv=["old.py"]), (1, 1))
+    record("bbbbbb")
+    words, environ = stands_for([], {"PADDLE_NNODES": "2", "HOME": "/me"})
+    assert words == ["--job_id=night", "--", "a.py", "x"]
+    assert environ == {"HOME": "/me"}
+    assert Path.cwd().name == "work"
+
+
+@pytest.mark.parametrize("word", ["night", "nig", "abcdef", "abc"])
+def test_by_a_name_and_with_other_options(word: str) -> None:
+    record()
+    words, _ = stands_for([word, "--job-id=day", "--nnodes", "2"], {})
+    assert words == ["--job-id=day", "--nnodes=2", "--", "a.py", "x"]
+
+
+def test_in_another_folder_and_with_what_its_job_file_said_beside_its_record() -> None:
+    record(folder="logs", job_file={"script": "${x}.py", "environment": {"A": "1"}}, argv=["--nnodes=1"])
+    here = Path.cwd()
+    kept = here / "logs" / "night.abcdef.job.toml"
+    words, _ = stands_for(["--log-dir", "logs", "night"], {})
+    assert words == ["--nnodes=1", f"--config={kept}"]
+    assert 'script = "$${x}.py"' in kept.read_text()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    os.chdir(here)
+    assert stands_for(["--log_dir=logs"], {})[0] == words, "once more"
+
+
+def test_what_there_is_not() -> None:
+    with pytest.raises(NoJobError):
+        stands_for([], {})
+    record()
+    with pytest.raises(NoJobError):
+        stands_for(["day"], {})
+    with pytest.raises(UsageError, match="--log_dir needs a value"):
+        stands_for(["--log_dir"], {})
+
+
+@pytest.mark.parametrize(
+    ("owner", "uid", "expected"), [(1000, 1000, True), (0, 1000, True), (1000, 0, False), (1001, 1000, False)]
+)
+def test_another_users_record_is_not_followed(owner: int, uid: int, expected: bool) -> None:
+    assert trusted(owner, uid) is expected
+
+
+def test_a_record_without_a_launch_and_a_folder_that_is_gone() -> None:
+    record("aaaaaa", job="one", argv=None)
+    with pytest.raises(UsageError, match=r"one\.aaaaaa\.events\.jsonl does not say how the job was started"):
+        stands_for(["one"], {})
+    record("bbbbbb", job="two", cwd="/nowhere/at/all")
+    with pytest.raises(LaunchError, match="cannot go to /nowhere/at/all, where the job was started"):
+        stands_for(["two"], {})

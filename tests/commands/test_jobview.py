@@ -1,0 +1,145 @@
+"""How a job is shown."""
+
+import pytest
+
+from fleetrun.commands.jobview import heading, last_lines, moment, picture, processes
+from tests.support.serving import status_of
+
+
+def container(name="trainer.0", **more):
+    role, _, index = name.partition(".")
+    return {
+        "name": name, "role": role, "rank": int(index), "index": int(index), "state": "running", "pid": 100,
+        "attempt": 0, "started": 1000.0, "cpu": 99.7, "memory": 3 << 30, "gpu": None, "gpu_memory": None,
+        "step": None, "loss": None, "rate": None, "activity": None, "exit": None, "last_line": "", **more,
+    }  # fmt: skip
+
+
+def shown(lines):
+    return [line.plain for line in lines]
+
+
+def rows(*containers, width=None):
+    return shown(processes(status_of("job", "abcdef", containers=list(containers)), width, 1100.0))
+
+
+def test_the_job_as_a_whole():
+    there = [container(), container("trainer.1", state="failed", pid=None, exit=3)]
+    first, second = shown(heading(status_of("job", "abcdef", containers=there, restarts=2), None))
+    assert first == "job (pod abcdef), collective, running, 1 of 2 processes up, 5s, restarts: 2 of 3"
+    assert second == "logs in /logs, started in /here"
+
+
+def test_no_process_is_older_than_its_job():
+    status = status_of("job", "abcdef", started=900.0, elapsed=4.9)
+    assert moment(status) == 904.9
+    screen = shown(picture({**status, "containers": [container(started=900.1)]}, 80, 24, 2000.0))
+    assert next(line for line in screen if "trainer.0" in line).split()[3] == "4s"
+
+
+def test_why_it_ends():
+    lines = shown(heading(status_of("job", "abcdef", state="ending", why="got SIGTERM"), None))
+    assert "ending" in lines[0]
+    assert lines[2] == "got SIGTERM"
+
+
+def test_machines_that_meet_and_those_that_met():
+    waiting = {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
+    lines = shown(heading(status_of("job", "abcdef", state="meeting", waiting=waiting), None))
+    assert lines[2] == "3 of 4 nodes, waiting for 10.0.0.7"
+    nodes = [{"rank": 0, "title": "h1", "this": False}, {"rank": 1, "title": "h2", "this": True}]
+    lines = shown(heading(status_of("job", "abcdef", nodes=nodes), None))
+    assert lines[2] == "2 nodes: 0 h1, 1 h2 (here)"
+
+
+def test_a_process_and_what_it_uses():
+    assert rows(container()) == [
+        "NAME       PID  STATE       UP   CPU   MEM",
+        "trainer.0  100  running  1m40s  100%  3.0G",
+    ]
+
+
+def test_what_it_reports():
+    title, row = rows(container(step=12, loss=0.123456, rate=1024.44, gpu=50.0, gpu_memory=2 << 30))
+    assert title.split()[-5:] == ["GPU", "GPUMEM", "STEP", "LOSS", "SAMPLES/S"]
+    assert row.split()[-5:] == ["50%", "2.0G", "12", "0.1235", "1.02k"]
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf", "-inf", float("nan")])
+def test_a_loss_that_is_no_number_is_told(loss):
+    assert rows(container(loss=loss))[1].split()[-1] == str(loss)
+
+
+@pytest.mark.parametrize(("exit", "said"), [(3, "exit 3"), (-9, "SIGKILL"), (-99, "signal 99")])
+def test_one_that_failed_says_how(exit, said):
+    row = rows(container(state="failed", pid=None, exit=exit, cpu=None, memory=None))[1]
+    assert row == f"trainer.0  {said}"
+
+
+def test_a_rank_shows_where_the_name_does_not_say_it():
+    assert "RANK" not in rows(container())[0]
+    title, row = rows(container(rank=8))
+    assert title.split()[:2] == ["NAME", "RANK"]
+    assert row.split()[:2] == ["trainer.0", "8"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"last_line": "step 3"}, "step 3"),
+        ({"last_line": "\x1b[31mred\x1b[0m\x1b[2J"}, "red"),
+        (
+            {"last_line": "x", "activity": {"what": "loading tables", "done": 3.0, "of": 10}},
+            "loading tables: 3 of 10",
+        ),
+        ({"activity": {"what": "loading", "done": 3, "of": None}}, "loading: 3"),
+        ({"activity": {"what": "waiting", "done": None, "of": None}}, "waiting"),
+        ({"last_line": "x", "activity": {"what": None}}, "x"),
+    ],
+)
+def test_its_last_words_or_what_it_does_beside_steps(more, said):
+    there = status_of("job", "abcdef", containers=[container(**more)])
+    assert shown(last_lines(there, None)) == [f"trainer.0  {said}"]
+    assert rows(container(**more))[1].endswith(said)
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 200])
+@pytest.mark.parametrize("height", [1, 3, 6, 24, 50])
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_a_picture_fits_its_screen(columns, height, count):
+    there = [container(f"trainer.{n}", last_line="x" * 300, step=n, rank=n + 8) for n in range(count)]
+    status = status_of("j" * 100, "abcdef", containers=there)
+    lines = shown(picture(status, columns, height, 1100.0, "not heard of"))
+    assert len(lines) == height
+    assert all(len(line) <= columns for line in lines)
+
+
+def test_what_there_is_no_room_for_is_counted():
+    there = [container(f"trainer.{n}") for n in range(40)]
+    lines = shown(picture(status_of("job", "abcdef", containers=there), 80, 24, 1100.0))
+    trainers = [line for line in lines if line.startswith("trainer.")]
+    assert f"... and {40 - len(trainers)} more; a taller window shows them" in lines
+    assert lines[-1].startswith("q: quit")
+
+
+def test_last_words_stand_below_where_the_table_has_no_room():
+    said = "epoch 3 of 9, all is well so far"
+    one = container(last_line=said, step=3, loss=0.5, rate=1.0)
+    status = status_of("job", "abcdef", containers=[one])
+    narrow, wide = (shown(picture(status, columns, 24, 1100.0)) for columns in (80, 200))
+    assert f"trainer.0  {said}" in narrow
+    assert any("LAST LINE" in line for line in wide)
+    assert f"trainer.0  {said}" not in wide
+
+
+@pytest.mark.parametrize("garbage", [None, 7, "x", [1, "a", None], {"a": 1}, -1e308, float("nan"), True])
+def test_an_answer_of_another_form_is_shown_as_far_as_it_goes(garbage):
+    one = dict.fromkeys(container(), garbage)
+    for containers in (garbage, [one], [garbage]):
+        status = {**dict.fromkeys(status_of("job", "abcdef"), garbage), "containers": containers}
+        assert picture(status, 80, 24, 1100.0)
+
+
+@pytest.mark.parametrize("step", [10**400, -(10**400), float("nan"), float("inf"), True, "5", [5]])
+def test_a_step_that_is_no_number_that_counts_is_not_shown(step):
+    assert rows(container(step=step)) == rows(container())

@@ -1,0 +1,40 @@
+"""`fleetrun up`: the command line that its words stand for."""
+
+from pathlib import Path
+
+import pytest
+
+from fleetrun.commands.up import stands_for
+from fleetrun.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], ["--config", "job.toml"]),
+        (["night.toml"], ["--config", "night.toml"]),
+        (["night.toml", "--max_restart", "5"], ["--config", "night.toml", "--max_restart", "5"]),
+        (["--max_restart", "5", "train.py"], ["--config", "job.toml", "--max_restart", "5", "train.py"]),
+        (["--", "train.py"], ["--config", "job.toml", "--", "train.py"]),
+    ],
+)
+def test_words(words, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").touch()
+    assert stands_for(words, {"A": "b"}) == (line, {"A": "b"})
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_job_file_behind_options_is_no_script(here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if here:
+        Path("job.toml").touch()
+    with pytest.raises(UsageError, match=r"night\.toml stands where a script would") as caught:
+        stands_for(["--display", "plain", "night.toml"], {})
+    assert caught.value.hint == "The job file comes first: fleetrun up night.toml [OPTIONS]"
+
+
+def test_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"no job\.toml here"):
+        stands_for([], {})

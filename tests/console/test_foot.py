@@ -1,0 +1,301 @@
+"""The foot below the lines, as a terminal shows it: the bytes go into one that can be asked."""
+
+import random
+
+import pytest
+
+from fleetrun.console.facts import Facts
+from fleetrun.console.foot import Foot
+from tests.support.screen import Terminal
+
+
+class Clock:
+    """A loop whose time is moved by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.timers = []
+
+    def clock(self):
+        return self.now
+
+    def after(self, seconds, handler):
+        self.timers.append(Wanted(self.now + seconds, handler))
+        return self.timers[-1]
+
+    def pass_(self, seconds):
+        self.now += seconds
+        due = [each for each in self.timers if each.when <= self.now]
+        self.timers = [each for each in self.timers if each.when > self.now]
+        for each in due:
+            each.handler()
+
+
+class Wanted:
+    def __init__(self, when, handler):
+        self.when, self.handler = when, handler
+
+    def cancel(self):
+        self.handler = lambda: None
+
+
+class Shown:
+    """A foot at a terminal of its own. As a sink it counts what is written."""
+
+    def __init__(self, columns=80, rows=24, *, colour=False):
+        self.terminal = Terminal(columns, rows)
+        self.size = (columns, rows)
+        self.ours = True
+        self.idle = True
+        self.writes = 0
+        self.loop = Clock()
+        self.step = 0
+        self.foot = Foot(self, lambda: self.size, lambda: self.ours, colour=colour)
+
+    def write(self, data):
+        self.writes += 1
+        self.terminal.feed(data)
+
+    def begin(self):
+        self.foot.begin(self.loop, lambda: Facts(elapsed=self.loop.now, step=self.step))
+        return self
+
+    def resize(self, columns, rows):
+        self.size = (columns, rows)
+        self.terminal.resize(columns, rows)
+
+    @property
+    def rows(self):
+        return self.terminal.rows
+
+
+def shown(*arguments, **options):
+    return Shown(*arguments, **options).begin()
+
+
+FIRST = "0:00:00 | step 0"
+
+
+def test_it_stands_below_the_lines():
+    made = shown()
+    made.foot.write(b"one\n")
+    made.foot.write(b"two\nthree\n")
+    assert made.rows == ["one", "two", "three", FIRST]
+
+
+def test_the_cursor_rests_at_its_start():
+    """So that whatever a terminal does to long rows when it gets narrower, all of it is behind the cursor."""
+    made = shown()
+    made.foot.write(b"one\n")
+    assert made.terminal.cursor == (1, 0)
+    made.foot.move(b"10%\r")
+    assert made.rows == ["one", "10%", FIRST]
+    assert made.terminal.cursor == (1, 0)
+
+
+def test_it_follows_the_facts_once_a_second():
+    made = shown()
+    made.step = 7
+    made.loop.pass_(1.0)
+    assert made.rows == ["0:00:01 | step 7"]
+    before = made.writes
+    made.loop.pass_(0.5)
+    assert made.writes == before
+    made.loop.pass_(0.5)
+    assert made.rows == ["0:00:02 | step 7"]
+
+
+def test_a_flood_looks_at_the_facts_four_times_a_second():
+    made = Shown()
+    looks = []
+    made.foot.begin(made.loop, lambda: looks.append(1) or Facts())
+    for _ in range(1000):
+        made.loop.now += 0.001
+        made.foot.write(b"line\n")
+    assert 3 <= len(looks) <= 5
+    assert made.rows[-1] == "0:00:00"
+
+
+def test_before_it_begins_and_after_it_ends_there_are_lines_only():
+    made = Shown()
+    made.foot.write(b"before\n")
+    assert made.rows == ["before"]
+    made.begin()
+    made.foot.write(b"in between\n")
+    made.foot.end()
+    made.foot.end()
+    made.foot.write(b"after\n")
+    made.loop.pass_(5.0)
+    assert made.rows == ["before", "in between", "after"]
+    assert made.loop.timers == []
+
+
+def test_nothing_is_drawn_while_the_terminal_is_stopped():
+    """Ctrl-S: else one foot would pile up behind the other."""
+    made = shown()
+    before, made.idle = made.writes, False
+    for _ in range(10):
+        made.loop.pass_(1.0)
+    assert made.writes == before
+    made.idle = True
+    made.loop.pass_(1.0)
+    assert made.rows == ["0:00:11 | step 0"]
+
+
+def test_hidden_while_the_shell_has_the_terminal():
+    made = shown()
+    made.foot.write(b"one\n")
+    made.foot.hide()
+    assert made.rows == ["one"]
+    made.loop.pass_(1.0)
+    made.foot.write(b"two\n")
+    assert made.rows == ["one", "two"]
+    made.foot.unhide()
+    assert made.rows == ["one", "two", "0:00:01 | step 0"]
+
+
+def test_what_is_held_back_for_a_bar_is_shown_before_the_shell_has_the_terminal():
+    made = shown()
+    made.foot.move(b"10%\r\nline\n")
+    made.foot.hide()
+    assert made.rows == ["10%", "line"]
+
+
+def test_in_the_background_lines_only():
+    made = shown()
+    made.ours = False
+    made.loop.pass_(1.0)
+    made.foot.write(b"one\n")
+    made.foot.move(b"two\n10%\r")
+    assert made.rows == ["one", "two"]
+    made.ours = True
+    made.loop.pass_(1.0)
+    assert made.rows[-2:] == ["10%", "0:00:02 | step 0"]
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(19, 24), (80, 3), (0, 0), (1, 1)])
+def test_no_room_no_foot(columns, rows):
+    made = shown()
+    made.size = (columns, rows)
+    made.foot.write(b"one\n")
+    assert made.rows == ["one"]
+
+
+def test_it_fits_a_terminal_that_changes_its_size():
+    made = shown(30, 10)
+    made.step = 10**18
+    made.loop.pass_(1.0)
+    assert made.rows == ["0:00:01"], "the step does not fit"
+    made.resize(80, 10)
+    made.loop.pass_(1.0)
+    assert made.rows == ["0:00:02 | step 1,000,000,000,000,000,000"]
+    made.resize(20, 5)
+    made.foot.write(b"line\n")
+    assert made.rows == ["line", "0:00:02"]
+
+
+def test_colours_do_not_run_into_it():
+    made = shown(colour=True)
+    made.foot.move(b"\x1b[31mred\n")
+    assert made.rows == ["red", FIRST]
+    assert made.terminal.look(0) == ("red", False)
+    assert made.terminal.look(1) == ("default", True)
+
+
+def test_no_colours_unless_asked():
+    made = shown()
+    assert made.terminal.look(0) == ("default", False)
+
+
+def test_a_bar_moves_in_its_place_and_stays_when_it_is_full():
+    made = shown()
+    made.foot.move(b"\r 10%|#         |\r")
+    made.foot.write(b"LAUNCH INFO news\n")
+    made.foot.move(b" 50%|#####     |\r")
+    assert made.rows == ["LAUNCH INFO news", " 50%|#####     |", FIRST]
+    made.foot.move(b"100%|##########|\nnext\n")
+    made.foot.end()
+    assert made.rows == ["LAUNCH INFO news", "100%|##########|", "next"]
+
+
+def test_a_bar_that_was_never_finished_is_a_line_at_the_end():
+    made = shown()
+    made.foot.move(b"done\n 50%|#####     |\r")
+    made.foot.end()
+    made.foot.write(b"LAUNCH ERROR news\n")
+    assert made.rows == ["done", " 50%|#####     |", "LAUNCH ERROR news"]
+
+
+def test_bars_never_take_the_whole_screen():
+    made = shown(80, 5)
+    made.foot.move(b"\r".join(b"bar %d\n" % number for number in range(7)) + b"\x1b[7A\r")
+    for _ in range(3):
+        made.loop.pass_(1.0)
+    assert made.rows[-1].startswith("0:00:03")
+    text = made.terminal.text
+    assert len(text) == len(set(text)), "nothing is there twice"
+
+
+EVIL = (
+    b"\x1b[2J", b"\x1b[H", b"\x1b[1;3r", b"\x1b[?1049h", b"\x1bc", b"\x1b[?7l", b"\x1b]0;x", b"\x1b[",
+    b"\x1bP1", b"\x0e", b"\x1b(0", b"\x1b[99A", b"\xc2\x9b2J", b"\x1b[?6h", b"\x1bM", b"\x0b\x0c", b"\x1b[4h",
+    b"\x1b7\x1b8", b"\x1b[5L", b"\x1b[3M", b"\x1b[9S", b"\x1b[3T", b"\x1b[5;5H", b"\x1b[20l",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("take", [Foot.write, Foot.move])
+def test_what_would_break_the_screen_does_not(take):
+    made = shown()
+    for number, evil in enumerate(EVIL):
+        take(made.foot, b"%d <%s\n" % (number, evil))
+    made.loop.pass_(1.0)
+    assert made.rows[-1] == "0:00:01 | step 0"
+    made.foot.end()
+    text = made.terminal.text
+    assert [line.partition(" <")[0] for line in text] == [str(number) for number in range(len(EVIL))]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_left_equals_a_run_without_a_foot(seed):
+    """Lines of any length, colours and wide characters, at any moment, in any pieces."""
+    chance = random.Random(seed)
+    columns, rows = chance.choice([(80, 24), (40, 10), (200, 50), (21, 5)])
+    made, plain = shown(columns, rows), Terminal(columns, rows)
+    words = ["word", "\x1b[32mgreen\x1b[0m", "一二三", "", "x" * 90, "\t|", "é"]
+    for _ in range(chance.randrange(50, 200)):
+        some = [" ".join(chance.choices(words, k=chance.randrange(6))) for _ in range(chance.randrange(4))]
+        lines = "".join(f"{line}\n" for line in some)
+        if lines:
+            chance.choice([made.foot.write, made.foot.move])(lines.encode())
+            plain.feed(lines.encode())
+        made.loop.pass_(chance.choice([0.0, 0.1, 1.0]))
+        if chance.random() < 0.05:
+            made.foot.hide()
+            made.foot.unhide()
+    made.foot.end()
+    assert made.terminal.text == plain.text
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_a_script_prints_there_is_one_foot_and_none_of_it_stays(seed):
+    chance = random.Random(seed)
+    made = Shown(chance.choice([30, 80]), chance.choice([4, 10, 24]))
+    made.foot.begin(made.loop, lambda: Facts(phase="FOOT"))
+    words = [
+        b"\r", b"\r", b"\n", b"bar 50% |##  |", b"\x1b[A", b"\x1b[3A", b"\x1b[K", b"x" * 100, b"\x1b[31m",
+        b"\t", b"\x08", b" ", b"\x1b[2J", b"\x1b]0;", b"\xff",
+    ]  # fmt: skip
+    for _ in range(150):
+        made.foot.move(
+            b"".join(chance.choices(words, k=chance.randrange(1, 6))) + chance.choice([b"\r", b"\n"])
+        )
+        if chance.random() < 0.2:
+            made.foot.write(b"LAUNCH INFO news\n")
+        if chance.random() < 0.1:
+            made.resize(chance.choice([25, 40, 80]), made.size[1])
+        made.loop.pass_(chance.choice([0.0, 1.0]))
+        assert [number for number, row in enumerate(made.rows) if "FOOT" in row] == [len(made.rows) - 1]
+        assert sum("FOOT" in row for row in made.terminal.text) == 1
+    made.foot.end()
+    assert "FOOT" not in "".join(made.terminal.text)
+    assert made.terminal.text.count("LAUNCH INFO news") >= 10

@@ -1,0 +1,243 @@
+"""What a launcher answers, after what the supervisor told."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fleetrun.control.board import Board, JobFacts
+from fleetrun.control.service import Control
+from fleetrun.envs.contract import Mode, Role
+from fleetrun.pod.container import Ended
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.pod import Pod
+from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.result import Failure
+from fleetrun.pod.spec import PodSpec
+from fleetrun.pod.status import Exit, Status
+from fleetrun.progress.reports import Activity, Report
+from tests.support.pods import spec_of
+
+FACTS = JobFacts(
+    job="default", pod="abcdef", mode="ps", log_dir=Path("/logs"), cwd="/here", max_restart=3, started=1000.0,
+    pid=11, guard=10,
+)  # fmt: skip
+
+
+class Desk:
+    """Reports of trainer 0."""
+
+    def latest(self, container: str, /) -> Report | None:
+        if container != "trainer.0":
+            return None
+        activity = Activity("loading", 3.0, None)
+        return Report(
+            pod="abcdef", role="trainer", rank=0, step=7, samples=70, loss=float("nan"), activity=activity
+        )
+
+    def rate(self, container: str, /) -> float | None:
+        return 12.5 if container == "trainer.0" else None
+
+
+@pytest.fixture
+def pod(tmp_path):
+    specs = (spec_of(tmp_path, "true", Role.SERVER), *(spec_of(tmp_path, "true", rank=n) for n in (0, 1)))
+    hook = spec_of(tmp_path, "true", label="pre_hook")
+    spec = PodSpec(
+        name="abcdef", job_id="default", mode=Mode.PS, containers=specs, log_dir=tmp_path, pre_hook=hook
+    )
+    return Pod(spec)
+
+
+@pytest.fixture
+def now():
+    return [5000.0]
+
+
+@pytest.fixture
+def board(now):
+    return Board(FACTS, Desk(), clock=lambda: now[0], wall=lambda: now[0] + 1e9)
+
+
+def run(board, *containers):
+    """As the deployer does, and then the supervisor."""
+    for number, each in enumerate(containers):
+        each.process = SimpleNamespace(pid=100 + number, exit=None)
+        each.status = Status.RUNNING
+    board.started(list(containers))
+
+
+def end(board, container, code):
+    container.process.exit = Exit(code)
+    container.status = Status.FAILED if code else Status.COMPLETED
+    ended = Ended(spec=container.spec, exit=Exit(code), pid=100, started=1.0, ended=2.0, attempt=0)
+    board.exited(ended)
+    return ended
+
+
+def of(board, name):
+    return next(each for each in board.status()["containers"] if each["name"] == name)
+
+
+def test_a_job_that_has_just_begun(board, now):
+    now[0] += 2.5
+    status = board.status()
+    assert status["job"] == "default"
+    assert status["version"] == 1
+    assert (status["pid"], status["guard"], status["log_dir"]) == (11, 10, "/logs")
+    assert (status["started"], status["elapsed"]) == (1000.0, 2.5)
+    assert (status["state"], status["containers"], status["nodes"]) == ("meeting", [], [])
+
+
+def test_processes_that_run(board, pod, now):
+    board.plays(pod, 0)
+    assert board.status()["state"] == "starting"
+    run(board, *pod.containers)
+    assert board.status()["state"] == "running"
+    assert [each["name"] for each in board.status()["containers"]] == ["ps.0", "trainer.0", "trainer.1"]
+    trainer = of(board, "trainer.0")
+    assert (trainer["pid"], trainer["state"], trainer["role"], trainer["rank"]) == (
+        101,
+        "running",
+        "trainer",
+        0,
+    )
+    assert trainer["started"] == now[0] + 1e9
+    assert trainer["exit"] is None
+
+
+def test_what_they_report(board, pod):
+    board.plays(pod, 0)
+    run(board, *pod.containers)
+    trainer = of(board, "trainer.0")
+    assert (trainer["step"], trainer["samples"], trainer["rate"]) == (7, 70, 12.5)
+    assert trainer["activity"] == {"what": "loading", "done": 3.0, "of": None}
+    assert of(board, "trainer.1")["step"] is None
+
+
+def test_one_that_ended_says_how_and_reports_no_more(board, pod):
+    board.plays(pod, 0)
+    run(board, *pod.containers)
+    end(board, pod.containers[1], -9)
+    trainer = of(board, "trainer.0")
+    assert (trainer["pid"], trainer["state"], trainer["exit"], trainer["ended"]) == (None, "failed", -9, 2.0)
+    assert (trainer["step"], trainer["rate"]) == (None, None)
+
+
+def test_a_failure_is_restarted_and_counted(board, pod):
+    board.plays(pod, 1)
+    run(board, *pod.containers)
+    ended = end(board, pod.containers[1], 3)
+    board.failed(Failure(ended=ended, decision=Restart(after=1.0, number=2, limit=3), alive=2))
+    assert (board.status()["state"], board.status()["restarts"]) == ("restarting", 2)
+    run(board, pod.containers[1])
+    assert board.status()["state"] == "running"
+    assert of(board, "trainer.0")["exit"] is None, "the end of the attempt before is the past"
+
+
+def test_a_failure_that_is_the_last_ends_the_job(board, pod):
+    board.plays(pod, 0)
+    run(board, *pod.containers)
+    ended = end(board, pod.containers[1], 3)
+    board.failed(Failure(ended=ended, decision=GiveUp("enough"), alive=2))
+    assert (board.status()["state"], board.status()["why"]) == ("ending", "exited with code 3")
+
+
+def test_leaving_and_ending(board, pod):
+    board.plays(pod, 0)
+    run(board, *pod.containers)
+    board.leaving(pod.containers[:1])
+    assert board.status()["state"] == "leaving"
+    board.ending("got SIGTERM")
+    assert (board.status()["state"], board.status()["why"]) == ("ending", "got SIGTERM")
+
+
+def test_the_pre_hook_shows_while_it_runs(board, pod):
+    board.plays(pod, 0)
+    run(board, pod.hook)
+    assert of(board, "pre_hook")["state"] == "running"
+    end(board, pod.hook, 0)
+    assert "pre_hook" not in [each["name"] for each in board.status()["containers"]]
+
+
+def test_machines_that_meet(board):
+    board.waiting(3, 4, ["10.0.0.7"])
+    assert board.status()["waiting"] == {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
+    board.met(["h1 (10.0.0.1)", "h2 (10.0.0.2)"], 1)
+    assert board.status()["waiting"] is None
+    assert board.status()["nodes"] == [
+        {"rank": 0, "title": "h1 (10.0.0.1)", "this": False},
+        {"rank": 1, "title": "h2 (10.0.0.2)", "this": True},
+    ]
+
+
+@pytest.mark.parametrize(("restart", "state"), [(True, "restarting"), (False, "ending")])
+def test_what_happened_on_another_machine(board, pod, restart, state):
+    board.plays(pod, 0)
+    run(board, *pod.containers)
+    board.stopping("trainer 3 exited with code 7", restart)
+    assert (board.status()["state"], board.status()["why"]) == (state, "trainer 3 exited with code 7")
+    board.plays(pod, 1)
+    assert (board.status()["state"], board.status()["why"], board.status()["restarts"]) == ("starting", "", 1)
+
+
+# ---- what is answered, and done
+
+
+@pytest.fixture
+def control(board):
+    loop = Loop()
+    said: list[str] = []
+    made = Control(loop, board, said.append)
+    made.said, made.loop = said, loop  # type: ignore[attr-defined]
+    yield made
+    made.close()
+    loop.close()
+
+
+def turn(loop):
+    loop.after(0, loop.stop)
+    loop.run()
+
+
+@pytest.mark.parametrize("question", [{}, {"ask": "dance"}, {"ask": ["status"]}, {"ask": None}])
+def test_what_it_does_not_know(control, question):
+    assert "does not know" in control.answer(question)["error"]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "signals"), [(False, [15]), (True, [15, 3]), ("yes", [15]), (None, [15])]
+)
+def test_a_stop_is_answered_first_and_then_done(control, at_once, signals):
+    got: list[int] = []
+    control.interrupt = got.append
+    assert control.answer({"ask": "stop", "now": at_once})["stopping"] == "default"
+    assert got == []
+    turn(control.loop)
+    assert got == signals
+    assert "asks this job to end" in control.said[0]
+
+
+def test_a_job_that_has_not_begun_cannot_be_stopped(control):
+    assert "error" in control.answer({"ask": "stop"})
+
+
+def test_without_a_place_for_the_socket_the_job_runs_and_says_so(control, tmp_path):
+    (tmp_path / "file").write_text("")
+    control.open(tmp_path / "file" / "fleetrun")
+    assert "will not find this job" in control.said[0]
+
+
+def test_the_folder_of_another_is_not_used(control, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    control.open(tmp_path / "open")
+    assert "open to other users" in control.said[0]
+    assert list((tmp_path / "open").iterdir()) == []
+
+
+def test_every_answer_is_json(board, pod):
+    board.plays(pod, 0)
+    run(board, *pod.containers)
+    json.dumps(board.status())

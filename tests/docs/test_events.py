@@ -1,0 +1,56 @@
+"""docs/events.md against the code: every event that is written, and every field of it, has its row."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "events.md").read_text()
+ROWS = {
+    re.findall(r"`(\w+)`", cells[1])[0]: set(re.findall(r"`(\w+)`", cells[3]))
+    for line in TEXT.splitlines()
+    if line.startswith("| `") and len(cells := line.split("|")) > 3
+}
+
+
+def written() -> dict[str, set[str]]:
+    """`journal.write("started", container=...)`, by whatever name the journal goes there."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "fleetrun").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and re.search(
+                r"(journal|_)\.write$|_write$", ast.unparse(node.func)
+            ):
+                first = node.args[0] if node.args else None
+                if isinstance(first, ast.Constant) and isinstance(first.value, str) and node.keywords:
+                    fields = found.setdefault(first.value, set())
+                    fields |= {keyword.arg for keyword in node.keywords if keyword.arg}
+    return found
+
+
+WRITTEN = written()
+
+
+def test_there_is_something_to_compare():
+    assert {"started", "exited", "over", "failed"} <= WRITTEN.keys()
+
+
+@pytest.mark.parametrize("event", sorted(WRITTEN))
+def test_every_event_has_a_row_with_its_fields(event: str):
+    assert event in ROWS
+    assert WRITTEN[event] <= ROWS[event]
+
+
+def test_the_fields_of_a_launch_are_told():
+    tree = ast.parse((ROOT / "fleetrun" / "record" / "launched.py").read_text())
+    (function,) = (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "launch_fields"
+    )
+    keys = {
+        key.value for node in ast.walk(function) if isinstance(node, ast.Dict) for key in node.keys
+        if isinstance(key, ast.Constant)
+    }  # fmt: skip
+    assert "argv" in keys
+    assert keys == ROWS["launch"]

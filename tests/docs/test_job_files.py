@@ -1,0 +1,41 @@
+"""The page of job files: its examples are job files, and say what it says of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fleetrun.envs.argv import read
+from fleetrun.envs.contract import Role
+from fleetrun.envs.resolve import resolve
+from fleetrun.errors import UsageError
+from fleetrun.jobfile.entries import _OF_EVALUATORS
+from fleetrun.jobfile.meaning import load
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "job-files.md").read_text()
+EXAMPLES = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_are_job_files(example, tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(example)
+    settings = resolve(read([]), {}, file=load(str(path), {})).settings
+    assert settings.script_args == ("--lr", "0.1", "--data", "/data/day-1")
+    assert (settings.server_num, settings.trainer_num, settings.max_restart) == (2, 4, 5)
+    assert settings.wish(Role.EVALUATOR).count == 1
+
+
+def test_every_key_of_a_role_is_told():
+    assert EXAMPLES
+    keys = {*_OF_EVALUATORS, "resources.threads", "resources.devices"} - {"resources", "count"}
+    assert [key for key in keys if f"`{key}`" not in PAGE] == []
+
+
+def test_the_mistake_that_it_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text("\n\nnproc_per_nod = 2")
+    with pytest.raises(UsageError) as caught:
+        load("job.toml", {})
+    assert f"fleetrun: error: {caught.value.message}" in PAGE
+    assert f"\n      {caught.value.hint}\n" in PAGE

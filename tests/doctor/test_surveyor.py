@@ -1,0 +1,137 @@
+"""Several surveyors on this machine: each measures the ways that are its part, strangers get nothing."""
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from fleetrun.doctor import link, surveyor
+from fleetrun.doctor.card import Card
+from fleetrun.doctor.surveyor import Surveyor, open_door
+
+BOUND = 60_000
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[tuple[Card, Surveyor]]]]:
+    monkeypatch.setattr(link, "MOST", 1 << 20)
+    monkeypatch.setattr(surveyor, "ALLOWED", 100.0)
+    made: list[Surveyor] = []
+
+    def several(count: int) -> list[tuple[Card, Surveyor]]:
+        found = []
+        for number in range(count):
+            door = open_door("127.0.0.1", 0)
+            card = Card(
+                id=f"n{number}",
+                name="h",
+                address="127.0.0.1",
+                port=door.getsockname()[1],
+                ticket=f"t{number}",
+            )
+            made.append(Surveyor(door, card.ticket))
+            found.append((card, made[-1]))
+        return found
+
+    yield several
+    for each in made:
+        each.close()
+
+
+def done(each: Surveyor) -> None:
+    poll = select.poll()
+    poll.register(each.news, select.POLLIN)
+    while not each.done:
+        assert poll.poll(BOUND), "it has not ended"
+        os.eventfd_read(each.news)
+
+
+def test_every_pair_is_measured_once(make: Callable[[int], list[tuple[Card, Surveyor]]]) -> None:
+    found = make(4)
+    cards = [card for card, _ in found]
+    for number, (_, each) in enumerate(found):
+        each.survey(cards, number)
+    for _, each in found:
+        done(each)
+    ways = {(card.id, other): way for card, each in found for other, way in each.links.items()}
+    assert {frozenset(pair) for pair in ways} == {
+        frozenset((one.id, other.id)) for one in cards for other in cards if one is not other
+    }
+    assert len(ways) == 6
+    assert [way.error for way in ways.values()] == [""] * 6
+
+
+def test_one_that_has_gone_is_told_of(make: Callable[[int], list[tuple[Card, Surveyor]]]) -> None:
+    (card, visitor), (other, _) = make(2)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        gone = replace(other, port=door.getsockname()[1])
+    visitor.survey([card, gone], 0)
+    done(visitor)
+    assert visitor.links[gone.id].error == f"port {gone.port}: Connection refused"
+
+
+def test_one_that_never_comes_is_not_waited_for(
+    make: Callable[[int], list[tuple[Card, Surveyor]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveyor, "ALLOWED", 0.01)
+    (other, _), (card, host) = make(2)
+    host.survey([other, card], 1)
+    done(host)
+    assert host.links == {}
+
+
+def test_one_that_cannot_come_is_excused(make: Callable[[int], list[tuple[Card, Surveyor]]]) -> None:
+    """However much time it has."""
+    (other, _), (card, host) = make(2)
+    host.survey([other, card], 1)
+    host.excuse(other.id)
+    done(host)
+    assert host.links == {}
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"", b"\n", b"wrong 0\n", b"t0\n", b"t0 x\n", b"t0 -1\n", b"t0 99999999\n", b"x" * 10_000]
+)
+def test_strangers_are_shown_the_door(
+    make: Callable[[int], list[tuple[Card, Surveyor]]], greeting: bytes
+) -> None:
+    ((card, _),) = make(1)
+    with (
+        socket.create_connection((card.address, card.port), timeout=60) as sock,
+        contextlib.suppress(OSError),
+    ):
+        sock.sendall(greeting)
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1) == b""
+
+
+def test_who_has_no_ticket_cannot_spoil_a_turn(make: Callable[[int], list[tuple[Card, Surveyor]]]) -> None:
+    found = make(2)
+    cards = [card for card, _ in found]
+    with (
+        socket.create_connection(("127.0.0.1", cards[0].port)) as first,
+        socket.create_connection(("127.0.0.1", cards[1].port)) as second,
+    ):
+        for sock in (first, second):
+            sock.sendall(b"nothing 0\n")
+        for number, (_, each) in enumerate(found):
+            each.survey(cards, number)
+        for _, each in found:
+            done(each)
+    assert [way.error for _, each in found for way in each.links.values()] == [""]
+
+
+def test_a_door_at_a_reserved_port() -> None:
+    """The port of the job, which this launcher holds."""
+    from fleetrun.envs.network import Ports
+
+    ports = Ports()
+    try:
+        with open_door("127.0.0.1", ports.any()) as door:
+            assert door.getsockname()[1]
+    finally:
+        ports.close()

@@ -1,0 +1,17 @@
+"""What is to be typed on the other machines."""
+
+import pytest
+
+from fleetrun.doctor.plan import Plan
+from fleetrun.doctor.together import _elsewhere
+from fleetrun.envs import argv
+from fleetrun.envs.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [(True, ("--nnodes=2", "train.py")), (False, ("--nnodes=2",))],
+)
+def test_a_script_is_named_only_where_a_person_named_it(named: bool, line: tuple[str, ...]) -> None:
+    resolved = resolve(argv.read(["--nnodes", "2", "--host", "10.0.0.1", "train.py"]), {})
+    assert _elsewhere(resolved, Plan(names_script=named)) == line

@@ -1,0 +1,129 @@
+"""Jobs that run are asked how they stand, and to end: `fleetrun ps`, `status` and `stop`."""
+
+import fcntl
+import json
+import os
+import signal
+import struct
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Fleetrun, Launch
+from tests.support.screen import Terminal
+from tests.support.traces import state_of, wait_until
+
+pytestmark = pytest.mark.slow
+
+TWO = ("--nproc_per_node", "2", "--job_id", "resnet")
+XTERM = {"TERM": "xterm-256color"}
+STAY = "print('epoch 1')\nleave_on_term()\nstay()"
+
+
+def sockets(fleetrun: Fleetrun) -> list[Path]:
+    return sorted((fleetrun.folder / "run" / "fleetrun").iterdir())
+
+
+def asked(fleetrun: Fleetrun, *words: str) -> list | dict:
+    done = fleetrun.run(*words, "--json")
+    assert done.code == 0, done
+    return json.loads(done.out)
+
+
+def test_a_job_tells_how_it_stands_and_ends_when_it_is_asked_to(fleetrun: Fleetrun):
+    job = fleetrun.start(*TWO, fleetrun.script(STAY))
+    pids = job.until_ready(2)
+    (found,) = asked(fleetrun, "ps")
+    assert (found["job"], found["pid"], found["guard"]) == ("resnet", job.launcher, job.popen.pid)
+    status = asked(fleetrun, "status", "res")
+    assert [each["pid"] for each in status["containers"]] == pids
+    assert {each["last_line"] for each in status["containers"]} == {"epoch 1"}
+    stop = fleetrun.run("stop")
+    assert (stop.code, stop.err) == (0, ""), stop
+    assert stop.out.endswith("is over: got SIGTERM, exit code 143\n")
+    assert job.popen.poll() == 143, "stop has waited for it"
+    job.wait()
+    assert "`fleetrun stop` asks this job to end" in job.err
+    assert sockets(fleetrun) == []
+    assert fleetrun.run("status").code == 1
+
+
+def test_a_job_that_does_not_want_to_end_is_killed_at_once(fleetrun: Fleetrun):
+    script = fleetrun.script("on(signal.SIGTERM, lambda: None)\nstay()")
+    job = fleetrun.start("--stop_timeout", "1h", *TWO, script)
+    job.until_ready(2)
+    patient = fleetrun.start("stop")
+    job.until_told("got SIGTERM", 2)
+    assert fleetrun.run("stop", "--now").code == 0
+    assert (patient.wait(), job.wait()) == (0, 143)
+    assert patient.out.endswith("is over: got SIGTERM, exit code 143\n"), "it has waited for the end"
+    assert "killing what is left" in job.err
+
+
+def test_a_killed_launcher_leaves_nothing_that_answers(fleetrun: Fleetrun):
+    job = fleetrun.start(*TWO, fleetrun.script(STAY))
+    job.until_ready(2)
+    assert len(sockets(fleetrun)) == 2
+    os.kill(job.launcher, signal.SIGKILL)
+    assert job.wait() == 125
+    assert asked(fleetrun, "ps") == []
+    assert sockets(fleetrun) == []
+
+
+def test_a_job_that_ctrl_z_stopped_is_seen_and_can_be_ended(fleetrun: Fleetrun):
+    job, _ = fleetrun.at_terminal(*TWO, fleetrun.script(STAY))
+    job.until_ready(2)
+    launcher = job.launcher
+    job.type_in(b"\x1a")
+    wait_until(lambda: state_of(job.popen.pid) == "T" and state_of(launcher) == "T")
+    (found,) = asked(fleetrun, "ps")
+    assert (found["job"], found["pid"], found["silent"]) == ("resnet", launcher, "it is stopped (Ctrl-Z)")
+    status = fleetrun.run("status")
+    assert (status.code, status.out) == (3, "")
+    assert "does not answer: it is stopped" in status.err
+    assert fleetrun.run("stop", "resnet").code == 0
+    assert job.wait() == 143
+
+
+def test_the_live_view_shows_the_job_and_leaves_the_terminal_as_it_was(fleetrun: Fleetrun):
+    job = fleetrun.start(*TWO, fleetrun.script(STAY))
+    pids = job.until_ready(2)
+    view, master = fleetrun.at_terminal("status", "--watch", "--interval", "3600", env=XTERM)
+    view.until(lambda: painted(view, 80, 40), "a picture")
+    rows = painted(view, 80, 40)
+    assert rows[0].startswith("resnet (pod ")
+    trainers = [row.split()[:3] for row in rows if row.startswith("trainer.") and "running" in row]
+    assert trainers == [[f"trainer.{number}", str(pid), "running"] for number, pid in enumerate(pids)]
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 8, 60, 0, 0))
+    view.until(lambda: painted(view, 60, 8), "a picture of the new size")
+    view.type_in(b"q")
+    assert view.wait() == 0
+    fresh = os.openpty()
+    assert termios.tcgetattr(master) == termios.tcgetattr(fresh[0])
+    for fd in fresh:
+        os.close(fd)
+    assert view.raw.endswith(b"\x1b[?7h\x1b[?25h\x1b[?1049l"), view.raw[-100:]
+    dumb, _ = fleetrun.at_terminal("status", "--watch", env={"TERM": "dumb"})
+    assert dumb.wait() == 2
+    job.send(signal.SIGTERM)
+    job.wait()
+
+
+def test_the_live_view_ends_with_the_job(fleetrun: Fleetrun):
+    script = fleetrun.script("tell('ready', os.getpid())\nwait_for_go()\nsys.exit(RANK)")
+    job = fleetrun.start("--max_restart", "0", *TWO, script)
+    job.until_ready(2)
+    view, _ = fleetrun.at_terminal("status", "--watch", "--interval", "0.1", env=XTERM)
+    view.until(lambda: painted(view, 80, 40), "a picture")
+    job.go()
+    assert (job.wait(), view.wait()) == (1, 0)
+    assert "is over: exit code 1; `fleetrun report" in view.out.rpartition("\x1b[?1049l")[2]
+
+
+def painted(view: Launch, columns: int, rows: int) -> list[str]:
+    """The rows of its last picture, once that is whole and fills a screen of this size."""
+    last = view.raw.rpartition(b"\x1b[H")[2]
+    shown = Terminal(columns, rows, raw=True).feed(last).rows
+    whole = last.endswith(b"\x1b[0m") and len(shown) == rows and shown[-1].startswith("q: quit")
+    return shown if whole else []

@@ -1,0 +1,117 @@
+"""Whose numbers go into which file, and what is said when they cannot."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from fleetrun.exporters.boards import Boards
+from fleetrun.exporters.standing import MOST_NAMES
+from tests.exporters.said import pod, report, started
+
+
+class File:
+    """Keeps what is written; fails while `full`."""
+
+    full = False
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.points = []
+        self.closed = False
+
+    def write(self, point, wall):
+        if File.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.points.append((point.step, wall, point.again))
+
+    def close(self):
+        self.closed = True
+
+
+class Made:
+    def __init__(self, make=None):
+        self.files = []
+        self.warnings = []
+        self.boards = Boards(Path("/runs"), self.warnings.append, make or self._make)
+
+    def _make(self, folder):
+        self.files.append(File(folder))
+        return self.files[-1]
+
+    def take(self, *lines, now=50_000.0):
+        for line in lines:
+            self.boards.take(line, now)
+
+
+@pytest.fixture
+def made():
+    File.full = False
+    return Made()
+
+
+def test_each_process_has_a_folder_by_its_rank_once_it_reports(made):
+    made.take(pod(4, 5), started("trainer.0"), started("trainer.1"), report("trainer.1", step=1, loss=1.0))
+    assert [file.folder for file in made.files] == [Path("/runs/trainer.5")]
+    made.take(report("trainer.0", step=1, loss=1.0), report("trainer.1", step=2, loss=1.0))
+    assert [file.folder.name for file in made.files] == ["trainer.5", "trainer.4"]
+
+
+def test_after_a_restart_the_file_is_the_same_and_begins_anew(made):
+    made.take(pod(), started(), report(step=1, loss=1.0), report(step=2, loss=1.0))
+    made.take(started(attempt=1), report(step=1, loss=1.0), report(step=2, loss=1.0))
+    (file,) = made.files
+    assert [(step, again) for step, _, again in file.points] == [(1, True), (2, False), (1, True), (2, False)]
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [(49_990.5, 49_990.5), (None, 50_000), (0.0, 50_000), (1e300, 50_000), (54_000.0, 50_000)],
+)
+def test_the_time_is_the_process_own_unless_its_clock_is_far_off(made, said, written):
+    made.take(pod(), report(step=1, loss=1.0, time=said))
+    assert made.files[0].points[0][1] == written
+
+
+def test_a_full_disk_is_told_once_and_what_fits_later_is_written(made):
+    made.take(pod())
+    File.full = True
+    made.take(*(report(step=step, loss=1.0) for step in (1, 2, 3)))
+    File.full = False
+    made.take(report(step=4, loss=1.0))
+    assert made.warnings == [
+        "event files in /runs cannot be written: No space left on device; the job goes on"
+    ]
+    assert [step for step, *_ in made.files[0].points] == [4]
+
+
+def test_a_folder_that_cannot_be_made_is_told_once_and_tried_again():
+    def make(folder):
+        if tries:
+            raise tries.pop()
+        return File(folder)
+
+    tries = [PermissionError(errno.EACCES, "Permission denied") for _ in range(2)]
+    made = Made(make)
+    made.take(pod(), *(report(step=step, loss=1.0) for step in (1, 2, 3)))
+    assert made.warnings == ["event files in /runs cannot be written: Permission denied; the job goes on"]
+    assert not tries
+
+
+def test_too_many_names_are_told_once(made):
+    names = {f"n{number}": 1.0 for number in range(MOST_NAMES + 1)}
+    made.take(pod(), report(step=1, values=names), report(step=2, values=names))
+    assert made.warnings == [
+        "trainer.0 reports more than 200 names of values: TensorBoard gets the first ones"
+    ]
+
+
+def test_strangers_have_no_file(made):
+    made.take(report(step=1, loss=1.0), pod(), report("../../etc", step=1, loss=1.0))
+    assert made.files == []
+
+
+def test_closing_closes_all(made):
+    made.take(pod(), report("trainer.0", step=1, loss=1.0), report("trainer.1", step=1, loss=1.0))
+    made.boards.close()
+    assert [file.closed for file in made.files] == [True, True]

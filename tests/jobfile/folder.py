@@ -1,0 +1,36 @@
+"""Job files for tests: written into the current directory, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from fleetrun.envs.argv import read
+from fleetrun.envs.resolve import resolve
+from fleetrun.envs.settings import Resolved
+from fleetrun.envs.wishes import JobFile
+from fleetrun.errors import UsageError
+from fleetrun.jobfile.meaning import load
+
+
+def loaded(text: str, environ: Mapping[str, str] | None = None, **files: str) -> JobFile:
+    """`files` by their names without `.toml`."""
+    for name, other in files.items():
+        Path(f"{name}.toml").write_text(other)
+    Path("job.toml").write_text(text)
+    return load("job.toml", environ or {})
+
+
+def resolved(text: str, words: str = "", environ: Mapping[str, str] | None = None, **files: str) -> Resolved:
+    """The job file with these words and variables."""
+    file = loaded(text, environ, **files)
+    return resolve(read(["--config", "job.toml", *words.split()]), environ or {}, file=file)
+
+
+def refusal(text: str, words: str = "", environ: Mapping[str, str] | None = None, **files: str) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        resolved(text, words, environ, **files)
+    assert caught.value.exit_code == 2
+    return caught.value

@@ -1,0 +1,139 @@
+"""A launch as a job file is the same launch."""
+
+import dataclasses
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from fleetrun.envs.argv import read
+from fleetrun.envs.choices import Placed
+from fleetrun.envs.filed import parts
+from fleetrun.envs.resolve import resolve
+from fleetrun.envs.settings import OPTIONS
+from fleetrun.errors import UsageError
+from fleetrun.jobfile import template, toml
+from fleetrun.jobfile.writing import document, save
+from tests.jobfile.folder import loaded, resolved
+
+LINES = [
+    "train.py",
+    "--server_num=1 --worker-num=2 train.py --lr ${LR} $${x}",
+    "--gpus=0,1 -m pkg.train",
+    "--xpus 0 train.py",
+    "--nnodes 2:4 --master h:1 --sort_ip train.py",
+    "--master_addr h --master_port 5 --nnodes 2 train.py",
+    "--elastic_server h:1 --np 2 train.py",
+    "--follow trainer:0 --follow ps --run_mode ps --enable_gpu_log=0 train.py",
+    "--scheduler slurm --scheduler_option a=b --scheduler_option c=d+e train.py",
+    "--heter_worker_num 1;2 --server_num 1 train.py",
+    "--stop_timeout 0.123456789 --timeout 2h --log_rotate 100MB train.py",
+    "--no_python train.py",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_what_was_typed_comes_back(line):
+    typed = resolve(read(line.split()), {"PADDLE_LOG_LEVEL": "ERROR"})
+    text = document(typed)
+    again = resolved(text)
+    assert dataclasses.replace(again.settings, config=None) == typed.settings, text
+
+
+def test_what_a_job_file_said_comes_back_filled_in():
+    text = """
+        script = "train.py"
+        args = ["${LR}", 'it''s "quoted" \\ $${x}', "\\u0007\\n"]
+        stop_timeout = "5s"
+        [environment]
+        A = "${LR}"
+        "b.c d" = "$${HOME}"
+        [roles.evaluator]
+        on = "each"
+        args = []
+        environment.X = "y"
+        resources = {devices = [0], threads = 2}
+        [roles.server]
+        count = 2
+        script = "serve"
+        no_python = true
+    """.replace("'it''s", "'its")
+    first = resolved(text, environ={"LR": "0.1"})
+    second = resolved(document(first))
+
+    def without_places(found):
+        roles = tuple(dataclasses.replace(wish, where="") for wish in found.settings.roles)
+        return dataclasses.replace(found.settings, roles=roles)
+
+    assert without_places(second) == without_places(first)
+    assert second.settings.environment == (("A", "0.1"), ("b.c d", "${HOME}"))
+    assert parts(second.settings) == parts(first.settings)
+
+
+def test_what_is_one_machines_or_an_engines_is_not_handed_on():
+    said = {"sort_ip": Placed("1", "ENGINE")}
+    found = resolve(
+        read(["--nnodes", "2", "--master", "h:1", "--rank", "1", "--dry_run", "--save", "x", "train.py"]),
+        {"PADDLE_MAX_RESTART": "4"},
+        lambda environ, but: said,
+    )
+    rows = document(found).splitlines()
+    assert "# rank = 1  # of the machine where it was typed" in rows
+    assert "max_restart = 4  # from PADDLE_MAX_RESTART" in rows
+    assert not [row for row in rows if "sort_ip" in row or "save" in row or "dry_run" in row]
+
+
+def test_saving_makes_a_new_file_for_its_owner():
+    found = resolve(read(["train.py"]), {})
+    save(found, "new.toml")
+    assert stat.S_IMODE(Path("new.toml").stat().st_mode) == 0o600
+    with pytest.raises(UsageError, match=r"--save new.toml: there is such a file already"):
+        save(found, "new.toml")
+    with pytest.raises(UsageError, match=r"--save no/x.toml cannot be written: No such file"):
+        save(found, "no/x.toml")
+    with pytest.raises(UsageError, match="no UTF-8"):
+        save(resolve(read(["train.py", "\udcff"]), {}), "bytes.toml")
+    assert not Path("bytes.toml").exists()
+
+
+def test_a_link_is_not_followed():
+    Path("link.toml").symlink_to("target.toml")
+    with pytest.raises(UsageError, match="there is such a file already"):
+        save(resolve(read(["train.py"]), {}), "link.toml")
+    assert not Path("target.toml").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a b", '"', "\\", "\n\t\r\x07\x1b\x7f", "ü 中 \U0001f600", "'''", "#=[]{}"]
+)
+def test_texts_come_back(text):
+    assert loaded(f"args = [{toml.text(text)}]").args == (text,)
+
+
+# ---- the one to begin with
+
+
+def test_the_file_to_begin_with_is_a_job_file():
+    settings = resolved(template.template("my train.py")).settings
+    assert settings == dataclasses.replace(resolve(read(["my train.py"]), {}).settings, config="job.toml")
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - template.NOT_HERE))
+def test_each_line_of_it_is_right_when_it_is_taken_in(name):
+    row = next(
+        row for row in template.template("x.py").splitlines() if row.startswith(f"# {name} = ")
+    ).removeprefix("# ")
+    (option,) = loaded(f"script = 'x.py'\n{row}").options
+    assert option.option.name == name
+    for text in option.texts:
+        option.option.parse(text)
+
+
+def test_its_tables_are_right_when_they_are_taken_in():
+    text = template.template("train.py")
+    tables = text[text.index("# ---- Variables") :].replace("# [", "[").splitlines()
+    rows = [re.sub(r"^# (\w+ = )", r"\1", row) for row in tables]
+    file = loaded("script = 'x.py'\n" + "\n".join(rows))
+    assert [str(wish.role) for wish in file.roles] == ["trainer", "ps", "evaluator"]
+    assert dict(file.environment) == {"NCCL_DEBUG": "WARN"}

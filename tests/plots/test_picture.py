@@ -1,0 +1,138 @@
+"""The picture of a record, as a file. What it looks like is for eyes; what it has to hold is tested here."""
+
+import math
+import os
+import stat
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.plots.course import course
+from fleetrun.plots.picture import check_name, paint
+from fleetrun.record.history import read
+from tests.plots.record import event, exited, launch, over, progress, started, training, write
+
+pytestmark = pytest.mark.slow  # matplotlib is imported
+
+
+def texts(tmp_path, events, *, job="ads", now=None):
+    """What stands in the picture."""
+    history = read(write(tmp_path / "log", events, job))
+    to = tmp_path / "job.svg"
+    paint(history, to, now)
+    return [text.strip() for element in ET.parse(to).iter() for text in [element.text or ""] if text.strip()]
+
+
+def test_a_job_with_everything(tmp_path):
+    name = "trainer.0"
+    said = [launch("ps.0", name), started(1, "ps.0"), started(1, name)]
+    said += [progress(at, name, step=at, loss=1.0, rate=5.0) for at in (2, 3, 4)]
+    said += [
+        progress(5, name, step=5, loss="nan"),
+        exited(6, name, 3),
+        event(7, "restarting"),
+        started(8, name, 1),
+    ]
+    said += [event(9, "hung"), exited(9, "ps.0", -15, 15), exited(9, name), over(10, 3, "trainer 0 failed")]
+    found = texts(tmp_path, said)
+    assert {
+        "loss", "samples per second", "trainer 0", "server 0", "restart", "hang", "loss is no number",
+        "failed", "ended well", "stopped by fleetrun", "ads  (abcdef)",
+        "ps on node1  ·  1 restart  ·  exit code 3: trainer 0 failed",
+    } <= set(found)  # fmt: skip
+    assert any(text.startswith("seconds since 20") for text in found)
+
+
+def test_a_job_that_reports_nothing_has_lives(tmp_path):
+    found = texts(tmp_path, [launch("trainer.0"), started(1, "trainer.0"), exited(9, "trainer.0"), over(10)])
+    assert "ps on node1  ·  exit code 0  ·  no process reported progress" in found
+    assert "trainer 0" in found
+    assert "loss" not in found
+
+
+def test_many_processes_are_a_ladder_with_the_slowest_by_name(tmp_path):
+    said = training([f"trainer.{rank}" for rank in range(12)])
+    for each in said:
+        if each["event"] == "progress" and each["rank"] == 7:
+            each["rate"] = 20.0
+    found = texts(tmp_path, said)
+    assert {"rank", "median"} <= set(found)
+    assert found.count("trainer 7") == 2, "beside its life and at its line"
+    assert found.count("trainer 6") == 1
+
+
+def test_restarts_and_hangs_are_lines_through_all_panels():
+    from fleetrun.plots.figure import draw
+
+    said = [event(40, "restarting"), event(60, "restarting"), event(70, "hung")]
+    found = course([*training(["trainer.0"]), *said])
+    for panel in draw(found, "", "").axes:
+        upright = [
+            line for line in panel.lines if len(set(line.get_xdata())) == 1 and line.get_linestyle() != "None"
+        ]
+        assert [
+            (line.get_xdata()[0], line.get_linestyle()) for line in upright if len(line.get_xdata()) == 2
+        ] == [
+            (40, "--"),
+            (60, "--"),
+            (70, ":"),
+        ]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [over(0)],
+        [launch(), over(0)],
+        [progress(0, "trainer.0", step=0, loss=1.0, rate=1.0)],
+        [progress(0, "trainer.0", loss="nan")],
+        [launch("a\n\x1b[31m$x^2$.0"), started(0, "a\n\x1b[31m$x^2$.0")],
+        [
+            progress(at, "trainer.0", step=at, loss=loss, rate=loss)
+            for at, loss in enumerate([-1e29, 1e29, 0, 1e-300])
+        ],
+        [progress(at, "trainer.0", step=at, loss=math.exp(at)) for at in range(60)],
+        [launch("trainer.0"), event(1e7, "hung"), *(event(at, "restarting") for at in range(500))],
+    ],
+    ids=["nothing", "an end", "no process", "one point", "no number", "odd names", "huge", "log", "long"],
+)
+def test_whatever_stands_in_a_record_can_be_drawn(tmp_path, events):
+    assert texts(tmp_path, events)
+
+
+def test_names_are_shown_as_they_are(tmp_path):
+    found = texts(tmp_path, training(["trainer.0"]), job="$a_b^{ <&>")
+    assert "$a_b^{ <&>  (abcdef)" in found
+
+
+@pytest.mark.parametrize(("name", "begin"), [("a.png", b"\x89PNG"), ("a.PDF", b"%PDF"), ("a.svg", b"<?xml")])
+def test_kinds(tmp_path, name, begin):
+    history = read(write(tmp_path / "log", training(["trainer.0"])))
+    old = os.umask(0o027)
+    try:
+        paint(history, check_name(str(tmp_path / name)), None)
+    finally:
+        os.umask(old)
+    assert (tmp_path / name).read_bytes().startswith(begin)
+    assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["log", name]), "nothing else is left"
+
+
+@pytest.mark.parametrize("name", ["job", "job.jpg", ".png", "no/such/folder/job.png"])
+def test_names_that_are_none(name):
+    with pytest.raises(UsageError, match=f"--output {name}"):
+        check_name(name)
+
+
+def test_a_folder_in_its_place(tmp_path):
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        check_name(str(tmp_path / "a.png"))
+
+
+def test_a_place_that_takes_nothing(tmp_path):
+    history = read(write(tmp_path / "log", training(["trainer.0"])))
+    with pytest.raises(LaunchError, match=r"the picture cannot be written to /proc/a\.png"):
+        paint(history, check_name("/proc/a.png"), None)

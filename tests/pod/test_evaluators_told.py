@@ -1,0 +1,67 @@
+"""What is told of an evaluator that failed: on the console and on the board. It changes nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from fleetrun.console.console import Console
+from fleetrun.console.narrator import Narrator
+from fleetrun.control.board import Board, JobFacts
+from fleetrun.envs.contract import Mode, Role
+from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.result import Failure
+from fleetrun.pod.spec import PodSpec
+from fleetrun.pod.status import Exit
+from tests.support.pods import spec_of
+
+DECISIONS = [
+    (Restart(after=0.0, number=1, limit=3), "restart 1 of 3 of evaluator 0 now; log "),
+    (Restart(after=0.5, number=2, limit=3), "restart 2 of 3 of evaluator 0 in 0.5 s; log "),
+    (GiveUp("--max_restart is 3"), "--max_restart is 3: the job goes on without it"),
+]
+
+
+class Lines:
+    room = True
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, data):
+        self.text += data.decode()
+
+
+def failure(folder, decision, role=Role.EVALUATOR):
+    spec = spec_of(folder, "exit 3", role)
+    ended = Ended(spec=spec, exit=Exit(3), pid=1, started=1.0, ended=2.0, attempt=0)
+    return Failure(ended=ended, decision=decision)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("mode", [Mode.COLLECTIVE, Mode.PS])
+@pytest.mark.parametrize(("decision", "told"), DECISIONS)
+def test_on_the_console(tmp_path, decision, told, mode, alone):
+    lines = Lines()
+    spec = PodSpec(name="abcdef", job_id="default", mode=mode, containers=(), log_dir=tmp_path)
+    narrator = Narrator(Console(lines, lines), spec, lambda: None, alone=alone)
+    narrator.failed(failure(tmp_path, decision))
+    assert "evaluator 0 exited with code 3" in lines.text
+    assert told in lines.text
+
+
+@pytest.mark.parametrize(("decision", "told"), DECISIONS)
+def test_on_the_board(tmp_path, decision, told):
+    facts = JobFacts(
+        job="j", pod="p", mode="ps", log_dir=Path("/"), cwd="/", max_restart=3, started=1.0, pid=1, guard=1
+    )
+    board = Board(facts)
+    evaluator = Container(spec_of(tmp_path, "exit 3", Role.EVALUATOR))
+    trainer = Container(spec_of(tmp_path, "exit 3"))
+    board.started([trainer, evaluator])
+    board.failed(failure(tmp_path, decision))
+    board.restarting([evaluator])
+    assert (board.status()["state"], board.status()["restarts"]) == ("running", 0)
+    board.failed(failure(tmp_path, DECISIONS[0][0], Role.TRAINER))
+    board.restarting([trainer, evaluator])
+    assert (board.status()["state"], board.status()["restarts"]) == ("restarting", 1)

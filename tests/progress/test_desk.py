@@ -1,0 +1,229 @@
+"""The launcher's socket for reports: who may speak, what becomes of it, and what stands in its way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetrun.envs.contract import Mode, Role
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.spec import PodSpec
+from fleetrun.progress.desk import Desk
+from fleetrun.progress.reports import Report
+from tests.support.pods import Clock, spec_of
+
+
+def pod_of(folder: Path, *ranks: int, name: str = "p") -> PodSpec:
+    """Trainers of these ranks, as the containers trainer.0, trainer.1, ..."""
+    containers = [spec_of(folder, "true", Role.SERVER, 0)]
+    for index, rank in enumerate(ranks):
+        made = spec_of(folder, "true", rank=rank)
+        containers.append(type(made)(role=made.role, rank=rank, index=index, argv=(), env={}, log=made.log))
+    return PodSpec(name=name, job_id="job", mode=Mode.PS, containers=tuple(containers), log_dir=folder)
+
+
+class Room:
+    """A desk with its loop, its record, and somebody who speaks to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = Clock()
+        self.loop = Loop(self.clock)
+        self.path = path
+        self.record: list[dict[str, Any]] = []
+        self.heard: list[tuple[str, Report]] = []
+        self.desk = Desk(self.loop, path, self._write)
+        self.desk.listen(lambda name, report: self.heard.append((name, report)))
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def _write(self, event: str, **fields: Any) -> None:
+        self.record.append({"event": event, **fields})
+
+    def say(self, mark: str = "p.trainer.4", **fields: Any) -> None:
+        self.send(json.dumps({"mark": mark, **fields}).encode())
+
+    def send(self, datagram: bytes) -> None:
+        self.socket.sendto(datagram, str(self.path))
+
+    def turn(self) -> None:
+        """One turn of the loop."""
+        self.loop.after(0.0, self.loop.stop)
+        self.loop.run()
+
+    def close(self) -> None:
+        self.desk.close()
+        self.socket.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Iterator[Room]:
+    made = Room(tmp_path / "run" / "p.progress")
+    assert made.desk.open() is None
+    made.desk.pod(pod_of(tmp_path, 4, 5))
+    yield made
+    made.close()
+
+
+def test_reports_arrive_under_the_names_of_this_machine(room):
+    room.say(step=3, loss=0.5)
+    room.say("p.trainer.5", step=4)
+    room.say("p.ps.0", activity={"what": "loading tables"})
+    room.turn()
+    assert [(name, report.step) for name, report in room.heard] == [
+        ("trainer.0", 3), ("trainer.1", 4), ("ps.0", None)
+    ]  # fmt: skip
+    latest = room.desk.latest("trainer.0")
+    assert latest is not None
+    assert (latest.rank, latest.loss) == (4, 0.5)
+    assert room.desk.latest("trainer.7") is None
+
+
+@pytest.mark.parametrize("mark", ["p.trainer.0", "q.trainer.4", "p.heter.4", "p.trainer.99"])
+def test_who_is_not_of_this_pod_is_not_heard(room, mark):
+    room.say(mark, step=3)
+    room.turn()
+    assert room.heard == room.record == []
+
+
+def test_garbage_does_not_stop_what_comes_after_it(room):
+    for datagram in (b"", b"\xff" * 100, b"[" * 8000, b"x" * 60_000):
+        room.send(datagram)
+    room.say(step=1)
+    room.turn()
+    assert len(room.heard) == 1
+
+
+def test_a_flood_lets_others_have_their_turn(room, tmp_path):
+    queue = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+    room.socket.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        for number in range(queue + 100):
+            room.say(step=number)
+    room.turn()
+    assert 1 <= len(room.heard) <= 64
+
+
+def test_the_pace_comes_from_samples(room):
+    room.say(samples=100)
+    room.turn()
+    assert room.desk.rate("trainer.0") is None
+    room.clock.advance(5.0)
+    room.say(samples=200)
+    room.turn()
+    assert room.desk.rate("trainer.0") == pytest.approx(20, rel=0.2)
+    room.clock.advance(60.0)
+    assert room.desk.rate("trainer.0") is None
+    assert room.desk.rate("trainer.1") is None
+
+
+def test_the_record_has_the_first_and_the_last(room):
+    for step in range(1, 6):
+        room.say(step=step, loss=float("nan"), values={"lr": 0.1})
+        room.turn()
+    assert [event["step"] for event in room.record] == [1]
+    room.desk.ended("trainer.0")
+    assert room.record[-1] == {
+        "event": "progress", "container": "trainer.0", "rank": 4, "step": 5, "samples": None,
+        "loss": "nan", "values": {"lr": 0.1}, "rate": None,
+    }  # fmt: skip
+    room.desk.ended("trainer.0")
+    room.desk.close()
+    assert len(room.record) == 2
+
+
+def test_last_words_that_nobody_has_read_yet_are_read_at_the_end(room):
+    room.say(step=8)
+    room.desk.ended("trainer.0")
+    assert [event["step"] for event in room.record] == [8]
+
+
+def test_a_new_process_begins_with_nothing(room):
+    room.say(step=900, loss=0.1, samples=9000)
+    room.turn()
+    room.desk.begun("trainer.0")
+    assert room.desk.latest("trainer.0") is None
+    room.say(step=1)
+    room.turn()
+    latest = room.desk.latest("trainer.0")
+    assert latest is not None
+    assert (latest.step, latest.loss) == (1, None)
+    assert [event["step"] for event in room.record] == [900, 1]
+
+
+def test_the_next_pod_may_have_other_ranks(room, tmp_path):
+    room.say(step=1)
+    room.turn()
+    room.say(step=2)
+    room.desk.pod(pod_of(tmp_path, 0, 4))
+    assert [(event["container"], event["step"]) for event in room.record] == [
+        ("trainer.0", 1),
+        ("trainer.0", 2),
+    ]
+    room.say(step=3)
+    room.turn()
+    assert room.desk.latest("trainer.0") is None
+    assert room.heard[-1][0] == "trainer.1"
+
+
+def test_the_folder_is_its_owners_and_the_socket_goes(room):
+    assert stat.S_IMODE(room.path.parent.stat().st_mode) == 0o700
+    assert room.path.is_socket()
+    room.desk.close()
+    assert list(room.path.parent.iterdir()) == []
+    room.desk.close()
+
+
+def test_a_path_may_be_longer_than_an_address_of_a_socket(tmp_path):
+    folder = tmp_path / ("long-" * 30)
+    room = Room(folder / "p.progress")
+    assert room.desk.open() is None
+    room.desk.pod(pod_of(tmp_path, 4))
+    fd = os.open(folder, os.O_PATH)
+    room.socket.sendto(json.dumps({"mark": "p.trainer.4"}).encode(), f"/proc/self/fd/{fd}/p.progress")
+    os.close(fd)
+    room.turn()
+    assert len(room.heard) == 1
+    room.close()
+
+
+def _file(path: Path) -> None:
+    path.parent.write_text("in the way")
+
+
+def _link(path: Path) -> None:
+    elsewhere = path.parent.with_name("elsewhere")
+    elsewhere.mkdir()
+    path.parent.symlink_to(elsewhere)
+
+
+def _open_to_others(path: Path) -> None:
+    path.parent.mkdir()
+    path.parent.chmod(0o777)
+
+
+def _taken(path: Path) -> None:
+    path.parent.mkdir(mode=0o700)
+    path.write_text("in the way")
+
+
+@pytest.mark.parametrize("obstacle", [_file, _link, _open_to_others, _taken])
+def test_what_stands_in_the_way_ends_nothing(tmp_path, obstacle):
+    path = tmp_path / "run" / "p.progress"
+    obstacle(path)
+    room = Room(path)
+    assert isinstance(room.desk.open(), OSError)
+    room.desk.pod(pod_of(tmp_path, 4))
+    room.desk.begun("trainer.0")
+    room.desk.ended("trainer.0")
+    room.desk.settle()
+    assert room.desk.latest("trainer.0") is None
+    room.close()
+    assert path.parent.exists()

@@ -1,0 +1,9 @@
+"""What the record says of a launch."""
+
+from importlib.metadata import version
+
+from fleetrun.record.launched import VERSION
+
+
+def test_the_version_is_that_of_the_package():
+    assert version("fleetrun") == VERSION

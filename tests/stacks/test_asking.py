@@ -1,0 +1,102 @@
+"""Processes that write their own stacks when they are asked, and those that must not be asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from fleetrun.stacks.asking import NUMBER, ask, can_ask
+from tests.support.stacks import WAITS, target_of, waiting
+from tests.support.waiting import eventually, state_of
+from trainers import stacks
+
+ASKABLE = f"import trainers\n{WAITS}"
+
+
+def slowly() -> float:
+    """A clock that leaves a busy machine time."""
+    return time.monotonic() / 4
+
+
+@pytest.mark.slow
+def test_a_script_that_imports_trainers_writes_its_stacks_and_goes_on(tmp_path: Path):
+    with waiting(tmp_path, ASKABLE) as (target, process):
+        assert can_ask(target, target.pid)
+        (main,) = ask(target, target.pid, clock=slowly)
+        assert [each.function for each in main.frames] == ["deep", "<module>"]
+        assert process.poll() is None
+        assert ask(target, target.pid, clock=slowly) == (main,), (
+            "what it wrote before is not taken for an answer"
+        )
+
+
+@pytest.mark.slow
+def test_who_would_die_of_it_is_not_asked(tmp_path: Path):
+    with waiting(tmp_path) as (target, process):
+        assert not can_ask(target, target.pid)
+        assert ask(target, target.pid) == ()
+        assert process.poll() is None
+
+
+@pytest.mark.slow
+def test_a_pid_that_is_another_process_now_is_not_asked(tmp_path: Path):
+    with waiting(tmp_path, ASKABLE) as (target, _):
+        other = dataclasses.replace(target, mark="abcdef.trainer.1")
+        assert not can_ask(other, target.pid)
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_not_asked(tmp_path: Path):
+    with waiting(tmp_path, ASKABLE) as (target, process):
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: state_of(target.pid) == "T")
+        assert not can_ask(target, target.pid)
+
+
+def test_a_process_that_has_gone_is_not_asked(tmp_path: Path):
+    log = tmp_path / "log"
+    log.touch()
+    target = target_of(2**22 + 1, log)
+    assert not can_ask(target, target.pid)
+    assert ask(target, target.pid) == ()
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize("make", [fifo, link, Path.mkdir, lambda path: None])
+def test_nothing_is_read_from_what_is_no_log(tmp_path: Path, make):
+    path = tmp_path / "log"
+    make(path)
+    assert ask(target_of(os.getpid(), path), os.getpid()) == ()
+
+
+# ---- the side of the script
+
+
+def test_both_sides_mean_the_same_signal():
+    assert stacks.NUMBER == NUMBER
+    assert NUMBER not in (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def test_outside_a_job_nothing_is_installed():
+    assert not stacks.install({})
+    assert signal.getsignal(NUMBER) is signal.SIG_DFL
+
+
+def test_a_handler_of_the_scripts_own_is_left_alone():
+    signal.signal(NUMBER, lambda number, frame: None)
+    try:
+        assert not stacks.install({"FLEETRUN_CONTAINER": "abcdef.trainer.0"})
+    finally:
+        signal.signal(NUMBER, signal.SIG_DFL)

@@ -1,0 +1,113 @@
+"""The process that takes the stacks for a launcher, from the launcher's loop."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fleetrun.pod.loop import Loop
+from fleetrun.stacks.helper import WITHIN, Taker
+from tests.support.pods import Clock
+from tests.support.stacks import program
+
+
+class Place:
+    """A loop, and what was heard in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clock = Clock()
+        self.loop = Loop(self.clock)
+        self.beside: set[int] = set()
+        self.heard: list[tuple[str, ...]] = []
+
+    def take(self, script: str) -> Callable[[], None]:
+        """By a process that does this; what it reads is in the file `asked`."""
+        argv = [program(self.folder, f'read -r line; printf "%s" "$line" >"{self.folder}/asked"; {script}')]
+        return self.taker(argv).take([], self._then)
+
+    def taker(self, argv: Sequence[str]) -> Taker:
+        return Taker(self.loop, self.beside, "it hangs", argv)
+
+    def _then(self, lines: tuple[str, ...]) -> None:
+        self.heard.append(lines)
+        self.loop.stop()
+
+    def run(self) -> tuple[str, ...]:
+        bound = self.loop.after(60.0, self.loop.stop)
+        self.loop.run()
+        bound.cancel()
+        (lines,) = self.heard
+        return lines
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.loop.close()
+
+
+def test_it_is_asked_and_what_it_says_is_heard(place: Place):
+    place.take("""echo '{"stacks": ["trainer 0: wait (t.py:3)", "others"], "written": 1}'""")
+    assert len(place.beside) == 1
+    assert place.run() == ("trainer 0: wait (t.py:3)", "others")
+    assert place.beside == set()
+    said = json.loads((place.folder / "asked").read_text())
+    assert said == {"targets": [], "why": "it hangs", "within": WITHIN}
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            "echo 'Traceback'; echo 'ImportError: no'; exit 1",
+            "the stacks could not be taken: ImportError: no",
+        ),
+        ("exit 3", "the stacks could not be taken: exited with code 3"),
+        ("kill -9 $$", "the stacks could not be taken: was killed by SIGKILL"),
+        ("echo '{}'", "the stacks could not be taken: {}"),
+        ("echo '[1]'", "the stacks could not be taken: [1]"),
+        ("echo '{\"stacks\": 3}'", 'the stacks could not be taken: {"stacks": 3}'),
+    ],
+)
+def test_what_goes_wrong_is_said_in_their_place(place: Place, script: str, words: str):
+    place.take(script)
+    assert place.run() == (words,)
+
+
+def test_it_does_not_take_for_ever(place: Place):
+    os.mkfifo(place.folder / "never")
+    place.take(f'read line <"{place.folder}/never"')
+    place.loop.after(0.0, lambda: place.clock.advance(50.0))
+    (said,) = place.run()
+    assert said.startswith("the stacks could not be taken within")
+    assert place.beside == set()
+
+
+def test_one_that_cannot_be_started_is_said_so_and_not_at_once(place: Place):
+    place.taker([str(place.folder / "nothing")]).take([], place._then)
+    assert place.heard == []
+    (said,) = place.run()
+    assert "there is no such program" in said
+
+
+def test_called_off_nothing_is_heard_and_nothing_left(place: Place):
+    os.mkfifo(place.folder / "never")
+    call_off = place.take(f'read line <"{place.folder}/never"')
+    (pid,) = place.beside
+    call_off()
+    place.loop.after(0.0, place.loop.stop)
+    place.loop.run()
+    assert (place.heard, place.beside) == ([], set())
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_so_many_lines_of_such_a_length(place: Place):
+    (place.folder / "answer").write_text(json.dumps({"stacks": ["x" * 2000] * 25}) + "\n")
+    place.take(f'cat "{place.folder}/answer"')
+    assert place.run() == ("x" * 500,) * 20

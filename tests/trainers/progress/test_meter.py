@@ -1,0 +1,291 @@
+"""When a process tells its progress, and what."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from typing import Any
+
+import pytest
+
+from trainers.progress.meter import MOST_NAMES, PERIOD, Meter
+
+
+class Wire:
+    """A channel that keeps what was sent. `open`: whether it takes anything."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.open = True
+        self.reads = True
+
+    def send(self, datagram: bytes) -> bool:
+        if self.open:
+            self.said.append(json.loads(datagram))
+        return self.open
+
+    def wait(self, seconds: float) -> bool:
+        """Until somebody reads, who does."""
+        self.open = self.reads
+        return self.reads
+
+    def close(self) -> None:
+        self.open = False
+
+
+class Script:
+    """A meter, its channel, and its time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.wire = Wire()
+        self.meter = Meter("p.trainer.0", self.wire, lambda: self.now, lambda: 1e9)  # type: ignore[arg-type]
+
+    def later(self, seconds: float = PERIOD) -> Meter:
+        self.now += seconds
+        return self.meter
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.wire.said[-1]
+
+    def told(self, key: str) -> list[Any]:
+        return [said.get(key) for said in self.wire.said]
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+def test_the_first_step_is_told_at_once(script):
+    script.meter.step(32, 0.5, {"lr": 0.1})
+    assert script.wire.said == [
+        {"mark": "p.trainer.0", "step": 1, "samples": 32, "loss": 0.5, "values": {"lr": 0.1},
+         "activity": None, "time": 1e9}
+    ]  # fmt: skip
+
+
+def test_and_then_two_reports_a_second(script):
+    for _ in range(1000):
+        script.later(0.001).step(32, 0.5)
+    assert script.told("step") == [1, 501]
+    assert script.told("samples") == [32, 501 * 32]
+
+
+def test_at_the_end_what_was_not_told_is(script):
+    script.meter.step(32, 0.5)
+    script.meter.flush()
+    assert script.told("step") == [1]
+    script.meter.step(32, 0.25)
+    script.meter.flush()
+    script.meter.flush()
+    assert script.told("step") == [1, 2]
+    assert script.told("loss") == [0.5, 0.25]
+
+
+def test_a_value_is_told_once_the_last_one(script):
+    script.meter.log_scalar("auc", 0.1)
+    for number in range(10):
+        script.meter.log_scalar("auc", number)
+    script.later().log_scalar("lr", 0.5)
+    script.later().heartbeat()
+    assert script.told("values") == [{"auc": 0.1}, {"auc": 9.0, "lr": 0.5}, {}]
+    assert "step" not in script.last
+    assert "samples" not in script.last
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -1e308])
+def test_a_loss_that_is_no_number_is_news(script, loss):
+    script.meter.step(loss=loss)
+    assert str(script.last["loss"]) == str(loss)
+
+
+@pytest.mark.parametrize("wrong", ["much", [1, 2], {}, object(), b"x", 1j])
+def test_nothing_that_a_script_gives_raises(script, wrong):
+    script.meter.step(wrong, wrong, {"x": wrong, "y": 1})
+    script.later().report(wrong, wrong, wrong)
+    script.later().log_scalar(wrong, 2)
+    script.later().log_scalar("z", wrong)
+    assert script.told("loss") == [None] * 4
+    assert script.wire.said[0]["values"] == {"y": 1.0}
+    assert script.last["step"] == 1
+
+
+@pytest.mark.parametrize("samples", [-5, math.nan, 1 << 70])
+def test_no_number_of_samples_is_none(script, samples):
+    script.meter.step(samples)
+    assert "samples" not in script.last
+
+
+def test_names_are_made_such_as_can_be_shown(script):
+    script.meter.step(scalars={"": 1, "a\x1b[2J\n": 2, "x" * 1000: 3})
+    assert script.last["values"] == {"?": 1, "a?[2J?": 2, "x" * 100: 3}
+
+
+def test_only_so_many_names_are_taken(script, capsys):
+    for number in range(MOST_NAMES + 50):
+        script.meter.log_scalar(f"n{number}", number)
+    script.later().step()
+    names = {name for said in script.wire.said for name in said["values"]}
+    assert len(names) == MOST_NAMES
+    assert capsys.readouterr().err.count("further names are not taken") == 1
+
+
+def test_a_stderr_that_is_closed_is_no_reason_to_end_a_training(script, monkeypatch):
+    stderr = io.StringIO()
+    stderr.close()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    for number in range(MOST_NAMES):
+        script.meter.log_scalar(f"n{number}", number)
+
+
+def test_what_the_launcher_did_not_take_is_told_later(script):
+    script.wire.open = False
+    script.meter.step(32, 0.5, {"auc": 0.7, "lr": 0.1})
+    script.meter.log_scalar("lr", 0.2)
+    script.wire.open = True
+    script.meter.flush()
+    assert script.wire.said[0]["values"] == {"auc": 0.7, "lr": 0.2}
+    assert script.wire.said[0]["loss"] == 0.5
+
+
+@pytest.mark.parametrize(("reads", "told"), [(True, [1]), (False, [])])
+def test_last_words_wait_a_moment_for_a_launcher_that_is_busy(script, reads, told):
+    script.wire.open, script.wire.reads = False, reads
+    script.meter.step()
+    script.meter.end()
+    assert script.told("step") == told
+
+
+# ---- whose count is right
+
+
+def test_of_two_optimizers_the_one_that_is_ahead_counts(script):
+    for steps in (1, 2, 3):
+        script.later().counted(steps)
+        script.later().counted(steps)
+    script.later().counted(1)
+    assert script.told("step") == [1, 1, 2, 2, 3, 3, 3]
+
+
+def test_a_script_that_counts_itself_is_believed(script):
+    script.meter.counted(1)
+    script.later().report(step=1000)
+    script.later().counted(2)
+    script.later().step()
+    assert script.told("step") == [1, 1000, 1000, 1001]
+
+
+def test_a_script_that_tells_samples_is_believed(script):
+    script.meter.seen(32)
+    script.meter.counted(1)
+    script.later().report(samples=8)
+    script.later().seen(32)
+    script.meter.report(samples=8)
+    assert script.told("samples") == [32, 8, 16]
+
+
+def test_a_training_goes_on_at_the_step_of_its_checkpoint(script):
+    script.meter.resumed(500)
+    script.meter.counted(1)
+    script.later().counted(2)
+    assert script.told("step") == [501, 502]
+    script.meter.resumed(300)  # a script that has looked at an older one
+    script.later().counted(3)
+    script.later().step()
+    assert script.told("step") == [501, 502, 301, 302]
+
+
+# ---- activities
+
+
+def test_an_activity_is_told_when_it_begins_and_when_it_is_over(script):
+    script.meter.step()
+    with script.meter.activity("loading tables", of=10) as loading:
+        assert script.last["activity"] == {"what": "loading tables", "done": 0, "of": 10}
+        loading.advance(3)
+        assert script.last["activity"]["done"] == 0
+        script.now += PERIOD
+        loading.advance()
+        assert script.last["activity"]["done"] == 4
+    assert script.last["activity"] is None
+    assert len(script.wire.said) == 4
+
+
+def test_the_innermost_activity_is_told(script):
+    with script.meter.activity("loading"):
+        with script.meter.activity("reading"):
+            assert script.last["activity"]["what"] == "reading"
+        assert script.last["activity"]["what"] == "loading"
+    assert script.told("activity")[-1] is None
+
+
+def test_an_activity_that_fails_is_over_too(script):
+    with pytest.raises(KeyError), script.meter.activity("loading"):
+        raise KeyError
+    assert script.last["activity"] is None
+
+
+def test_short_activities_in_every_step_do_not_flood(script):
+    for _ in range(1000):
+        script.now += 0.001
+        with script.meter.activity("waiting"):
+            pass
+    assert len(script.wire.said) <= 2 * (10 + 3)
+
+
+def test_but_some_in_a_row_are_all_told(script):
+    for what in ("waiting for the servers", "waiting for the others", "loading"):
+        with script.meter.activity(what):
+            assert script.last["activity"]["what"] == what
+
+
+@pytest.mark.parametrize(
+    ("of", "told"), [(-1, None), (math.nan, None), ("many", None), (2.5, 2.5), (None, None)]
+)
+def test_parts_that_are_no_number_are_not_told(script, of, told):
+    with script.meter.activity("x", of=of):
+        assert script.last["activity"]["of"] == told
+
+
+# ---- nobody listens
+
+
+def test_without_a_launcher_nothing_is_kept():
+    meter = Meter("", None)
+    meter.step(32, 0.5, {"lr": 0.1})
+    meter.report(5, 32, 0.5)
+    meter.log_scalar("a", 1)
+    meter.heartbeat()
+    meter.counted(3)
+    meter.has_loss(0.5)
+    with meter.activity("x", of=3) as activity:
+        activity.advance()
+    meter.flush()
+    assert meter.steps == 0
+    assert not meter._given
+
+
+def test_a_child_speaks_for_nobody(script):
+    script.meter.turn_off()
+    script.meter.step()
+    script.meter.flush()
+    assert script.wire.said == []
+
+
+def test_a_signal_handler_that_reports_during_a_report_does_no_harm(script):
+    send = script.wire.send
+
+    def interrupted(datagram: bytes) -> bool:
+        script.later(10.0).step(1)  # as a handler would, in the middle of it
+        return send(datagram)
+
+    script.wire.send = interrupted
+    script.meter.step(1)
+    assert script.told("step") == [1]
+    script.wire.send = send
+    script.later(10.0).step(1)
+    assert script.told("step") == [1, 3]

@@ -1,0 +1,85 @@
+"""How far a training is, told to the launcher: for `fleetrun status`, the line at the bottom of a terminal,
+plots, TensorBoard and Prometheus. Also for scripts that use nothing else of this package:
+
+    from trainers import progress
+
+    for batch, labels in loader:
+        ...
+        progress.step(samples=len(batch), loss=loss)
+
+Every call returns at once, waits for no device, and raises nothing. Outside of fleetrun it does nothing.
+Reports leave twice a second at most. Children made by fork or by multiprocessing tell nothing: their parent
+does. Standard library only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import Any
+
+from trainers.progress.activity import Activity
+from trainers.progress.channel import MARK_VARIABLE, channel_of
+from trainers.progress.meter import Meter
+
+__all__ = ["Activity", "Counter", "activity", "heartbeat", "log_scalar", "meter", "report", "step"]
+
+meter = Meter(os.environ.get(MARK_VARIABLE, ""), channel_of(os.environ))
+"""Of this process."""
+atexit.register(meter.end)
+os.register_at_fork(after_in_child=meter.turn_off)
+
+
+class Counter:
+    """Counts the steps of one optimizer, or of one loop."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def tick(self) -> None:
+        self._steps += 1
+        meter.counted(self._steps)
+
+
+def step(*, samples: int | None = None, loss: Any = None, **scalars: Any) -> None:
+    """One more training step is done. For scripts without a fleet optimizer, which counts by itself; from
+    the first call on it does not.
+
+    `samples`: how many examples this process took in this step. `loss` and `scalars` by their names: numbers,
+    or tensors of one value on any device.
+    """
+    meter.step(samples, loss, scalars)
+
+
+def report(step: int | None = None, *, samples: int | None = None, loss: Any = None, **scalars: Any) -> None:
+    """Tell something of the step that is done. `step`: its number, when the script counts by itself.
+    `samples`: examples since the last call. `loss`, `scalars`: as for `step`.
+    """
+    meter.report(step, samples, loss, scalars)
+
+
+def log_scalar(name: str, value: Any) -> None:
+    """A number, or a tensor of one value, under a name of at most 100 letters. The last value of each name
+    goes with the next report; up to 200 names.
+    """
+    meter.log_scalar(name, value)
+
+
+def heartbeat() -> None:
+    """This process is alive, though it makes no step: `--hang_timeout` begins anew."""
+    meter.heartbeat()
+
+
+def activity(what: str, of: float | None = None) -> Activity:
+    """What this process does while it makes no steps, in a few words:
+
+        with progress.activity("indexing", of=len(files)) as indexing:
+            for file in files:
+                ...
+                indexing.advance()
+
+    `of`: how many parts there are. Each `advance()` is a sign of life.
+    """
+    return meter.activity(what, of)

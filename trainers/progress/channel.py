@@ -1,0 +1,95 @@
+"""The way to the launcher: a datagram socket that is never waited for. Knows sockets; leaves what is said to
+others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Mapping
+
+SOCKET_VARIABLE = "FLEETRUN_PROGRESS"
+"""The launcher's datagram socket."""
+MARK_VARIABLE = "FLEETRUN_CONTAINER"
+"""Who this process is to the launcher: `pod.role.rank`."""
+
+
+_PIECE = 0.05  # seconds
+
+
+class Channel:
+    """To the socket of this path. Opens itself, and again when the launcher's end was not there."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+
+    def send(self, datagram: bytes) -> bool:
+        """Whether it is on its way. What a full, a missing or a dead socket does not take is lost."""
+        try:
+            if self._socket is None:
+                self._socket = _connected(self._path)
+            self._socket.send(datagram)
+        except BlockingIOError:
+            return False  # the launcher is busy, or stopped; the connection is good
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Until the launcher takes something again; False when it has not, or is gone.
+
+        In short pieces: the kernel does not wake a sender every time that the receiver makes room.
+        """
+        if self._socket is None:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        deadline = time.monotonic() + seconds
+        while not poll.poll(min(_PIECE, max(0.0, deadline - time.monotonic())) * 1000):
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+    def close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+
+def channel_of(environ: Mapping[str, str]) -> Channel | None:
+    """None where no launcher listens."""
+    path = environ.get(SOCKET_VARIABLE, "")
+    return Channel(path) if path and environ.get(MARK_VARIABLE) else None
+
+
+def is_child() -> bool:
+    """Whether this process was made by multiprocessing: a DataLoader's worker speaks for nobody."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
+
+
+def _connected(path: str) -> socket.socket:
+    """Through a descriptor of the folder: a socket's address has 108 bytes at most, a path has more. Raises
+    OSError, PermissionError too for a folder of somebody else.
+    """
+    parent, name = os.path.split(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        folder = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if os.fstat(folder).st_uid not in (os.geteuid(), 0):
+                raise PermissionError(f"{parent} belongs to another user")
+            sock.connect(f"/proc/self/fd/{folder}/{name}")
+        finally:
+            os.close(folder)
+    except OSError:
+        sock.close()
+        raise
+    return sock

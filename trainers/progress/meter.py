@@ -1,0 +1,224 @@
+"""The progress of this process: counts what is told, and tells the launcher twice a second. Nothing here
+waits, and nothing raises into a training. Knows no torch.
+
+Who says it goes before who counts it: once a script tells its steps or its samples itself, what optimizers
+and loops count is not looked at any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainers.glog import glog
+from trainers.progress.activity import Activity
+from trainers.progress.channel import Channel, is_child
+from trainers.progress.reading import Reader, kept, whole
+from trainers.progress.wire import LONGEST_NAME, datagrams, shown
+
+PERIOD = 0.5
+"""Seconds between two reports; an activity's begin and end may come between."""
+MOST_NAMES = 200
+"""Of scalars; further ones are not taken."""
+_LAST = 0.5  # seconds that a process waits at its end for a launcher that is busy
+_AT_ONCE = 10  # activities that may follow upon each other and are all told
+_LOSS = ""  # beside the names of scalars, which have a letter at least
+
+
+class Meter:
+    """`mark`: who this process is. Without a channel nobody listens, and all of this costs nothing."""
+
+    def __init__(
+        self,
+        mark: str,
+        channel: Channel | None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._mark = mark
+        self._channel = channel
+        self._clock = clock
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._reader = Reader()
+        self._next = self._next_activity = float("-inf")
+        self._news = False
+        self._before = 0
+        self._counted = 0
+        self._said: int | None = None
+        self._samples: int | None = None
+        self._seen = self._drawn = 0
+        self._given: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
+        self._activities: list[Activity] = []
+
+    # ---- what scripts say
+
+    def step(self, samples: Any = None, loss: Any = None, scalars: Mapping[str, Any] | None = None) -> None:
+        """One more step is done."""
+        if self._channel is not None:
+            self._said = self.steps + 1
+            self._tell(samples, loss, scalars)
+
+    def report(
+        self,
+        step: Any = None,
+        samples: Any = None,
+        loss: Any = None,
+        scalars: Mapping[str, Any] | None = None,
+    ) -> None:
+        """The number of the step that is done, and what is said of it."""
+        if self._channel is not None:
+            if step is not None and (number := whole(step)) is not None:
+                self._said = number
+            self._tell(samples, loss, scalars)
+
+    def log_scalar(self, name: str, value: Any) -> None:
+        if self._channel is not None:
+            self._scalar(name, value)
+            self._beat()
+
+    def heartbeat(self) -> None:
+        if self._channel is not None:
+            self._beat()
+
+    def activity(self, what: str, of: float | None = None) -> Activity:
+        return Activity(self, what, of)
+
+    # ---- what the runtime counts
+
+    def counted(self, steps: int) -> None:
+        """A counter is there now. Of several the one that has come furthest is right."""
+        if self._channel is not None:
+            if steps > self._counted:
+                self._counted = steps
+                self._news = True
+            self._beat()
+
+    def seen(self, samples: int) -> None:
+        """So many more examples were trained with, as an executor or a loop knows."""
+        self._seen += samples
+
+    def drawn(self, samples: int) -> None:
+        """So many more were given out by a loader: of less weight, since nobody knows what for."""
+        self._drawn += samples
+
+    def has_loss(self, loss: Any) -> None:
+        """Of the step that is about to be counted."""
+        if self._channel is not None:
+            self._given[_LOSS] = kept(loss)
+
+    def resumed(self, step: int) -> None:
+        """The next step follows this one."""
+        self._before = step - self._counted
+
+    @property
+    def steps(self) -> int:
+        """The number of the last step."""
+        return self._before + self._counted if self._said is None else self._said
+
+    # ---- activities
+
+    def begins(self, activity: Activity) -> None:
+        self._activities.append(activity)
+        now = self._clock()
+        if now >= self._next_activity:  # of short ones in every step, two a second
+            self._next_activity = max(self._next_activity, now - _AT_ONCE * PERIOD) + PERIOD
+            self._send()
+
+    def gets_on(self) -> None:
+        self._beat()
+
+    def is_over(self, activity: Activity) -> None:
+        if activity in self._activities:
+            self._activities.remove(activity)
+        if activity.told:
+            self._send()
+
+    # ---- telling
+
+    def flush(self) -> None:
+        """At the end: what has not been told."""
+        if self._news or self._reader.waits:
+            self._send()
+
+    def end(self) -> None:
+        """The process ends: its last words are worth a moment, when all processes of a job end at once."""
+        self.flush()
+        if self._channel is None:
+            return
+        last = self._clock() + _LAST
+        while self._news and (left := last - self._clock()) > 0 and self._channel.wait(left):
+            self.flush()
+        self._channel.close()
+
+    def turn_off(self) -> None:
+        """From now on nobody listens: in a forked child, which is somebody else."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _tell(self, samples: Any, loss: Any, scalars: Mapping[str, Any] | None) -> None:
+        if samples is not None and (number := whole(samples)) is not None:
+            self._samples = (self._samples or 0) + number
+        if loss is not None:
+            self._given[_LOSS] = kept(loss)
+        if scalars:
+            for name, value in scalars.items():
+                self._scalar(name, value)
+        self._news = True
+        self._beat()
+
+    def _scalar(self, name: str, value: Any) -> None:
+        known = self._names.get(name) if isinstance(name, str) else None
+        if known is None:
+            if len(self._names) >= MOST_NAMES:
+                return
+            known = self._names[str(name)] = shown(name, LONGEST_NAME)
+            if len(self._names) == MOST_NAMES:
+                with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stderr
+                    glog(f"progress: {MOST_NAMES} scalars have been logged; further names are not taken")
+        self._given[known] = kept(value)
+        self._news = True
+
+    def _beat(self) -> None:
+        if self._clock() >= self._next:
+            self._send()
+
+    def _send(self) -> None:
+        # Another thread is at it, or this one, which a signal handler has interrupted: let it go.
+        if self._channel is None or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._next = self._clock() + PERIOD
+            if is_child():
+                self.turn_off()
+            else:
+                self._say(self._channel)
+        finally:
+            self._lock.release()
+
+    def _say(self, channel: Channel) -> None:
+        self._news = False
+        numbers = self._reader.read(self._given)
+        values = {name: number for name, number in numbers.items() if name != _LOSS}
+        doing = self._activities[-1:]
+        said: dict[str, Any] = {"mark": self._mark, **self._state(), "time": self._wall()}
+        if _LOSS in numbers:
+            said["loss"] = numbers[_LOSS]
+        said["activity"] = doing[0].fields() if doing else None
+        for each in doing:
+            each.told = True
+        if not all(channel.send(datagram) for datagram in datagrams(said, values)):
+            self._news = True
+            for name, number in numbers.items():
+                self._given.setdefault(name, number)
+
+    def _state(self) -> dict[str, int]:
+        """Nothing of what nobody has counted."""
+        state = {"step": self.steps} if self._said is not None or self.steps else {}
+        samples = self._samples if self._samples is not None else self._seen or self._drawn
+        return state | ({"samples": samples} if samples else {})
