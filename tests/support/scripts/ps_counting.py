@@ -24,8 +24,9 @@ SHARED = 1000
 
 @dataclass
 class Wishes:
-    """`hold`: at this step trainers wait for a file `go` in the folder. `ahead`: steps by which trainer 0
-    begins before the others are let `go`. `file_bytes`: a server can write no larger file. `prefetch`: rows
+    """`hold`: at this step trainers wait for a file `go` in the folder; before the first, until
+    `after_snapshots` servers have taken one. `ahead`: steps by which trainer 0 begins before the others are
+    let `go`. `file_bytes`: a server can write no larger file. `prefetch`: rows
     are asked for ahead.
     """
 
@@ -36,6 +37,7 @@ class Wishes:
     asynchronous: dict[str, Any] = field(default_factory=dict)
     hold: int = -1
     hold_ranks: tuple[int, ...] = (0, 1)
+    after_snapshots: int = 0
     file_bytes: int = 0
     pause_ms: int = 0
     prefetch: bool = False
@@ -70,6 +72,9 @@ def main() -> None:
     say("joining")
     fleet.init_worker()
     say("resumed at", fleet.resume_step())
+    taken = "kept/server-*/snapshot-*/manifest.json"
+    while len(list(Path(wishes.folder).glob(taken))) < wishes.after_snapshots:
+        time.sleep(0.005)
     rank = fleet.worker_index()
     batches: Iterable[Batch] = ((step, keys_of(rank)) for step in range(fleet.resume_step(), wishes.steps))
     if wishes.prefetch:

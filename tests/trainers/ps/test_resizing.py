@@ -97,7 +97,7 @@ def pushes_in(folder: Path, step: int) -> int:
     """How many pushes of this step are in the servers' logs."""
     found = 0
     for _, path in [file for server in (folder / "kept").iterdir() for file in journal_files(server)]:
-        with path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # of before a snapshot
             number, salt = read_file_head(file.read(FILE_HEAD))
             at = FILE_HEAD
             with contextlib.suppress(BadRecordError):  # at the end
@@ -113,7 +113,9 @@ def test_a_step_that_one_trainer_had_not_pushed_is_done_by_others(forker: Forker
     """Of three trainers one holds before it pushes step 10; on both servers the others' pushes wait."""
     folder = tmp_path / "job"
     wishes = {"snapshot_interval_s": 300.0}
-    command = counting(folder, STEPS, "log", sync=True, hold=HELD, hold_ranks=[2], ps=wishes)
+    # The first snapshot takes its place in the log at once, but on a busy machine perhaps after all pushes.
+    holding = {"hold": HELD, "hold_ranks": [2], "after_snapshots": 2}
+    command = counting(folder, STEPS, "log", sync=True, ps=wishes, **holding)
     folder.mkdir()
 
     with forker.job(folder, trainers=3, servers=2) as job:
