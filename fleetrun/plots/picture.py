@@ -63,10 +63,9 @@ def _put(to: Path, write: Callable[[Path], object]) -> None:
         write(aside)
         aside.chmod(0o666 & ~_umask())
         aside.replace(to)
-    except BaseException:
+    finally:
         with suppress(OSError):
-            aside.unlink()
-        raise
+            aside.unlink(missing_ok=True)
 
 
 def _umask() -> int:

@@ -105,7 +105,8 @@ def test_all_start_again_and_that_counts(hanging, mode):
     supervision = watched.supervision
     names = sorted(each.spec.name for each in supervision.pod.containers)
     supervision.after({f"{name} ready": 1 for name in names}, watched.pass_by)
-    supervision.on("leaving ps.0", lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0)))
+    leaves = {"leaving ps.0": 1, "ps.0 again": 1}  # not before it has spoken
+    supervision.after(leaves, lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0)))
     result = supervision.run()
     assert (result.code, result.restarts, result.hang) == (0, 1, None)
     assert [isinstance(each.decision, Restart) for each in supervision.hangs] == [True]
