@@ -109,9 +109,9 @@ def test_a_meeting_place_that_is_taken_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         master = f"127.0.0.1:{taken.getsockname()[1]}"
-        before = sorted(Path("/proc/self/fd").iterdir())
+        before = {each.name for each in Path("/proc/self/fd").iterdir()}
         with pytest.raises(
             FleetError, match=f"2 processes of mpirun did not meet at {master}: .* PADDLE_MAST"
         ):
             MPISymmetricRoleMaker(environ=environ(0, 2, PADDLE_MASTER=master)).identity()
-        assert sorted(Path("/proc/self/fd").iterdir()) == before, "the port is given back"
+        assert {each.name for each in Path("/proc/self/fd").iterdir()} <= before, "the port is given back"
