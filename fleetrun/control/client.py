@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetrun.control.places import short
 from fleetrun.control.server import peer
+from fleetrun.envs.runfolder import short
 
 _LONGEST = 64 << 20
 

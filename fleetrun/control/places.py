@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from fleetrun.envs import runfolder
@@ -54,16 +54,6 @@ def _is_socket(path: Path) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def short(path: Path) -> Iterator[str]:
-    """A name of this path that fits a socket address, which takes 107 bytes. Raises OSError."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
 def take_away(path: Path) -> None:
     """What a launcher that is gone has left: its control socket, at which nobody listens, and its other."""
     for left in (path, path.with_suffix(".progress")):
@@ -78,7 +68,7 @@ def _deaf(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, kind) as probe, contextlib.suppress(OSError):
         probe.setblocking(False)
         try:
-            with short(path) as name:
+            with runfolder.short(path) as name:
                 probe.connect(name)
         except ConnectionRefusedError:
             return True

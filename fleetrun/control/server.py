@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fleetrun.control.places import short
+from fleetrun.envs.runfolder import short
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 
 Message = dict[str, Any]

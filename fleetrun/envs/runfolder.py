@@ -4,9 +4,10 @@ that folder.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -38,3 +39,13 @@ def make(runtime: Path) -> None:
         raise PermissionError(f"{runtime} is not a folder of this user")
     if found.st_mode & 0o077:
         raise PermissionError(f"{runtime} is open to other users")
+
+
+@contextlib.contextmanager
+def short(path: Path) -> Iterator[str]:
+    """A name of this path that fits a socket address, which takes 107 bytes. Raises OSError."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

@@ -5,7 +5,6 @@ comes, and notes it in the record from time to time. Leaves what a report is to 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -134,14 +133,10 @@ class Desk:
 
 
 def _bound(path: Path) -> socket.socket:
-    """Through a descriptor of the folder: a socket's address has 108 bytes at most, a path has more."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
-        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sock.bind(f"/proc/self/fd/{folder}/{path.name}")
-        finally:
-            os.close(folder)
+        with runfolder.short(path) as name:
+            sock.bind(name)
     except OSError:
         sock.close()
         raise

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.control.client import Gone, NoAnswer, Question, ask, ask_all
-from fleetrun.control.places import short
+from fleetrun.envs.runfolder import short
 from tests.support.serving import serving
 from tests.support.waiting import eventually, state_of
 

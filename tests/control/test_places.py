@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.control.places import folders, short, sockets, take_away, trusted
+from fleetrun.control.places import folders, sockets, take_away, trusted
+from fleetrun.envs.runfolder import short
 from tests.support.serving import serving
 
 

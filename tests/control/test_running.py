@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from fleetrun.control.places import short
 from fleetrun.control.running import running
+from fleetrun.envs.runfolder import short
 from fleetrun.record.journal import Journal, journal_path
 from tests.support.serving import serving, status_of
 

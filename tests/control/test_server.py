@@ -11,8 +11,8 @@ import pytest
 
 from fleetrun.control import server as module
 from fleetrun.control.client import Gone, ask
-from fleetrun.control.places import short
 from fleetrun.control.server import LONGEST, MOST, Server, heard, plain
+from fleetrun.envs.runfolder import short
 from fleetrun.pod.loop import Loop
 from tests.support.serving import serving
 
