@@ -87,7 +87,7 @@ class Stage:
     def _signalled(self) -> None:
         assert self._interrupt is not None
         dispatch(
-            self._signals.read(),
+            self._signals.read,
             self._pod,
             interrupt=self._interrupt,
             written=self._written,

@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.process import descendants, reap_adopted, signal_all
@@ -16,7 +17,7 @@ from fleetrun.pod.status import signal_name
 
 
 def dispatch(
-    numbers: bytes,
+    read: Callable[[], bytes],
     pod: Pod | None,
     *,
     interrupt: Callable[[int], None],
@@ -26,23 +27,26 @@ def dispatch(
     pausing: Callable[[], None] = lambda: None,
     beside: Collection[int] = (),
 ) -> None:
-    """Act on signals in the order in which they came; `pod` is None before there is one.
+    """Act on the signals that `read` gives, in the order in which they came; `pod` is None before there is one.
 
     `interrupt` gets those that mean: end. `written` is called when a log was written to, `pausing` before the
     job is stopped, and `resumed` afterwards, with the seconds for which it was. The processes `beside` the
     job have handles of their own.
     """
-    for position, number in enumerate(numbers):
+    numbers = bytearray(read())
+    for position, number in enumerate(numbers):  # which may become more on the way
         if number in (signal.SIGCHLD, signal.SIGIO):
             continue
         if number in PASSED_ON:
             say(pass_on(pod, number) if pod is not None else f"{signal_name(number)}: nobody runs yet")
-        elif number == signal.SIGTSTP and signal.SIGCONT in numbers[position:]:
-            continue  # it was called off before it could be followed
         elif number == signal.SIGTSTP:
-            say("stopping all processes; `fg` continues them")
-            pausing()
-            resumed(suspend())
+            with held_back(signal.SIGCONT):
+                numbers += read()
+                if signal.SIGCONT in numbers[position:]:
+                    continue  # it was called off before it could be followed
+                say("stopping all processes; `fg` continues them")
+                pausing()
+                resumed(suspend())
         elif number != signal.SIGCONT:
             interrupt(number)
     if signal.SIGCHLD in numbers:
@@ -68,17 +72,25 @@ def pass_on(pod: Pod, number: int) -> str:
     return f"{text}; no handler for it in {', '.join(spared)}" if spared else text
 
 
+@contextmanager
+def held_back(number: int) -> Iterator[None]:
+    """The signal waits: one that comes before a decision is seen by it, one that comes later is not lost."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
 def suspend() -> float:
     """Ctrl-Z: stop every process of the job, then this one. Returns when it is continued, and they are too:
-    for how many seconds they stood still.
+    for how many seconds they stood still. SIGCONT is held back by the caller.
 
     SIGSTOP, because the kernel does not deliver SIGTSTP to the sessions that the containers lead.
     """
     began = time.monotonic()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
     signal_all(descendants(), signal.SIGSTOP)
     if signal.SIGCONT not in signal.sigpending():  # else nobody would continue this process again
         os.kill(os.getpid(), signal.SIGSTOP)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCONT})
     signal_all(descendants(), signal.SIGCONT)
     return time.monotonic() - began

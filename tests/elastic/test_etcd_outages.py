@@ -190,7 +190,7 @@ def test_a_watch_that_died_in_silence(loop, etcd, link, join):
     (_, seen), (b, _) = join(f"etcd://{link.endpoint}", "a"), join(etcd.url, "b")
     link.swallow(containing=b"create_request")
     b.put("n/new", b"")
-    until(loop, lambda: "n/new" in seen.values, within=LEASE)
+    until(loop, lambda: "n/new" in seen.values)
     assert (seen.ups, seen.downs) == ([True], [])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.jobcontrol import dispatch, suspend
+from fleetrun.pod.jobcontrol import dispatch, held_back, suspend
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.spec import PodSpec
 from tests.support.isolated import isolated
@@ -55,9 +55,11 @@ class Calls:
         self.said = []
         self.resumed = []
 
-    def dispatch(self, numbers, pod):
+    def dispatch(self, numbers, pod, later=()):
+        """`later` come while the first of them are acted on."""
+        reads = [bytes(numbers), bytes(later)]
         dispatch(
-            bytes(numbers),
+            lambda: reads.pop(0),
             pod,
             interrupt=self.interrupts.append,
             written=self._written,
@@ -103,10 +105,19 @@ def test_a_user_signal_for_nobody(pod):
     assert calls.said == ["SIGUSR2 passed on to nobody"]
 
 
+@pytest.mark.parametrize("later", [[], [signal.SIGCONT]])
+def test_a_stop_that_was_called_off_before_it_was_followed(pod, later):
+    """Else nobody would continue this process again."""
+    calls = Calls()
+    calls.dispatch([signal.SIGTSTP] + [signal.SIGCONT] * (not later), pod(), [signal.SIGINT, *later])
+    assert (calls.said, calls.resumed, calls.interrupts) == ([], [], [signal.SIGINT])
+
+
 def stop_and_go_on():
     """A launcher with one process below it."""
     child = subprocess.Popen(["sleep", "100"], start_new_session=True)
-    suspend()
+    with held_back(signal.SIGCONT):
+        suspend()
     assert state_of(child.pid) != "T"
     child.kill()
     child.wait()
