@@ -46,18 +46,18 @@ def commands_page() -> str:
 def _row(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in filter(None, [option.short, option.flag]))
     also = ", ".join(f"`--{alias}`" for alias in option.aliases)
+    choices = f" One of {', '.join(f'`{each}`' for each in option.choices)}." if option.choices else ""
     metavar = option.metavar.replace("|", "\\|")
     cells = [
         f"{names} {metavar}".strip() + (f" (also {also})" if also else ""),
         usage.default(option) if option.metavar else "",
         ", ".join(f"`{name}`" for name in option.env),
-        option.help.replace("|", "\\|"),
+        option.help.replace("|", "\\|") + choices,
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def _help(verb: str) -> str:
     command: click.Command = importlib.import_module(f"fleetrun.commands.{verb}").command
-    return command.get_help(
-        click.Context(command, info_name=f"fleetrun {verb}", max_content_width=80)
-    ).strip()
+    settings = {**command.context_settings, "max_content_width": 80}
+    return command.get_help(click.Context(command, info_name=f"fleetrun {verb}", **settings)).strip()

@@ -4,13 +4,18 @@ imported.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from typing import TYPE_CHECKING
 
-from fleetrun.pod.guardian import Guard, flush, guarded
-from fleetrun.pod.signals import Signals
-from fleetrun.verbs import asked
+try:
+    from typing import TYPE_CHECKING
+
+    from fleetrun.pod.guardian import Guard, flush, guarded
+    from fleetrun.pod.signals import Signals
+    from fleetrun.verbs import asked
+except KeyboardInterrupt:  # Ctrl-C, sooner than anything could see to it
+    os._exit(130)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
+    gc.disable()  # until all is imported: modules are no garbage, and looking through them takes time
     _open_standard_streams()
     code = guarded(_command) if asked(sys.argv[1:]) is None else _answer()
     flush()
@@ -64,6 +70,8 @@ def _place(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, Pla
 def _launch(resolved: object, signals: Signals, guard: Guard) -> int:
     from fleetrun.launch import run
 
+    gc.freeze()  # nor will they be
+    gc.enable()
     return run(resolved, signals, guard)  # type: ignore[arg-type]
 
 

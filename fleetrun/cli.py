@@ -82,10 +82,10 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: P
 
 
 def _save(resolved: Resolved, name: str) -> None:
-    from fleetrun.jobfile.writing import save
+    from fleetrun.jobfile.writing import save, typed
 
     save(resolved, name)
-    _write(sys.stderr, f"fleetrun: wrote {name}; start it with: fleetrun up {name}\n")
+    _write(sys.stderr, f"fleetrun: wrote {name}; start it with: fleetrun up {typed(name)}\n")
 
 
 def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> JobFile:

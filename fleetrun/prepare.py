@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import string
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from fleetrun.console import plan
 from fleetrun.envs import devices, topology
 from fleetrun.envs.contract import Role
 from fleetrun.envs.network import Ports, is_this_host
@@ -120,7 +118,7 @@ def offer_of(settings: LaunchSettings, host: Host, ports: Ports) -> Offer:
 
 
 def pod_name() -> str:
-    return "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(6))
+    return "".join(chr(ord("a") + byte % 26) for byte in os.urandom(6))
 
 
 def spec_of(
@@ -153,6 +151,8 @@ def check_followed(settings: LaunchSettings, spec: PodSpec) -> None:
 
 def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
     """Raises LaunchError when it cannot be written."""
+    from fleetrun.console import plan  # late: only --dry_run prints one
+
     text = plan.as_json(spec, os.environ) if settings.json else "\n".join(plan.as_text(spec, os.environ))
     try:
         sys.stdout.write(text + "\n")

@@ -27,7 +27,7 @@ from fleetrun.envs.secret import TOKEN
 from fleetrun.envs.settings import LaunchSettings, Resolved
 from fleetrun.envs.shown import agreed, words
 from fleetrun.envs.site import Site
-from fleetrun.envs.topology import check_complete
+from fleetrun.envs.topology import check_complete, placed
 from fleetrun.pod import logfiles
 from fleetrun.pod.container import Ended
 from fleetrun.pod.peers import Peers
@@ -37,6 +37,8 @@ from fleetrun.pod.supervisor import Supervisor
 from fleetrun.prepare import check_followed, host_of, offer_of, pod_name, print_plan, spec_of
 from fleetrun.scene import Scene
 from fleetrun.stage import WIDE, Stage, announce, failure_report, tell_strays
+
+_MOST_NOTED = 1000  # machines, of which the record says what runs there
 
 
 def run_together(
@@ -244,7 +246,8 @@ class _Voice:
         self._board.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)
         text = f"node {place.rank} of {len(hosts)}: {', '.join(hosts)}"
-        self._note(text=text, generation=place.generation, rank=place.rank, nodes=hosts)
+        there = placed(self._settings, [each.offer for each in place.members[:_MOST_NOTED]])
+        self._note(text=text, generation=place.generation, rank=place.rank, nodes=hosts, processes=there)
 
     def stopping(self, cause: Cause, restart: bool) -> None:
         answer = self._answer(cause.why, restart)

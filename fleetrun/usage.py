@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping
 
 from fleetrun.envs.options import ACTIONS, Group, Option, Takes
@@ -60,7 +59,9 @@ def _command(word: str, text: str, width: int) -> str:
 
 def wrapped(text: str, width: int, indent: str = "", first: str | None = None) -> str:
     """`text` in lines of at most `width`, broken at spaces only: a longer word stays whole."""
-    return textwrap.fill(
+    from textwrap import fill  # late: a launch wraps nothing
+
+    return fill(
         text,
         width,
         initial_indent=indent if first is None else first,

@@ -6,6 +6,7 @@ A file whose name is one of these words is launched as `./status`.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -46,8 +47,10 @@ def answer(verb: str, argv: Sequence[str]) -> int:
 
     from fleetrun.errors import UsageError
 
+    asked_for = command(verb)
+    gc.enable()  # which was off for the imports
     try:
-        code = command(verb).main(list(argv), prog_name=f"fleetrun {verb}", standalone_mode=False)
+        code = asked_for.main(list(argv), prog_name=f"fleetrun {verb}", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
     except SystemExit:  # click's way to say that nobody reads any more

@@ -1,6 +1,7 @@
 """The shape of the code: who imports whom, what is in no file, how long files and functions are."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,17 +21,19 @@ ALLOWED_LONG: dict[str, str] = {}
 # What each part of the launcher may import of it, and nothing else.
 PARTS = {
     "errors": set(),
-    "envs": {"errors"},
-    "pod": {"envs", "errors"},
-    "console": {"pod", "envs"},
+    "frozen": set(),
+    "plainfile": set(),
+    "envs": {"frozen", "errors"},
+    "pod": {"frozen", "plainfile", "envs", "errors"},
+    "console": {"frozen", "plainfile", "pod", "envs"},
     "elastic": {"pod", "envs", "errors"},
     "schedulers": {"pod", "envs", "errors"},
-    "record": {"pod", "envs", "errors"},
-    "progress": {"pod", "envs"},
+    "record": {"plainfile", "pod", "envs", "errors"},
+    "progress": {"frozen", "pod", "envs"},
     "exporters": {"progress", "pod", "envs", "errors"},
     "plots": {"record", "envs", "errors"},
-    "stacks": {"pod", "envs", "errors"},
-    "control": {"record", "progress", "pod", "envs", "errors"},
+    "stacks": {"plainfile", "pod", "envs", "errors"},
+    "control": {"frozen", "record", "progress", "pod", "envs", "errors"},
     "doctor": {"prepare", "console", "elastic", "schedulers", "pod", "envs", "errors"},
     "jobfile": {"envs", "errors", "usage"},
     "commands": {
@@ -183,7 +186,7 @@ def test_the_contract_stands_on_the_standard_library():
         seen.add(module)
         waiting += [target for target in IMPORTS[module] if target in MODULES and target not in seen]
     outside = {package_of(target) for module in seen for target in IMPORTS[module] - seen}
-    assert seen == {
+    assert seen - {"fleetrun.frozen"} == {
         f"fleetrun.envs.{name}"
         for name in (
             "agreed",
@@ -236,6 +239,64 @@ def test_the_launcher_starts_without_what_is_slow():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == []
+
+
+# What a launch that asks for nothing but processes imports of these parts, from its first line to its last.
+# All else (a live display, exporters, stacks, job files, engines, several machines) comes when asked for.
+LAUNCHED = {
+    "console": {
+        "banner", "console", "display", "figures", "hangs", "narrator", "report", "secrets", "sink", "tail",
+        "wrapping",
+    },
+    "control": {"board", "server", "service"},
+    "progress": {"desk", "observing"},
+    "record": {"appending", "journal", "launched", "marks", "recorder"},
+    "schedulers": {"placing"},
+}  # fmt: skip
+WHOLE = {
+    "__main__", "cli", "envs", "errors", "frozen", "launch", "plainfile", "pod", "prepare", "scene", "stage",
+    "usage", "verbs",
+}  # fmt: skip
+DEAR = {
+    "ast", "asyncio", "click", "dataclasses", "difflib", "dis", "encodings.idna", "hashlib",
+    "importlib.metadata", "inspect", "logging", "numpy", "psutil", "random", "rich", "shlex", "ssl", "string",
+    "tempfile", "textwrap", "tokenize", "tomllib", "torch", "traceback", "trainers", "uuid", "zmq",
+}  # fmt: skip
+"""What takes a millisecond and more, or memory, and can wait until something needs it."""
+
+LAUNCH = """
+import os, sys
+sys.modules["pynvml"] = None  # which needs some of what is not wanted, where there are GPUs
+
+def told(code, end=os._exit):
+    with open(sys.argv[-1], "a") as file:
+        print(*sys.modules, sep="\\n", file=file)
+    end(code)
+
+os._exit = told  # the end of the guard, and of the launcher
+import fleetrun.__main__
+fleetrun.__main__.main()
+"""
+
+
+def test_a_launch_imports_only_what_it_needs(tmp_path):
+    told = tmp_path / "modules"
+    words = [
+        "--nproc_per_node=2",
+        "--max_restart=0",
+        f"--log_dir={tmp_path}/log",
+        "--no_python",
+        "true",
+        str(told),
+    ]
+    plain = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", LAUNCH, *words]
+    subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, timeout=120, check=True)
+    modules = set(told.read_text().split())
+    assert modules & DEAR == set()
+    ours = {name.partition(".")[2] for name in modules if name.startswith("fleetrun.")}
+    more = {name for name in ours if name.partition(".")[0] not in WHOLE}
+    assert more == LAUNCHED.keys() | {f"{part}.{name}" for part, names in LAUNCHED.items() for name in names}
 
 
 # ---- what no file has

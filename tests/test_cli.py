@@ -33,6 +33,18 @@ sys.exit(", ".join(slow & sys.modules.keys()) or 0)
 """
 
 
+INTERRUPTED = """
+import runpy, sys
+class CtrlC:
+    where = sys.argv.pop(1)
+    def find_spec(self, name, *_):
+        if name == self.where:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, CtrlC())
+runpy.run_module("fleetrun", run_name="__main__", alter_sys=True)
+"""
+
+
 class Launches:
     """A launch that only remembers what it was asked for."""
 
@@ -154,6 +166,12 @@ def test_a_real_usage_error():
     assert done.stderr == (
         "fleetrun: error: there is no option --server_nun\n  did you mean --server_num or --servers?\n"
     )
+
+
+@pytest.mark.parametrize("where", ["fleetrun.pod.guardian", "fleetrun.verbs", "fleetrun.cli", "click"])
+def test_ctrl_c_while_it_is_still_importing_is_quiet(where):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, where, "ps"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_words_that_are_not_utf8_are_told_too():

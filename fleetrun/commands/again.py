@@ -10,12 +10,13 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.finding import Past, find_past, fitting
+from fleetrun.commands.finding import Past, find_past, still_running
+from fleetrun.commands.jobnames import of_any
 from fleetrun.commands.records import history_of
 from fleetrun.console.tail import printable
-from fleetrun.control.running import running
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.jobfile.recorded import Recorded, again
+from fleetrun.record.history import History
 
 _HELP = """Launch JOB once more with exactly the same settings: the options that it was started with (typed,
 from variables, from its job file as it was then), the same script and arguments, from the same directory.
@@ -43,7 +44,7 @@ Exit codes are those of a launch, and:
     context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
     options_metavar="[--log_dir DIR]",
 )
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=of_any)
 @click.argument("options", nargs=-1, metavar="[OPTIONS OF A LAUNCH]")
 def command(job: str | None, options: tuple[str, ...]) -> None:
     """For its --help: what is launched goes through `stands_for`."""
@@ -62,10 +63,19 @@ def stands_for(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[s
             f"the record {history.path} is another user's: what it says would run with your rights",
             hint="Type the launch yourself; `fleetrun report` shows what the record says.",
         )
+    if history.running and history.over is None:  # on another machine, or out of sight
+        raise UsageError(
+            f"{printable(history.job)} still runs (pod {history.pod}, on {_host(history)})",
+            hint="A second one would be in its way. `fleetrun again POD` launches an older one.",
+        )
     recorded = Recorded.read(history.launch, str(history.path))
     folder = history.path.parent.absolute()
     _enter(recorded)
     return again(recorded, rest, folder / f"{history.job}.{history.pod}.job.toml", environ)
+
+
+def _host(history: History) -> str:
+    return printable(str(history.launch.get("host") or "a machine that is not known"))
 
 
 def trusted(owner: int, uid: int) -> bool:
@@ -75,13 +85,10 @@ def trusted(owner: int, uid: int) -> bool:
 
 def _ended(job: str | None, log_dir: Path | None) -> Past:
     """Raises UsageError when that job still runs: a second one would be in its way."""
-    if job is not None:
-        runs = fitting(job, running(os.environ))
-        if runs:
-            raise UsageError(
-                f"{printable(runs[0].job)} still runs (pod {runs[0].pod})",
-                hint=f"`fleetrun stop {runs[0].pod}` ends it.",
-            )
+    found = still_running(job, log_dir) if job is not None else None
+    if found is not None:
+        what = f"{printable(found.job) or 'that job'} still runs (pod {found.pod})"
+        raise UsageError(what, hint=f"`fleetrun stop {found.pod}` ends it.")
     return find_past(job, log_dir)
 
 

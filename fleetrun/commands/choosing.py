@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from fleetrun.commands.elsewhere import Away
+from fleetrun.envs import ranges
 from fleetrun.errors import UsageError
 from fleetrun.record.history import Known
 
@@ -16,12 +19,18 @@ _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 1}
 _AGO = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(s|m|min|h|d|)(?:\s+ago)?", re.ASCII)
 _FORMATS = ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M", "%Y-%m-%d")
 _CLOCK = ("%H:%M:%S", "%H:%M")
-_MOST_RANKS = 1_000_000
+_MOST_NODES = 8
 
 
-def choose(there: Sequence[Known], role: str | None, rank: str | None) -> list[Known]:
+def choose(
+    there: Sequence[Known],
+    role: str | None,
+    rank: str | None,
+    away: Callable[[], Sequence[Away]] = tuple,
+    command: str = "",
+) -> list[Known]:
     """Of the processes of a job those with these roles and ranks; all without either. Raises UsageError when
-    that is none.
+    that is none. It says then which other machine has them, and to type `command` there.
     """
     if not there:
         raise UsageError("the record of this job names no processes", hint="Its logs are files in --log_dir.")
@@ -29,36 +38,42 @@ def choose(there: Sequence[Known], role: str | None, rank: str | None) -> list[K
     if roles is None and rank is not None:
         roles = {"trainer"}
     ranks = _ranks(rank) if rank is not None else None
-    found = [
-        each
-        for each in there
-        if (roles is None or each.role in roles) and (ranks is None or each.rank in ranks)
-    ]
+
+    def wanted(each: Known | Away) -> bool:
+        return (roles is None or each.role in roles) and (ranks is None or each.rank in ranks)
+
+    found = [each for each in there if wanted(each)]
     if not found:
-        asked = " ".join(
-            f"--{name} {text}" for name, text in (("role", role), ("rank", rank)) if text is not None
-        )
-        raise UsageError(f"{asked}: there is no such process here", hint=f"There are {described(there)}.")
+        asked = [f"--{name} {text}" for name, text in (("role", role), ("rank", rank)) if text is not None]
+        others = [each for each in away() if wanted(each)]
+        hint = f"There are {described(there)}."
+        if others:
+            words = (
+                f"--{name} {shlex.quote(text)}" for name, text in (("role", role), ("rank", rank)) if text
+            )
+            hint = f"{_where(others)}\nType there: {command} {' '.join(words)}\nHere are {described(there)}."
+        raise UsageError(f"{' '.join(asked)}: there is no such process here", hint=hint)
     return found
 
 
-def described(there: Sequence[Known]) -> str:
+def described(there: Iterable[Known | Away]) -> str:
     """`trainer 0-3, ps 0`"""
     by_role: dict[str, list[int]] = {}
     for each in there:
         by_role.setdefault(each.role, []).extend([] if each.rank is None else [each.rank])
-    return ", ".join(f"{role} {_written(sorted(ranks))}".strip() for role, ranks in by_role.items())
+    return ", ".join(f"{role} {ranges.written(ranks)}".strip() for role, ranks in by_role.items())
 
 
-def _written(ranks: Sequence[int]) -> str:
-    """`0-2,5`"""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+def _where(others: Sequence[Away]) -> str:
+    """`On node 1, h2 (10.0.0.2): trainer 2-3`, a line for each machine."""
+    nodes = list(dict.fromkeys(each.node for each in others))
+    lines = [
+        f"On {node}: {described(each for each in others if each.node == node)}"
+        for node in nodes[:_MOST_NODES]
+    ]
+    if len(nodes) > _MOST_NODES:
+        lines.append(f"and on {len(nodes) - _MOST_NODES} more")
+    return "\n".join(lines)
 
 
 def _roles(text: str, there: set[str]) -> set[str]:
@@ -73,15 +88,10 @@ def _roles(text: str, there: set[str]) -> set[str]:
 
 
 def _ranks(text: str) -> frozenset[int]:
-    """`0,3`, `0-2,5`"""
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part, re.ASCII)
-        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if high < low or high > _MOST_RANKS:
-            raise UsageError(f"--rank {text}: it must be ranks, such as 0, 0,3 or 0-2,5")
-        found.update(range(low, high + 1))
-    return frozenset(found)
+    found = ranges.read(text)
+    if found is None:
+        raise UsageError(f"--rank {text}: it must be ranks, such as 0, 0,3 or 0-2,5")
+    return found
 
 
 def moment(text: str, now: float) -> float:

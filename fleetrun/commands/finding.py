@@ -27,6 +27,7 @@ __all__ = [
     "fitting",
     "how",
     "named",
+    "still_running",
 ]
 
 Job = TypeVar("Job", "Past", Running)
@@ -89,18 +90,30 @@ def find_any(word: str | None = None, log_dir: Path | None = None) -> Past | Run
     """The same of those that run and those that ran: what runs comes first. With `log_dir` only what has its
     logs there is looked at. Raises NoJobError and UsageError.
     """
-    there = running(os.environ)
-    if log_dir is not None:
-        there = [each for each in there if _same(each.log_dir, log_dir)]
-    found = fitting(word, there)
-    if found:
-        return _only(word, found)
+    there = _running_in(log_dir)
+    found = _meant(word, there, log_dir)
+    if found is not None:
+        return found
     try:
         return find_past(word, log_dir)
     except NoJobError as none:
         where = None if log_dir is not None else "--log_dir names the folder with the logs of a job that ran."
-        hint = "\n".join(filter(None, (_among(there), where))) or None
+        near = _near(word, [*there, *_past(log_dir or LOG_DIR, set())])
+        hint = "\n".join(filter(None, (near, _among(there), where))) or None
         raise NoJobError(f"no such job runs here, and {none.message}", hint=hint) from None
+
+
+def still_running(word: str | None, log_dir: Path | None = None) -> Running | None:
+    """The same of those that run only; None when there is none. Raises UsageError when it may be several."""
+    return _meant(word, _running_in(log_dir), log_dir)
+
+
+def _meant(word: str | None, there: Sequence[Running], log_dir: Path | None) -> Running | None:
+    """The whole name of one that ran is not the beginning of another's that runs."""
+    found = fitting(word, there)
+    if not found or (word is not None and not _whole(word, found) and _ran(word, log_dir or LOG_DIR)):
+        return None
+    return _only(word, found)
 
 
 def named(job: Running) -> str:
@@ -111,11 +124,12 @@ def named(job: Running) -> str:
 def how(job: Running) -> str:
     """How it ended, as its record says: `: got SIGTERM, exit code 143`; empty when it does not."""
     try:
-        over = read(job.record, but=("progress",)).over
+        history = read(job.record, but=("progress",))
     except UnreadableError:
         return ""
+    over = history.over
     if over is None:
-        return ""
+        return ": its launcher was killed" if history.running is False else ""
     if over.get("report"):
         place = "" if _same(job.log_dir, LOG_DIR) else f" --log_dir {shlex.quote(str(job.log_dir))}"
         return printable(f": exit code {over.get('code')}; `fleetrun report {job.pod}{place}` tells why")
@@ -127,8 +141,22 @@ def fitting(word: str | None, jobs: Sequence[Job]) -> list[Job]:
     """Those that a word can mean: a whole name goes before the beginning of one."""
     if word is None:
         return list(jobs)
-    whole = [each for each in jobs if word in (each.job, each.pod)]
-    return whole or [each for each in jobs if each.job.startswith(word) or each.pod.startswith(word)]
+    begun = [each for each in jobs if each.job.startswith(word) or each.pod.startswith(word)]
+    return _whole(word, jobs) or begun
+
+
+def _whole(word: str, jobs: Sequence[Job]) -> list[Job]:
+    return [each for each in jobs if word in (each.job, each.pod)]
+
+
+def _ran(word: str, place: Path) -> bool:
+    """Whether a launch with this very name, or pod, has a record there."""
+    return any(word in (names(path) or ()) for path in records(place))
+
+
+def _running_in(log_dir: Path | None) -> list[Running]:
+    there = running(os.environ)
+    return there if log_dir is None else [each for each in there if _same(each.log_dir, log_dir)]
 
 
 def _past(place: Path, running_pods: set[str]) -> list[Past]:
@@ -137,9 +165,15 @@ def _past(place: Path, running_pods: set[str]) -> list[Past]:
     for path in records(place):
         known = names(path)
         if known is not None and known[1] not in running_pods:
-            heard = path.stat().st_mtime if path.exists() else None
-            found.append(Past(job=known[0], pod=known[1], log_dir=place, record=path, heard=heard))
+            found.append(Past(job=known[0], pod=known[1], log_dir=place, record=path, heard=_heard(path)))
     return found
+
+
+def _heard(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # just deleted
+        return None
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -158,7 +192,17 @@ def _none(word: str | None, there: Sequence[Running]) -> NoJobError:
         what = "no job runs here" if word is None else f"no job {_quoted(word)}runs here"
         asking = " ".join(filter(None, ("fleetrun report", word and shlex.quote(printable(word)))))
         return NoJobError(what, hint=f"`{asking}` tells how a job ended.")
-    return NoJobError(f"no job {_quoted(word)}runs here", hint=_among(there))
+    ended = f"`fleetrun report {shlex.quote(word)}` tells how it ended." if _ran(word, LOG_DIR) else None
+    hint = ended or "\n".join(filter(None, (_near(word, there), _among(there))))
+    return NoJobError(f"no job {_quoted(word)}runs here", hint=hint)
+
+
+def _near(word: str | None, jobs: Sequence[Past | Running]) -> str | None:
+    """The job whose name is almost this."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, sorted({each.job for each in jobs}), 1, 0.7) if word else []
+    return f"Did you mean {printable(found[0])}?" if found else None
 
 
 def _quoted(word: str | None) -> str:

@@ -8,7 +8,7 @@ import click
 
 from fleetrun.errors import LaunchError
 from fleetrun.jobfile.template import template
-from fleetrun.jobfile.writing import create
+from fleetrun.jobfile.writing import create, typed
 
 _HELP = """Write a job file with every option, commented out, into FILE (job.toml). A file that is there stays
 as it is. To turn a command line into a job file, use `fleetrun OPTIONS --dry_run --save FILE SCRIPT`.
@@ -41,5 +41,5 @@ def command(file: str, script: str) -> int:
             raise LaunchError(f"cannot write to the standard output: {error.strerror}") from None
         return 0
     create(file, text, "fleetrun init")
-    sys.stdout.write(f"wrote {file}; start it with: fleetrun up {file}\n")
+    sys.stdout.write(f"wrote {file}; start it with: fleetrun up {typed(file)}\n")
     return 0

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
 
-from fleetrun.commands.tables import Cell, Column, cut, duration, filled, percent, size, table
-from fleetrun.console.figures import count, loss, short
+from fleetrun.commands.tables import Cell, Column, cut, filled, percent, size, table
+from fleetrun.console.figures import count, duration, loss, short
 from fleetrun.console.tail import printable
 from fleetrun.control.observed import parts
 from fleetrun.pod.status import signal_name
@@ -47,16 +47,16 @@ _STYLES = {
 }
 
 
-def heading(status: Mapping[str, Any], width: int | None) -> list[Text]:
-    """What is to be said of the job as a whole."""
+def heading(status: Mapping[str, Any], width: int | None, *, places: bool = True) -> list[Text]:
+    """What is to be said of the job as a whole; without `places` not where it is."""
     state = text(status, "state")
     there = parts(status, "containers")
-    up = sum(text(each, "state") == "running" for each in there)
+    up = alive(there)
     said = [
         Text.assemble((text(status, "job"), "bold"), f" (pod {text(status, 'pod')})"),
         Text(text(status, "mode")),
         Text(state, _STYLES.get(state, "")),
-        *([Text(f"{up} of {len(there)} processes up")] if there else []),
+        *([Text(f"{up} of {len(there)} process{'es' * (len(there) != 1)} up")] if there else []),
         Text(duration(figure(status, "elapsed"))),
         Text(f"restarts: {text(status, 'restarts')} of {text(status, 'max_restart')}"),
     ]
@@ -65,7 +65,12 @@ def heading(status: Mapping[str, Any], width: int | None) -> list[Text]:
         Text(f"started in {text(status, 'cwd')}", "dim"),
     ]
     rest = [cut(each, width) for each in (*_why(status), *_nodes(status))]
-    return [*filled(said, width), *filled(where, width), *rest]
+    return [*filled(said, width), *(filled(where, width) if places else []), *rest]
+
+
+def alive(containers: Sequence[Mapping[str, Any]]) -> int:
+    """How many have a process: also those that are asked to end."""
+    return sum(figure(each, "pid") is not None for each in containers)
 
 
 def _why(status: Mapping[str, Any]) -> list[Text]:
@@ -173,17 +178,27 @@ def last_lines(status: Mapping[str, Any], width: int | None, most: int | None = 
 
 def picture(status: Mapping[str, Any], columns: int, rows: int, now: float, note: str = "") -> list[Text]:
     """The same for a screen of so many columns and rows. `note`: what is to be said of the picture itself."""
+    there = parts(status, "containers")
     top = heading(status, columns)
+    if len(top) + len(there) + 3 > rows:
+        top = heading(status, columns, places=False)
     if note:
         top.append(cut(Text(note, "yellow"), columns))
     foot = cut(Text(f"q: quit    {time.strftime('%H:%M:%S', time.localtime(now))}", "dim"), columns)
     room = max(1, rows - len(top) - 2)
+    if len(there) >= room:
+        status = {**status, "containers": sorted(there, key=_calm)}
     middle = _first(processes(status, columns, moment(status)), room, columns)
     room -= len(middle) + 1
     if room > 0 and not (middle and "LAST LINE" in middle[0].plain):
         middle += [Text(""), *last_lines(status, columns, room)]
     lines = [*top, Text(""), *middle]
     return [*lines[: rows - 1], *[Text("")] * (rows - 1 - len(lines)), foot]
+
+
+def _calm(one: Mapping[str, Any]) -> bool:
+    """Nothing is the matter with it: where there is no room for all, others are shown."""
+    return text(one, "state") in ("ready", "running", "completed")
 
 
 def _first(lines: list[Text], room: int, columns: int) -> list[Text]:

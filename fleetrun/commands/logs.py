@@ -8,24 +8,32 @@ import json
 import os
 import re
 import select
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fleetrun.commands.choosing import Chosen, choose, moment
+from fleetrun.commands.elsewhere import away
 from fleetrun.commands.finding import find_any
+from fleetrun.commands.jobnames import of_any
 from fleetrun.commands.records import history_of
+from fleetrun.console.tail import printable, printable_json
 from fleetrun.console.tame import tame
 from fleetrun.errors import UsageError
+from fleetrun.pod.logfiles import rotated_away
 from fleetrun.record.history import is_running
 from fleetrun.record.marks import marks_path
 from fleetrun.record.merge import Line, Merged, Wanted, order
 
 _LOOK = 0.2  # seconds between two looks while following
+_SOON = 0.02  # the same while there is something to see: --log_rotate may take it away
 _FEW = 20  # lines before those that come, unless told
 _RESET = b"\x1b[0m"
 _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
@@ -76,7 +84,7 @@ Exit codes:
 @click.option("-t", "--times", is_flag=True, help="Show when each line was written.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: time, container, rank, line.")
 @click.option("--log_dir", "--log-dir", type=click.Path(path_type=Path), help="Where the job's logs are.")
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=of_any)
 def command(
     job: str | None,
     follow: bool,
@@ -94,7 +102,9 @@ def command(
     wanted = _wanted(grep)
     begin = moment(since, time.time()) if since is not None else float("-inf")
     history = history_of(find_any(job, log_dir))
-    chosen = choose(history.containers, role, rank)
+    place = f"--log_dir {shlex.quote(str(log_dir))} " if log_dir is not None else ""
+    there = f"fleetrun logs {place}{printable(history.job)}"
+    chosen = choose(history.containers, role, rank, partial(away, history), there)
     marks = marks_path(history.path.parent, history.job, history.pod)
     merged = Merged({each.name: each.log for each in chosen}, marks, history.began or 0.0, time.time)
     printer = _Printer(chosen, times=times, as_json=as_json)
@@ -111,9 +121,12 @@ def _follow(merged: Merged, printer: _Printer, wanted: Wanted, record: Path) -> 
     """Until the job is over, or nobody reads any more."""
     gone = select.poll()
     gone.register(sys.stdout.fileno(), 0)
-    while is_running(record):
-        printer.show(order(list(merged.news(wanted))))
-        if gone.poll(_LOOK * 1000):
+    rest = _LOOK
+    while is_running(record) or merged.behind:
+        news = order(list(merged.news(wanted)))
+        printer.show(news)
+        rest = _SOON if news else min(_LOOK, 2 * rest)
+        if gone.poll(0 if merged.behind else rest * 1000):
             raise BrokenPipeError
     printer.show(order(list(merged.news(wanted, last=True))))
 
@@ -161,7 +174,7 @@ class _Printer:
         out.flush()
 
     def _as_text(self, line: Line) -> bytes:
-        text = _last_state(line.text)
+        text = _last_state(line.text) if not line.lost else f"... {rotated_away(line.lost)}".encode()
         if self._tty:
             text = tame(text)
             text += _RESET if b"\x1b[" in text else b""
@@ -170,9 +183,12 @@ class _Printer:
 
     def _as_json(self, line: Line) -> bytes:
         look = self._looks[line.number]
-        text = _last_state(line.text).decode("utf-8", "backslashreplace")
-        said = {"time": round(line.moment, 2), "container": look.name, "rank": look.rank, "line": text}
-        return json.dumps(said, ensure_ascii=False).encode() + b"\n"
+        said: dict[str, Any] = {"time": round(line.moment, 2), "container": look.name, "rank": look.rank}
+        if line.lost:
+            said["lost"] = line.lost
+        else:
+            said["line"] = _last_state(line.text).decode("utf-8", "backslashreplace")
+        return printable_json(json.dumps(said, ensure_ascii=False).encode()) + b"\n"
 
 
 def _last_state(text: bytes) -> bytes:

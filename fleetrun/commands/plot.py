@@ -8,13 +8,14 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.finding import Running, find_any
+from fleetrun.commands.finding import find_any
+from fleetrun.commands.jobnames import of_any
 from fleetrun.commands.records import history_of
 from fleetrun.envs.requirements import check_package
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=of_any)
 @click.option(
     "-o",
     "--output",
@@ -49,8 +50,8 @@ def command(job: str | None, output: str | None, log_dir: str | None) -> int:
 
     found = find_any(job, Path(log_dir) if log_dir is not None else None)
     to = check_name(output or f"{found.job or 'job'}.{found.pod}.png".replace(os.sep, "_"))
-    history = history_of(found, but=())
-    drawn = paint(history, to, time.time() if history.running or isinstance(found, Running) else None)
+    history = history_of(found)
+    drawn = paint(history, to, time.time() if history.running else None)
     click.echo(str(to))
     if not drawn.curves:
         click.echo("No process has reported progress: see docs/progress.md.", err=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.jobview import figure, loss_of, step_of, text
+from fleetrun.commands.jobview import alive, figure, loss_of, step_of, text
 from fleetrun.commands.output import print_json, print_lines, room
-from fleetrun.commands.tables import Cell, Column, duration, table
-from fleetrun.console.figures import count
+from fleetrun.commands.tables import Cell, Column, table
+from fleetrun.console.figures import count, duration
+from fleetrun.control.client import STOPPED
 from fleetrun.control.observed import parts
 from fleetrun.control.running import Running, running
 
@@ -20,7 +21,7 @@ _COLUMNS = (
     Column("POD", 8),
     Column("MODE", 3),
     Column("STATE"),
-    Column("UP", 7, right=True),
+    Column("PROCS", 7, right=True),
     Column("TIME", 8, right=True),
     Column("RESTARTS", 2, right=True),
     Column("STEP", 5, right=True),
@@ -38,7 +39,7 @@ def command(as_json: bool) -> int:
     for how long it has been running, and where its logs are. Of a job on several machines each shows its
     part.
 
-    A launcher that is stopped (Ctrl-Z) cannot answer: `silent`.
+    A launcher that is `stopped` (Ctrl-Z), or `silent` because it is very busy, cannot say the rest.
 
     \b
     Examples:
@@ -65,10 +66,15 @@ def _facts(job: Running) -> dict[str, Any]:
     return {**known, "log_dir": str(job.log_dir), "silent": job.silence or None, **job.status}
 
 
+def _silence(job: Running) -> str:
+    if not job.silence:
+        return ""
+    return "stopped" if job.silence == STOPPED else "silent"
+
+
 def _row(job: Running, now: float) -> list[Cell]:
     status = job.status
     there = parts(status, "containers")
-    up = sum(text(each, "state") == "running" for each in there)
     first = there[0] if there else {}
     trainer = next((each for each in there if each.get("role") == "trainer"), first)
     restarts = figure(status, "restarts")
@@ -76,8 +82,8 @@ def _row(job: Running, now: float) -> list[Cell]:
         Cell(job.job or "?", "bold"),
         Cell(job.pod),
         Cell(text(status, "mode")),
-        Cell("silent" if job.silence else text(status, "state"), "yellow" if job.silence else ""),
-        Cell(f"{up}/{len(there)}" if there else ""),
+        Cell(_silence(job) or text(status, "state"), "yellow" if job.silence else ""),
+        Cell(f"{alive(there)}/{len(there)}" if there else ""),
         Cell(duration(now - job.started if job.started is not None else None)),
         Cell(count(restarts) if restarts else ""),
         Cell(step_of(trainer)),

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from fleetrun.commands.finding import NoJobError, Past, Running
 from fleetrun.record.history import History, UnreadableError, names, read, records
 
 
-def history_of(found: Past | Running, but: Collection[str] = ("progress",)) -> History:
-    """What is on record of it, without the events named in `but`. Raises NoJobError when there is nothing."""
+def history_of(found: Past | Running) -> History:
+    """What is on record of it, without its progress. Raises NoJobError when there is nothing."""
     path = found.record if found.job else _of_pod(found.log_dir, found.pod) or found.record
     try:
-        return read(path, but=but)
+        history = read(path, but=("progress",))
     except UnreadableError as error:
         raise NoJobError(
             f"the record of {found.job or found.pod} cannot be used: {error}",
             hint="It lies beside the logs: --log_dir names their folder.",
         ) from None
+    if history.running is None and isinstance(found, Running):  # no locks there, but its launcher was heard
+        return replace(history, running=history.over is None)
+    return history
 
 
 def _of_pod(log_dir: Path, pod: str) -> Path | None:

@@ -1,8 +1,7 @@
-"""`fleetrun report`: how a job ended, from its record. Shows; telling is `fleetrun.record`'s."""
+"""`fleetrun report`: how a job ended, from its record. Shows what `summary` tells."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -11,10 +10,12 @@ from pathlib import Path
 import click
 
 from fleetrun.commands.finding import find_any
+from fleetrun.commands.jobnames import of_any
+from fleetrun.commands.output import print_json, write
 from fleetrun.commands.records import history_of
+from fleetrun.commands.summary import as_json, summary
 from fleetrun.console.tail import printable
 from fleetrun.console.wrapping import wrapped
-from fleetrun.record.summary import as_json, summary
 
 _HELP = """Show how JOB ended on this machine, and why: the failure report as it was printed then, and what
 led to it (failures, restarts, hangs), from the record log/JOB.POD.events.jsonl.
@@ -47,13 +48,12 @@ def _fitted(lines: list[str]) -> list[str]:
 @click.command(help=_HELP, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
 @click.option("--log_dir", "--log-dir", type=click.Path(path_type=Path), help="Where the job's logs are.")
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=of_any)
 def command(job: str | None, json_wanted: bool, log_dir: Path | None) -> int:
     history = history_of(find_any(job, log_dir))
     if json_wanted:
-        text = json.dumps(as_json(history), ensure_ascii=True, indent=2)
+        print_json(as_json(history))
     else:
-        text = "\n".join(_fitted([printable(line) for line in summary(history, time.time())]))
-    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace") + b"\n")
-    sys.stdout.flush()
+        lines = _fitted([printable(line) for line in summary(history, time.time())])
+        write("".join(f"{line}\n" for line in lines))
     return 0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fleetrun.commands.choosing import choose
+from fleetrun.commands.elsewhere import Away, away
 from fleetrun.commands.finding import find_running
+from fleetrun.commands.jobnames import of_running
 from fleetrun.commands.output import print_json, write
+from fleetrun.console.tail import printable
 from fleetrun.control.running import Running
 from fleetrun.errors import LaunchError
 from fleetrun.record.history import Known, UnreadableError, read
@@ -24,7 +28,7 @@ INCOMPLETE = 1
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=of_running)
 @click.option("--role", metavar="ROLE", help="Only of this role: trainer, ps, ...; several with commas.")
 @click.option("--rank", metavar="LIST", help="Only of these ranks: 3, or 0,4-7. Of trainers, without --role.")
 @click.option("--each", is_flag=True, help="Each process by itself, equal ones too.")
@@ -90,7 +94,16 @@ def _targets(running: Running, role: str | None, rank: str | None) -> list[Targe
     if not there:
         raise LaunchError("no process of this job runs on this machine", hint="See `fleetrun status`.")
     known = [_known(name, one) for name, one in there.items()]
-    return [_target(running.pod, one, there[one.name]["pid"]) for one in choose(known, role, rank)]
+    command = f"fleetrun stacks {printable(running.job)}".strip()
+    chosen = choose(known, role, rank, partial(_away, running), command)
+    return [_target(running.pod, one, there[one.name]["pid"]) for one in chosen]
+
+
+def _away(running: Running) -> list[Away]:
+    try:
+        return away(read(running.record, but=("progress",)))
+    except UnreadableError:
+        return []
 
 
 def _known(name: str, one: Mapping[str, Any]) -> Known:

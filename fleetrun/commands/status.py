@@ -13,8 +13,9 @@ from rich.text import Text
 
 from fleetrun.commands import jobview
 from fleetrun.commands.finding import Running, find_running, how, named
+from fleetrun.commands.jobnames import of_running
 from fleetrun.commands.output import print_json, print_lines, room, write
-from fleetrun.control.client import Gone, NoAnswer, ask
+from fleetrun.control.client import STOPPED, Gone, NoAnswer, ask
 from fleetrun.control.observed import MOMENT, Observer
 from fleetrun.errors import LaunchError, UsageError
 
@@ -28,7 +29,7 @@ class SilentError(LaunchError):
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=of_running)
 @click.option("--watch", is_flag=True, help="Show it again and again, until q or Ctrl-C.")
 @click.option(
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
@@ -78,9 +79,10 @@ def command(job: str | None, watch: bool, interval: float, as_json: bool) -> int
 def _answering(job: Running) -> Running:
     if job.silence:
         name = job.job or f"pod {job.pod}"
+        mend = "`fg` in its shell continues it, `fleetrun stop` ends it."
         raise SilentError(
             f"{name} runs (pod {job.pod}, pid {job.pid}), but its launcher does not answer: {job.silence}",
-            hint="`fg` continues a job that was stopped by Ctrl-Z in this shell.",
+            hint=mend if job.silence == STOPPED else None,
         )
     return job
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fleetrun.commands.finding import Running, find_running, how, named
+from fleetrun.commands.jobnames import of_running
 from fleetrun.commands.output import write
 from fleetrun.control.client import Gone, NoAnswer, ask
 from fleetrun.control.ending import Watched, ask_by_signal
@@ -14,7 +15,7 @@ _TIMEOUT = 5.0
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=of_running)
 @click.option("--now", is_flag=True, help="Kill the processes at once: SIGKILL without a SIGTERM before.")
 def command(job: str | None, now: bool) -> int:
     """Ask a running job to end, and wait until nothing of it is left.

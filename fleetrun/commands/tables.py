@@ -1,8 +1,7 @@
-"""Columns of text that fit a width, and short numbers. Knows no job."""
+"""Columns of text that fit a width, and short amounts. Knows no job."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -103,21 +102,6 @@ def cut(line: Text, width: int | None) -> Text:
     if width is not None and line.cell_len > width:
         line.truncate(width, overflow="ellipsis")
     return line
-
-
-def duration(seconds: float | None) -> str:
-    """`45s`, `12m34s`, `1h02m`, `3d04h`"""
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    whole = max(0, int(seconds))
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d{hours:02}h"
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
 def size(count: float | None) -> str:

@@ -32,7 +32,7 @@ class Facts:
     doing: Doing | None = None
 
 
-_PHASES = {"starting": "starting", "restarting": "restarting", "leaving": "leaving", "ending": "stopping"}
+_PHASES = ("starting", "restarting", "leaving", "ending")
 _NAMED = 2
 
 
@@ -52,7 +52,7 @@ def facts_of(status: Mapping[str, Any]) -> Facts:
         loss=reporting.get("loss"),
         rate=sum(rates) if rates else None,
         restarts=status["restarts"],
-        phase=_PHASES.get(status["state"], ""),
+        phase=status["state"] if status["state"] in _PHASES else "",
         doing=_meeting(waiting) if waiting else _doing([*trainers, *containers]),
     )
 

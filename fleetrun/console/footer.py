@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from fleetrun.console.facts import Doing, Facts
-from fleetrun.console.figures import count, loss, short
+from fleetrun.console.figures import clock, count, loss, short
 from fleetrun.console.tail import printable
 from fleetrun.console.wrapping import columns
 
@@ -45,7 +45,7 @@ def _row(fields: list[tuple[int, int, str]]) -> str:
 
 def _fields(facts: Facts) -> list[tuple[int, int, str]]:
     """In the order of the row, each as (how little it matters, its place, text)."""
-    texts = [(0, duration(facts.elapsed))]
+    texts = [(0, clock(facts.elapsed))]
     if facts.phase:
         texts.append((1, facts.phase))
     texts += [(6, f"{_ROLES.get(role, role)} {up}/{total}") for role, up, total in facts.up if total]
@@ -73,10 +73,3 @@ def doing(what: Doing) -> str:
         return f"{name} {short(what.done)}"
     full = int(_BAR * min(1.0, max(0.0, what.done / what.of)))
     return f"{name} [{'#' * full}{'.' * (_BAR - full)}] {short(what.done)}/{short(what.of)}"
-
-
-def duration(seconds: float) -> str:
-    """`0:00:07`, `2 d 3:00:00`"""
-    days, rest = divmod(int(max(0.0, seconds)), 86400)
-    clock = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days} d {clock}" if days else clock

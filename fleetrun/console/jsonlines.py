@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from fleetrun.console.console import Console
+from fleetrun.console.tail import printable_json
 
 _REPORT = b'"event": "progress"'
 _HEAD = 64  # bytes of a line, in which the record says which event it is
@@ -48,4 +49,4 @@ class JsonConsole(Console):
         self._write(text.encode("utf-8", "backslashreplace"))
 
     def _write(self, line: bytes) -> None:
-        self.out.write(line + b"\n")
+        self.out.write(printable_json(line) + b"\n")

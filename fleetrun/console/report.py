@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fleetrun.console.figures import lasted
 from fleetrun.console.tail import Tail, printable
 from fleetrun.console.wrapping import columns, wrapped
 from fleetrun.pod.container import Ended
@@ -37,7 +38,7 @@ def headline(ended: Ended) -> str:
 
 def one_line(ended: Ended, tail: Tail) -> str:
     """For a failure that is followed by a restart."""
-    words = [headline(ended), f"after {_duration(ended.ended - ended.started)}"]
+    words = [headline(ended), f"after {lasted(ended.ended - ended.started)}"]
     message = error_line(ended, tail)
     return " ".join(words) + (f": {message}" if message else "")
 
@@ -56,7 +57,7 @@ def report(result: JobResult, tail: Tail, *, width: int, log_full: bool = False)
     unless it is a path or a word."""
     ended = result.cause
     assert ended is not None, "a report needs a cause"
-    first = f"First failure: {headline(ended)}, after {_duration(ended.ended - ended.started)}"
+    first = f"First failure: {headline(ended)}, after {lasted(ended.ended - ended.started)}"
     facts = [
         f"pid {ended.pid}",
         f"at {_clock(ended.failed_at)}",
@@ -131,13 +132,6 @@ def _hints(ended: Ended, tail: Tail, log_full: bool) -> list[str]:
     if log_full:
         hints.append(f"The disk of {ended.spec.log.parent} is full: output may be lost, or be what ended it.")
     return hints
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{max(0.0, seconds):.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 120 else f"{minutes} min {rest} s"
 
 
 def _clock(moment: float) -> str:

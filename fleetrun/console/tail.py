@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from fleetrun.frozen import dataclass
+from fleetrun.plainfile import open_plain
+
 _LOOK_BACK = 64 * 1024
-_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")  # colours, titles
+_ESCAPES = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # colours, titles
+_CONTROL = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
 _WIDE_SPACE = "\u3000"  # of Chinese text
 _TRACEBACK = "Traceback (most recent call last):"
 _CONTINUES = (
@@ -33,7 +36,7 @@ class Tail:
 def read_tail(path: Path) -> Tail:
     """The last 64 KiB of `path`, taken apart. A file that cannot be read has an empty tail."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _LOOK_BACK))
             data = file.read(_LOOK_BACK)
@@ -61,8 +64,13 @@ def printable(line: str) -> str:
     """One line as text that does nothing to a terminal and can be encoded."""
     return "".join(
         char if char.isprintable() or char == _WIDE_SPACE else char.encode("unicode_escape").decode()
-        for char in _ESCAPES.sub("", line).replace("\t", "    ")
+        for char in re.sub(_ESCAPES, "", line).replace("\t", "    ")
     )
+
+
+def printable_json(line: bytes) -> bytes:
+    """The same JSON without control characters, of which JSON itself escapes only those of ASCII."""
+    return _CONTROL.sub(lambda found: b"\\u%04x" % ord(found.group().decode()), line)
 
 
 def parse(lines: list[str]) -> Tail:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetrun.envs.contract import Role
+from fleetrun.frozen import dataclass
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.restarts import Restart
@@ -173,7 +173,7 @@ class Board:
             "attempt": container.restarts,
             "started": self._started.get(name),
             "log": str(spec.log),
-            "gpus": spec.env.get("FLAGS_selected_gpus", ""),
+            "gpus": _gpus(spec.env),
             "ended": None if ended is None else ended.ended,
             "exit": None if ended is None else ended.exit.code,
             **self._progress(name if alive else ""),
@@ -187,8 +187,15 @@ class Board:
             "samples": None if report is None else report.samples,
             "loss": None if report is None else report.loss,
             "rate": None if self._reports is None or not name else self._reports.rate(name),
-            "activity": None if activity is None else asdict(activity),
+            "activity": activity and {"what": activity.what, "done": activity.done, "of": activity.of},
         }
+
+
+def _gpus(env: Mapping[str, str]) -> str:
+    """Those of a process, as the machine calls them: it counts its own among those that it sees."""
+    seen = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    own = env.get("FLAGS_selected_gpus", "").split(",")
+    return ",".join(seen[int(each)] for each in own if each.isdecimal() and int(each) < len(seen))
 
 
 def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: int) -> JobFacts:

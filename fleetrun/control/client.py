@@ -17,6 +17,10 @@ from fleetrun.envs.runfolder import short
 _LONGEST = 64 << 20
 
 
+STOPPED = "it is stopped (Ctrl-Z)"
+"""Why a launcher does not answer that only has to be continued."""
+
+
 class NoAnswer(Exception):
     """Why a launcher did not answer. `pid` is its process, 0 when that is not known."""
 
@@ -83,8 +87,10 @@ class Question:
         self.pid, uid, _ = peer(self._socket)
         if uid not in (0, os.getuid()):
             raise NoAnswer(f"it belongs to another user ({uid})")
+        if not self.pid:
+            raise NoAnswer("it runs in another container, whose processes are not seen from here")
         if _stopped(self.pid):
-            raise NoAnswer("it is stopped (Ctrl-Z)", self.pid)
+            raise NoAnswer(STOPPED, self.pid)
         with contextlib.suppress(OSError):  # then it has gone, which the answer shows
             self._socket.sendall(json.dumps(request).encode() + b"\n")
 
@@ -100,7 +106,7 @@ class Question:
             raise NoAnswer("it speaks another language", self.pid)
         if "error" in answer:
             raise NoAnswer(str(answer["error"]), self.pid)
-        return answer
+        return _seen_from_here(answer, self.pid)
 
     def _line(self) -> bytes:
         said = bytearray()
@@ -122,9 +128,23 @@ class Question:
         self._socket.settimeout(max(0.001, self._deadline - time.monotonic()))
 
 
+def _seen_from_here(answer: dict[str, Any], pid: int) -> dict[str, Any]:
+    """A launcher in a container of its own (another pid namespace) calls processes by numbers that are those
+    of others here. The kernel knows its own, `pid`; the others are not known then.
+    """
+    said = answer.get("pid")
+    if said == pid or not isinstance(said, int) or not 0 < said < 1 << 31:
+        return answer
+    there = answer.get("containers")
+    if isinstance(there, list):
+        unknown = [{**each, "pid": None} if isinstance(each, dict) else each for each in there]
+        answer = {**answer, "containers": unknown}
+    return {**answer, "pid": pid}
+
+
 def _stopped(pid: int) -> bool:
     """Whether nobody need wait for this process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):
         return False

@@ -48,8 +48,8 @@ def _readable(fd: int) -> bool:
 def guard_of(launcher: int) -> int:
     """The parent of this process, if it is a guard; else 0."""
     try:
-        parent = int(Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[1])
-        name = Path(f"/proc/{parent}/comm").read_text().strip()
+        parent = int(Path(f"/proc/{launcher}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        name = Path(f"/proc/{parent}/comm").read_text(errors="replace").strip()
     except (OSError, ValueError, IndexError):
         return 0
     return parent if name == "fleetrun-guard" else 0

@@ -78,7 +78,8 @@ def _on_gpus(container: Mapping[str, Any], pids: list[int], gpus: Mapping[int, D
     """Of the GPUs that it has. Where NVML does not know its processes (in a container they have other
     numbers) the memory is all that is taken on them.
     """
-    own = [gpus[int(each)] for each in str(container.get("gpus") or "").split(",") if _known(each, gpus)]
+    named = str(container.get("gpus") or "").split(",")
+    own = [found for each in named if (found := _gpu(each, gpus)) is not None]
     if not own or not pids:
         return {"gpu": None, "gpu_memory": None}
     mine = [each.processes[pid] for each in own for pid in each.processes.keys() & set(pids)]
@@ -88,5 +89,8 @@ def _on_gpus(container: Mapping[str, Any], pids: list[int], gpus: Mapping[int, D
     }
 
 
-def _known(number: str, gpus: Mapping[int, Device]) -> bool:
-    return number.isdecimal() and int(number) in gpus
+def _gpu(name: str, gpus: Mapping[int, Device]) -> Device | None:
+    """By its number, or the beginning of `GPU-...`."""
+    if name.isdecimal():
+        return gpus.get(int(name))
+    return next((each for each in gpus.values() if name and each.uuid.startswith(name)), None)

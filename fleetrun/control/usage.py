@@ -117,6 +117,7 @@ class Device:
     use: float
     memory: int
     processes: Mapping[int, int]
+    uuid: str = ""
 
 
 def devices(nvml: Callable[[], ModuleType | None] | None = None) -> dict[int, Device]:
@@ -133,6 +134,7 @@ def devices(nvml: Callable[[], ModuleType | None] | None = None) -> dict[int, De
                 use=float(module.nvmlDeviceGetUtilizationRates(handle).gpu),
                 memory=int(module.nvmlDeviceGetMemoryInfo(handle).used),
                 processes={each.pid: int(each.usedGpuMemory or 0) for each in running},
+                uuid=str(module.nvmlDeviceGetUUID(handle)),
             )
         except module.NVMLError:  # one that fell off its bus
             continue

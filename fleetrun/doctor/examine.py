@@ -40,6 +40,9 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Mapping[str, str]) ->
         "network": lambda: measure.network(wanted.address),
         "runtime_error": lambda: _runtime_error(environ),
     }
+    if settings.tensorboard is not None:
+        boards = Path(settings.tensorboard)
+        tasks["boards"] = lambda: measure.unwritable(boards)
     if wanted.devices and wanted.device_kind == "gpu":
         tasks["driver"] = lambda: drivers.ask(wanted.devices)
     if command(settings)[0] == sys.executable:
@@ -117,9 +120,17 @@ def _host(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         yield from judge_host.limits(machine.limits, wanted)
     if machine.logs is not None:
         yield from judge_host.logs(machine.logs)
+    if machine.boards is not None:
+        yield judge_host.boards(machine.boards)
     if "runtime_error" not in machine.late:
         yield judge_host.runtime(machine.runtime_error)
 
 
-_NAMES = {"logs": "log dir", "network": "host name", "runtime_error": "runtime folder", "shm": "/dev/shm"}
+_NAMES = {
+    "logs": "log dir",
+    "boards": "tensorboard",
+    "network": "host name",
+    "runtime_error": "runtime folder",
+    "shm": "/dev/shm",
+}
 _LATE = "A file system or a name server does not answer: look there first."

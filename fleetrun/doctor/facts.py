@@ -54,7 +54,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of this user's processes; None: not limited. `tasks` are threads that run already."""
+    """Of this user's processes; None: not limited. `tasks` are threads that run already, of those that the
+    limit counts.
+    """
 
     open_files: int | None = None
     tasks_allowed: int | None = None
@@ -66,7 +68,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """A file system. `inodes` are those left (None: it does not count them)."""
+    """A file system; one that has no bounds, or does not tell them, has a `total` of 0. `inodes` are those
+    left (None: it does not count them).
+    """
 
     kind: str
     total: int
@@ -161,6 +165,8 @@ class Machine:
     shm: Space | None = None
     limits: Limits | None = None
     logs: Folder | None = None
+    boards: str | None = None
+    """Why nothing can be written to --tensorboard; None: it was not given."""
     runtime_error: str = ""
     driver: Driver | None = None
     torch: Torch | None = None

@@ -21,6 +21,11 @@ SLOW_DISK = 10e6
 SLOW_SYNC = 1.0
 
 GOOD_FILES = 4096
+LEAST_FILES, FILES_EACH = 32, 4
+"""Of the launcher, and what it has open for each process (it was counted: 18 and 3); a process that imports
+torch and joins a group has about 25.
+"""
+
 THREADS_EACH = 64
 """Of a process that trains: of computing, of data loading, of the network."""
 
@@ -56,12 +61,14 @@ def _threads(facts: Cores, allowed: float, wanted: Wanted) -> Finding:
     if wanted.threads is None:
         each = max(1, facts.visible // trainers)
         found = f"OMP_NUM_THREADS will be {each}"
-    elif wanted.threads.isascii() and wanted.threads.isdigit() and 0 < len(wanted.threads) < 6:
-        each = int(wanted.threads)
-        found = f"OMP_NUM_THREADS is {each}"
     else:
+        outer = wanted.threads.partition(",")[0].strip()  # `4,2`: of loops within loops
+        each = int(outer) if outer.isascii() and outer.isdigit() and len(outer) < 6 else 0
+        found = f"OMP_NUM_THREADS is {wanted.threads}"
+    if not each:
         mend = f"export OMP_NUM_THREADS={fair}, or unset it."
-        return warned("OMP threads", f"OMP_NUM_THREADS is {wanted.threads!r}, which is no number", mend)
+        found = f"OMP_NUM_THREADS is {wanted.threads!r}, which is no number of threads"
+        return warned("OMP threads", found, mend)
     found += f" in {plural(trainers, 'trainer')}"
     if each * trainers > max(allowed, trainers):
         more = f"{found}: {each * trainers} threads for {_cores(facts)}"
@@ -89,6 +96,8 @@ def shm(facts: Space | None) -> Finding:
         return failed(
             "/dev/shm", "there is none: data loaders and NCCL keep what processes share there", mend
         )
+    if not facts.total:
+        return passed("/dev/shm", "has no bounds of its own")
     found = f"{size(facts.free)} of {size(facts.total)} free"
     if facts.free < LEAST_SHM and facts.total > GOOD_SHM:
         return failed("/dev/shm", found, "Something has filled it: see `ls -l /dev/shm`.")
@@ -111,7 +120,7 @@ def limits(facts: Limits, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _open_files(allowed: int | None, wanted: Wanted) -> Finding:
-    needed = 256 + 8 * wanted.processes
+    needed = LEAST_FILES + FILES_EACH * wanted.processes
     found = f"{'any number of' if allowed is None else allowed} open files for a process"
     mend = f"ulimit -n {max(65536, needed)}"
     if allowed is None or allowed >= max(GOOD_FILES, needed):
@@ -146,6 +155,8 @@ def logs(facts: Folder) -> Iterator[Finding]:
 
 
 def _room(path: str, space: Space) -> Finding:
+    if not space.total:
+        return passed("log dir", f"{path} ({space.kind}), which does not say how much is free")
     found = f"{size(space.free)} of {size(space.total)} free for {path} ({space.kind})"
     mend = "Free some room or choose another --log_dir; --log_rotate bounds what a process may write."
     if space.inodes is not None and space.inodes < LEAST_INODES:
@@ -163,6 +174,14 @@ def _speed(speed: float, sync: float) -> Finding:
     if speed < SLOW_DISK or sync > SLOW_SYNC:
         return warned("disk speed", found, "Choose a --log_dir on a disk of this machine.")
     return passed("disk speed", found)
+
+
+def boards(error: str) -> Finding:
+    if error:
+        return failed(
+            "tensorboard", f"event files cannot be written: {error}", "Choose another --tensorboard."
+        )
+    return passed("tensorboard", "event files can be written")
 
 
 def runtime(error: str) -> Finding:

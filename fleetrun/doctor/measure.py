@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fleetrun.doctor.cgroups import Groups, read
 from fleetrun.doctor.facts import Cores, Folder, Limits, Memory, Network, Nic, Space
 
 _BLOCK = 1 << 20
@@ -26,44 +27,33 @@ def cores() -> Cores:
     return Cores(
         visible=len(os.sched_getaffinity(0)),
         total=os.cpu_count() or 1,
-        quota=_quota(),
+        quota=Groups().processors(),
         load=os.getloadavg()[0],
     )
 
 
-def _quota() -> float | None:
-    """Processors that the cgroups of this process give it, the least of all."""
-    found = []
-    first = Path("/sys/fs/cgroup/cpu")  # where version 1 has it
-    pairs = [text.partition(" ")[::2] for text in _in_cgroups("cpu.max")]
-    pairs.append((_read(first / "cpu.cfs_quota_us"), _read(first / "cpu.cfs_period_us")))
-    for quota, period in pairs:
-        if quota.isdecimal() and (_whole(period) or 0) > 0:
-            found.append(int(quota) / int(period))
-    return min(found, default=None)
-
-
-def memory() -> Memory:
+def memory(groups: Groups | None = None) -> Memory:
     import psutil
 
     now = psutil.virtual_memory()
     total, available = now.total, now.available
-    used = (_whole(text) for text in _in_cgroups("memory.current"))
-    limits = (_whole(text) for text in _in_cgroups("memory.max"))
-    for limit, taken in zip(limits, used, strict=False):
-        if limit is not None and taken is not None:
-            total, available = min(total, limit), min(available, max(0, limit - taken))
-    strict = _read(Path("/proc/sys/vm/overcommit_memory")) == "2"
+    for limit, left in (groups or Groups()).memory():
+        total, available = min(total, limit), min(available, left)
+    strict = read(Path("/proc/sys/vm/overcommit_memory")) == "2"
     return Memory(total=total, available=available, strict=strict)
 
 
-def limits() -> Limits:
-    allowed = [_limit(resource.RLIMIT_NPROC)] if os.getuid() else []
-    allowed += [_whole(text) for text in _in_cgroups("pids.max")]
+def limits(groups: Groups | None = None) -> Limits:
+    running = _tasks()
+    allowed = list((groups or Groups()).tasks())
+    own = _limit(resource.RLIMIT_NPROC) if os.getuid() else None
+    if own is not None:
+        allowed.append((own, own - running))
+    most, left = min(allowed, key=lambda pair: pair[1], default=(None, 0))  # what is used up first
     return Limits(
         open_files=_limit(resource.RLIMIT_NOFILE),
-        tasks_allowed=min((each for each in allowed if each is not None), default=None),
-        tasks=_tasks(),
+        tasks_allowed=most,
+        tasks=running if most is None else most - left,
         address_space=_limit(resource.RLIMIT_AS),
         locked=_limit(resource.RLIMIT_MEMLOCK),
         infiniband=any(_listed(Path("/sys/class/infiniband"))),
@@ -108,7 +98,7 @@ def space(path: Path) -> Space | None:
 def _kind(path: Path) -> str:
     """The type of the file system, out of the longest mount point above the path."""
     best, kind = "", "unknown"
-    for line in _read(Path("/proc/self/mounts")).splitlines():
+    for line in read(Path("/proc/self/mounts")).splitlines():
         words = line.split(" ")
         if len(words) > 2:
             point = words[1].replace("\\040", " ")
@@ -119,28 +109,42 @@ def _kind(path: Path) -> str:
 
 def folder(log_dir: Path) -> Folder:
     """The folder for logs, or the one in which it will be made. Leaves nothing there."""
-    place = log_dir.absolute()
-    while not os.path.lexists(place) and place != place.parent:
-        place = place.parent
     name = str(log_dir)
     try:
+        place = log_dir.absolute()  # fails where the current directory is gone
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
         if not stat.S_ISDIR(place.stat().st_mode):
             return Folder(path=name, error="it is not a directory" if place == log_dir.absolute() else
                           f"{place} is not a directory")  # fmt: skip
         room = space(place.resolve())
-        speed, sync = _written(place, room.free if room else 0)
+        speed, sync = _written(place, room.free if room is not None and room.total else None)
     except OSError as error:
         return Folder(path=name, error=error.strerror or str(error))
     return Folder(path=name, space=room, speed=speed, sync=sync)
 
 
-def _written(place: Path, free: int) -> tuple[float | None, float | None]:
-    """Bytes/s of a file that has no name, and how long its last bytes took to the disk. Raises OSError."""
+def unwritable(folder: Path) -> str:
+    """Why nothing can be written there, or where it will be made; empty when all is well. Leaves nothing."""
+    try:
+        place = folder.absolute()
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        os.close(_nameless(place))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _written(place: Path, free: int | None) -> tuple[float | None, float | None]:
+    """Bytes/s of a file that has no name, and how long its last bytes took to the disk; not where little is
+    `free`. Raises OSError.
+    """
     block = os.urandom(_BLOCK)
     with contextlib.ExitStack() as stack:
         fd = _nameless(place)
         stack.callback(os.close, fd)
-        if free < 4 * _BLOCKS * _BLOCK:
+        if free is not None and free < 4 * _BLOCKS * _BLOCK:
             os.write(fd, b"x")
             return None, None
         began, blocks = time.perf_counter(), 0
@@ -202,44 +206,22 @@ def network(address: str) -> Network:
 def _resolved(name: str) -> tuple[str, ...]:
     try:
         rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the second: no name server could be asked for such a name
         return ()
     return tuple(dict.fromkeys(str(row[4][0]) for row in rows))
 
 
 def _clients() -> tuple[int, int]:
-    words = _read(Path("/proc/sys/net/ipv4/ip_local_port_range")).split()
+    words = read(Path("/proc/sys/net/ipv4/ip_local_port_range")).split()
     numbers = [int(word) for word in words if word.isdecimal()]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (32768, 60999)
 
 
 def _kept() -> Iterator[int]:
-    for part in _read(Path("/proc/sys/net/ipv4/ip_local_reserved_ports")).split(","):
+    for part in read(Path("/proc/sys/net/ipv4/ip_local_reserved_ports")).split(","):
         low, _, high = part.partition("-")
         if low.isdecimal():
             yield from range(int(low), int(high if high.isdecimal() else low) + 1)
-
-
-def _in_cgroups(name: str) -> Iterator[str]:
-    """What the file says in this process's cgroup (version 2) and in those around it."""
-    own = next((line for line in _read(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "")
-    here = Path("/sys/fs/cgroup") / own.removeprefix("0::").lstrip("/")
-    for path in (here, *here.parents):
-        if path.is_relative_to("/sys/fs/cgroup"):
-            text = _read(path / name)
-            if text:
-                yield text
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _listed(path: Path) -> Iterator[Path]:

@@ -27,11 +27,12 @@ _REACHED = 4.0
 
 def open_door(address: str, port: int) -> socket.socket:
     """A socket that listens at a port of this job; it may be reserved by this process. Raises OSError."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    rows = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    family, _, _, _, place = min(rows, key=lambda row: row[0] is not socket.AF_INET)  # a name may have both
     door = socket.socket(family, socket.SOCK_STREAM)
     try:
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind((address, port))
+        door.bind(place)
         door.listen(_MOST_VISITORS)
     except OSError:
         door.close()
@@ -121,7 +122,7 @@ class Surveyor:
                 if answer != b"!":
                     return Link(error="it hung up")
                 sock.settimeout(_POLITE)
-                return link.measure(sock, self._clock)
+                return _measured(sock, self._clock)
         except TimeoutError:
             return Link(error=f"no answer from port {card.port}")
         except OSError as error:
@@ -185,3 +186,13 @@ class Surveyor:
                 self._changed.wait_for(lambda: self._now == turn or self._closed, ALLOWED * (turn + 2))
                 and not self._closed
             )
+
+
+def _measured(sock: socket.socket, clock: Callable[[], float]) -> Link:
+    """Its ports are open: what is too slow to be measured is not said to be closed. Raises as `measure`."""
+    try:
+        return link.measure(sock, clock)
+    except TimeoutError:
+        raise link.LinkError(
+            f"it answered, and then nothing came for {_POLITE:g} s: the way loses data, or is very slow"
+        ) from None

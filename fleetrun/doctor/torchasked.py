@@ -46,7 +46,8 @@ sys.stdout.write("\\n" + MARK + json.dumps(found) + "\\n")
 
 def ask(environ: Mapping[str, str], python: str = sys.executable, patience: float = PATIENCE) -> Torch:
     """Import torch in `python` and ask it. Whatever goes wrong is in `error`."""
-    program = [python, "-c", _ASK.replace("MARK", repr(_MARK))]
+    # -P: a json.py in the current directory is in the way of this program, but not of a script elsewhere.
+    program = [python, "-P", "-c", _ASK.replace("MARK", repr(_MARK))]
     try:
         done = subprocess.run(
             program,

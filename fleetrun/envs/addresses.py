@@ -8,8 +8,8 @@ from fleetrun.envs.values import BadValue, unique, whole
 
 port = whole(1, 65535)
 
-_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
-_NUMBERS = re.compile(r"[0-9.]+")
+_NAME = r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?"
+_NUMBERS = r"[0-9.]+"
 _ENDPOINT = "it must be host:port, such as 10.0.0.1:6170 or [::1]:6170"
 
 
@@ -22,10 +22,10 @@ def host(text: str) -> str:
 
 
 def _is_name(text: str) -> bool:
-    if _NUMBERS.fullmatch(text):
+    if re.fullmatch(_NUMBERS, text):
         octets = text.split(".")
         return len(octets) == 4 and all(octet.isdigit() and int(octet) <= 255 for octet in octets)
-    return _NAME.fullmatch(text) is not None
+    return re.fullmatch(_NAME, text) is not None
 
 
 def _is_ipv6(text: str) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fleetrun.envs.options import ACTIONS, RETIRED, RETIRED_SCRIPTS, Option, Takes, by_spelling, normal
 from fleetrun.envs.settings import OPTIONS
 from fleetrun.envs.values import FALSE_WORDS, TRUE_WORDS, closest, either
 from fleetrun.errors import UsageError
+from fleetrun.frozen import dataclass
 
 _DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
 
@@ -72,8 +72,9 @@ def _find(spelling: str) -> Option:
     if found is not None:
         return found
     name = normal(spelling.lower() if long else f"-{spelling.lower()}")
-    if long and name in RETIRED:
-        raise UsageError(f"{spelling} {RETIRED[name]}")
+    retired = RETIRED.get(name if long else spelling)
+    if retired is not None:
+        raise UsageError(f"{spelling} {retired}")
     meant = closest(name, (word for word in _SPELLINGS if not word.startswith("-")))
     hint = "fleetrun --help lists the options; those of a script go after it"
     if meant:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from fleetrun.envs.options import Option, Takes
 from fleetrun.envs.values import BadValue, either
 from fleetrun.errors import UsageError
+from fleetrun.frozen import dataclass
 
 
 class Source(IntEnum):

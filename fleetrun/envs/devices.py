@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from fleetrun.envs.contract import VISIBLE_VARIABLE
 from fleetrun.errors import UsageError
+from fleetrun.frozen import dataclass
 
-_DEVICE_FILES = {"gpu": "nvidia[0-9]*", "xpu": "xpu[0-9]*", "npu": "davinci[0-9]*"}
+_DEVICE_FILES = {"gpu": "nvidia", "xpu": "xpu", "npu": "davinci"}
+"""How their files in /dev begin, ahead of a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,9 @@ def count_devices(kind: str) -> int:
     """How many there are. NVIDIA's are counted by NVML, which knows what a container may use; the others by
     their files.
     """
-    files = len(list(Path("/dev").glob(_DEVICE_FILES[kind])))
+    start = _DEVICE_FILES[kind]
+    behind = [each.name.removeprefix(start) for each in Path("/dev").iterdir() if each.name.startswith(start)]
+    files = sum(each[:1].isdecimal() for each in behind)
     return _count_nvidia(files) if kind == "gpu" and files else files
 
 

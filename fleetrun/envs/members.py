@@ -4,8 +4,9 @@ what they are called in an environment is `contract.py`'s.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from fleetrun.frozen import dataclass
 
 
 class Mode(StrEnum):

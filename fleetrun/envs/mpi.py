@@ -127,7 +127,7 @@ def hydra_proxy(pid: int | str = "self", proc: Path = Path("/proc")) -> int | No
     """The pid of the nearest Hydra proxy above a process: one for each mpirun and machine."""
     while True:
         try:
-            stat = (proc / str(pid) / "stat").read_text()
+            stat = (proc / str(pid) / "stat").read_text(errors="replace")
         except OSError:
             return None
         name = stat[stat.index("(") + 1 : stat.rindex(")")]

@@ -20,6 +20,7 @@ from fleetrun.errors import PortError, ReservedPortError
 
 LOOPBACK = "127.0.0.1"
 RESERVED = "reserved by another fleetrun"
+_TAKEN = "End what has it, or choose another port."
 
 
 class Ports:
@@ -58,8 +59,8 @@ class Ports:
             )
         reserved = _reserving_launcher(port)
         if reserved or taken == RESERVED:
-            raise ReservedPortError(f"port {port} is taken: {reserved or taken}")
-        raise PortError(f"port {port} is taken: {_process_on(port) or taken}")
+            raise ReservedPortError(f"port {port} is taken: {reserved or taken}", hint=_TAKEN)
+        raise PortError(f"port {port} is taken: {_process_on(port) or taken}", hint=_TAKEN)
 
     def close(self) -> None:
         for pair in self._held.values():
@@ -183,7 +184,8 @@ def is_this_host(host: str) -> bool:
     be bound.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        asked = host.encode() if host.isascii() else host  # text would be turned by a codec, slow to import
+        found = socket.getaddrinfo(asked, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
     for family, kind, _, _, address in found:

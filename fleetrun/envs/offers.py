@@ -5,12 +5,12 @@ machine. Shares follow Paddle's launchers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fleetrun.envs.network import join_endpoint, split_endpoint
 from fleetrun.envs.settings import LaunchSettings
 from fleetrun.errors import PortError, UsageError
+from fleetrun.frozen import dataclass
 
 PADDLES_GLOO_PORT = 6767
 

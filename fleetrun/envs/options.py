@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from enum import Enum, StrEnum
 from typing import Any
 
 from fleetrun.envs.contract import Mode
 from fleetrun.envs.values import Parser, boolean, choice
+from fleetrun.frozen import dataclass, field, replace, said_of
 
 COLLECTIVE = frozenset({Mode.COLLECTIVE})
 PROCESSES = frozenset({Mode.COLLECTIVE, Mode.RPC})
@@ -41,7 +41,7 @@ class Takes(Enum):
     BOOLEAN = 3  # only true, false, 1, 0, ...: `--sort_ip x.py` works, and Paddle's `--sort_ip 1 x.py` too
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One option: how it is written, where else it is looked for, how its text becomes a value.
 
@@ -72,7 +72,7 @@ class Option:
 def option(default: Any, parse: Parser, metavar: str, **rest: Any) -> Any:
     """A dataclass field that is an option; its name is the field's."""
     described = Option(default=default, parse=parse, metavar=metavar, **rest)
-    return dataclasses.field(default=default, metadata={"option": described})
+    return field(default=default, metadata={"option": described})
 
 
 def switch(default: bool, **rest: Any) -> Any:
@@ -83,9 +83,9 @@ def switch(default: bool, **rest: Any) -> Any:
 def of(settings: type[Any]) -> dict[str, Option]:
     """The options among the fields of a dataclass, by name, in their order."""
     return {
-        field.name: dataclasses.replace(field.metadata["option"], name=field.name)
-        for field in dataclasses.fields(settings)
-        if "option" in field.metadata
+        name: replace(said["metadata"]["option"], name=name)
+        for name, said in said_of(settings).items()
+        if "metadata" in said
     }
 
 
@@ -154,6 +154,8 @@ RETIRED: Mapping[str, str] = {
     "local_addr": "is torchrun's; in fleetrun --host gives this machine's address",
     "tee": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
     "redirects": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
+    "-t": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
+    "-r": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
     "local_ranks_filter": "is torchrun's; in fleetrun --follow trainer:0,1 chooses what to show",
     "monitor_interval": "is torchrun's; fleetrun does not poll: leave it out",
     "start_method": "is torchrun's; fleetrun always starts new processes: leave it out",

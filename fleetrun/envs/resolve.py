@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from fleetrun.envs import checks, contract, machines, rolechecks
@@ -16,6 +15,7 @@ from fleetrun.envs.options import SERVERS
 from fleetrun.envs.settings import DEVICE_KINDS, OPTIONS, PREFIXES, LaunchSettings, Resolved
 from fleetrun.envs.wishes import NOTHING, Filed, JobFile
 from fleetrun.errors import UsageError
+from fleetrun.frozen import replace
 
 FIRST_TRAINER_PORT = 6170
 """Paddle numbers trainers that were listed without ports from here, plus the number of servers."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fleetrun.envs.argv import CommandLine
 from fleetrun.envs.members import Mode, Role
 from fleetrun.envs.wishes import NOTHING, JobFile, RoleWish, table_of
 from fleetrun.errors import UsageError
+from fleetrun.frozen import replace
 
 _MODES = {
     Role.SERVER: (Mode.PS, Mode.PS_HETER),

@@ -4,8 +4,6 @@ no error of either package; who asks says it in its own words. Standard library 
 
 from __future__ import annotations
 
-import hashlib
-
 TOKEN = "FLEETRUN_TOKEN"
 """The environment variable with the job's secret: any text of at least 16 characters."""
 
@@ -26,4 +24,6 @@ def derive_key(token: str, person: bytes) -> bytes:
     """32 bytes for one person (at most 8 bytes: `server`, `trainer`, ...) of the job. Another person's, or
     the secret, cannot be told from them.
     """
-    return hashlib.blake2b(token.encode(), digest_size=32, person=b"fleetrun" + person).digest()
+    from hashlib import blake2b  # late: it loads OpenSSL, which a job without a secret does without
+
+    return blake2b(token.encode(), digest_size=32, person=b"fleetrun" + person).digest()

@@ -7,13 +7,13 @@ command line and an environment, `usage.py` prints the help.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 from fleetrun.envs import addresses, values
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.options import COLLECTIVE, HETER, PROCESSES, SERVERS, Group, Takes, of, option, switch
 from fleetrun.envs.wishes import RoleWish, Variables
+from fleetrun.frozen import dataclass, field
 
 DEVICE_KINDS = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "selected_xpus": "xpu", "npus": "npu"}
 """The spellings of --devices that also say what kind of device."""
@@ -56,7 +56,7 @@ class LaunchSettings:
 
     # A table, set by hand: one argument per line would make it three times as long.
     # fmt: off
-    run_mode: Mode = _job(  # noqa: RUF009  (a field, like all of these; ruff knows the other types)
+    run_mode: Mode = _job(
         Mode.COLLECTIVE, values.run_mode, "MODE", choices=tuple(map(str, Mode)), env=("PADDLE_RUN_MODE",),
         help="How the processes work together.",
         shown_default="ps when servers or trainers are given, else collective")
@@ -149,7 +149,7 @@ class LaunchSettings:
         help="How many failures are answered with a restart; 0: none.")
     stop_timeout: float = _failure(
         10.0, values.seconds, "TIME", env=("FLEETRUN_STOP_TIMEOUT",), help="From SIGTERM to SIGKILL.",
-        shown_default="10 s")
+        shown_default="10s")
     hang_timeout: float | None = _failure(
         None, values.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
         help="When no trainer prints or reports progress for so long: write the stacks of all processes into "
@@ -225,7 +225,7 @@ class LaunchSettings:
         help="How long to wait for the machines at the start.", shown_default="10m")
     heartbeat_timeout: float = _machine(
         10.0, values.seconds_from(2.0), "TIME", env=("FLEETRUN_HEARTBEAT_TIMEOUT",),
-        help="How long a machine may be silent before it counts as lost; 2 s or more.", shown_default="10 s")
+        help="How long a machine may be silent before it counts as lost; 2 s or more.", shown_default="10s")
     elastic_level: int = _machine(
         -1, values.whole(-1, 1), "LEVEL", env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
         help="When a machine is lost: -1: end the job; 0: hold for another in its place, also for one whose "
@@ -234,7 +234,7 @@ class LaunchSettings:
     elastic_timeout: float = _machine(
         30.0, values.seconds, "TIME", env=("PADDLE_ELASTIC_TIMEOUT",),
         help="How long to wait for more machines, or for another in place of a lost one.",
-        shown_default="30 s")
+        shown_default="30s")
     token_file: str | None = _machine(
         None, values.nonempty, "FILE", env=("FLEETRUN_TOKEN_FILE",),
         help="File with the job's secret, 16 characters or more: who has it may take part, others may not, "

@@ -4,15 +4,19 @@ follow Paddle's launchers (which of them, where they differ, is said at each rul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role
 from fleetrun.envs.evaluators import evaluators
 from fleetrun.envs.network import join_endpoint, split_endpoint
 from fleetrun.envs.offers import Host, Offer
+from fleetrun.envs.ranges import written
 from fleetrun.envs.settings import LaunchSettings
 from fleetrun.envs.shares import Share, share
 from fleetrun.errors import UsageError
+
+_Everywhere = tuple[Role, int, dict[str, int]]
+"""A role, its stage, and the rank of each of its endpoints."""
 
 
 def build(settings: LaunchSettings, host: Host, offers: Sequence[Offer], node_rank: int = 0) -> list[Member]:
@@ -21,9 +25,36 @@ def build(settings: LaunchSettings, host: Host, offers: Sequence[Offer], node_ra
     `offers` are those of all machines, in the order of their ranks. Endpoints that were listed keep the order
     of the list over all machines. Raises UsageError for machines that give themselves the same address.
     """
+    cluster = _cluster(settings, offers)
+    _check_unique((*cluster.servers, *cluster.trainers, *cluster.heter_flat, *cluster.coordinators))
+    members = _members(settings, host, cluster, offers[node_rank], node_rank)
+    return [*members, *evaluators(settings, host, cluster, node_rank)]
+
+
+def placed(settings: LaunchSettings, offers: Sequence[Offer]) -> list[dict[str, str]]:
+    """What runs on each machine: by role, the ranks as `0-2,5`."""
+    cluster = _cluster(settings, offers)
+    everywhere = [*_everywhere(cluster)]
+    found = [_placed(everywhere, _here(each, cluster)) for each in offers]
+    wish = settings.wish(Role.EVALUATOR)
+    for number, ranks in enumerate(found):
+        if wish.count and (not number or wish.each):
+            ranks[Role.EVALUATOR] = [*range(number * wish.count, (number + 1) * wish.count)]
+    return [{role: written(ranks) for role, ranks in each.items()} for each in found]
+
+
+def _placed(everywhere: Sequence[_Everywhere], here: Sequence[tuple[str, ...]]) -> dict[str, list[int]]:
+    ranks: dict[str, list[int]] = {}
+    for (role, _, there), endpoints in zip(everywhere, here, strict=True):
+        if endpoints:
+            ranks.setdefault(role, []).extend(there[each] for each in endpoints if each in there)
+    return ranks
+
+
+def _cluster(settings: LaunchSettings, offers: Sequence[Offer]) -> Cluster:
     servers = settings.servers or _all(each.servers for each in offers)
     heter = settings.heter_workers or _stages(offers)
-    cluster = Cluster(
+    return Cluster(
         mode=settings.run_mode,
         servers=servers,
         trainers=settings.trainers or _all(each.trainers for each in offers),
@@ -36,9 +67,6 @@ def build(settings: LaunchSettings, host: Host, offers: Sequence[Offer], node_ra
         job_id=settings.job_id,
         max_restart=settings.max_restart,
     )
-    _check_unique((*cluster.servers, *cluster.trainers, *cluster.heter_flat, *cluster.coordinators))
-    members = _members(settings, host, cluster, offers[node_rank], node_rank)
-    return [*members, *evaluators(settings, host, cluster, node_rank)]
 
 
 def check_complete(settings: LaunchSettings, offers: Sequence[Offer]) -> None:
@@ -100,20 +128,10 @@ def _stage_devices(settings: LaunchSettings, heter: tuple[tuple[str, ...], ...])
 def _members(
     settings: LaunchSettings, host: Host, cluster: Cluster, own: Offer, node_rank: int
 ) -> list[Member]:
-    roles = [
-        (Role.SERVER, 0, cluster.servers, own.servers),
-        (Role.TRAINER, 1, cluster.trainers, own.trainers),
-    ]
-    for number, (all_, here) in enumerate(zip(cluster.heter, own.heter, strict=True), start=2):
-        roles.append((Role.HETER, number, all_, here))
-    roles.append((Role.COORDINATOR, 0, cluster.coordinators, own.coordinators))
     sizes = {Role.HETER: sum(map(len, own.heter))}
     members = []
     placed = dict.fromkeys(Role, 0)  # on this machine, so far
-    before = dict.fromkeys(Role, 0)  # in earlier stages of the role, everywhere
-    for role, stage, everywhere, here in roles:
-        ranks = {endpoint: number for number, endpoint in enumerate(everywhere, start=before[role])}
-        before[role] += len(everywhere)
+    for (role, stage, ranks), here in zip(_everywhere(cluster), _here(own, cluster), strict=True):
         for endpoint in here:
             local_rank = placed[role]
             placed[role] += 1
@@ -136,6 +154,26 @@ def _members(
                 )
             )
     return members
+
+
+def _everywhere(cluster: Cluster) -> Iterator[_Everywhere]:
+    """What the job has on all machines together, in the order of `_here`. Stages of one role count on."""
+    yield Role.SERVER, 0, _numbered(cluster.servers)
+    yield Role.TRAINER, 1, _numbered(cluster.trainers)
+    before = 0
+    for stage, endpoints in enumerate(cluster.heter, start=2):
+        yield Role.HETER, stage, _numbered(endpoints, before)
+        before += len(endpoints)
+    yield Role.COORDINATOR, 0, _numbered(cluster.coordinators)
+
+
+def _here(offer: Offer, cluster: Cluster) -> tuple[tuple[str, ...], ...]:
+    none = ((),) * (len(cluster.heter) - len(offer.heter))
+    return (offer.servers, offer.trainers, *offer.heter, *none, offer.coordinators)
+
+
+def _numbered(endpoints: Sequence[str], before: int = 0) -> dict[str, int]:
+    return {endpoint: number for number, endpoint in enumerate(endpoints, start=before)}
 
 
 def _backend(settings: LaunchSettings, host: Host) -> str | None:

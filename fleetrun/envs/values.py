@@ -20,11 +20,12 @@ PROCESSES_PER_NODE = 4096
 TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y", "on"})
 FALSE_WORDS = frozenset({"0", "false", "f", "no", "n", "off"})
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(s|m|min|h)?")
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
-_DEVICE = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+")
-_JOB_ID = re.compile(r"(?!\.)[\w.-]{1,128}")
+# As text: a pattern takes longer to compile than to import all else here, and few options need one.
+_WHOLE = r"[+-]?[0-9]{1,18}"
+_SECONDS = r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(s|m|min|h)?"
+_SIZE = r"(?i)([0-9]{1,15}(?:\.[0-9]{1,3})?)\s*([kmgt]?)(i?b)?"
+_DEVICE = r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+"
+_JOB_ID = r"(?!\.)[\w.-]{1,128}"
 
 SMALLEST_LOG = 4096
 
@@ -53,7 +54,7 @@ def whole(low: int, high: int | None = None) -> Parser:
     limits = f"of at least {low}" if high is None else f"from {low} to {high}"
 
     def parse(text: str) -> int:
-        number = int(text) if _WHOLE.fullmatch(text) else None
+        number = int(text) if re.fullmatch(_WHOLE, text) else None
         if number is None or number < low or (high is not None and number > high):
             raise BadValue(f"it must be a whole number {limits}")
         return number
@@ -113,7 +114,7 @@ def boolean(text: str) -> bool:
 
 def seconds(text: str) -> float:
     """`10`, `1.5`, `30s`, `5m`, `2h`: seconds, more than none."""
-    match = _SECONDS.fullmatch(text)
+    match = re.fullmatch(_SECONDS, text)
     amount = float(match[1]) * {"m": 60, "min": 60, "h": 3600}.get(match[2], 1) if match else 0.0
     if not amount > 0:
         raise BadValue("it must be a time longer than 0, such as 10, 1.5, 30s, 5m or 2h")
@@ -142,7 +143,7 @@ def assignment(text: str) -> tuple[str, ...]:
 
 def size(text: str) -> int:
     """`4096`, `100M`, `1GiB` (powers of 1024) or `100MB` (powers of 1000): bytes."""
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(_SIZE, text)
     if match is None:
         raise BadValue("it must be a size in bytes, such as 100M, 1GiB or 500MB")
     base = 1000 if (match[3] or "").lower() == "b" else 1024
@@ -160,7 +161,7 @@ def nonempty(text: str) -> str:
 
 def job_id(text: str) -> str:
     """A name that can stand in a file name."""
-    if not _JOB_ID.fullmatch(text):
+    if not re.fullmatch(_JOB_ID, text):
         raise BadValue("it must be a name of letters, digits, '.', '_' and '-', and not start with '.'")
     return text
 
@@ -181,7 +182,7 @@ def shell_words(text: str) -> str:
 def device_list(text: str) -> tuple[str, ...]:
     """`0,1,3` or UUIDs; each once."""
     devices = tuple(part.strip() for part in text.split(","))
-    if not all(map(_DEVICE.fullmatch, devices)):
+    if not all(re.fullmatch(_DEVICE, device) for device in devices):
         raise BadValue("it must be a comma separated list of device numbers or UUIDs, such as 0,1")
     return unique(tuple(str(int(device)) if device.isdigit() else device for device in devices))
 

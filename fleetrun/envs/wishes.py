@@ -5,10 +5,10 @@ file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from fleetrun.envs.members import Role
 from fleetrun.envs.options import Option
+from fleetrun.frozen import dataclass, field
 
 Variables = tuple[tuple[str, str], ...]
 """Names and values, in the order of the file."""

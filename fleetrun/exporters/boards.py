@@ -67,6 +67,11 @@ class Boards:
 
     def _write(self, who: str, point: Point, wall: float) -> None:
         try:
+            if who in self._files and self._files[who].deleted:
+                self._once(
+                    f"event files in {self._folder} were deleted: new ones begin, without what was in those"
+                )
+                self._files.pop(who).close()
             if who not in self._files:
                 self._files[who] = self._make(self._folder / who)
             self._files[who].write(point, wall)

@@ -33,7 +33,12 @@ class EventFile:
         self._file = _Whole(os.open(self.path, flags, 0o644))
         self._writer = RecordWriter(self._file)
         about = event_pb2.SourceMetadata(writer=_WRITER)
-        self._add(event_pb2.Event(wall_time=now, file_version=_VERSION, source_metadata=about))
+        try:
+            self._add(event_pb2.Event(wall_time=now, file_version=_VERSION, source_metadata=about))
+        except OSError:  # on a full disk each report comes here: none may leave a file, or keep one open
+            self._file.close()
+            self.path.unlink(missing_ok=True)
+            raise
 
     def write(self, point: Point, wall: float) -> None:
         """Raises OSError; the file is as before then."""
@@ -44,6 +49,11 @@ class EventFile:
             summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in point.scalars.items()
         ]
         self._add(event_pb2.Event(wall_time=wall, step=point.step, summary=summary_pb2.Summary(value=values)))
+
+    @property
+    def deleted(self) -> bool:
+        """Whether nobody will ever read what is written. One that was moved is none."""
+        return self._file.deleted
 
     def close(self) -> None:
         self._file.close()
@@ -68,6 +78,13 @@ class _Whole:
             os.ftruncate(self._fd, self._size)
             raise
         self._size += written
+
+    @property
+    def deleted(self) -> bool:
+        try:
+            return os.fstat(self._fd).st_nlink == 0
+        except OSError:  # on a disk of another machine
+            return True
 
     def flush(self) -> None:
         """Nothing is held back."""

@@ -112,7 +112,7 @@ def usage(pid: int | None) -> tuple[float | None, float | None]:
         return None, None
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (OSError, ValueError, IndexError):
         return None, None
     return float(pages * _PAGE), (int(fields[11]) + int(fields[12])) / _TICKS

@@ -43,9 +43,8 @@ def listening(host: str, port: int, ports: Ports, endpoints: Iterable[str]) -> s
     try:
         number = ports.fixed(port) if port else ports.any()
     except PortError as error:
-        raise PortError(
-            f"--metrics_port: {error.message}", hint=error.hint or "0 takes any free port."
-        ) from None
+        hint = " ".join(filter(None, (error.hint, "0 takes any free port.")))
+        raise PortError(f"--metrics_port: {error.message}", hint=hint) from None
     family, address = _resolved(host, number)
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)

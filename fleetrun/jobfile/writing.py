@@ -96,6 +96,13 @@ def save(resolved: Resolved, name: str) -> None:
     create(name, text, "--save")
 
 
+def typed(name: str) -> str:
+    """The name of a job file as it is typed after `fleetrun up`."""
+    import shlex  # late: few launches tell this
+
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
+
+
 def create(name: str, text: str, origin: str) -> None:
     """A new file with this text, for its owner only: environments may hold secrets. Raises UsageError."""
     data = text.encode()

@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from fleetrun.plots.course import Course, Curve, Fate
-from fleetrun.plots.thinning import median, middle, pace_of_steps, thinned
+from fleetrun.plots.thinning import lonely, median, middle, pace_of_steps, thinned
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
 """Okabe and Ito's, which people who see few colours tell apart; the yellow is darker, for white paper."""
@@ -37,6 +37,7 @@ _SLOW = 0.9
 _POINTS = 2000
 _BINS = 240
 _NAMED_ROWS = 24
+_MANY_MARKS, _MOST_MARKS = 50, 500  # more are pale, so that the curves are seen; and no more are drawn
 _UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (3 * 86400.0, 3600.0, "hours"))
 
 STYLE: Any = {
@@ -130,10 +131,10 @@ def _lines(
     many = len(curves) > FEW
     for curve, ys, colour in zip(curves, values, colours, strict=True):
         xs = [(time - course.begin) / scale for time in curve.times]
-        points = sum(not math.isnan(y) for y in ys)
+        dots = lonely(ys)
         panel.plot(
             xs, ys, color=colour, linewidth=0.7 if many else 1.5, alpha=0.55 if many else 0.9,
-            marker="." if points < 12 else None, markersize=4,
+            marker="." if dots else None, markevery=dots, markersize=4,
         )  # fmt: skip
     if many:
         times, ys = middle(curves, values, _BINS)
@@ -146,16 +147,23 @@ def _lines(
 def _lives(panel: Axes, course: Course, scale: float) -> None:
     """A bar for each attempt of each process; a failure has a cross at its end too."""
     names = list(course.lives)
+    failures: list[tuple[float, int]] = []
     for row, name in enumerate(names):
-        for life in course.lives[name]:
-            begin, end = ((each - course.begin) / scale for each in (life.begin, life.end))
-            panel.barh(
-                row, end - begin, left=begin, height=0.7, color=FATES[life.fate], linewidth=0.6,
-                edgecolor="white" if len(names) <= _NAMED_ROWS else FATES[life.fate],
-                hatch="///" if life.fate is Fate.UNKNOWN else None,
+        dense = max(len(names), len(course.lives[name]) / 4) > _NAMED_ROWS
+        for fate in dict.fromkeys(life.fate for life in course.lives[name]):
+            lives = [life for life in course.lives[name] if life.fate is fate]
+            spans = [((life.begin - course.begin) / scale, (life.end - life.begin) / scale) for life in lives]
+            panel.broken_barh(
+                spans, (row - 0.35, 0.7), facecolor=FATES[fate], linewidth=0.6,
+                edgecolor=FATES[fate] if dense else "white",
+                hatch="///" if fate is Fate.UNKNOWN else None,
             )  # fmt: skip
-            if life.fate is Fate.FAILED:
-                panel.plot([end], [row], "x", color="black", markersize=5, markeredgewidth=1.4, clip_on=False)
+            if fate is Fate.FAILED:
+                failures += [(begin + width, row) for begin, width in spans]
+    panel.plot(
+        [end for end, _ in failures], [row for _, row in failures], "x", color="black", markersize=5,
+        markeredgewidth=1.4, clip_on=False,
+    )  # fmt: skip
     step = math.ceil(len(names) / _NAMED_ROWS) or 1
     panel.set_yticks(range(0, len(names), step), [course.titles.get(each, each) for each in names[::step]])
     panel.set_ylim(max(1, len(names)) - 0.4, -0.6)
@@ -166,10 +174,12 @@ def _lives(panel: Axes, course: Course, scale: float) -> None:
 
 def _marks(panel: Axes, course: Course, scale: float) -> None:
     for times, colour, style in ((course.restarts, _RESTART, "--"), (course.hangs, _HANG, ":")):
-        for time in times:
+        shown = times[:: math.ceil(len(times) / _MOST_MARKS) or 1]
+        for time in shown:
             panel.axvline(
-                (time - course.begin) / scale, color=colour, linestyle=style, linewidth=1.2, zorder=1.5
-            )
+                (time - course.begin) / scale, color=colour, linestyle=style, linewidth=1.2, zorder=1.5,
+                alpha=min(1.0, _MANY_MARKS / len(shown)),
+            )  # fmt: skip
 
 
 def _legends(

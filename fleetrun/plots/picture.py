@@ -10,9 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fleetrun.errors import LaunchError, UsageError
+from fleetrun.errors import UsageError
 from fleetrun.plots.course import Course, course
-from fleetrun.record.history import History
+from fleetrun.record.history import History, events_of
 
 KINDS = ("png", "svg", "pdf")
 _WIDE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Source Han Sans SC", "SimHei")
@@ -33,11 +33,11 @@ def check_name(name: str) -> Path:
 
 
 def paint(history: History, to: Path, now: float | None, *, dpi: int = 150) -> Course:
-    """Write the picture; what is in it. `now` is given while the job runs. Raises LaunchError."""
+    """Write the picture; what is in it. `now` is given while the job runs. Raises UsageError."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its caches
     import matplotlib
 
-    found = course(history.events, now)
+    found = course(events_of(history.path), now)
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a letter that no font has is a box
         from fleetrun.plots.figure import STYLE, draw
@@ -50,7 +50,7 @@ def paint(history: History, to: Path, now: float | None, *, dpi: int = 150) -> C
         try:
             _put(to, lambda aside: figure.savefig(aside, format=kind, dpi=dpi))
         except OSError as error:
-            raise LaunchError(f"the picture cannot be written to {to}: {error.strerror}") from None
+            raise UsageError(f"the picture cannot be written to {to}: {error.strerror}") from None
     return found
 
 

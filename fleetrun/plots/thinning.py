@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from fleetrun.plots.course import Curve
 
+_FEW = 12  # points of a curve
+
 
 def thinned(curve: Curve, most: int) -> Curve:
     """A curve of about `most` points at most: the mean of neighbours. Gaps stay."""
@@ -59,6 +61,17 @@ def median(values: Sequence[float]) -> float:
         return math.nan
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def lonely(values: Sequence[float]) -> list[int]:
+    """Where the points are that no line would show: between two gaps. All of them, where they are few."""
+    there = [False, *(not math.isnan(value) for value in values), False]
+    few = sum(there) < _FEW
+    return [
+        at - 1
+        for at in range(1, len(there) - 1)
+        if there[at] and (few or not (there[at - 1] or there[at + 1]))
+    ]
 
 
 def pace_of_steps(curve: Curve) -> list[float]:

@@ -61,8 +61,9 @@ def remove_stale() -> None:
     if here is None:
         return
     with contextlib.suppress(OSError):
-        for group in here.glob(f"{_PREFIX}*"):
-            if not Path("/proc", group.name.removeprefix(_PREFIX)).exists():
+        for group in here.iterdir():  # a glob would compile its pattern, in every launch
+            guard = group.name.removeprefix(_PREFIX)
+            if guard != group.name and not Path("/proc", guard).exists():
                 _taken_away(group)
 
 
@@ -94,9 +95,9 @@ def _write(file: Path, value: int) -> None:
 def _own() -> Path | None:
     """The directory of this process's group, e.g. /sys/fs/cgroup/user.slice/...; None without version 2."""
     with contextlib.suppress(OSError, StopIteration):
-        membership = Path("/proc/self/cgroup").read_text().splitlines()
+        membership = Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
         path = next(line[3:] for line in membership if line.startswith("0::"))
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
         return next(filter(None, (_below(line, path) for line in mounts if " - cgroup2 " in line)))
     return None
 

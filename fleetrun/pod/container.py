@@ -8,9 +8,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from fleetrun.errors import LaunchError
+from fleetrun.frozen import dataclass
+from fleetrun.plainfile import write_anew
 from fleetrun.pod import logfiles
 from fleetrun.pod.errorfile import ErrorRecord, read_dismissed, read_error
 from fleetrun.pod.process import Process
@@ -71,7 +72,7 @@ class Container:
         os.close(logfiles.open_log(self.spec.log))
         if self.spec.long_file is not None:
             try:
-                self.spec.long_file.write_text(json.dumps(dict(self.spec.long_values)))
+                write_anew(self.spec.long_file, json.dumps(dict(self.spec.long_values)))
             except OSError as error:
                 raise LaunchError(f"cannot write {self.spec.long_file}: {error.strerror}") from None
         self._to(Status.READY)
@@ -105,9 +106,7 @@ class Container:
         if path is None or not self.alive:
             return
         with contextlib.suppress(OSError):  # a full disk, or a log directory that the script took away
-            aside = path.with_suffix(".new")
-            aside.write_text(json.dumps({"why": why, "deadline": deadline}))
-            aside.replace(path)
+            write_anew(path, json.dumps({"why": why, "deadline": deadline}))
 
     def ask(self, number: int) -> None:
         """A signal from fleetrun that is meant to end it; to the whole group."""

@@ -39,7 +39,7 @@ class Deployer:
         """Raises LaunchError when one cannot be started."""
         hook = self._pod.hook
         if hook is None:
-            self._start(containers)
+            self.start(containers)
         elif hook.alive:  # that of another restart; this one has its own run after it
             self._behind_hook.append(containers)
         else:
@@ -52,13 +52,14 @@ class Deployer:
 
     def _hook_ended(self, ended: Ended, containers: list[Container]) -> None:
         if ended.exit.ok:
-            self._start(containers)
+            self.start(containers)
         else:
             self._failed(ended, containers)
         if self._behind_hook and self._goes_on():
             self.deploy(self._behind_hook.pop(0))
 
-    def _start(self, containers: list[Container]) -> None:
+    def start(self, containers: list[Container]) -> None:
+        """At once, without the hook. Raises LaunchError when one cannot be started."""
         for container in containers:
             self._watch(container, lambda ended, container=container: self._exited(container, ended))  # type: ignore[misc]
         self._pod.running()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from fleetrun.frozen import dataclass
+from fleetrun.plainfile import open_plain
 
 _MAX_BYTES = 1 << 20
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -28,9 +30,7 @@ def read_error(path: Path | None) -> ErrorRecord | None:
     if path is None:
         return None
     try:
-        with path.open("rb") as file:
-            written = os.fstat(file.fileno()).st_mtime
-            return _parse(json.loads(file.read(_MAX_BYTES)), written)
+        return _parse(*_read(path))
     except (OSError, *_MALFORMED):
         return None
 
@@ -38,9 +38,15 @@ def read_error(path: Path | None) -> ErrorRecord | None:
 def read_dismissed(path: Path | None) -> bool:
     """Whether a server wrote that its trainers let it go: then it may end before they do."""
     try:
-        return path is not None and json.loads(path.read_bytes()) == {"dismissed": True}
+        return path is not None and _read(path)[0] == {"dismissed": True}
     except (OSError, *_MALFORMED):
         return False
+
+
+def _read(path: Path) -> tuple[Any, float]:
+    """What is in it, and when it was written."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        return json.loads(file.read(_MAX_BYTES)), os.fstat(file.fileno()).st_mtime
 
 
 def _parse(document: Any, written: float) -> ErrorRecord:

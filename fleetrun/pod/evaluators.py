@@ -54,7 +54,7 @@ class Evaluators:
         container.renew()
         self._observer.restarting([container])
         try:
-            self._deployer.deploy([container])
+            self._deployer.start([container])  # a hook is the job's: if it failed, that would end the job
         except LaunchError as error:
             decision = GiveUp(f"the restart failed: {error.message}")
             self._observer.failed(Failure(ended=ended, decision=decision))

@@ -12,7 +12,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetrun.pod.logfiles import Trimmer
+from fleetrun.plainfile import open_plain
+from fleetrun.pod.logfiles import Trimmer, rotated_away
 from fleetrun.pod.loop import Loop, Timer
 
 _PIECE = 256 * 1024
@@ -37,6 +38,7 @@ class Follower:
         self._fd: int | None = None
         self.offset = 0
         self._partial = b""
+        self._lost = 0
 
     def pump(self) -> bool:
         """Hand on a piece; True when there may be more."""
@@ -50,6 +52,9 @@ class Follower:
         if len(rest) > _LONGEST_LINE:  # no line, but what else should a reader be shown
             lines, newline, rest = lines + newline + rest, b"\n", b""
         self._partial = rest
+        if self._lost:
+            self._emit(f"... {rotated_away(self._lost)}\n".encode())
+            self._lost = 0
         if newline:
             self._emit(lines + newline)
         return len(data) == _PIECE
@@ -64,6 +69,7 @@ class Follower:
         """The file lost so many bytes at its head, and has nothing before `start` any more."""
         self.offset -= by
         if self.offset < start:  # what was not read yet is gone, and the line that had begun with it
+            self._lost += start - self.offset + len(self._partial)
             self.offset, self._partial = start, b""
 
     def close(self) -> None:
@@ -74,7 +80,7 @@ class Follower:
     def _read(self) -> bytes:
         try:
             if self._fd is None:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = open_plain(self.path)
             data = os.pread(self._fd, _PIECE, self.offset)
             if not data and os.fstat(self._fd).st_size < self.offset:
                 self.offset = 0  # somebody emptied the file (logrotate's copytruncate); appends start over

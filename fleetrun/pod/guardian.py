@@ -20,9 +20,9 @@ import select
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
+from fleetrun.frozen import dataclass
 from fleetrun.pod import cgroup, linux
 from fleetrun.pod.process import end_descendants
 from fleetrun.pod.signals import Signals, governed

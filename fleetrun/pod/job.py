@@ -4,8 +4,6 @@ Python.
 
 from __future__ import annotations
 
-import dataclasses
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from fleetrun.envs import contract, runfolder
 from fleetrun.envs.contract import Member, Role
 from fleetrun.envs.settings import LaunchSettings
 from fleetrun.envs.wishes import RoleWish
+from fleetrun.frozen import replace
 from fleetrun.pod.logfiles import log_path
 from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 
@@ -60,7 +59,7 @@ def pod_spec(
     progress = runfolder.progress_socket(runfolder.folder(environ), pod)
     containers = []
     for member in members:
-        placed = dataclasses.replace(
+        placed = replace(
             member,
             pod=pod,
             log_dir=str(log_dir),
@@ -92,7 +91,7 @@ def _threads(wish: RoleWish, share: int | None) -> int | None:
 def _container(member: Member, argv: tuple[str, ...], log: Path, base: Mapping[str, str]) -> ContainerSpec:
     """One process; its files stand beside its log."""
     error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
-    env = contract.write(dataclasses.replace(member, error_file=str(error_file)))
+    env = contract.write(replace(member, error_file=str(error_file)))
     long = {name: value for name, value in env.items() if len(value) > contract.LONGEST}
     long_file = log.with_suffix(".long.json") if long else None
     if long_file is not None:
@@ -123,6 +122,8 @@ def _pre_hook(
 ) -> ContainerSpec | None:
     if settings.elastic_pre_hook is None:
         return None
+    import shlex  # late: few jobs have one
+
     return ContainerSpec(
         role=Role.TRAINER,
         rank=0,

@@ -4,11 +4,10 @@ on a pod.
 
 from __future__ import annotations
 
-import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.process import descendants, reap_adopted, signal_all
@@ -27,7 +26,8 @@ def dispatch(
     pausing: Callable[[], None] = lambda: None,
     beside: Collection[int] = (),
 ) -> None:
-    """Act on the signals that `read` gives, in the order in which they came; `pod` is None before there is one.
+    """Act on the signals that `read` gives, in the order in which they came; `pod` is None before there is
+    one.
 
     `interrupt` gets those that mean: end. `written` is called when a log was written to, `pausing` before the
     job is stopped, and `resumed` afterwards, with the seconds for which it was. The processes `beside` the
@@ -40,13 +40,15 @@ def dispatch(
         if number in PASSED_ON:
             say(pass_on(pod, number) if pod is not None else f"{signal_name(number)}: nobody runs yet")
         elif number == signal.SIGTSTP:
-            with held_back(signal.SIGCONT):
-                numbers += read()
-                if signal.SIGCONT in numbers[position:]:
-                    continue  # it was called off before it could be followed
+
+            def called_off(since: int = position) -> bool:
+                numbers.extend(read())
+                return signal.SIGCONT in numbers[since:]
+
+            if not called_off():
                 say("stopping all processes; `fg` continues them")
                 pausing()
-                resumed(suspend())
+                resumed(suspend(called_off))
         elif number != signal.SIGCONT:
             interrupt(number)
     if signal.SIGCHLD in numbers:
@@ -72,25 +74,31 @@ def pass_on(pod: Pod, number: int) -> str:
     return f"{text}; no handler for it in {', '.join(spared)}" if spared else text
 
 
-@contextmanager
-def held_back(number: int) -> Iterator[None]:
-    """The signal waits: one that comes before a decision is seen by it, one that comes later is not lost."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-
-
-def suspend() -> float:
+def suspend(called_off: Callable[[], bool]) -> float:
     """Ctrl-Z: stop every process of the job, then this one. Returns when it is continued, and they are too:
-    for how many seconds they stood still. SIGCONT is held back by the caller.
+    for how many seconds they stood still.
 
-    SIGSTOP, because the kernel does not deliver SIGTSTP to the sessions that the containers lead.
+    SIGSTOP for them, because the kernel does not deliver SIGTSTP to the sessions that the containers lead.
     """
     began = time.monotonic()
     signal_all(descendants(), signal.SIGSTOP)
-    if signal.SIGCONT not in signal.sigpending():  # else nobody would continue this process again
-        os.kill(os.getpid(), signal.SIGSTOP)
+    _stop_unless(called_off)
     signal_all(descendants(), signal.SIGCONT)
     return time.monotonic() - began
+
+
+def _stop_unless(called_off: Callable[[], bool]) -> None:
+    """A SIGCONT that comes at the last moment must count: nobody would continue this process again.
+
+    So it stops itself by a SIGTSTP that waits while `called_off` looks, and that the kernel takes away when a
+    SIGCONT comes (signal(7)). To this thread alone: in another it would not wait.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+        if called_off():
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # takes it away too
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    finally:
+        signal.signal(signal.SIGTSTP, before)

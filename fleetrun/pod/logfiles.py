@@ -19,6 +19,7 @@ from pathlib import Path
 
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.plainfile import open_plain
 from fleetrun.pod import linux
 
 LATEST = "latest"
@@ -31,7 +32,7 @@ def open_log(path: Path) -> int:
     alone.
     """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     except OSError as error:
         raise LaunchError(
             f"cannot open the log file {path}: {error.strerror}", hint=_HINTS.get(error.errno or 0)
@@ -54,7 +55,7 @@ def mark(path: Path, text: str) -> None:
 
     A full disk must not stop a restart, so a failure to write is let go.
     """
-    with contextlib.suppress(OSError), path.open("r+b") as log:
+    with contextlib.suppress(OSError), os.fdopen(open_plain(path, os.O_RDWR), "r+b") as log:
         size = log.seek(0, os.SEEK_END)
         log.seek(max(0, size - 1))
         begin = "" if log.read(1) in (b"", b"\n") else "\n"
@@ -139,6 +140,12 @@ def _remove_links(folder: Path) -> None:
         folder.rmdir()
 
 
+def rotated_away(count: int) -> str:
+    """What is said instead of these bytes of a log."""
+    amount = f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count:,} bytes"
+    return f"{amount} were rotated away before they could be read"
+
+
 class Trimmer:
     """Keeps a growing log between `keep` and twice `keep` bytes by taking blocks from its head, newest lines
     never.
@@ -158,9 +165,9 @@ class Trimmer:
     def trim(self) -> int:
         """How many bytes the file has become shorter by, for those who remember offsets into it."""
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            fd = open_plain(self._path, os.O_RDWR)
         except OSError:
-            return 0  # deleted under us: nothing to bound
+            return 0  # deleted under us, or no file any more: nothing to bound
         try:
             return self._trim(fd)
         except OSError as error:

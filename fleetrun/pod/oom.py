@@ -36,15 +36,15 @@ class OomWatch:
         total = 0
         for file in self._counters:
             with contextlib.suppress(OSError):
-                found = re.search(r"^oom_kill (\d+)", file.read_text(), re.MULTILINE)
-                total += int(found.group(1)) if found else 0
+                counted = [line.split() for line in file.read_text().splitlines()]
+                total += sum(int(words[1]) for words in counted if words[:1] == ["oom_kill"])
         return total
 
 
 def _counter_files() -> list[Path]:
     with contextlib.suppress(OSError):
         found = []
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
                 found += _nearest(Path("/sys/fs/cgroup"), path, "memory.events")

@@ -107,7 +107,7 @@ class Process:
     def handles(self, number: int) -> bool:
         """Whether the leader has a handler for this signal, or ignores it, so that it does not die of it."""
         try:
-            status = Path(f"/proc/{self.pid}/status").read_text()
+            status = Path(f"/proc/{self.pid}/status").read_text(errors="replace")
         except OSError:
             return False
         masks = dict(
@@ -161,7 +161,7 @@ def _all_pids() -> Iterator[int]:
 
 def _parent_of(pid: int) -> int:
     with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     return -1
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from fleetrun.frozen import dataclass
 from fleetrun.pod.status import Exit
 
 # 2: the command line was wrong; 126, 127: the program cannot be run. Trying again gives the same.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fleetrun.envs.contract import Role
+from fleetrun.frozen import dataclass
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.errorfile import ErrorRecord
 from fleetrun.pod.restarts import GiveUp, Restart

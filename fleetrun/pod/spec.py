@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetrun.envs import contract
 from fleetrun.envs.contract import Mode, Role
+from fleetrun.frozen import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,9 @@ UNINIT --> READY --> RUNNING --> TERMINATING --> COMPLETED
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from enum import StrEnum
+
+from fleetrun.frozen import dataclass
 
 
 class Status(StrEnum):

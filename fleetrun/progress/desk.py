@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 8192  # bytes of a report (reports.LARGEST)
 _AT_ONCE = 64  # datagrams read before others have their turn
+_QUEUE = 1024  # datagrams that may wait; the kernel has 10 or 512 (net.unix.max_dgram_qlen)
 
 Listener = Callable[[str, "Report"], None]
 """Called with the container's name and the report as it came."""
@@ -65,7 +66,7 @@ class Desk:
 
     def ended(self, name: str) -> None:
         """Its process is gone: its last words stand before its end in the record."""
-        self._read()
+        self._read(_QUEUE)
         self._note(name)
 
     def latest(self, name: str) -> Report | None:
@@ -83,7 +84,7 @@ class Desk:
 
     def settle(self) -> None:
         """Read what is there, and note what has not been noted."""
-        self._read()
+        self._read(_QUEUE)
         for name in self._tracks:
             self._note(name)
 
@@ -98,10 +99,10 @@ class Desk:
         with contextlib.suppress(OSError):
             self._path.unlink()
 
-    def _read(self) -> None:
+    def _read(self, most: int = _AT_ONCE) -> None:
         if self._socket is None:
             return
-        for _ in range(_AT_ONCE):
+        for _ in range(most):
             try:
                 datagram = self._socket.recv(_LARGEST + 1)
             except OSError:  # nothing there, mostly

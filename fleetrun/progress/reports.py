@@ -12,10 +12,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from fleetrun.envs.contract import Role
+from fleetrun.frozen import dataclass, field
 
 LARGEST = 8192
 """Bytes of a datagram."""

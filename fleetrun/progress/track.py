@@ -4,12 +4,12 @@ record. Pure: time is an argument.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import deque
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+from fleetrun.frozen import replace
 from fleetrun.progress.reports import MOST_VALUES, Report
 
 WINDOW = 10.0  # seconds that the pace is of
@@ -18,12 +18,20 @@ _PAUSES = ((60.0, 1.0), (3600.0, 10.0), (math.inf, 60.0))
 _POINTS = 128
 
 
+class _Point(NamedTuple):
+    """So many samples until then: by the clock of the launcher, and by that of the process (if it said)."""
+
+    received: float
+    sent: float | None
+    samples: int
+
+
 class Track:
     """One process, from its start."""
 
     def __init__(self) -> None:
         self.latest: Report | None = None
-        self._points: deque[tuple[float, int]] = deque(maxlen=_POINTS)
+        self._points: deque[_Point] = deque(maxlen=_POINTS)
         self._first = 0.0
         self._noted: float | None = None
         self._news = False
@@ -42,12 +50,13 @@ class Track:
         """
         if len(self._points) < 2:
             return None
-        last, samples = self._points[-1]
-        between = last - self._points[-2][0]
-        if now - last > max(WINDOW, 3 * between):
+        last = self._points[-1]
+        between = _apart(self._points[-2], last)
+        if now - last.received > max(WINDOW, 3 * between):
             return None
-        since, before = next(point for point in self._points if last - point[0] <= max(WINDOW, between))
-        return (samples - before) / (last - since) if last > since else None
+        since = next(point for point in self._points if _apart(point, last) <= max(WINDOW, between))
+        seconds = _apart(since, last)
+        return (last.samples - since.samples) / seconds if seconds > 0 else None
 
     @property
     def due(self) -> bool:
@@ -81,11 +90,21 @@ class Track:
     def _count(self, report: Report) -> None:
         if report.samples is None:
             return
-        if self._points and report.samples < self._points[-1][1]:
+        point = _Point(report.received, report.time, report.samples)
+        if self._points and point.samples < self._points[-1].samples:
             self._points.clear()  # another process counts from 0
-        if self._points and report.received <= self._points[-1][0]:
+        if self._points and _apart(self._points[-1], point) <= 0:
             self._points.pop()  # both came while the launcher looked elsewhere
-        self._points.append((report.received, report.samples))
+        self._points.append(point)
+
+
+def _apart(one: _Point, other: _Point) -> float:
+    """Seconds between two reports, by the clock of the process: the launcher may have read both much later,
+    at once. By its own clock where the process has none, or has set it back.
+    """
+    if one.sent is not None and other.sent is not None and other.sent > one.sent:
+        return other.sent - one.sent
+    return other.received - one.received
 
 
 def _counts(report: Report) -> bool:
@@ -102,7 +121,7 @@ def _merged(before: Report, report: Report) -> Report:
     values = {**before.values, **report.values}
     if len(values) > MOST_VALUES:
         values = dict(islice(values.items(), MOST_VALUES))  # what is new stands at the end
-    return dataclasses.replace(
+    return replace(
         report,
         step=before.step if report.step is None else report.step,
         samples=before.samples if report.samples is None else report.samples,

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +18,7 @@ from typing import IO, Any
 from fleetrun.record.journal import SUFFIX, Event
 
 LONGEST_LINE = 4 << 20
-_HEAD = 64  # bytes of a line, in which a journal says which event it is
+_TAIL = 1 << 20  # bytes, more than the last event has
 _NAME = re.compile(r"(?P<job>.+)\.(?P<pod>[a-z]{6})" + re.escape(SUFFIX), re.DOTALL)
 _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -126,9 +126,9 @@ def read(path: Path, but: Collection[str] = ()) -> History:
         events: list[Event] = []
         left_out = b""
         damaged = 0
-        skipped = [f'"event": "{name}"'.encode() for name in but]  # as a journal writes it; others are parsed
+        skips = _begins(but)
         for line in _lines(file):
-            if any(name in line[:_HEAD] for name in skipped):
+            if skips(line) is not None:  # as a journal writes it; others are parsed
                 left_out = line
                 continue
             event = parsed(line)
@@ -149,6 +149,12 @@ def read(path: Path, but: Collection[str] = ()) -> History:
         running=running,
         heard=float(heard),
     )
+
+
+def events_of(path: Path) -> Iterator[Event]:
+    """All of a record, one after the other: a long one has millions. Raises UnreadableError."""
+    with _opened(path) as file:
+        yield from (event for line in _lines(file) if (event := parsed(line)) is not None)
 
 
 def records(log_dir: Path) -> list[Path]:
@@ -220,11 +226,23 @@ def is_running(path: Path) -> bool:
     try:
         with _opened(path) as file:
             running = _is_written(file)
+            return running if running is not None else not says_its_end(file)
     except UnreadableError:
         return False
-    if running is None:
-        return read(path, but=("progress",)).over is None
-    return running
+
+
+def says_its_end(file: IO[bytes]) -> bool:
+    """Whether a record closes with how the launch ended. Looks at no more than its end."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _TAIL))
+    over = _begins(("over",))
+    return any(over(line) is not None for line in file.read().split(b"\n"))
+
+
+def _begins(events: Collection[str]) -> Callable[[bytes], object]:
+    """Tells lines of a journal that are one of these events, without parsing them."""
+    names = "|".join(map(re.escape, events)) or "(?!)"
+    return re.compile(rf'\{{"time": [-0-9.e]+, "event": "(?:{names})"'.encode()).match
 
 
 def _is_written(file: IO[bytes]) -> bool | None:

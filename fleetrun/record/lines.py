@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from fleetrun.plainfile import open_plain
 
 PIECE = 256 * 1024
 LONGEST = 1 << 20
@@ -21,6 +22,8 @@ class LogReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
+        self.lost = 0
+        """Bytes that were taken off its head before they were read."""
         self._fd = open_to_read(path)
 
     def close(self) -> None:
@@ -60,15 +63,42 @@ class LogReader:
 
     def shortened(self, by: int) -> None:
         """It has lost so many bytes at its head."""
-        self.offset = max(0, self.offset - by)
+        unread = by - self.offset
+        self.offset = max(0, -unread)
+        if unread > 0:
+            self._skip(unread)
 
-    def lines(self, end: int, *, last: bool = False) -> Iterator[tuple[int, bytes]]:
+    def past_hole(self) -> None:
+        """Its head may have become a hole meanwhile."""
+        unread = self.head - self.offset
+        if unread > 0:
+            self.offset += unread
+            self._skip(unread)
+
+    def _skip(self, lost: int) -> None:
+        """What is left of the line whose beginning is lost is no line."""
+        rest = self._read(self.offset, LONGEST).find(b"\n") + 1
+        self.offset += rest
+        self.lost += lost + rest
+
+    def ahead(self, end: int) -> bytes:
+        """What stands up to byte `end`, read at once: whoever cuts off its head may do so at any moment."""
+        return self._read(self.offset, end - self.offset)
+
+    def lines(
+        self, end: int, *, last: bool = False, ahead: bytes | None = None
+    ) -> Iterator[tuple[int, bytes]]:
         """Whole lines up to byte `end` with the offset behind each; `last`: what comes after them is a line
-        too.
+        too. `ahead`: that has been read already.
         """
         rest = b""
-        place = self.offset
-        while place < end and (data := self._read(place, min(PIECE, end - place))):
+        begin = place = self.offset
+
+        def read(size: int) -> bytes:
+            done = place - begin
+            return self._read(place, size) if ahead is None else ahead[done : done + size]
+
+        while place < end and (data := read(min(PIECE, end - place))):
             place += len(data)
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
@@ -115,10 +145,6 @@ class LogReader:
 def open_to_read(path: Path) -> int:
     """A descriptor of a regular file, or -1. Waits for nobody."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return open_plain(path)
     except OSError:
         return -1
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        return -1
-    return fd

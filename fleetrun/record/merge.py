@@ -12,14 +12,21 @@ from pathlib import Path
 from fleetrun.record.lines import LogReader
 from fleetrun.record.times import MarksReader, Track
 
+AT_ONCE = 2 << 20
+"""Bytes of news of a log: who reads slowly is told piece by piece."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """`moment`: seconds since the epoch, exact to about a second. `number` is that of its log."""
+    """`moment`: seconds since the epoch, exact to about a second. `number` is that of its log.
+
+    With `lost` it is none: so many bytes of the log were rotated away before they were read.
+    """
 
     moment: float
     number: int
     text: bytes
+    lost: int = 0
 
 
 Wanted = Callable[[bytes], bool]
@@ -66,22 +73,39 @@ class Merged:
         return merged if most is None else iter(list(merged)[-most:] if most else [])
 
     def news(self, wanted: Wanted, *, last: bool = False) -> Iterator[Line]:
-        """What came since the last call. `last`: nothing will come any more."""
+        """What came since the last call, of each log `AT_ONCE` bytes at most. `last`: nothing will come any
+        more.
+        """
         for number, reader in enumerate(self._readers):
             self._cut()
-            if not reader.aligned and number not in self._doubted:
+            reader.past_hole()
+            size = reader.state[0]
+            if (not reader.aligned or size < reader.offset) and not last and number not in self._doubted:
                 self._doubted.add(number)  # its head was cut off a moment ago: the note of it will be there
                 continue
             self._doubted.discard(number)
-            size, begin = reader.state[0], reader.offset
-            if size < begin:  # somebody emptied it
+            if size < reader.offset:  # somebody emptied it
                 reader.offset = 0
-            found = list(self._timed(number, self._track(number), reader.lines(size, last=last)))
-            by = self._cut().get(self._names[number], 0)
-            if by:  # while it was read: once more then
-                reader.offset = max(0, begin - by)
-            else:
-                yield from (line for line in found if wanted(line.text))
+            begin, end = reader.offset, min(size, reader.offset + AT_ONCE)
+            data = reader.ahead(end)
+            if reader.state[0] < size or reader.head > begin or self._names[number] in self._cut():
+                continue  # its head was cut off while it was read: once more then
+            lines = reader.lines(end, last=last and end == size, ahead=data)
+            found = list(self._timed(number, self._track(number), lines))
+            yield from self._lost(number, found)
+            yield from (line for line in found if wanted(line.text))
+
+    def _lost(self, number: int, found: Sequence[Line]) -> Iterator[Line]:
+        """A word for what is missing before the lines that were found."""
+        reader = self._readers[number]
+        lost, reader.lost = reader.lost, 0
+        if lost:
+            yield Line(found[0].moment if found else self._clock(), number, b"", lost)
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more than one call of `news` tells."""
+        return any(reader.state[0] - reader.offset > AT_ONCE for reader in self._readers)
 
     def _cut(self) -> dict[str, int]:
         """Go along with what logs have lost at their heads."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.restarts import Restart
+from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.result import Failure, Hang
 from fleetrun.record.journal import Journal
 
@@ -48,10 +50,7 @@ class Recorder:
             rank=failure.ended.spec.rank,
             attempt=failure.ended.attempt,
             beside=failure.beside,
-            restart=isinstance(decision, Restart),
-            after=decision.after if isinstance(decision, Restart) else None,
-            number=decision.number if isinstance(decision, Restart) else None,
-            limit=decision.limit if isinstance(decision, Restart) else None,
+            **_restart(decision),
             reason="" if isinstance(decision, Restart) else decision.reason,
         )
 
@@ -62,8 +61,7 @@ class Recorder:
             containers=[each.name for each in hang.containers],
             silent_for=hang.silent_for,
             stacks=list(hang.stacks),
-            restart=isinstance(decision, Restart),
-            after=decision.after if isinstance(decision, Restart) else None,
+            **_restart(decision),
             reason=hang.reason,
         )
 
@@ -75,3 +73,9 @@ class Recorder:
 
     def ending(self, why: str) -> None:
         self._journal.write("ending", reason=why)
+
+
+def _restart(decision: Restart | GiveUp) -> dict[str, Any]:
+    if isinstance(decision, GiveUp):
+        return {"restart": False, "after": None, "number": None, "limit": None}
+    return {"restart": True, "after": decision.after, "number": decision.number, "limit": decision.limit}

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from pathlib import Path
 from fleetrun.record.lines import open_to_read
 from fleetrun.record.marks import REST
 
-_ENTRY = re.compile(r"(\d{1,6})([:-])(\d{1,18})")
+_DIGITS = 18  # of a size, at most
 _LONGEST_LINE = 1 << 20
 
 
@@ -93,7 +92,7 @@ class MarksReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
-        self._names: list[str] = []
+        self._names: dict[str, str] = {}
         self._rest = REST
         self.tracks: dict[str, Track] = {}
 
@@ -103,7 +102,7 @@ class MarksReader:
         for line in self._lines():
             word, _, rest = line.partition(" ")
             if word == "#":
-                self._names = rest.split()
+                self._names = {str(number): name for number, name in enumerate(rest.split())}
             elif word == "rest":
                 self._rest = _positive(rest) or self._rest
             elif (moment := _positive(word)) is not None:
@@ -111,19 +110,21 @@ class MarksReader:
         return cuts
 
     def _take(self, moment: float, entries: Iterable[str], cuts: dict[str, int]) -> None:
-        for entry in entries:
-            match = _ENTRY.fullmatch(entry)
-            if match is None or int(match[1]) >= len(self._names):
+        for entry in entries:  # there may be a million of them
+            number, grown, amount = entry.partition(":")
+            if not grown:
+                number, _, amount = entry.partition("-")
+            name = self._names.get(number)
+            if name is None or not amount.isdecimal() or len(amount) > _DIGITS:
                 continue
-            name, amount = self._names[int(match[1])], int(match[3])
             track = self.tracks.get(name)
             if track is None:
                 track = self.tracks[name] = Track()
-            if match[2] == ":":
-                track.add(moment, amount, self._rest)
+            if grown:
+                track.add(moment, int(amount), self._rest)
             else:
-                track.cut(amount)
-                cuts[name] = cuts.get(name, 0) + amount
+                track.cut(int(amount))
+                cuts[name] = cuts.get(name, 0) + int(amount)
 
     def _lines(self) -> Iterable[str]:
         """Whole ones only: the last may still be on its way."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fleetrun.plainfile import open_plain
 from fleetrun.stacks.processes import belongs, catches, state_of
 from fleetrun.stacks.taken import Target
 from fleetrun.stacks.traces import Thread, of_faulthandler
@@ -76,7 +77,7 @@ def _size(log: Path) -> int | None:
 
 def _threads(log: Path, begin: int) -> tuple[Thread, ...]:
     try:
-        with log.open("rb") as file:
+        with os.fdopen(open_plain(log), "rb") as file:
             file.seek(begin)
             return of_faulthandler(file.read(_MOST).decode("utf-8", "replace"))
     except OSError:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from fleetrun.commands.again import stands_for, trusted
 from fleetrun.commands.finding import NoJobError
 from fleetrun.errors import LaunchError, UsageError
+from tests.support.serving import serving, status_of
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +86,55 @@ def test_a_record_without_a_launch_and_a_folder_that_is_gone() -> None:
     record("bbbbbb", job="two", cwd="/nowhere/at/all")
     with pytest.raises(LaunchError, match="cannot go to /nowhere/at/all, where the job was started"):
         stands_for(["two"], {})
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
+    """`runs("night", "abcdef")`: such a launch runs."""
+    with ExitStack() as open_ones:
+
+        def start(job: str, pod: str) -> None:
+            socket = tmp_path / "run" / "fleetrun" / f"{pod}.sock"
+            open_ones.enter_context(serving(socket, lambda _: status_of(job, pod)))
+
+        yield start
+
+
+def test_a_job_that_runs_is_not_started_again(runs: Callable[[str, str], None]) -> None:
+    record(job="night")
+    runs("night", "bbbbbb")
+    for word in ("night", "ni", "bbbbbb"):
+        with pytest.raises(UsageError, match=r"night still runs \(pod bbbbbb\)") as error:
+            stands_for([word], {})
+        assert error.value.hint == "`fleetrun stop bbbbbb` ends it."
+
+
+def test_a_job_that_runs_out_of_sight_is_not_started_again() -> None:
+    path = record(host="node7")
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as its launcher does, on a machine that shares the folder
+        with pytest.raises(UsageError, match=r"night still runs \(pod abcdef, on node7\)"):
+            stands_for([], {})
+        with path.open("a") as file:
+            file.write('{"time": 2.0, "event": "over", "code": 0}\n')
+        stands_for([], {})
+
+
+def test_of_several_that_run_all_are_named(runs: Callable[[str, str], None]) -> None:
+    record(job="nightly")
+    runs("night-a", "bbbbbb")
+    runs("night-b", "cccccc")
+    with pytest.raises(UsageError, match="'night' fits 2 jobs: say which") as error:
+        stands_for(["night"], {})
+    assert error.value.hint is not None
+    assert [line.split(",")[0] for line in error.value.hint.splitlines()] == [
+        "night-a (pod bbbbbb", "night-b (pod cccccc",
+    ]  # fmt: skip
+
+
+def test_the_name_of_one_that_ran_is_not_the_beginning_of_one_that_runs(
+    runs: Callable[[str, str], None],
+) -> None:
+    record(job="night")
+    runs("night-b", "cccccc")
+    assert stands_for(["night"], {})[0] == ["--job_id=night", "--", "a.py", "x"]

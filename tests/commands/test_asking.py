@@ -68,7 +68,7 @@ def test_ps(job, capsys):
         "POD",
         "MODE",
         "STATE",
-        "UP",
+        "PROCS",
         "TIME",
         "RESTARTS",
         "STEP",
@@ -106,7 +106,7 @@ def test_ps_without_a_job(folder, capsys):
 
 def test_ps_of_one_that_is_stopped(stopped, capsys):
     assert answer("ps", []) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["?", "ghijkl", "silent"]
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["?", "ghijkl", "stopped"]
     answer("ps", ["--json"])
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["pod"], found["pid"], found["silent"]) == ("ghijkl", stopped, "it is stopped (Ctrl-Z)")
@@ -192,17 +192,27 @@ def test_help_has_examples_and_exit_codes(verb, capsys):
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_stop_of_one_that_has_just_gone(folder, capsys):
-    """Its launcher is no fleetrun: nothing is waited for that is not its own."""
-    gone = subprocess.Popen(["true"])
-    gone.wait()
+_TELLS_TWICE = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(sys.argv[1])
+    server.listen()
+    print("ready", flush=True)
+    for answer in sys.argv[2:]:
+        with server.accept()[0] as caller:
+            caller.recv(65536)
+            caller.sendall(answer.encode() + b"\\n")
+"""
 
-    def tell(question):
-        if question["ask"] == "stop":
-            return {"stopping": "default"}
-        return status_of("default", "abcdef", pid=gone.pid)
 
-    with serving(folder / "abcdef.sock", tell):
+def test_stop_of_one_in_a_container_of_its_own(folder, capsys):
+    """Its pid is another's here: this test's, which would be waited for."""
+    folder.mkdir(mode=0o700, parents=True)
+    said = [status_of("default", "abcdef", pid=os.getpid()), {"stopping": "default"}]
+    words = [str(folder / "abcdef.sock"), *map(json.dumps, said)]
+    with subprocess.Popen([sys.executable, "-c", _TELLS_TWICE, *words], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"ready\n"
         assert answer("stop", []) == 0
     assert "is over" in capsys.readouterr().out
 

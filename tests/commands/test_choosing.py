@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from fleetrun.commands.choosing import choose, described, moment
+from fleetrun.commands.elsewhere import Away, away
 from fleetrun.errors import UsageError
-from fleetrun.record.history import Known
+from fleetrun.record.history import History, Known
 
 JOB = [
     Known(name=f"{role}.{index}", role=role, rank=rank, index=index, log=Path("x.log"))
@@ -62,6 +63,80 @@ def test_the_hint_names_whom_there_is():
     assert described(JOB) == "pre_hook, ps 0-1, trainer 4-6,8"
     with pytest.raises(UsageError, match="names no processes"):
         choose([], None, None)
+
+
+AWAY = [
+    Away("node 0, h1 (10.0.0.1)", "ps", 2),
+    *(Away("node 0, h1 (10.0.0.1)", "trainer", rank) for rank in range(4)),
+    Away("node 2, h3 (10.0.0.3)", "trainer", 9),
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "rank", "hint"),
+    [
+        (
+            None,
+            "3",
+            "On node 0, h1 (10.0.0.1): trainer 3\nType there: fleetrun logs night --rank 3\nHere are ",
+        ),
+        (None, "0-3", "On node 0, h1 (10.0.0.1): trainer 0-3\nType there: fleetrun logs night --rank 0-3\n"),
+        (
+            "server",
+            "2",
+            "On node 0, h1 (10.0.0.1): ps 2\nType there: fleetrun logs night --role server --rank 2",
+        ),
+        (
+            None,
+            "3,9",
+            "On node 0, h1 (10.0.0.1): trainer 3\nOn node 2, h3 (10.0.0.3): trainer 9\nType there: ",
+        ),
+        (None, "99", "There are pre_hook, ps 0-1, trainer 4-6,8."),
+    ],
+)
+def test_who_is_on_another_machine(role, rank, hint):
+    with pytest.raises(UsageError, match="there is no such process here") as error:
+        choose(JOB, role, rank, lambda: AWAY, "fleetrun logs night")
+    assert error.value.hint.startswith(hint)
+
+
+def test_of_many_machines_a_few_are_named():
+    many = [Away(f"node {number}, h{number}", "trainer", number) for number in range(100, 120)]
+    with pytest.raises(UsageError) as error:
+        choose(JOB, None, "100-200", lambda: many, "fleetrun logs")
+    lines = error.value.hint.splitlines()
+    assert (len(lines), lines[8]) == (11, "and on 12 more")
+
+
+def history(*events):
+    return History(path=Path("x"), job="night", pod="abcdef", events=events, damaged=0, owner=0, running=None)
+
+
+def met(rank, processes, nodes=("h1", "h2")):
+    return {"time": 1.0, "event": "node", "rank": rank, "nodes": list(nodes), "processes": processes}
+
+
+def test_the_record_knows_where_others_are():
+    first = met(0, [{"trainer": "0-1"}, {"trainer": "2-3"}])
+    again = met(1, [{"trainer": "0", "ps": "0"}, {"trainer": "1"}])
+    gone = {"time": 3.0, "event": "node", "text": "h1 is gone"}
+    assert away(history(first, again, gone)) == [
+        Away("node 0, h1", "trainer", 0),
+        Away("node 0, h1", "ps", 0),
+    ]
+    assert away(history(first)) == [Away("node 1, h2", "trainer", 2), Away("node 1, h2", "trainer", 3)]
+    assert away(history()) == []
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        met(0, None), met(0, 7), met(0, [1, 2]), met(0, [{}, {"trainer": None}]), met(0, [{}, {"x": "9-1"}]),
+        met(0, [{}]), {"time": 1.0, "event": "node"},
+    ],
+)  # fmt: skip
+def test_a_record_that_says_nonsense_of_it(event):
+    assert away(history(event)) == []
 
 
 NOW = time.mktime((2026, 11, 22, 7, 30, 0, 0, 0, -1))

@@ -171,6 +171,14 @@ def test_what_runs_comes_first(folder, runs):
     assert isinstance(find_any("aaaa"), Past)
 
 
+def test_a_whole_name_that_ran_goes_before_the_beginning_of_one_that_runs(folder, runs):
+    ran(Path("log"), "night", "aaaaaa", 100)
+    runs("night2", "bbbbbb")
+    assert find_any("night").pod == "aaaaaa"
+    assert find_any("nigh").pod == "bbbbbb"
+    assert find_any("b").pod == "bbbbbb"
+
+
 def test_a_folder_of_logs_narrows_it(folder, runs, tmp_path):
     ran(tmp_path / "logs", "old", "aaaaaa", 100)
     runs("one", "bbbbbb", log_dir=str(tmp_path / "one"))
@@ -194,6 +202,26 @@ def test_neither_runs_nor_ran_while_others_run(folder, runs, tmp_path):
     assert where.startswith("--log_dir names")
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("nihgt", "night"), ("restnet", "resnet"), ("x", None)])
+def test_a_name_that_is_almost_one(folder, runs, tmp_path, typed, meant):
+    ran(tmp_path / "log", "night", "aaaaaa", 100)
+    runs("resnet", "bbbbbb")
+    with pytest.raises(NoJobError) as error:
+        find_any(typed)
+    assert error.value.hint.splitlines()[0] == (f"Did you mean {meant}?" if meant else "There are:")
+
+
+def test_one_that_has_ended_while_others_run(folder, runs, tmp_path):
+    ran(tmp_path / "log", "night", "aaaaaa", 100)
+    runs("resnet", "bbbbbb")
+    with pytest.raises(NoJobError, match="no job 'night' runs here") as error:
+        find_running("night")
+    assert error.value.hint == "`fleetrun report night` tells how it ended."
+    with pytest.raises(NoJobError) as error:
+        find_running("restnet")
+    assert error.value.hint.splitlines()[:2] == ["Did you mean resnet?", "There are:"]
+
+
 def test_nothing_anywhere(folder):
     with pytest.raises(NoJobError, match="no such job runs here, and no job 'x' has a record in log"):
         find_any("x")
@@ -205,6 +233,15 @@ def test_how_it_ended(folder, runs, tmp_path):
     assert how(found) == ""
     ran(tmp_path / "log", "default", "aaaaaa", 100, code=143, reason="got \x1bSIGTERM")
     assert how(found) == ": got \\x1bSIGTERM, exit code 143"
+
+
+def test_a_launcher_that_was_killed_has_not_said_how_it_ended(folder, runs, tmp_path):
+    runs("default", "aaaaaa", log_dir=str(tmp_path / "log"))
+    ran(tmp_path / "log", "default", "aaaaaa", 100)
+    assert how(find_running()) == ": its launcher was killed"
+    held = Journal(journal_path(tmp_path / "log", "default", "aaaaaa"))
+    assert how(find_running()) == ""
+    held.close()
 
 
 def test_how_it_ended_well(folder, runs, tmp_path):

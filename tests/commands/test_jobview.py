@@ -30,6 +30,12 @@ def test_the_job_as_a_whole():
     assert second == "logs in /logs, started in /here"
 
 
+def test_a_process_that_is_asked_to_end_is_up_until_it_has_ended():
+    there = [container(state="terminating"), container("trainer.1", state="completed", pid=None, exit=0)]
+    assert "1 of 2 processes up" in heading(status_of("job", "abcdef", containers=there), None)[0].plain
+    assert "1 of 1 process up" in heading(status_of("job", "abcdef", containers=there[:1]), None)[0].plain
+
+
 def test_no_process_is_older_than_its_job():
     status = status_of("job", "abcdef", started=900.0, elapsed=4.9)
     assert moment(status) == 904.9
@@ -120,6 +126,24 @@ def test_what_there_is_no_room_for_is_counted():
     trainers = [line for line in lines if line.startswith("trainer.")]
     assert f"... and {40 - len(trainers)} more; a taller window shows them" in lines
     assert lines[-1].startswith("q: quit")
+
+
+def test_in_a_low_window_processes_go_before_where_the_logs_are():
+    status = status_of("job", "abcdef", containers=[container(f"trainer.{n}") for n in range(3)])
+    low, tall = (shown(picture(status, 39, height, 1100.0)) for height in (9, 12))
+    assert sum(line.startswith("trainer.") for line in low) == 3
+    assert not any(line.startswith("logs in") for line in low)
+    assert any(line.startswith("logs in") for line in tall)
+
+
+def test_what_is_in_trouble_stands_first_where_there_is_no_room_for_all():
+    there = [container(f"trainer.{n}") for n in range(40)]
+    there[33] |= {"state": "failed", "exit": 3, "pid": None}
+    status = status_of("job", "abcdef", containers=there)
+    low, tall = ([line for line in shown(picture(status, 80, height, 1100.0)) if line.startswith("trainer.")]
+                 for height in (24, 50))  # fmt: skip
+    assert [line.split()[0] for line in low[:3]] == ["trainer.33", "trainer.0", "trainer.1"]
+    assert [line.split()[0] for line in tall] == [f"trainer.{n}" for n in range(40)]
 
 
 def test_last_words_stand_below_where_the_table_has_no_room():

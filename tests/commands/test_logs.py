@@ -74,6 +74,15 @@ def test_of_a_progress_bar_the_last_state_is_shown(ask, past):
     assert ask("logs") == "100%\nnext\n\udcff\n"
 
 
+def test_json_does_nothing_to_a_terminal(ask, past):
+    job = past(trainers=1)
+    job.prints(0, "\x9b31m\n".encode())
+    job.over()
+    shown = ask("logs", "--json")
+    assert json.loads(shown)["line"] == "\x9b31m"
+    assert "\x9b" not in shown
+
+
 def test_into_a_pipe_bytes_stay_as_they_are(past, ask, capfdbinary):
     job = past(trainers=1)
     job.prints(0, "\x1b[31m训练\x1b[0m\x1b]0;title\x07\n".encode())

@@ -1,12 +1,17 @@
 """`fleetrun report`: the failure report again, and the way to it."""
 
 import json
+import math
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
+from fleetrun.commands.summary import outcome
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.pod.result import HUNG
+from fleetrun.record.history import read
 from tests.commands.records import BEGAN
 
 REPORT = ["====", "First failure: trainer 1 exited with code 3, after 5.0 s", "  ValueError: x", "===="]
@@ -74,7 +79,12 @@ def test_a_launcher_that_was_killed_said_nothing(ask, past):
     job.journal.close()
     text = ask("report")
     assert "ended without a word: its launcher was killed" in text
-    assert f"last heard of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(BEGAN + 67))}, 67.0 s\n" in text
+    assert f"last heard of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(BEGAN + 67))}, 1m07s\n" in text
+
+
+def test_where_nobody_can_tell_whether_it_runs_that_is_said(past):
+    history = replace(read(past().journal.path), running=None)
+    assert outcome(history) == "running, or ended without a word"
 
 
 def test_a_job_that_runs(ask, past):
@@ -87,6 +97,13 @@ def test_a_job_that_runs(ask, past):
     [
         ("hung", {"containers": ["trainer.0"], "silent_for": 30.0, "restart": True},
          "no sign of life for 30.0 s: trainer.0; restart"),
+        ("hung", {"containers": ["trainer.0"], "silent_for": 600, "restart": True, "number": 1, "limit": 3,
+                  "reason": f"no trainer printed or reported anything for 600 s {HUNG}"},
+         "no sign of life for 10m00s: trainer.0; restart 1 of 3\n"),
+        ("hung", {"containers": ["trainer.0"], "silent_for": 600, "restart": False,
+                  "reason": f"no trainer printed or reported anything for 600 s {HUNG}; --max_restart is 3"},
+         "no sign of life for 10m00s: trainer.0; --max_restart is 3\n"),
+        ("hung", {"silent_for": math.inf, "reason": "it does nothing"}, "life for ?: ?; it does nothing\n"),
         ("hung", {"containers": 7, "silent_for": "x"}, "no sign of life for 0.0 s: ?; no restart"),
         ("ending", {"reason": "got SIGINT; stopping the job"}, "got SIGINT; stopping the job"),
         ("node", {"text": "node 2 was lost"}, "node 2 was lost"),

@@ -1,11 +1,9 @@
 """Columns that fit, and numbers that are short."""
 
-import math
-
 import pytest
 from rich.text import Text
 
-from fleetrun.commands.tables import Cell, Column, duration, filled, percent, size, table
+from fleetrun.commands.tables import Cell, Column, filled, percent, size, table
 
 COLUMNS = (
     Column("NAME"),
@@ -61,25 +59,6 @@ def test_what_is_cut_says_so():
 def test_names_do_nothing_to_a_terminal_and_wide_ones_fit():
     shown = lines([("\x1b[2Ja\nb", "1", "", ""), ("训练", "22", "", "")])
     assert shown[1:] == ["a\\nb    1", "训练   22"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (None, ""),
-        (math.nan, ""),
-        (-5, "0s"),
-        (0.9, "0s"),
-        (59, "59s"),
-        (60, "1m00s"),
-        (3599, "59m59s"),
-        (3600, "1h00m"),
-        (86_399, "23h59m"),
-        (86_400 * 12 + 7200, "12d02h"),
-    ],
-)
-def test_durations(seconds, said):
-    assert duration(seconds) == said
 
 
 @pytest.mark.parametrize(

@@ -78,4 +78,4 @@ def test_states_that_are_not_the_usual_have_a_word():
     words = [
         facts_of(status(state=state)).phase for state in ("running", "restarting", "ending", "leaving", "?")
     ]
-    assert words == ["", "restarting", "stopping", "leaving", ""]
+    assert words == ["", "restarting", "ending", "leaving", ""]

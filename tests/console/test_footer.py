@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fleetrun.console.facts import Doing, Facts
-from fleetrun.console.footer import cut, doing, duration, footer
+from fleetrun.console.footer import cut, doing, footer
 from fleetrun.console.wrapping import columns
 
 ALL = Facts(
@@ -58,22 +58,6 @@ def test_what_matters_least_goes_first(width, gone, there):
 
 def test_the_end_is_cut_where_not_even_the_time_fits():
     assert footer(ALL, 3) == "0:1"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0:00:00"),
-        (59.99, "0:00:59"),
-        (3600, "1:00:00"),
-        (86_399, "23:59:59"),
-        (86_400, "1 d 0:00:00"),
-        (200 * 86_400 + 61, "200 d 0:01:01"),
-        (-3, "0:00:00"),
-    ],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,13 @@ def test_what_fleetrun_says(told):
     assert all(isinstance(each["time"], float) for each in made.events)
 
 
+def test_nothing_that_is_said_does_anything_to_a_terminal(told, tmp_path):
+    made = told()
+    made.console.listener(encoded({"time": 1.0, "event": "exited", "error": "\x9b31m"}))
+    assert made.events[0]["error"] == "\x9b31m"
+    assert "\x9b" not in (tmp_path / "out").read_text()
+
+
 def test_a_report_is_one_message(told):
     made = told("ERROR")
     made.console.block(["no"])

@@ -57,7 +57,7 @@ def test_a_reader_that_is_slow_delays_nobody(pipe, loop):
     reader = threading.Thread(target=lambda: received.append(read_all(pipe["read"], len(MORE_THAN_A_PIPE))))
     reader.start()
     loop.run()
-    reader.join(20.0)
+    reader.join(60.0)
     assert received == [MORE_THAN_A_PIPE]
 
 
@@ -68,7 +68,7 @@ def test_without_a_loop_draining_writes_the_rest(pipe):
     reader = threading.Thread(target=lambda: received.append(read_all(pipe["read"], len(MORE_THAN_A_PIPE))))
     reader.start()
     sink.drain()
-    reader.join(20.0)
+    reader.join(60.0)
     assert received == [MORE_THAN_A_PIPE]
 
 
@@ -155,7 +155,7 @@ def test_a_socket_whose_reader_is_slow(loop):
         reader = threading.Thread(target=lambda: received.append(read_all(theirs.fileno(), size)))
         reader.start()
         loop.run()
-        reader.join(20.0)
+        reader.join(60.0)
         assert received == [MORE_THAN_A_PIPE]
 
 
@@ -194,7 +194,7 @@ def test_a_terminal_that_was_stopped_delays_nobody(loop):
     reader = threading.Thread(target=lambda: received.append(read_all(master, len(MORE_THAN_A_PIPE))))
     loop.after(0.0, resume)
     loop.run()
-    reader.join(20.0)
+    reader.join(60.0)
     assert received == [MORE_THAN_A_PIPE]
     os.close(slave)
     os.close(master)

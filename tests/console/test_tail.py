@@ -1,11 +1,14 @@
 """The end of a log, whatever is in it."""
 
+import json
+import os
+import re
 import subprocess
 import sys
 
 import pytest
 
-from fleetrun.console.tail import Tail, parse, printable, read_tail
+from fleetrun.console.tail import Tail, parse, printable, printable_json, read_tail
 
 TRACEBACK = "Traceback (most recent call last):"
 LOOK_BACK = 64 * 1024
@@ -47,6 +50,11 @@ def test_nothing(tail_of, data):
 
 def test_a_file_that_is_not_there(tmp_path):
     assert read_tail(tmp_path / "none.log") == Tail(())
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "log")
+    assert read_tail(tmp_path / "log") == Tail(())
 
 
 def test_chinese(tail_of):
@@ -102,6 +110,14 @@ def test_no_byte_does_anything_to_the_terminal(tail_of, data, shown):
 
 def test_what_cannot_be_encoded_is_escaped():
     assert printable("half of an emoji \ud83d") == r"half of an emoji \ud83d"
+
+
+@pytest.mark.parametrize("text", ["plain \u3000 训练", "\x7f \x80 \x9b31m \x9f \xa0 \x1b", "c2 \\u0080"])
+def test_json_says_the_same_and_does_nothing_to_the_terminal(text):
+    line = printable_json(json.dumps([text], ensure_ascii=False).encode())
+    assert json.loads(line) == [text]
+    assert not re.search("[\x00-\x1f\x7f-\x9f]", line.decode())
+    assert ("训练" in line.decode()) == ("训练" in text)
 
 
 def test_only_the_last_attempt_counts(tail_of):

@@ -107,6 +107,23 @@ def test_processes_that_run(board, pod, now):
     assert trainer["exit"] is None
 
 
+@pytest.mark.parametrize(
+    ("seen", "own", "gpus"),
+    [
+        ("0,1", "1", "1"),
+        ("4,5", "1", "5"),  # --gpus 4,5
+        ("4,5", "0,1", "4,5"),
+        ("GPU-5e,GPU-7f", "1", "GPU-7f"),
+        ("", "", ""),
+        ("4", "1", ""),
+    ],
+)
+def test_gpus_are_told_by_the_names_that_the_machine_has_for_them(board, pod, seen, own, gpus):
+    pod.containers[1].spec.env.update(CUDA_VISIBLE_DEVICES=seen, FLAGS_selected_gpus=own)
+    board.plays(pod, 0)
+    assert of(board, "trainer.0")["gpus"] == gpus
+
+
 def test_what_they_report(board, pod):
     board.plays(pod, 0)
     run(board, *pod.containers)

@@ -99,6 +99,21 @@ def test_an_error_is_why_there_is_no_answer(tmp_path):
         ask(server.path, {}, 60)
 
 
+@pytest.mark.parametrize("pid", [2, None, "x", 1 << 80])
+def test_in_a_container_of_its_own_a_launcher_calls_processes_by_other_numbers(tmp_path, pid):
+    said = {"pid": pid, "containers": [{"name": "trainer.0", "pid": 7}, 5]}
+    with serving(tmp_path / "abcdef.sock", lambda _: said) as server:
+        answer = ask(server.path, {}, 60)
+    other = {"pid": os.getpid(), "containers": [{"name": "trainer.0", "pid": None}, 5]}
+    assert answer == (other if pid == 2 else said), "what is no pid is left to who reads it"
+
+
+def test_a_launcher_that_is_seen_from_here_is_believed(tmp_path):
+    said = {"pid": os.getpid(), "containers": [{"name": "trainer.0", "pid": 7}]}
+    with serving(tmp_path / "abcdef.sock", lambda _: said) as server:
+        assert ask(server.path, {}, 60) == said
+
+
 def test_several_are_asked_at_once_and_keep_their_order(tmp_path):
     names = [tmp_path / f"{pod}.sock" for pod in ("aaaaaa", "bbbbbb", "cccccc")]
     silent = listening(names[1])

@@ -123,11 +123,15 @@ def nvml(broken: int = -1):
         ],
         nvmlDeviceGetUtilizationRates=lambda number: SimpleNamespace(gpu=40 + number * 20),
         nvmlDeviceGetMemoryInfo=lambda number: SimpleNamespace(used=8192),
+        nvmlDeviceGetUUID=lambda number: f"GPU-{number}{number}-5e",
     )
 
 
 def test_gpus_are_read():
-    assert devices(nvml) == {0: Device(40.0, 8192, {10: 4096}), 1: Device(60.0, 8192, {99: 0})}
+    assert devices(nvml) == {
+        0: Device(40.0, 8192, {10: 4096}, "GPU-00-5e"),
+        1: Device(60.0, 8192, {99: 0}, "GPU-11-5e"),
+    }
     assert set(devices(lambda: nvml(broken=0))) == {1}
     assert devices(lambda: None) == {}
 
@@ -141,6 +145,8 @@ def test_gpus_are_read():
         ("", None, None),
         ("7", None, None),
         ("GPU-1234", None, None),
+        ("GPU-11-5e", 60.0, 8192),
+        ("GPU-0", 40.0, 4096),  # CUDA takes the beginning of a name too
     ],
 )
 def test_a_process_has_the_gpus_it_was_given(gpus, use, taken):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cluster import PATH
 from tests.support.command import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +34,7 @@ def test_the_script_trains_and_goes_on(tmp_path: Path) -> None:
         subprocess.run(
             [sys.executable, "script.py"],
             cwd=tmp_path,
-            env=environment({"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}),
+            env=environment({"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}),
             timeout=100,
             check=True,
         )

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fleetrun.verbs import VERBS
+from tests.support.cluster import PATH
 from tests.support.command import FLEETRUN, environment
 from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.net.wire import VERSION, Code, Field, Kind, Message, Part, decode, encode
@@ -197,11 +198,10 @@ def test_there_is_a_whole_program():
 def test_whole_programs_run_and_learn(script: str, tmp_path: Path):
     (tmp_path / "train.py").write_text(script)
     command = [*FLEETRUN, "--server_num=1", "--trainer_num=2", "--max_restart=0", "train.py"]
-    path = f"{ROOT}"
     done = subprocess.run(
         command,
         cwd=tmp_path,
-        env=environment({"PYTHONPATH": path}),
+        env=environment({"PYTHONPATH": PATH}),
         capture_output=True,
         text=True,
         timeout=90,

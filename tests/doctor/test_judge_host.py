@@ -31,6 +31,9 @@ def wanted(processes: int = 1, **more: object) -> Wanted:
         (Cores(visible=8, total=8), 4, "3", {"cores": PASS, "OMP threads": WARN}),
         (Cores(visible=1, total=1), 4, "1", {"cores": WARN, "OMP threads": PASS}),
         (Cores(visible=8, total=8), 1, "many", {"cores": PASS, "OMP threads": WARN}),
+        (Cores(visible=8, total=8), 4, "2,4", {"cores": PASS, "OMP threads": PASS}),
+        (Cores(visible=8, total=8), 4, "3,1", {"cores": PASS, "OMP threads": WARN}),
+        (Cores(visible=8, total=8), 1, "0", {"cores": PASS, "OMP threads": WARN}),
         (Cores(visible=8, total=8), 1, "-1", {"cores": PASS, "OMP threads": WARN}),
         (Cores(visible=8, total=8, load=9.0), 1, None, {"cores": PASS, "OMP threads": PASS, "load": WARN}),
         (Cores(visible=2, total=64, load=9.0), 1, None, {"cores": PASS, "OMP threads": PASS}),
@@ -68,6 +71,7 @@ def test_servers_need_a_kernel_that_promises_more_than_there_is() -> None:
         (Space(kind="tmpfs", total=64 * MIB, free=64 * MIB), WARN, "--shm-size"),
         (Space(kind="tmpfs", total=64 * MIB, free=MIB), FAIL, "--shm-size"),
         (Space(kind="tmpfs", total=8 * GIB, free=8 * GIB), PASS, ""),
+        (Space(kind="tmpfs", total=0, free=0), PASS, ""),
         (Space(kind="tmpfs", total=8 * GIB, free=MIB), FAIL, "ls -l"),
     ],
 )
@@ -82,7 +86,10 @@ def test_shm(facts: Space | None, verdict: Verdict, mend: str) -> None:
         (Limits(), 1, {"open files": PASS}),
         (Limits(open_files=65536), 8, {"open files": PASS}),
         (Limits(open_files=1024), 8, {"open files": WARN}),
-        (Limits(open_files=1024), 200, {"open files": FAIL}),
+        (Limits(open_files=1024), 248, {"open files": WARN}),
+        (Limits(open_files=1024), 249, {"open files": FAIL}),
+        (Limits(open_files=64), 4, {"open files": WARN}),
+        (Limits(open_files=32), 4, {"open files": FAIL}),
         (Limits(tasks_allowed=1000, tasks=10), 8, {"open files": PASS, "processes": PASS}),
         (Limits(tasks_allowed=200, tasks=10), 8, {"open files": PASS, "processes": WARN}),
         (Limits(tasks_allowed=20, tasks=10), 8, {"open files": PASS, "processes": FAIL}),
@@ -109,6 +116,7 @@ ROOM = Space(kind="ext4", total=100 * GIB, free=50 * GIB, inodes=10**6)
         (Folder(path="log", space=ROOM, speed=1e9, sync=3.0), {"log dir": PASS, "disk speed": WARN}),
         (Folder(path="log", space=replace(ROOM, free=GIB // 2)), {"log dir": WARN}),
         (Folder(path="log", space=replace(ROOM, free=0)), {"log dir": FAIL}),
+        (Folder(path="log", space=replace(ROOM, free=0, total=0)), {"log dir": PASS}),
         (Folder(path="log", space=replace(ROOM, inodes=100)), {"log dir": WARN}),
         (Folder(path="log", space=replace(ROOM, inodes=0)), {"log dir": FAIL}),
         (Folder(path="log", space=replace(ROOM, inodes=None)), {"log dir": PASS}),
@@ -123,12 +131,18 @@ def test_a_runtime_folder_that_cannot_be_is_no_obstacle_to_a_job() -> None:
     assert judge_host.runtime("/run/1 is open to other users").verdict is WARN
 
 
+def test_event_files_that_cannot_be_written_keep_a_job_from_starting() -> None:
+    assert judge_host.boards("").verdict is PASS
+    assert judge_host.boards("Permission denied").verdict is FAIL
+
+
 def test_whatever_does_not_pass_has_a_mend() -> None:
     few = wanted(100, servers=True)
     found: list[Finding] = [
         *judge_host.cores(Cores(visible=1, total=1, load=5.0), few),
         *judge_host.memory(Memory(total=GIB, available=1, strict=True), few),
         judge_host.shm(None),
+        judge_host.boards("Permission denied"),
         *judge_host.limits(
             Limits(open_files=1, tasks_allowed=1, address_space=1, locked=1, infiniband=True), few
         ),

@@ -24,6 +24,15 @@ def test_a_folder_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert measure.folder(Path("log")).error == ""
 
 
+def test_a_folder_named_from_a_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert measure.folder(Path("log")).error == "No such file or directory"
+
+
 @pytest.mark.parametrize("kind", ["file", "fifo", "socket", "dangling"])
 def test_what_is_no_folder(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -43,6 +52,16 @@ def test_what_is_no_folder(tmp_path: Path, kind: str, monkeypatch: pytest.Monkey
 
 def test_a_file_system_that_takes_no_files() -> None:
     assert measure.folder(Path("/proc/1")).error
+    assert measure.unwritable(Path("/proc/not/there"))
+
+
+def test_whether_a_folder_can_be_written_to(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "not" / "yet"):
+        assert measure.unwritable(path) == ""
+    assert list(tmp_path.iterdir()) == [], "nothing is left there"
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert measure.unwritable(path) == "Not a directory"
 
 
 def test_the_kind_of_a_file_system() -> None:
@@ -66,6 +85,11 @@ def test_the_network_of_this_machine() -> None:
     assert found.name == socket.gethostname()
     assert "127.0.0.1" in {address for nic in found.nics for address in nic.addresses}
     assert found.clients[0] < found.clients[1]
+
+
+def test_names_that_cannot_be_asked_for_have_no_address() -> None:
+    """Linux takes a host name of 64 letters, the name service of 63."""
+    assert measure.network("h" * 64).own == ()
 
 
 def test_all_at_once_and_nobody_waits_for_what_never_answers() -> None:

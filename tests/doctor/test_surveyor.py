@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -125,6 +126,14 @@ def test_who_has_no_ticket_cannot_spoil_a_turn(make: Callable[[int], list[tuple[
     assert [way.error for _, each in found for way in each.links.values()] == [""]
 
 
+@pytest.mark.parametrize(
+    ("address", "family"), [("127.0.0.1", socket.AF_INET), ("localhost", socket.AF_INET)]
+)
+def test_a_door_at_an_address_or_a_name(address: str, family: socket.AddressFamily) -> None:
+    with open_door(address, 0) as door, socket.create_connection(door.getsockname()[:2]):
+        assert door.family is family
+
+
 def test_a_door_at_a_reserved_port() -> None:
     """The port of the job, which this launcher holds."""
     from fleetrun.envs.network import Ports
@@ -135,3 +144,10 @@ def test_a_door_at_a_reserved_port() -> None:
             assert door.getsockname()[1]
     finally:
         ports.close()
+
+
+def test_a_way_that_is_too_slow_is_not_said_to_be_closed() -> None:
+    with open_door("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()) as here:
+        here.settimeout(0.01)
+        with pytest.raises(link.LinkError, match="it answered, and then nothing came"):
+            surveyor._measured(here, time.time)

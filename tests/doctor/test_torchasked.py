@@ -52,6 +52,16 @@ def test_what_it_says(tmp_path: Path) -> None:
     assert found.seconds > 0
 
 
+def test_what_lies_in_the_current_directory_is_not_taken_for_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "json.py").write_text("raise SystemExit('a script of the user')")
+    monkeypatch.chdir(here)
+    assert asked(tmp_path, FAKE).version == "9.9"
+
+
 def test_an_import_that_fails(tmp_path: Path) -> None:
     found = asked(tmp_path, "raise ImportError('libcudart.so.12: cannot open shared object file')")
     assert found.error == "ImportError: libcudart.so.12: cannot open shared object file"

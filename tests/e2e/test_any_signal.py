@@ -15,7 +15,7 @@ import pytest
 from tests.support.command import Fleetrun, Launch
 from tests.support.traces import left_behind
 
-MOMENTS = int(os.environ.get("FLEETTEST_MOMENTS") or 5)
+MOMENTS = int(os.environ.get("FLEETTEST_MOMENTS") or 4)
 SEED = int(os.environ.get("FLEETTEST_SEED") or random.randrange(1 << 32))
 
 # Two trainers that ignore SIGTERM, and a daemon of each; the first attempt fails, the second ends well.
@@ -53,15 +53,19 @@ def start(fleetrun: Fleetrun, count: int) -> Launch:
 
 
 def strike(launch: Launch, number: int, *, the_child: bool) -> bool:
-    """Whether it still lived. What was stopped goes on again."""
-    with contextlib.suppress(OSError, IndexError):
-        pid = launch.launcher if the_child else launch.popen.pid
-        if launch.popen.poll() is None:
+    """Whether it still lived. What was stopped goes on again; a child that is not there yet is waited for."""
+    while launch.popen.poll() is None:
+        try:
+            pid = launch.launcher if the_child else launch.popen.pid
             os.kill(pid, number)
-            if number in STOPPING:
-                time.sleep(0.02)  # it may need that to stop; either way it must go on
+        except (OSError, IndexError):
+            time.sleep(0.002)
+            continue
+        if number in STOPPING:
+            time.sleep(0.02)  # it may need that to stop; either way it must go on
+            with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
-            return True
+        return True
     return False
 
 

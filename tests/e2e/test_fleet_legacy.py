@@ -1,5 +1,5 @@
 """The first FleetAPI's program, started in each way that its document knows: the same costs,
-whoever says who a process is.
+whoever says who a process is. By hand: tests/trainers/examples/test_fleet_legacy.py.
 """
 
 import re
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.cluster import ROOT, reserved_endpoints
-from tests.support.command import Fleetrun, Launch
+from tests.support.cluster import ROOT
+from tests.support.command import Fleetrun
 from tests.support.mpi import mpirun
 from trainers.inference import load_inference_model
 from trainers.ps import read_values
@@ -71,21 +71,6 @@ def test_what_it_saved_predicts_without_fleet(launched: tuple[Path, list[Costs]]
     assert logits.shape == (5,)
     assert bool(torch.isfinite(logits).all())
     assert not torch.equal(logits[:1], model(torch.zeros(1, 26, dtype=torch.int64), torch.zeros(1, 13)))
-
-
-def test_by_hand_each_process_says_who_it_is(fleetrun: Fleetrun, launched: tuple[Path, list[Costs]]):
-    def start(role: str, number: int) -> Launch:
-        who = ("--role", role, "--current_id", str(number), "--server_endpoints", server)
-        return fleetrun.start(
-            "--role_maker", "user", "--worker_num", "2", *who, *SMALL,
-            command=(sys.executable, PROGRAM), env=ONE_THREAD,
-        )  # fmt: skip
-
-    with reserved_endpoints(1) as (server,):
-        processes = [start("server", 0), start("worker", 0), start("worker", 1)]
-        for process in processes:
-            assert process.wait(BOUND) == 0, process
-    assert alike([costs(process.out) for process in processes], [[], *launched[1]])
 
 
 @pytest.mark.mpi

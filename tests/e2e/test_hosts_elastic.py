@@ -17,7 +17,7 @@ tell("in", "world", os.environ["WORLD_SIZE"], os.environ["GROUP_RANK"])
 wait_for_go()
 tell("done")
 """
-QUICK = ("--heartbeat_timeout", "2", "--elastic_timeout", "1")
+QUICK = ("--heartbeat_timeout", "4", "--elastic_timeout", "1")
 
 
 def start(nodes: Nodes, number: int, *words: str, nnodes: str = "2:3") -> Launch:
@@ -100,14 +100,14 @@ def test_another_takes_the_place_of_one_that_was_lost(three: Nodes):
     three.script(WORK)
     words = ("--elastic_level", "0", "--elastic_timeout", "60")
     launches = [
-        three.start(number, "--heartbeat_timeout", "2", *words, nnodes="2", script="train.py")
+        three.start(number, "--heartbeat_timeout", "4", *words, nnodes="2", script="train.py")
         for number in range(2)
     ]
     in_world(launches, 2)
     ranks = [last_node_rank(launch) for launch in launches]
     os.kill(launches[1].popen.pid, signal.SIGKILL)
     launches[1].wait()
-    other = three.start(2, "--heartbeat_timeout", "2", *words, nnodes="2")
+    other = three.start(2, "--heartbeat_timeout", "4", *words, nnodes="2")
     in_world([other], 2)
     launches[0].until(lambda: len(launches[0].told("in world 2")) == 2)
     assert [last_node_rank(launch) for launch in (launches[0], other)] == ranks

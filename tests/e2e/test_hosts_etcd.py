@@ -50,7 +50,7 @@ def test_a_job_leaves_nothing_behind_and_touches_no_other(three: Nodes, etcd: Et
     assert sorted(etcd.keys()) == sorted(others)
 
 
-@pytest.mark.parametrize("heartbeat", ["20", "2"])
+@pytest.mark.parametrize("heartbeat", ["20", "4"])
 def test_etcd_is_killed_and_comes_back(three: Nodes, etcd: Etcd, heartbeat: str):
     """Longer than the leases last, too."""
     launches = started(three, "--heartbeat_timeout", heartbeat)
@@ -67,7 +67,7 @@ def test_etcd_is_killed_and_comes_back(three: Nodes, etcd: Etcd, heartbeat: str)
 
 def test_a_failure_while_etcd_is_away_ends_that_node_and_then_all(three: Nodes, etcd: Etcd):
     three.script("leave_on_term()\ntell('ready', os.getpid())\nwait_for_go()\nsys.exit(7)")
-    launches = three.start_all("--heartbeat_timeout", "2")
+    launches = three.start_all("--heartbeat_timeout", "4")
     ready(launches)
     etcd.kill()
     launches[1].go()
@@ -79,7 +79,7 @@ def test_a_failure_while_etcd_is_away_ends_that_node_and_then_all(three: Nodes, 
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_any_launcher_may_be_killed(three: Nodes, etcd: Etcd, number: int):
-    launches = started(three, "--heartbeat_timeout", "2")
+    launches = started(three, "--heartbeat_timeout", "4")
     os.kill(launches[number].popen.pid, signal.SIGKILL)
     launches[number].wait()
     rest = [launch for launch in launches if launch is not launches[number]]
@@ -89,7 +89,7 @@ def test_any_launcher_may_be_killed(three: Nodes, etcd: Etcd, number: int):
 
 
 def test_an_elastic_job_survives_any_of_its_nodes(three: Nodes, etcd: Etcd):
-    words = ("--heartbeat_timeout", "3", "--elastic_timeout", "20")
+    words = ("--heartbeat_timeout", "4", "--elastic_timeout", "20")
     launches = started(three, *words, nnodes="2:3")
     os.kill(launches[0].popen.pid, signal.SIGKILL)
     launches[0].wait()
@@ -104,7 +104,7 @@ def test_an_elastic_job_survives_any_of_its_nodes(three: Nodes, etcd: Etcd):
 
 
 def test_a_host_is_cut_off_from_etcd(three: Nodes, etcd: Etcd):
-    launches = started(three, "--heartbeat_timeout", "2")
+    launches = started(three, "--heartbeat_timeout", "4")
     three.hosts[2].partition_from(three.hosts[0])
     assert codes(launches[:2]) == [125, 125], launches
     for launch in launches[:2]:

@@ -101,11 +101,11 @@ def test_one_that_dies_while_they_meet_is_replaced(three: Nodes):
 def test_one_that_is_cut_off_while_they_meet_is_no_member(three: Nodes):
     """Its link goes; a fourth in its place makes the job."""
     three.script(WORK)
-    first = three.start(0, "--heartbeat_timeout", "2")
-    ghost = three.start(1, "--heartbeat_timeout", "2", "--rdzv_timeout", "8")
+    first = three.start(0, "--heartbeat_timeout", "4")
+    ghost = three.start(1, "--heartbeat_timeout", "4", "--rdzv_timeout", "10")
     here(first, 2)
     three.hosts[1].link_down()
-    launches = [first, *(three.start(2, "--heartbeat_timeout", "2") for _ in range(2))]
+    launches = [first, *(three.start(2, "--heartbeat_timeout", "4") for _ in range(2))]
     ready(launches)
     go(launches)
     assert codes(launches) == [0, 0, 0]
@@ -116,7 +116,7 @@ def test_one_that_is_cut_off_while_they_meet_is_no_member(three: Nodes):
 def test_two_claim_the_same_rank(three: Nodes):
     """The first has it."""
     three.script(WORK)
-    words = ("--heartbeat_timeout", "2")
+    words = ("--heartbeat_timeout", "4")
     launches = [three.start(0, "--rank", "0", *words), three.start(1, "--rank", "1", *words)]
     here(launches[0], 2)
     wrong = three.start(2, "--rank", "1", *words)
@@ -131,7 +131,7 @@ def test_two_claim_the_same_rank(three: Nodes):
 
 def test_one_never_comes(three: Nodes):
     three.script(WORK)
-    launches = [three.start(number, "--rank", str(number), "--rdzv_timeout", "3") for number in (0, 2)]
+    launches = [three.start(number, "--rank", str(number), "--rdzv_timeout", "10") for number in (0, 2)]
     assert codes(launches) == [124, 124]
     for launch in launches:
         assert "2 of 3" in launch.said, launch
@@ -140,7 +140,7 @@ def test_one_never_comes(three: Nodes):
 
 def test_the_store_never_comes(three: Nodes):
     three.script(WORK)
-    launch = three.start(1, "--rdzv_timeout", "2")
+    launch = three.start(1, "--rdzv_timeout", "5")
     assert launch.wait() == 124
     assert three.master in launch.said
     assert "Connection refused" in launch.said

@@ -21,6 +21,9 @@ tell("done")
 CUT_OFF = "the meeting point cannot be reached"
 BACK = "the meeting point is there again"
 
+SOON = 4
+"""Seconds. A machine is not so busy that a host whose network works is silent for that long."""
+
 Fault = Callable[[Host, Host, Host], None]
 FAULTS: dict[str, Fault] = {
     "partition": lambda store, victim, third: victim.partition_from(store, third),
@@ -30,7 +33,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def started(nodes: Nodes, heartbeat: float) -> list[Launch]:
+def started(nodes: Nodes, heartbeat: int) -> list[Launch]:
     nodes.script(WORK)
     launches = nodes.start_all("--heartbeat_timeout", str(heartbeat))
     ready(launches)
@@ -72,21 +75,21 @@ def test_the_link_of_the_stores_host_may_come_back_too(three: Nodes):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_host_that_stays_away_ends_the_job(three: Nodes, fault: str):
-    launches = started(three, heartbeat=2)
+    launches = started(three, heartbeat=SOON)
     FAULTS[fault](three.hosts[0], three.hosts[1], three.hosts[2])
-    ended = codes(launches, bound=30)
+    ended = codes(launches)
     assert [ended[0], ended[2]] == [125, 125], launches
     for launch in (launches[0], launches[2]):
         assert f"node 1, {three.title(1)}" in launch.said, launch
-        assert "2 s" in launch.said
+        assert f"{SOON} s" in launch.said
     assert ended[1] == 125, launches[1]
     assert three.master in launches[1].said
 
 
 def test_the_stores_host_stays_away(three: Nodes):
-    launches = started(three, heartbeat=2)
+    launches = started(three, heartbeat=SOON)
     three.hosts[0].link_down()
-    assert codes(launches, bound=30) == [125, 125, 125], launches
+    assert codes(launches) == [125, 125, 125], launches
     for launch in launches[1:]:
         assert three.master in launch.said, launch
 
@@ -103,8 +106,8 @@ sys.exit(7)
     ready(launches)
     three.hosts[1].link_down()
     launches[1].go()
-    assert codes([launches[1]], bound=30) == [7]
-    assert codes([launches[0], launches[2]], bound=30) == [125, 125]
+    assert codes([launches[1]]) == [7]
+    assert codes([launches[0], launches[2]]) == [125, 125]
 
 
 @pytest.mark.parametrize("percent", [30])

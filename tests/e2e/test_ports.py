@@ -119,15 +119,15 @@ def test_a_listed_endpoint_that_is_taken(fleetrun: Fleetrun):
 
 
 @pytest.mark.slow
-def test_fifty_launches_at_the_same_time(fleetrun: Fleetrun):
+def test_thirty_launches_at_the_same_time(fleetrun: Fleetrun):
     script = fleetrun.script(f"{TELL}\nwait_for_go()")
     began = time.monotonic()
-    launches = [fleetrun.start("--log_dir", f"log{number}", *TWO, script) for number in range(50)]
+    launches = [fleetrun.start("--log_dir", f"log{number}", *TWO, script) for number in range(30)]
     for launch in launches:
         launch.until_told("endpoints", 2)
     everyone = [launch.told("endpoints")[0].split()[2] for launch in launches]
     ports = [port for text in everyone for port in ports_of(text)]
-    assert len(ports) == len(set(ports)) == 100, f"after {time.monotonic() - began:.1f} s"
+    assert len(ports) == len(set(ports)) == 60, f"after {time.monotonic() - began:.1f} s"
     for launch in launches:
         launch.go()
-    assert [launch.wait() for launch in launches] == [0] * 50
+    assert [launch.wait() for launch in launches] == [0] * 30

@@ -65,6 +65,10 @@ def test_ranks_that_were_asked_for(fleetrun: Fleetrun):
     first = nodes.start("--rank", "0", script)
     assert [first.wait(), second.wait()] == [0, 0]
     assert (told(first), told(second)) == (["0 2 0 0"], ["1 2 1 0"])
+    assert fleetrun.run("logs", "--log_dir", "log/1", "--rank", "1").code == 0
+    elsewhere = fleetrun.run("logs", "--log_dir", "log/1", "--rank", "0")
+    assert elsewhere.code == 2
+    assert re.search(r"On node 0, .+: trainer 0\n +Type there: fleetrun logs .*--rank 0\n", elsewhere.err)
 
 
 def test_a_failure_ends_the_job_everywhere_with_its_code_and_its_report(fleetrun: Fleetrun):
@@ -232,7 +236,7 @@ def test_a_job_without_a_trainer_does_nothing_on_any_node(fleetrun: Fleetrun):
 
 
 def test_an_elastic_job_ends_with_the_node_that_serves_its_meeting_point(fleetrun: Fleetrun):
-    nodes = Nodes(fleetrun, "--nnodes", "1:2", "--elastic_timeout", "20")
+    nodes = Nodes(fleetrun, "--nnodes", "1:2", "--elastic_timeout", "100")
     script = fleetrun.script(TELL + "leave_on_term()\nstay()")
     first = nodes.start(script)
     first.until_err("1 node is here")

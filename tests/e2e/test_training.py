@@ -42,23 +42,6 @@ def test_two_trainers_learn_digits_collectively(fleetrun: Fleetrun):
 
 
 @pytest.mark.slow
-def test_wide_and_deep_learns_from_a_reader(fleetrun: Fleetrun):
-    """Its log is generated, and what the best of all models would reach is known."""
-    small = ("--rows", "20000", "--batch_size", "256", "--steps", "120", "--hidden", "16", "--dim", "4")
-    example = ("-m", "trainers.examples.wide_and_deep", "--mode", "sync", "--lr", "0.01", *small)
-    launch = fleetrun.start("--server_num=1", "--worker_num=2", *example, env=ONE_THREAD)
-    assert launch.wait(BOUND) == 0, launch
-    *steps, last = launch.printed
-    found = [re.fullmatch(r"TRAIN ---> pass: ([01]) loss: (0\.\d{6})", line) for line in steps]
-    assert [each and each[1] for each in found] == ["0", "0", "0", "1", "1", "1"]
-    losses = [float(each[2]) for each in found if each]
-    assert losses[-1] < losses[0]
-    area = re.fullmatch(r"test AUC: (\d\.\d{4}), best possible: (\d\.\d{4})", last)
-    assert area, launch
-    assert 0.65 < float(area[1]) < float(area[2])
-
-
-@pytest.mark.slow
 def test_a_server_that_its_trainers_let_go_has_not_failed(fleetrun: Fleetrun):
     """They may have much to do after stop_worker: longer than a server that just ends is given."""
     script = fleetrun.script("""

@@ -1,6 +1,6 @@
 """Store and node as processes of their own, to be killed and stopped. What happens to them they print.
 
-    python -m tests.elastic.actors host LEASE TOKEN          -> `at 127.0.0.1:4711`, then `nodes a b`
+    python -m tests.elastic.actors host LEASE TOKEN GRACE    -> `at 127.0.0.1:4711`, then `nodes a b`
     python -m tests.elastic.actors node ENDPOINT NAME LEASE TOKEN
                                                             -> `up True`, `down ...`, `lost ...`, `sees a b`
 A node writes `nodes/NAME` under its lease whenever that is a new one, and closes at the end of its input.
@@ -59,15 +59,15 @@ class Actor:
         """What followed this word, each time."""
         return [line[len(start) + 1 :] for line in self.lines if line.startswith(f"{start} ")]
 
-    def wait_for(self, line: str, within: float = 20.0) -> None:
+    def wait_for(self, line: str) -> None:
         """Until this is its last line."""
-        eventually(lambda: self.lines[-1:] == [line], within)
+        eventually(lambda: self.lines[-1:] == [line])
 
     def finish(self) -> None:
         """End its input, and wait for it."""
         assert self.popen.stdin is not None
         self.popen.stdin.close()
-        self.popen.wait(20)
+        self.popen.wait(60)
 
 
 class _Speaker:
@@ -95,11 +95,12 @@ class _Speaker:
         self._stop()
 
 
-def host(lease: str, token: str = "") -> None:
+def host(lease: str, token: str, grace: str) -> None:
     loop = Loop()
     ledger = Ledger()
     keys = store_keys(token)
     server = StoreServer(ledger, loop, "127.0.0.1:0", job_id="job", lease=float(lease), keys=keys)
+    server._service._grace = min(float(lease) / 4, float(grace))
     print("at", server.endpoint, flush=True)
     store = MemoryStore(ledger, loop, "host", lease=float(lease))
     store.watch("nodes/")

@@ -42,7 +42,7 @@ class Proxy:
     def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
         self._closing = True
         self._wake.send(b"x")
-        self._thread.join(20)
+        self._thread.join(60)
         for each in (*self._others, *self._frozen, self._listener, self._wake, self._told):
             each.close()
         self._selector.close()

@@ -19,7 +19,9 @@ from tests.support.link import Link
 
 pytestmark = [pytest.mark.etcd, needs_etcd, pytest.mark.slow]
 
-LEASE = 2.0
+LEASE = 4.0
+LONG = 10.0
+"""For what must not end because the machine is busy."""
 
 Joined = tuple[EtcdStore, Recorder]
 
@@ -42,8 +44,8 @@ def join(loop: Loop) -> Iterator[Callable[..., Joined]]:
     """`store, seen = join(url, name)`: a client that is up, mirrors `n/`, and has put `n/NAME`, leased."""
     joined: list[EtcdStore] = []
 
-    def make(url: str, name: str) -> Joined:
-        store = EtcdStore(loop, url, job_id="job", node_id=name, lease=LEASE)
+    def make(url: str, name: str, lease: float = LEASE) -> Joined:
+        store = EtcdStore(loop, url, job_id="job", node_id=name, lease=lease)
         joined.append(store)
         seen = Recorder(store)
         store.open(seen)
@@ -60,7 +62,7 @@ def join(loop: Loop) -> Iterator[Callable[..., Joined]]:
 def test_a_killed_etcd_that_comes_back_is_only_an_interruption(loop, etcd, join):
     (a, seen), (_, others) = join(etcd.url, "a"), join(etcd.url, "b")
     etcd.kill()
-    until(loop, lambda: seen.downs and others.downs, within=LEASE)
+    until(loop, lambda: seen.downs and others.downs)
     assert seen.downs[0] == f"{etcd.endpoint}: Connection refused"
     answers = Answers()
     a.put("n/late", b"x", expect=ABSENT, then=answers)
@@ -68,7 +70,7 @@ def test_a_killed_etcd_that_comes_back_is_only_an_interruption(loop, etcd, join)
     etcd.start()
     until(loop, lambda: len(seen.ups) == 2 and len(others.ups) == 2 and answers)
     until(loop, lambda: sorted(others.values) == ["n/a", "n/b", "n/late"])
-    run_for(loop, 1.5 * LEASE)
+    run_for(loop, 1.25 * LEASE)
     assert sorted(others.values) == ["n/a", "n/b", "n/late"]
     assert (seen.ups, others.ups, answers) == ([True, False], [True, False], [True])
 
@@ -76,11 +78,11 @@ def test_a_killed_etcd_that_comes_back_is_only_an_interruption(loop, etcd, join)
 def test_an_etcd_that_is_away_for_longer_than_a_lease(loop, etcd, join):
     (_, seen), (_, others) = join(etcd.url, "a"), join(etcd.url, "b")
     etcd.kill()
-    run_for(loop, 2 * LEASE)
+    run_for(loop, 1.25 * LEASE)
     assert sorted(seen.values) == ["n/a", "n/b"], "the mirror is what was last known"
     etcd.start()
     until(loop, lambda: len(seen.ups) == 2 and len(others.ups) == 2)
-    run_for(loop, 1.5 * LEASE)
+    run_for(loop, 1.25 * LEASE)
     assert sorted(others.values) == ["n/a", "n/b"], "an etcd that starts gives every lease its full time"
     assert seen.ups == [True, False]
 
@@ -102,14 +104,14 @@ def test_an_etcd_that_lost_its_data(loop, etcd, join):
     until(loop, lambda: others.values == {"n/a": b"again"} == seen.values and answers == [True])
 
 
-@pytest.mark.parametrize(("leases", "fresh"), [(0.7, False), (2.0, True)])
-def test_a_frozen_etcd(loop, etcd, join, leases, fresh):
-    (a, seen), (_, others) = join(etcd.url, "a"), join(etcd.url, "b")
+@pytest.mark.parametrize(("lease", "fresh"), [(LONG, False), (LEASE, True)])
+def test_a_frozen_etcd(loop, etcd, join, lease, fresh):
+    (a, seen), (_, others) = join(etcd.url, "a", lease), join(etcd.url, "b", lease)
     etcd.freeze()
-    frozen_at = loop.clock()
-    until(loop, lambda: seen.downs and others.downs, within=LEASE)
-    assert seen.downs == [f"{etcd.endpoint}: no answer within 0.5 s"]
-    run_for(loop, leases * LEASE - (loop.clock() - frozen_at))
+    until(loop, lambda: seen.downs and others.downs)
+    assert seen.downs == [f"{etcd.endpoint}: no answer within {lease / 4:g} s"]
+    if fresh:
+        run_for(loop, 1.25 * lease)
     etcd.thaw()
     until(loop, lambda: len(seen.ups) == len(others.ups) == 2)
     assert (seen.ups, others.ups) == ([True, fresh], [True, fresh])
@@ -117,7 +119,7 @@ def test_a_frozen_etcd(loop, etcd, join, leases, fresh):
         until(loop, lambda: not seen.values and not others.values)
         a.put("n/a", b"again", leased=True)
         until(loop, lambda: others.values == {"n/a": b"again"})
-    run_for(loop, 1.5 * LEASE)
+    run_for(loop, 1.25 * LEASE)
     assert others.values == seen.values == ({"n/a": b"again"} if fresh else {"n/a": b"", "n/b": b""})
 
 
@@ -128,7 +130,7 @@ def test_a_write_whose_fate_nobody_knows(loop, etcd, join):
     a.put("n/1", b"", expect=ABSENT, then=conditional)
     a.put("n/2", b"", then=plain)
     a.put("n/3", b"", expect=ABSENT, then=later)
-    until(loop, lambda: conditional, within=LEASE)
+    until(loop, lambda: conditional)
     assert (conditional, plain, later) == ([False], [], [])
     etcd.thaw()
     until(loop, lambda: plain and later and seen.ups[1:])
@@ -136,15 +138,14 @@ def test_a_write_whose_fate_nobody_knows(loop, etcd, join):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_closing_takes_half_a_second_at_most(loop, etcd, join, frozen):
-    (a, _), (_, others) = join(etcd.url, "a"), join(etcd.url, "b")
+def test_closing_does_not_wait_for_an_etcd_that_stands_still(loop, etcd, join, frozen):
+    (a, _), (_, others) = join(etcd.url, "a", 100.0), join(etcd.url, "b")
     if frozen:
         etcd.freeze()
     a.put("n/1", b"")
-    started = loop.clock()
     a.close()
-    assert loop.clock() - started < 0.6
     if frozen:
+        assert a._asking.is_alive(), "it still has its question to ask"
         etcd.thaw()
     until(loop, lambda: "n/a" not in others.values)
     assert ("n/1" in others.values) or frozen
@@ -154,9 +155,7 @@ def test_closing_while_there_is_no_etcd(loop, etcd, join):
     a, seen = join(etcd.url, "a")
     etcd.kill()
     until(loop, lambda: seen.downs)
-    started = loop.clock()
     a.close()
-    assert loop.clock() - started < 0.6
 
 
 # ---- a network that swallows
@@ -170,11 +169,11 @@ def link(etcd: Etcd) -> Iterator[Link]:
 
 
 def test_a_cut_cable(loop, etcd, link, join):
-    (_, seen), (b, others) = join(f"etcd://{link.endpoint}", "a"), join(etcd.url, "b")
+    (_, seen), (b, others) = join(f"etcd://{link.endpoint}", "a"), join(etcd.url, "b", LONG)
     b.put("n/gone", b"")
     until(loop, lambda: "n/gone" in seen.values)
     link.swallow()
-    until(loop, lambda: seen.downs, within=LEASE)
+    until(loop, lambda: seen.downs)
     b.delete("n/gone")
     b.put("n/new", b"")
     until(loop, lambda: sorted(others.values) == ["n/b", "n/new"])
@@ -219,9 +218,9 @@ def test_it_tries_for_ever_and_at_every_member(loop, etcd):
         store.watch("n/")
         store.open(seen)
         until(loop, lambda: seen.downs)
-        run_for(loop, LEASE)
+        run_for(loop, 2.0)
         assert seen.downs == [
-            f"{etcd.endpoint}: Connection refused; {silent.endpoint}: no answer within 0.5 s"
+            f"{etcd.endpoint}: Connection refused; {silent.endpoint}: no answer within {LEASE / 4:g} s"
         ]
         assert (seen.ups, answers, seen.changes) == ([], [], [])
         etcd.start()
@@ -267,7 +266,7 @@ def test_the_leader_of_three_members_fails(loop, cluster, join, fault):
         store.put(f"n/after{number}", b"", then=answers)
     until(loop, lambda: answers == [True] * 6)
     until(loop, lambda: all(len(seen.values) == 12 for _, seen in clients))
-    run_for(loop, 1.5 * LEASE)
+    run_for(loop, 1.25 * LEASE)
     assert all(len(seen.values) == 12 for _, seen in clients), "no lease was lost"
     assert all(seen.ups == [True] + [False] * (len(seen.ups) - 1) for _, seen in clients)
 

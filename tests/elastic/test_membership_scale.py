@@ -16,7 +16,7 @@ def meet(count, gap):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "gap"), [(1000, 0.001), (1000, 0.0), (4000, 0.001)])
+@pytest.mark.parametrize(("count", "gap"), [(1000, 0.001), (1000, 0.0), (3000, 0.001)])
 def test_a_member_asks_three_times_and_the_leader_hears_twice_of_each(count, gap):
     job = meet(count, gap)
     leader, *others = job.players
@@ -45,11 +45,11 @@ def test_all_of_a_thousand_hear_of_a_failure_in_one_message():
 
 @pytest.mark.slow
 def test_the_leader_looks_at_many_changes_at_once():
-    job = meet(2000, 0.001)
+    job = meet(1000, 0.001)
     leader = job.players[0].membership
     looks = set()
     for player in job.players:
         job.loop.after(player.runs[0].rank * 0.001, player.complete)
         job.loop.after(player.runs[0].rank * 0.001, lambda: looks.add(leader._looked_at))
     job.until(job.all_over)
-    assert len(looks) < 300
+    assert len(looks) < 150

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.random_faults import run_with_faults
 
-SEEDS = 2000
+SEEDS = 1200
 CHUNK = 200
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -33,9 +32,13 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
+LEASE = 60.0
+"""It does not end within a test, however slow the machine is: most who speak here do not renew it."""
+
+
 @pytest.fixture
 def world(loop: Loop) -> Iterator[ZmqWorld]:
-    made = ZmqWorld(loop)
+    made = ZmqWorld(loop, lease=LEASE)
     yield made
     made.close()
 
@@ -48,17 +51,17 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def guarded(loop: Loop) -> Iterator[ZmqWorld]:
-    made = ZmqWorld(loop, SECRET)
+    made = ZmqWorld(loop, SECRET, LEASE)
     yield made
     made.close()
 
 
-def works(loop: Loop, world: ZmqWorld, within: float = 20.0) -> None:
+def works(loop: Loop, world: ZmqWorld) -> None:
     """A node comes, writes and goes."""
     store, answers = world.client("probe"), Answers()
     store.put("probe", b"x", then=answers)
     store.open(Recorder(store))
-    until(loop, lambda: answers == [True], within)
+    until(loop, lambda: answers == [True])
     store.delete("probe")
     store.close()
     until(loop, lambda: world.ledger.get("probe") is None)
@@ -134,10 +137,10 @@ def test_a_thousand_silent_connections_change_nothing_and_end(loop: Loop, world:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a Path has its own descriptor
     with ExitStack() as stack:
         silent = [stack.enter_context(connection(world)) for _ in range(1000)]
-        works(loop, world, within=2.0)
-        works(loop, world, within=2.0)
+        works(loop, world)
+        works(loop, world)
         for each in silent:
-            each.settimeout(20)
+            each.settimeout(60)
             while each.recv(100):  # its greeting; then it hangs up
                 pass
     works(loop, world)
@@ -272,7 +275,9 @@ def test_a_protocol_of_tomorrow_is_refused_however_it_looks(loop: Loop, world: Z
 
 
 @pytest.mark.slow
-def test_who_does_not_read_is_dropped_and_others_are_served(loop: Loop, world: ZmqWorld) -> None:
+def test_who_does_not_read_is_dropped_and_others_are_served(loop: Loop, stack: ExitStack) -> None:
+    world = ZmqWorld(loop, lease=6.0)
+    stack.callback(world.close)
     dealer = world.dealer((zmq.RCVHWM, 1), (zmq.RCVBUF, 1))
     dealer.send(wire.encode(HELLO))
     dealer.send(wire.encode(wire.Watch(1, "big/")))
@@ -300,7 +305,9 @@ def rss() -> int:
         return int(statm.read().split()[1]) * 4096
 
 
-def test_a_client_that_was_dropped_begins_anew(loop: Loop, world: ZmqWorld) -> None:
+def test_a_client_that_was_dropped_begins_anew(loop: Loop, stack: ExitStack) -> None:
+    world = ZmqWorld(loop, lease=4.0)
+    stack.callback(world.close)
     store = world.client("a")
     seen = Recorder(store)
     store.watch("k/")
@@ -394,18 +401,14 @@ def test_recorded_bytes_are_of_no_use(loop: Loop, guarded: ZmqWorld) -> None:
 @pytest.mark.slow
 def test_a_thousand_clients_know_of_a_change(loop: Loop, world: ZmqWorld) -> None:
     world.context.set(zmq.MAX_SOCKETS, 10_000)
-    started = time.monotonic()
     clients = [world.client(f"n{number}") for number in range(1000)]
     recorders = [Recorder(store) for store in clients]
     for store, seen in zip(clients, recorders, strict=True):
         store.watch("state/")
         store.open(seen)
     until(loop, lambda: all(seen.ups for seen in recorders))
-    print(f"1,000 up in {time.monotonic() - started:.2f} s")
-    started = time.monotonic()
     world.ledger.put("state/round", b"1")
     until(loop, lambda: all(seen.values == {"state/round": b"1"} for seen in recorders))
-    print(f"1,000 know in {time.monotonic() - started:.3f} s")
     assert all(seen.ups == [True] for seen in recorders)
     for store in clients:
         store.close()

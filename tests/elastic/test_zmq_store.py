@@ -18,7 +18,7 @@ SECRET = "correct horse battery"
 
 
 class ZmqWorld:
-    def __init__(self, loop: Loop, token: str = "", lease: float = 1.0) -> None:
+    def __init__(self, loop: Loop, token: str = "", lease: float = 2.0) -> None:
         self.lease = lease
         self.keys = store_keys(token)
         self.ledger = Ledger()

@@ -96,11 +96,12 @@ def test_a_malformed_variable_is_named(more: dict[str, str], message: str):
 def test_the_proxy_is_found_however_far_above(tmp_path: Path):
     def process(pid: int, name: str, parent: int) -> None:
         (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} 1 1 0")
+        stat = f"{pid} ({name}) S {parent} 1 1 0".encode("utf-8", "surrogateescape")
+        (tmp_path / str(pid) / "stat").write_bytes(stat)
 
     process(1, "init", 0)
     process(40, "hydra_pmi_proxy", 1)
-    process(50, "sh) S (x", 40)
+    process(50, "sh) S (\udce8", 40)  # of a long name the kernel keeps 15 bytes
     process(60, "python", 50)
     process(70, "python", 1)
     assert hydra_proxy(60, tmp_path) == 40

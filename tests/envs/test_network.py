@@ -137,6 +137,7 @@ def test_a_port_that_somebody_listens_on_is_refused_and_its_holder_named(reserve
         with pytest.raises(PortError) as caught:
             reserve().fixed(port)
     assert f"port {port} is taken" in caught.value.message
+    assert caught.value.hint == "End what has it, or choose another port."
     assert f"process {os.getpid()} (" in caught.value.message
     assert "listens on it" in caught.value.message
 

@@ -7,9 +7,10 @@ import pytest
 from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Mode, Role, write
 from fleetrun.envs.offers import Counts, Host, Offer, counts, offer
+from fleetrun.envs.ranges import written
 from fleetrun.envs.resolve import resolve
 from fleetrun.envs.shares import Share, share
-from fleetrun.envs.topology import build, check_complete
+from fleetrun.envs.topology import build, check_complete, placed
 from fleetrun.errors import PortError, UsageError
 
 GPUS = ("0", "1", "2", "3")
@@ -121,6 +122,33 @@ def test_a_collective_job():
         assert {name: env.get(name) for name in expected} == expected
         assert "TRAINING_ROLE" not in env
         assert "PADDLE_PSERVERS_IP_PORT_LIST" not in env
+
+
+@pytest.mark.parametrize(
+    ("words", "machines", "ranks"),
+    [
+        ("--nproc_per_node 2", 2, [{"trainer": "0-1"}, {"trainer": "2-3"}]),
+        ("--server_num 1 --trainer_num 2", 2,
+         [{"ps": "0", "trainer": "0-1"}, {"ps": "1", "trainer": "2-3"}]),
+        ("--server_num 1 --trainer_num 1 --heter_worker_num 1;2 --run_mode ps-heter", 2,
+         [{"ps": "0", "trainer": "0", "heter": "0,2-3"}, {"ps": "1", "trainer": "1", "heter": "1,4-5"}]),
+        ("--servers 10.0.0.1:1 --trainers 10.0.0.2:2,10.0.0.1:2,10.0.0.2:3", 2,
+         [{"ps": "0", "trainer": "1"}, {"trainer": "0,2"}]),
+    ],
+)  # fmt: skip
+def test_what_is_where(words, machines, ranks):
+    """The same as each machine knows of itself."""
+    settings = resolve(read([*words.split(), "train.py"]), {}).settings
+    hosts = [
+        Host(address=f"10.0.0.{number + 1}", hosts=(f"10.0.0.{number + 1}",)) for number in range(machines)
+    ]
+    offers = [offer(settings, host, Reserve()) for host in hosts]
+    assert placed(settings, offers) == ranks
+    for number, host in enumerate(hosts):
+        here: dict[str, list[int]] = {}
+        for each in build(settings, host, offers, number):
+            here.setdefault(each.role, []).append(each.rank)
+        assert {role: written(found) for role, found in here.items()} == ranks[number]
 
 
 def test_no_two_endpoints_are_one():

@@ -18,7 +18,7 @@ class File:
     def __init__(self, folder):
         self.folder = folder
         self.points = []
-        self.closed = False
+        self.closed = self.deleted = False
 
     def write(self, point, wall):
         if File.full:
@@ -96,6 +96,17 @@ def test_a_folder_that_cannot_be_made_is_told_once_and_tried_again():
     made.take(pod(), *(report(step=step, loss=1.0) for step in (1, 2, 3)))
     assert made.warnings == ["event files in /runs cannot be written: Permission denied; the job goes on"]
     assert not tries
+
+
+def test_a_file_that_was_deleted_is_told_once_and_another_goes_on(made):
+    made.take(pod(4, 5), report("trainer.0", step=1, loss=1.0), report("trainer.1", step=1, loss=1.0))
+    for file in made.files:
+        file.deleted = True
+    for step in (2, 3):
+        made.take(report("trainer.0", step=step, loss=1.0), report("trainer.1", step=step, loss=1.0))
+    assert made.warnings == ["event files in /runs were deleted: new ones begin, without what was in those"]
+    assert [file.closed for file in made.files] == [True, True, False, False]
+    assert [[step for step, *_ in file.points] for file in made.files[2:]] == [[2, 3], [2, 3]]
 
 
 def test_too_many_names_are_told_once(made):

@@ -2,11 +2,12 @@
 
 import logging
 import math
-import resource
+from pathlib import Path
 
 import pytest
 
 from fleetrun.exporters.scalars import Point
+from tests.support.disks import no_file_longer_than
 
 pytestmark = pytest.mark.slow  # TensorBoard is imported
 
@@ -66,17 +67,36 @@ def test_a_full_disk_tears_no_record(make):
     file = make()
     file.write(Point(1, {"loss": 1.0}, True), 100.0)
     size = file.path.stat().st_size
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
-    try:
+    with no_file_longer_than(size + 10):
         for _ in range(2):
             with pytest.raises(OSError, match=r"No space left|File too large"):
                 file.write(Point(2, {"loss": 2.0}, False), 101.0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert file.path.stat().st_size == size
     file.write(Point(3, {"loss": 3.0}, False), 102.0)
     assert read(file)["loss"] == [(1, 1.0), (3, 3.0)]
+
+
+def test_one_that_cannot_begin_leaves_nothing_open_and_nothing_behind(make, tmp_path):
+    """A disk stays full for hours, and a report comes twice a second."""
+    before = sorted(Path("/proc/self/fd").iterdir())
+    with no_file_longer_than(0):
+        for _ in range(3):
+            with pytest.raises(OSError, match=r"No space left|File too large"):
+                make()
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert list((tmp_path / "runs" / "trainer.0").iterdir()) == []
+    file = make()
+    file.write(Point(1, {"loss": 1.0}, True), 100.0)
+    assert read(file)["loss"] == [(1, 1.0)], "when there is room again"
+
+
+def test_one_that_was_deleted_knows_it_and_one_that_was_moved_goes_on(make):
+    file = make()
+    folder = file.path.parent
+    folder.rename(folder.with_name("moved"))
+    assert not file.deleted
+    (folder.with_name("moved") / file.path.name).unlink()
+    assert file.deleted
 
 
 def test_two_files_of_one_run_have_names_of_their_own(make):

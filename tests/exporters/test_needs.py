@@ -88,7 +88,7 @@ def test_a_port_that_somebody_listens_on(ports):
         port = taken.getsockname()[1]
         with pytest.raises(PortError, match=rf"--metrics_port: port {port} is taken: process \d+") as raised:
             listening("127.0.0.1", port, ports, [])
-    assert raised.value.hint == "0 takes any free port."
+    assert raised.value.hint == "End what has it, or choose another port. 0 takes any free port."
 
 
 def test_a_port_of_the_job_itself(ports):

@@ -1,8 +1,10 @@
 """A launch as a job file is the same launch."""
 
+import contextlib
 import dataclasses
 import re
 import stat
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from fleetrun.envs.resolve import resolve
 from fleetrun.envs.settings import OPTIONS
 from fleetrun.errors import UsageError
 from fleetrun.jobfile import template, toml
-from fleetrun.jobfile.writing import document, save
+from fleetrun.jobfile.writing import document, save, typed
 from tests.jobfile.folder import loaded, resolved
 
 LINES = [
@@ -137,3 +139,66 @@ def test_its_tables_are_right_when_they_are_taken_in():
     file = loaded("script = 'x.py'\n" + "\n".join(rows))
     assert [str(wish.role) for wish in file.roles] == ["trainer", "ps", "evaluator"]
     assert dict(file.environment) == {"NCCL_DEBUG": "WARN"}
+
+
+AROUND = (
+    [], ["--server_num=1", "--trainer_num=1"], ["--nnodes=2"], ["--metrics_port=0"], ["--scheduler=slurm"],
+    ["--scheduler=kubernetes"], ["--run_mode=rpc"], ["--heter_worker_num=1;2", "--server_num=1"],
+    ["--servers=10.0.0.1:6170,10.0.0.2:6170"], ["--trainers=10.0.0.1:6180,10.0.0.2:6180"],
+)  # fmt: skip
+"""One of these makes sense of almost every option."""
+ODD = (
+    "a b",
+    "${X}",
+    "$${X}",
+    "é☃ 🐍",
+    "'\"\\",
+    "a\nb",
+    "--x",
+    "#",
+    "007",
+    "1",
+    "0.5",
+    "true",
+    "\x1b[31m",
+    "a,b;c:d",
+)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in template.NOT_HERE])
+def test_whatever_an_option_is_given_comes_back(name):
+    """Also what means something to TOML, or in job files. Of one machine's own options nothing does."""
+    example = tomllib.loads(f"x = {template.example(OPTIONS[name])}")["x"]
+    texts = sorted({*ODD, *OPTIONS[name].choices, *_as_typed(example)})
+    accepted = [found for text in texts if (found := _accepted(f"--{name}={text}")) is not None]
+    assert accepted or name in ("module", "no_python", "image"), "these take no text, or need a cluster"
+    own = {"config": None} | ({name: OPTIONS[name].default} if name in ("rank", "host", "nic") else {})
+    for found in accepted:
+        text = document(found)
+        again = resolved(text, environ={"X": "not this"})
+        assert dataclasses.replace(again.settings, **own) == dataclasses.replace(found.settings, **own), text
+
+
+def _as_typed(example):
+    if isinstance(example, dict):
+        return [f"{key}={value}" for key, value in example.items()]
+    if isinstance(example, list):
+        parts = [",".join(map(str, part)) if isinstance(part, list) else str(part) for part in example]
+        return [*parts, *(joint.join(parts) for joint in ",:;")]
+    return [str(example)]
+
+
+def _accepted(word):
+    """The first launch with this option that makes sense."""
+    for around in AROUND:
+        with contextlib.suppress(UsageError):
+            return resolve(read([*around, word, "train.py"]), {})
+    return None
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("job.toml", "job.toml"), ("my job.toml", "'my job.toml'"), ("-x", "./-x"), ("-", "./-")],
+)
+def test_how_it_is_started_can_be_typed(name, shown):
+    assert typed(name) == shown

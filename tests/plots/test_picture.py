@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from fleetrun.errors import LaunchError, UsageError
+from fleetrun.errors import UsageError
 from fleetrun.plots.course import course
 from fleetrun.plots.picture import check_name, paint
 from fleetrun.record.history import read
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # matplotlib is imported
 
 def texts(tmp_path, events, *, job="ads", now=None):
     """What stands in the picture."""
-    history = read(write(tmp_path / "log", events, job))
+    history = read(write(tmp_path / "log", events, job), but=("progress",))  # as the command does
     to = tmp_path / "job.svg"
     paint(history, to, now)
     return [text.strip() for element in ET.parse(to).iter() for text in [element.text or ""] if text.strip()]
@@ -80,6 +80,42 @@ def test_restarts_and_hangs_are_lines_through_all_panels():
         ]
 
 
+def test_thousands_of_restarts_cover_nothing():
+    from fleetrun.plots.figure import draw
+
+    said = [event(at / 100, "restarting") for at in range(5000)]
+    for panel in draw(course([*training(["trainer.0"]), *said]), "", "").axes:
+        marks = [line for line in panel.lines if line.get_linestyle() == "--"]
+        assert 100 < len(marks) < 1000
+        assert {line.get_alpha() for line in marks} == {0.1}
+
+
+def test_every_life_has_its_bar_and_a_failure_its_cross():
+    from matplotlib.colors import to_hex
+
+    from fleetrun.plots.course import Fate
+    from fleetrun.plots.figure import FATES, draw
+
+    said = [
+        launch("trainer.0", "trainer.1"), started(0, "trainer.0"), started(0, "trainer.1"),
+        exited(10, "trainer.0", 1), exited(11, "trainer.1", -15, asked=15),
+        started(20, "trainer.0", attempt=1), started(20, "trainer.1", attempt=1),
+        exited(30, "trainer.0", 1), exited(30, "trainer.1", 0), over(1),
+    ]  # fmt: skip
+    panel = draw(course(said), "", "").axes[-1]
+    bars = {
+        (box.x0, box.x1, to_hex(bars.get_facecolor()[0]).upper())
+        for bars in panel.collections
+        for box in (path.get_extents() for path in bars.get_paths())
+    }
+    assert bars == {
+        (0, 10, FATES[Fate.FAILED]), (20, 30, FATES[Fate.FAILED]),
+        (0, 11, FATES[Fate.STOPPED]), (20, 30, FATES[Fate.OK]),
+    }  # fmt: skip
+    (crosses,) = (line for line in panel.lines if line.get_marker() == "x")
+    assert sorted(zip(*crosses.get_data(), strict=True)) == [(10, 0), (30, 0)]
+
+
 @pytest.mark.parametrize(
     "events",
     [
@@ -134,5 +170,5 @@ def test_a_folder_in_its_place(tmp_path):
 
 def test_a_place_that_takes_nothing(tmp_path):
     history = read(write(tmp_path / "log", training(["trainer.0"])))
-    with pytest.raises(LaunchError, match=r"the picture cannot be written to /proc/a\.png"):
+    with pytest.raises(UsageError, match=r"the picture cannot be written to /proc/a\.png"):
         paint(history, check_name("/proc/a.png"), None)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fleetrun.plots.course import Curve
-from fleetrun.plots.thinning import median, middle, pace_of_steps, thinned
+from fleetrun.plots.thinning import lonely, median, middle, pace_of_steps, thinned
 
 
 def curve(losses, rank=0):
@@ -75,3 +75,19 @@ def test_the_pace_in_steps():
     for time, step in ((0.0, 0.0), (2.0, 10.0), (2.0, 11.0), (3.0, 4.0), (4.0, math.nan), (5.0, 9.0)):
         made.point(time, 1.0, math.nan, step)
     assert plain(pace_of_steps(made)) == [None, 5.0, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([], []),
+        ([1.0, 2.0, 3.0], [0, 1, 2]),
+        ([math.nan] * 20, []),
+        ([1.0] * 20, []),
+        ([math.nan, 1.0] * 20, [*range(1, 40, 2)]),
+        ([1.0, math.nan, *[1.0] * 20, math.nan, 1.0], [0, 23]),
+    ],
+)
+def test_points_that_no_line_shows(values, found):
+    """Of a job that fails after each report no line can be drawn at all."""
+    assert lonely(values) == found

@@ -1,5 +1,7 @@
 """One process over all its attempts: its log, its error record, what is told of its end."""
 
+import dataclasses
+import json
 import os
 import select
 import signal
@@ -45,7 +47,7 @@ def container(tmp_path):
 
 
 def ended(container, *, out_of_memory=False):
-    assert select.select([container.process], [], [], 20.0)[0], "it does not end"
+    assert select.select([container.process], [], [], 60.0)[0], "it does not end"
     return container.collect(lambda pid: out_of_memory)
 
 
@@ -109,6 +111,31 @@ def test_what_the_process_wrote_of_its_failure(container):
     assert end.failed_at == 5.0
 
 
+def test_pipes_in_place_of_its_files_are_not_waited_for(tmp_path, container):
+    made = container("exec sleep 600")
+    files = {"error_file": tmp_path / "error.json", "notice_file": tmp_path / "notice.json"}
+    made.spec = dataclasses.replace(made.spec, **files)
+    made.start()
+    for name in ("error.json", "notice.json", "notice.new"):
+        os.mkfifo(tmp_path / name)
+    made.notify("restart", 5.0)
+    assert json.loads((tmp_path / "notice.json").read_text()) == {"why": "restart", "deadline": 5.0}
+    assert made.record() is None
+    made.ask(signal.SIGKILL)
+    assert ended(made).record is None
+
+
+@pytest.mark.parametrize("replace", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_log_that_is_none_any_more_is_an_error_at_a_restart(container, replace):
+    made = container("exit 3")
+    run(made)
+    made.spec.log.unlink()
+    replace(made.spec.log)
+    made.renew()
+    with pytest.raises(LaunchError, match="cannot open the log file"):
+        made.start()
+
+
 def test_a_record_of_an_attempt_that_ended_well_does_not_count(container):
     assert run(container(f"printf '%s' '{RECORD}' >\"$ERROR_FILE\"; exit 0")).record is None
 
@@ -164,7 +191,7 @@ def test_the_first_signal_is_the_one_that_asked(container):
 def test_who_leaves_by_himself_was_not_stopped(container, code):
     made = container(f"exit {code}")
     made.start()
-    assert select.select([made.process], [], [], 20.0)[0]
+    assert select.select([made.process], [], [], 60.0)[0]
     made.ask(signal.SIGTERM)
     end = ended(made)
     assert (end.stopped, end.asked) == (False, None), "it had ended before it was asked"

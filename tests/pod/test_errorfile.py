@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -84,6 +86,37 @@ def test_no_file(tmp_path):
     assert read_error(tmp_path) is None
     assert read_dismissed(None) is False
     assert read_dismissed(tmp_path / "none") is False
+
+
+def a_socket(path):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        os.mkdir,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to(path),
+        a_socket,
+    ],
+    ids=["fifo", "folder", "zero", "loop", "socket"],
+)
+def test_what_is_no_file_is_not_waited_for(tmp_path, monkeypatch, make):
+    monkeypatch.chdir(tmp_path)  # names of sockets are short
+    make(Path("error.json"))
+    assert read_error(Path("error.json")) is None
+    assert read_dismissed(Path("error.json")) is False
+
+
+def test_a_huge_file_is_not_read_whole(tmp_path):
+    path = tmp_path / "error.json"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    assert read_error(path) is None
+    assert read_dismissed(path) is False
 
 
 def test_dismissed(written):

@@ -102,6 +102,21 @@ def test_a_failed_trainer_is_the_cause_even_if_an_evaluator_wrote_down_a_failure
     assert (result.code, result.cause.spec.name, result.others) == (4, "trainer.0", ())
 
 
+def test_its_restart_runs_no_hook_which_is_the_jobs_and_might_end_it(job):
+    script = '[ "$PADDLE_RESTART_COUNT" = 1 ] || exit 3; tell up; sleep 99'
+    supervision = job(
+        {"trainer.0": UNTIL_GO, "evaluator.0": script},
+        hook='tell hook; [ ! -e "$NOTES/hooked" ] || exit 4; : >"$NOTES/hooked"',
+        restarts=1,
+    )
+    supervision.on("evaluator.0 up", (supervision.folder / "go").touch)
+    hurry(supervision, "evaluator.0")
+    result = supervision.run()
+    assert (result.code, result.cause) == (0, None)
+    assert supervision.told("pre_hook hook") == 1
+    assert supervision.told("restarting evaluator.0") == 1
+
+
 class Moment:
     """Evaluators with one that failed, at the moment when its restart is due. Nothing is started."""
 
@@ -122,7 +137,7 @@ class Moment:
     def after(self, seconds: float, act: Callable[[], None]) -> None:
         self.timers.append((seconds, act))
 
-    def deploy(self, containers: list[Container]) -> None:
+    def start(self, containers: list[Container]) -> None:
         if self.error is not None:
             raise self.error
         self.deployed += containers

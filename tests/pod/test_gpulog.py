@@ -2,7 +2,6 @@
 
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -10,6 +9,7 @@ from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.gpulog import GpuLog
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import ContainerSpec, PodSpec
+from tests.support.disks import no_file_longer_than
 from tests.support.pods import Clock
 
 
@@ -39,8 +39,12 @@ def test_a_line_per_gpu_now_and_every_five_seconds(tmp_path, loop):
     assert all(later - sooner >= 5.0 for sooner, later in pairwise(samples))
 
 
-def test_a_full_disk_ends_nothing(loop):
-    GpuLog(Path("/dev/full"), loop, lambda: ["gpu 0"]).write()
+def test_a_full_disk_ends_nothing(tmp_path, loop):
+    log = GpuLog(tmp_path / "gpu.log", loop, lambda: ["gpu 0"])
+    with no_file_longer_than(0):
+        log.write()
+    log.write()
+    assert len((tmp_path / "gpu.log").read_text().splitlines()) == 1
 
 
 def test_no_gpu_no_log(tmp_path, loop):

@@ -4,12 +4,13 @@ import os
 import select
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.jobcontrol import dispatch, held_back, suspend
+from fleetrun.pod.jobcontrol import dispatch, suspend
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.spec import PodSpec
 from tests.support.isolated import isolated
@@ -93,7 +94,7 @@ def test_a_user_signal_reaches_those_that_have_a_handler(pod, tmp_path):
     calls = Calls()
     calls.dispatch([signal.SIGUSR1], made)
     assert calls.said == ["SIGUSR1 passed on to trainer 0; no handler for it in trainer 1"]
-    assert select.select([made.containers[0].process], [], [], 20.0)[0]
+    assert select.select([made.containers[0].process], [], [], 60.0)[0]
     assert (tmp_path / "trainer.0.got").read_text() == "got\n"
     assert not select.select([made.containers[1].process], [], [], 0)[0]
     assert calls.interrupts == []
@@ -113,21 +114,29 @@ def test_a_stop_that_was_called_off_before_it_was_followed(pod, later):
     assert (calls.said, calls.resumed, calls.interrupts) == ([], [], [signal.SIGINT])
 
 
-def stop_and_go_on():
+def stop_and_go_on(called_off):
     """A launcher with one process below it."""
     child = subprocess.Popen(["sleep", "100"], start_new_session=True)
-    with held_back(signal.SIGCONT):
-        suspend()
+    suspend(called_off)
     assert state_of(child.pid) != "T"
     child.kill()
     child.wait()
 
 
-def ctrl_z_and_fg():
+def launcher(called_off):
+    """In a process group of its own, as the real one: the kernel does not stop an orphaned group."""
     pid = os.fork()
     if pid == 0:
-        stop_and_go_on()
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGCONT, lambda number, frame: None)
+        threading.Thread(target=threading.Event().wait, daemon=True).start()  # which takes signals too
+        stop_and_go_on(called_off)
         os._exit(0)
+    return pid
+
+
+def ctrl_z_and_fg():
+    pid = launcher(lambda: False)
     _, status = os.waitpid(pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
     below = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -136,6 +145,18 @@ def ctrl_z_and_fg():
     os.kill(pid, signal.SIGCONT)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def continued():
+    os.kill(os.getpid(), signal.SIGCONT)
+    return False
+
+
+def called_off_at_the_last_moment():
+    """Else nobody would continue it again."""
+    for called_off in (continued, lambda: True):
+        _, status = os.waitpid(launcher(called_off), os.WUNTRACED)
+        assert os.waitstatus_to_exitcode(status) == 0
 
 
 def orphans_are_reaped_and_containers_left():
@@ -149,6 +170,8 @@ def orphans_are_reaped_and_containers_left():
     assert state_of(pid) == ""
 
 
-@pytest.mark.parametrize("case", [ctrl_z_and_fg, orphans_are_reaped_and_containers_left])
+@pytest.mark.parametrize(
+    "case", [ctrl_z_and_fg, called_off_at_the_last_moment, orphans_are_reaped_and_containers_left]
+)
 def test_alone(case):
     isolated(case)

@@ -177,7 +177,7 @@ def test_deaths_are_handled_in_the_order_in_which_they_happened(loop, order):
         loop.add(child.fileno(), lambda number=number: died(number))
     for number in order:
         children[number].signal_leader(9)
-        assert select.select([children[number]], [], [], 20.0)[0]
+        assert select.select([children[number]], [], [], 60.0)[0]
     loop.run()
     assert handled == list(order)
 

@@ -34,12 +34,12 @@ class Child:
         """Its next line, which it prints within a bound."""
         text = b""
         while not text.endswith(b"\n"):
-            assert select.select([self._read], [], [], 20.0)[0], "no line"
+            assert select.select([self._read], [], [], 60.0)[0], "no line"
             text += os.read(self._read, 1) or b" <end>\n"
         return text.decode().strip()
 
     def wait(self):
-        assert select.select([self.process], [], [], 20.0)[0], "it does not end"
+        assert select.select([self.process], [], [], 60.0)[0], "it does not end"
 
     def close(self):
         self.process.signal_group(signal.SIGKILL)
@@ -255,6 +255,13 @@ def test_who_would_survive_a_signal(child, script, handled):
     made = child(f"{script} echo ready; while :; do sleep 0.01; done")
     assert made.line() == "ready"
     assert made.process.handles(signal.SIGUSR1) is handled
+
+
+def test_a_name_that_is_cut_within_a_letter_is_no_hindrance(child):
+    made = child(r"printf 'a\350\256' > /proc/$$/comm; echo ready; while :; do sleep 0.01; done")
+    assert made.line() == "ready"
+    assert b"a\xe8\xae" in Path(f"/proc/{made.process.pid}/status").read_bytes()
+    assert made.process.handles(signal.SIGUSR1) is False
 
 
 def test_what_has_ended_handles_nothing(child):

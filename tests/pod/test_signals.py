@@ -25,7 +25,7 @@ def test_nothing_came(signals):
 def test_signals_do_nothing_but_arrive_in_order(signals):
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         os.kill(os.getpid(), number)
-    assert select.select([signals], [], [], 20.0)[0]
+    assert select.select([signals], [], [], 60.0)[0]
     assert list(signals.read()) == [signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM]
     assert signals.read() == b""
 
@@ -95,7 +95,7 @@ def after_an_ending_that_was_read_the_last_words_have_a_moment():
     signal.raise_signal(signal.SIGTERM)
     signals.read()
     signals.only_endings()
-    assert select.select([signals], [], [], 20.0)[0]
+    assert select.select([signals], [], [], 60.0)[0]
     assert list(signals.read()) == [signal.SIGALRM]
 
 

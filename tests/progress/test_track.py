@@ -44,6 +44,24 @@ def test_the_pace_is_of_the_last_ten_seconds(points, now, rate):
     assert found == (None if rate is None else pytest.approx(rate))
 
 
+@pytest.mark.parametrize(
+    ("points", "rate"),
+    [
+        # received, by its own clock, samples
+        ([(3.0, 100.0, 0), (3.0, 101.0, 32), (3.1, 102.0, 64)], 32.0),  # read late, all at once
+        ([(3.0, 100.0, 0), (4.0, 100.0, 32)], 32.0),
+        ([(3.0, 100.0, 0), (4.0, 40.0, 32)], 32.0),  # its clock was set back
+        ([(3.0, None, 0), (4.0, 102.0, 32)], 32.0),
+        ([(3.0, 100.0, 0), (3.0, 100.0, 32)], None),
+    ],
+)
+def test_a_launcher_that_reads_late_makes_no_process_quicker(points, rate):
+    track = Track()
+    for received, sent, samples in points:
+        track.take(report(received, time=sent, samples=samples))
+    assert track.rate(5.0) == rate
+
+
 def test_points_do_not_add_up_for_ever():
     track = tracked(*((n / 1000, n) for n in range(10_000)))
     assert len(track._points) < 200

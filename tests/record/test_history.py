@@ -10,11 +10,13 @@ from fleetrun.record.history import (
     LONGEST_LINE,
     Known,
     UnreadableError,
+    events_of,
     is_running,
     names,
     number,
     parsed,
     read,
+    says_its_end,
 )
 from fleetrun.record.history import records as found_in
 from fleetrun.record.journal import Journal, journal_path
@@ -150,6 +152,25 @@ def test_what_is_no_record_is_refused_at_once(path: Path, kind: str):
     with pytest.raises(UnreadableError, match="abcdef"):
         read(path)
     assert not is_running(path)
+
+
+def test_where_no_lock_tells_the_end_of_the_record_does(path: Path):
+    path.write_bytes(line("launch"))
+    with path.open("r+b") as file:
+        assert not says_its_end(file)
+        file.truncate(1 << 40)  # nobody could read all of this
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + line("exited", how='"event": "over"'))
+        assert not says_its_end(file)
+        file.write(line("over", code=1, report=["x" * 100_000]))
+        assert says_its_end(file)
+        file.write(line("lost", events=3))
+        assert says_its_end(file)
+
+
+def test_all_events_one_after_the_other(path: Path):
+    path.write_bytes(line("launch") + b"torn\n" + line("progress", time=2.0) * 2)
+    assert [event["event"] for event in events_of(path)] == ["launch", "progress", "progress"]
 
 
 def test_two_readers_do_not_take_each_other_for_the_launcher(path: Path):

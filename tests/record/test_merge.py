@@ -1,11 +1,13 @@
 """Several logs as one: in the order of time, once each, while they are written and afterwards."""
 
+import os
 import re
 
 import pytest
 
+from fleetrun.pod.linux import punch_hole
 from fleetrun.record.marks import Marks
-from fleetrun.record.merge import Merged, order
+from fleetrun.record.merge import AT_ONCE, Merged, order
 
 
 def everything(text):
@@ -143,6 +145,19 @@ def test_news_are_chosen_too(job):
     assert job.news(lambda text: b"loss" in text) == ["loss 1", "loss 2"]
 
 
+def test_a_flood_is_told_piece_by_piece(job):
+    assert job.so_far(whole=False) == []
+    lines = [f"{number} " + "x" * 100_000 for number in range(50)]
+    job.write(0, "\n".join(lines))
+    assert job.merged.behind
+    first = job.news(last=True)
+    assert first == lines[: len(first)]
+    assert 1 <= len(first) * 100_000 <= AT_ONCE
+    found = [*first, *(line for _ in range(9) for line in job.news(last=True))]
+    assert found == lines
+    assert not job.merged.behind
+
+
 def test_following_goes_on_after_the_head_was_cut_off(job):
     job.write(0, "a0\na1\na2\n", at=101)
     assert job.so_far(whole=False) == ["a0", "a1", "a2"]
@@ -151,6 +166,86 @@ def test_following_goes_on_after_the_head_was_cut_off(job):
     job.note("102.00 0-6")
     job.write(0, "a3\n", at=103)
     assert job.news() == ["a3"]
+
+
+def lost_and_lines(job, **options):
+    return [line.lost or line.text.decode() for line in order(list(job.merged.news(everything, **options)))]
+
+
+def test_what_was_cut_off_before_it_was_read_is_counted(job):
+    job.write(0, "a0\n", at=101)
+    assert job.so_far(whole=False) == ["a0"]
+    job.logs["trainer.0"].write_text("rn\na9\n")  # of a0, torn, a9
+    job.note("102.00 0-5")
+    job.write(1, "b0\n", at=103)
+    assert lost_and_lines(job) == [len("to") + len("rn\n"), "a9", "b0"]
+    job.write(0, "a10\n")
+    assert lost_and_lines(job) == ["a10"], "once"
+
+
+def test_several_cuts_between_two_looks_are_one_loss(job):
+    assert job.so_far(whole=False) == []
+    for _ in range(3):
+        job.note("102.00 0-4096")
+    job.write(0, "n\nend\n")
+    assert lost_and_lines(job) == [3 * 4096 + 2, "end"]
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_is_cut_off_while_it_is_read_is_counted_and_nothing_comes_twice(job, noted):
+    """Between reading and telling, and its note comes then or later."""
+    assert job.so_far(whole=False) == []
+    path = job.logs["trainer.0"]
+    job.write(0, "a0\na1\na2\n")
+    reader = job.merged._readers[0]
+    ahead = reader.ahead
+
+    def cut(end):
+        data = ahead(end)
+        path.write_text("\na2\n")
+        if noted:
+            job.note("102.00 0-5")
+        reader.ahead = ahead
+        return data
+
+    reader.ahead = cut
+    assert lost_and_lines(job) == []
+    if not noted:
+        job.note("102.00 0-5")
+    assert lost_and_lines(job) == [6, "a2"]
+
+
+def test_a_cut_without_its_note_is_not_taken_for_an_emptied_file(job):
+    job.write(0, "a0\na1\na2\n", at=101)
+    assert job.so_far(whole=False) == ["a0", "a1", "a2"]
+    job.logs["trainer.0"].write_text("a2\n")
+    assert job.news() == []
+    job.note("102.00 0-6")
+    assert job.news() == [], "a2 has been read"
+    job.write(0, "a3\n")
+    assert job.news() == ["a3"]
+
+
+def test_at_the_end_nothing_is_waited_for(job):
+    job.write(0, "a0\na11\na222\n", at=101)
+    assert job.so_far(whole=False) == ["a0", "a11", "a222"]
+    job.logs["trainer.0"].write_text("b\n")
+    assert job.news(last=True) == ["b"]
+
+
+def test_where_files_cannot_become_shorter_the_hole_is_passed(job):
+    path = job.logs["trainer.0"]
+    block = 1 << 16
+    assert job.so_far(whole=False) == []
+    job.write(0, "x" * (4 * block) + "\nend\n")
+    fd = os.open(path, os.O_RDWR)
+    try:
+        punch_hole(fd, 2 * block)
+    except OSError as error:
+        pytest.skip(f"the file system here: {error}")
+    finally:
+        os.close(fd)
+    assert lost_and_lines(job) == [4 * block + 1, "end"]
 
 
 def test_a_head_that_was_cut_off_a_moment_ago_is_waited_for(job):

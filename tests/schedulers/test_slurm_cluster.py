@@ -108,7 +108,7 @@ def test_the_code_of_the_first_failure_is_sruns(on_slurm: OnSlurm):
 def test_a_lost_node_is_no_success(on_slurm: OnSlurm):
     """srun alone would end with 0 if the other task did."""
     script = on_slurm.fleetrun.script("leave_on_term()\nstay()")
-    launch = on_slurm.start("--max_restart=0", "--heartbeat_timeout=2", script, prefix=TWO)
+    launch = on_slurm.start("--max_restart=0", "--heartbeat_timeout=4", script, prefix=TWO)
     launch.until_ready(2)
     on_slurm.cluster.lose("n2")
     on_slurm.cluster.call("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")

@@ -165,7 +165,7 @@ def test_twice_kills(over_ssh: OverSsh):
 @pytest.mark.slow
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_lost_connection_ends_the_job_on_both_sides_of_it(over_ssh: OverSsh, host: str):
-    launch = over_ssh.start("--heartbeat_timeout=2", over_ssh.script("leave_on_term()\nstay()"))
+    launch = over_ssh.start("--heartbeat_timeout=4", over_ssh.script("leave_on_term()\nstay()"))
     launch.until_ready(2)
     os.kill(clients(launch)[host], signal.SIGKILL)
     assert launch.wait() != 0, launch
@@ -177,7 +177,7 @@ def test_a_lost_connection_ends_the_job_on_both_sides_of_it(over_ssh: OverSsh, h
 @pytest.mark.ssh
 @pytest.mark.slow
 def test_a_connection_that_swallows_everything_is_noticed_on_both_sides(over_ssh: OverSsh):
-    launch = over_ssh.start("--heartbeat_timeout=2", over_ssh.script("leave_on_term()\nstay()"))
+    launch = over_ssh.start("--heartbeat_timeout=4", over_ssh.script("leave_on_term()\nstay()"))
     launch.until_ready(2)
     over_ssh.server.freeze()
     launch.until_told("got SIGTERM", 2)
@@ -230,7 +230,7 @@ def test_output_that_nobody_reads_delays_nothing_and_loses_nothing(over_ssh: Ove
     script = over_ssh.script("for n in range(200_000):\n    print('line', n)\ntell('printed')")
     read, write = os.pipe()
     launch = over_ssh.fleetrun.start(
-        "--scheduler=ssh", "--ips=127.0.0.1", "--heartbeat_timeout=2", "--scheduler_option",
+        "--scheduler=ssh", "--ips=127.0.0.1", "--heartbeat_timeout=4", "--scheduler_option",
         f"config={over_ssh.server.config}", "--scheduler_option", VARIABLES, script, stdout=write,
     )  # fmt: skip
     os.close(write)

@@ -20,6 +20,8 @@ from fleetrun.envs import contract
 from fleetrun.envs.contract import Cluster, Member, Mode, Role
 
 ROOT = Path(__file__).resolve().parents[2]
+PATH = f"{ROOT}:{ROOT / 'tests' / 'support' / 'child'}"
+"""PYTHONPATH of what tests start: the packages, and what lets a process start soon."""
 
 
 @contextmanager
@@ -74,10 +76,14 @@ class Process:
             ) from None
 
     def wait_for(self, text: str, timeout: float = 60.0) -> None:
-        """Until this text is in the output. Raises AssertionError when the process ends without it."""
+        """Until this text is in the output, with the rest of its line. Raises AssertionError when the process
+        ends without it.
+        """
         deadline = time.monotonic() + timeout
-        while text not in self.output:
-            ended = self.popen.poll() is not None and text not in self.output
+        while text not in self.output.rpartition("\n")[0] + "\n":
+            ended = self.popen.poll() is not None
+            if ended and text in self.output:
+                return
             if ended or time.monotonic() > deadline:
                 raise AssertionError(f"{text!r} not in the output of {self.log.name}:\n{self.output}")
             time.sleep(0.02)
@@ -120,7 +126,7 @@ class Job:
         log = self._folder / f"{role}.{rank}.{self._started}.log"
         self._started += 1
         environ = contract.without_contract(os.environ) | contract.write(member)
-        environ |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        environ |= {"PYTHONPATH": PATH, "PYTHONUNBUFFERED": "1"}
         process = Process(member, self._run(command, environ, log), log)
         self.processes.append(process)
         return process

@@ -35,7 +35,7 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A plain login's; not the variables that the tests themselves run under."""
     kept = {name: value for name, value in os.environ.items() if name.startswith("COVERAGE_")}
     plain = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
-    return {**kept, **plain, **(extra or {})}
+    return {**kept, **plain, "PYTHONPATH": str(_CHILD_MODULES), **(extra or {})}
 
 
 class Launch:

@@ -138,7 +138,7 @@ class Etcd:
             session.trust_env = False
             if token:
                 session.headers["Authorization"] = token
-            answer = session.post(f"http://{self.endpoint}/v3{path}", json=body, timeout=20)
+            answer = session.post(f"http://{self.endpoint}/v3{path}", json=body, timeout=60)
             assert answer.ok, answer.text
             found: dict[str, Any] = answer.json()
             return found

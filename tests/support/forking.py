@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import io
 import json
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fleetrun.envs.contract import Cluster
-from tests.support.cluster import ROOT, Job, job
+from tests.support.cluster import PATH, ROOT, Job, job
 
 _START_S = 100.0
 """Seconds. For hangs; it imports torch first."""
@@ -72,7 +73,7 @@ class Forker:
             [sys.executable, "-m", "tests.support.forking"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": PATH, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
             cwd=ROOT,
             text=True,
             bufsize=1,
@@ -214,6 +215,7 @@ def _warm() -> None:
         table.assign(keys, rows)
         table.pull(keys)
         table.apply(keys, rows, 0.1)
+    gc.freeze()  # no member looks through what all of them share
 
 
 def _run(module: str) -> NoReturn:

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.support import netns
+from tests.support.cluster import PATH
 from tests.support.command import Launch
 
 needs_hosts = [
@@ -30,7 +31,6 @@ needs_hosts = [
 ]
 """For `pytestmark`."""
 
-_ROOT = Path(__file__).resolve().parents[2]
 _PROXY = Path(__file__).parent / "scripts" / "delaying_proxy.py"
 _NETWORK = "10.77.0"
 _ENTER = 'echo "$0" > /proc/sys/kernel/hostname; mount --bind "$1" /etc/hosts; shift; exec "$@"'
@@ -56,7 +56,7 @@ class Host:
 
     def start(self, argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> Launch:
         """A process there, in the host's folder; ended with the host."""
-        path = {"PYTHONPATH": str(_ROOT), "PYTHONUNBUFFERED": "1"}
+        path = {"PYTHONPATH": PATH, "PYTHONUNBUFFERED": "1"}
         launch = Launch([*self.enter, *argv], self.folder, {**path, **(env or {})}, **options)
         self._launches.append(launch)
         return launch

@@ -111,6 +111,6 @@ def go(launches: Sequence[Launch]) -> None:
         launch.go()
 
 
-def codes(launches: Sequence[Launch], bound: float = 60.0) -> list[int]:
+def codes(launches: Sequence[Launch], bound: float = 100.0) -> list[int]:
     """Exit codes, once all have ended."""
     return [launch.wait(bound) for launch in launches]

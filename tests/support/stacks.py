@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleetrun.stacks import spy
 from fleetrun.stacks.taken import Target
-from tests.support.cluster import ROOT
+from tests.support.cluster import PATH
 from tests.support.waiting import eventually
 
 MARK = "abcdef.trainer.0"
@@ -26,7 +26,7 @@ def waiting(
     """A container of trainer 0 whose script has said "ready" in its log. It is killed in the end."""
     script, log = folder / "train.py", folder / "train.log"
     script.write_text(text)
-    known = {**os.environ, "PYTHONPATH": str(ROOT), "FLEETRUN_CONTAINER": MARK, **(env or {})}
+    known = {**os.environ, "PYTHONPATH": PATH, "FLEETRUN_CONTAINER": MARK, **(env or {})}
     with log.open("ab") as output, subprocess.Popen(
         [sys.executable, "-u", str(script)], stdout=output, stderr=output, env=known
     ) as process:  # fmt: skip

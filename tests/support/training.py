@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-STEPS = 100
+STEPS = 50
 BATCH = 6
 
 

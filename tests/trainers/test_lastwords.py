@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ROOT
+from tests.support.cluster import PATH
 from trainers import lastwords
 
 
 def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", script],
-        env=os.environ | environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | environ | {"PYTHONPATH": PATH},
         capture_output=True,
         text=True,
         timeout=60,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ROOT
+from tests.support.cluster import PATH
 from trainers.notice import Notice, notice_file, read_notice
 
 BEGIN = """
@@ -30,7 +30,7 @@ def run(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", BEGIN + text],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": PATH},
         capture_output=True,
         text=True,
         timeout=60,
@@ -174,7 +174,7 @@ def started(command: list[str], folder: Path) -> Iterator[subprocess.Popen[str]]
     with subprocess.Popen(
         command,
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": PATH},
         text=True,
         start_new_session=True,
         **pipes,  # type: ignore[call-overload]

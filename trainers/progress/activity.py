@@ -4,6 +4,7 @@ the meter.
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -52,7 +53,14 @@ class Activity:
         self._teller.is_over(self)
 
 
-def _counted(number: float | None) -> float | None:
-    """None for what is no number of parts."""
-    fits = isinstance(number, int | float) and 0 <= number < 1e18
-    return number if fits else None
+def _counted(number: object) -> float | None:
+    """None for what is no number of parts. NumPy's numbers are some, which JSON does not know."""
+    if not isinstance(number, Real):
+        return None
+    try:
+        amount = float(number)
+    except OverflowError:
+        return None
+    if not 0 <= amount < 1e18:
+        return None
+    return int(amount) if isinstance(number, Integral) else amount

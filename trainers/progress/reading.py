@@ -5,33 +5,102 @@ one is copied to memory that the device can write by itself, and read when it ha
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 _LARGEST = 1 << 62
 
-Waiting = list[tuple[str, Any, Any]]
+_WRONG = (TypeError, ValueError, RuntimeError, ArithmeticError, AttributeError, LookupError)
+"""What objects raise that are asked for their number and have none."""
+
+
+class Event(Protocol):
+    def query(self) -> bool: ...
+
+
+Waiting = list[tuple[str, Any, Event]]
 """(name, the copy in memory, the event after which it is there)"""
+
+
+class Device(Protocol):
+    """What a tensor is on that is not in memory."""
+
+    def capturing(self) -> bool:
+        """Whether what it is told now is recorded, to be done later and more than once."""
+        ...
+
+    def fetch(self, tensor: Any) -> tuple[Any, Event]:
+        """A copy that is there after the event. Raises RuntimeError."""
+        ...
 
 
 def kept(value: Any) -> Any:
     """The value without what it was computed from: a loss would hold a whole graph."""
-    return value.detach() if hasattr(value, "detach") else value
+    try:
+        return value.detach() if hasattr(value, "detach") else value
+    except _WRONG:
+        return None
 
 
 def whole(value: Any) -> int | None:
-    """A count, from 0 on; None for what is none."""
+    """A count, from 0 on; None for what is none, and for what one would have to wait for."""
+    if type(value) is not int and device_of(value) is not None:
+        return None
     try:
         number = int(_item(value))
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except _WRONG:
         return None
     return number if 0 <= number < _LARGEST else None
+
+
+class Accelerator:
+    """By its module: `torch.cuda`, `torch.xpu`, `torch.mps`, or one that another package has put there. What
+    it has no events for (XLA) is not fetched: nobody could tell when it is there.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def capturing(self) -> bool:
+        """Never starts the device."""
+        is_capturing = getattr(self._module, "is_current_stream_capturing", None)
+        return is_capturing is not None and bool(self._module.is_initialized() and is_capturing())
+
+    def fetch(self, tensor: Any) -> tuple[Any, Event]:
+        module = self._module
+        if not hasattr(module, "Event"):
+            raise RuntimeError("it has no events")
+        copy = self.memory(tensor)
+        copy.copy_(tensor.reshape(()), non_blocking=True)
+        event = module.Event()
+        if hasattr(module, "current_stream"):
+            event.record(module.current_stream(tensor.device))
+        else:  # it has one only
+            event.record()
+        return copy, event
+
+    @staticmethod
+    def memory(tensor: Any) -> Any:
+        """For one such number; the device can write there while nobody waits."""
+        return sys.modules["torch"].empty((), dtype=tensor.dtype, pin_memory=True)
+
+
+def device_of(value: Any) -> Device | None:
+    """None for what is in memory, or no tensor of one value."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor) or not _plain(value):
+        return None
+    kind = value.device.type
+    return None if kind in ("cpu", "meta") else Accelerator(getattr(torch, kind, None))
 
 
 class Reader:
     """Of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_of: Callable[[Any], Device | None] = device_of) -> None:
+        self._device_of = device_of
         self._waiting: Waiting = []
+        self._devices: list[Device] = []
 
     @property
     def waits(self) -> bool:
@@ -45,7 +114,7 @@ class Reader:
         numbers = self._arrived()
         for name in list(given):
             value = given[name]
-            if _on_cuda(value):
+            if self._device_of(value) is not None:
                 continue
             del given[name]
             number = _number(value)
@@ -57,7 +126,7 @@ class Reader:
 
     def _arrived(self) -> dict[str, float]:
         """All of what was sent for, or nothing yet."""
-        if self._waiting and _capturing():  # whoever asks for an event then breaks the capture
+        if any(each.capturing() for each in self._devices):  # whoever asks for an event then breaks it
             return {}
         try:
             if not all(event.query() for _, _, event in self._waiting):
@@ -65,27 +134,24 @@ class Reader:
             numbers = {name: float(copy) for name, copy, _ in self._waiting}
         except RuntimeError:  # the device's own error: the training hears of it
             numbers = {}
-        self._waiting = []
+        self._waiting, self._devices = [], []
         return numbers
 
     def _send_for(self, given: dict[str, Any]) -> None:
-        torch = sys.modules["torch"]
-        if _capturing():  # into a graph, which would copy at each replay
-            return
-        waiting: Waiting = []
-        try:
-            for name, tensor in list(given.items()):
-                if not _on_cuda(tensor):
-                    continue  # another thread has just said it
-                del given[name]
-                copy = torch.empty((), dtype=tensor.dtype, pin_memory=True)
-                copy.copy_(tensor.reshape(()), non_blocking=True)
-                event = torch.cuda.Event()
-                event.record(torch.cuda.current_stream(tensor.device))
-                waiting.append((name, copy, event))
-        except RuntimeError:
-            waiting = []
-        self._waiting = waiting
+        """What cannot be fetched is left out."""
+        for name, tensor in list(given.items()):
+            device = self._device_of(tensor)
+            if device is None:
+                continue  # another thread has just said it
+            if device.capturing():  # into a graph, which would copy at each replay
+                continue
+            del given[name]
+            try:
+                copy, event = device.fetch(tensor)
+            except RuntimeError:  # of another kind than those before it, or the device's own error
+                continue
+            self._waiting.append((name, copy, event))
+            self._devices.append(device)
 
 
 def _number(value: Any) -> float | None:
@@ -95,24 +161,13 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(_item(value))
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except _WRONG:
         return None
 
 
 def _item(value: Any) -> Any:
     """The one element of an array or a tensor; anything else itself."""
     return value.item() if hasattr(value, "item") else value
-
-
-def _on_cuda(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor) and value.is_cuda and _plain(value)
-
-
-def _capturing() -> bool:
-    """Whether a CUDA graph is being made. Never starts CUDA."""
-    cuda = sys.modules["torch"].cuda
-    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def _plain(tensor: Any) -> bool:

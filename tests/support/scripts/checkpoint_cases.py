@@ -23,7 +23,7 @@ from trainers.optimizer import DistributedOptimizer
 
 ATTEMPT = int(os.environ.get("PADDLE_RESTART_COUNT", "0"))
 KILLS = 2
-STEPS = 120
+STEPS = 60
 BATCH = 20
 
 
@@ -47,7 +47,7 @@ def arm(seed: int) -> None:
     """In each attempt but the last, one rank kills itself: at a moment, or at one of its file operations."""
     chance = random.Random(f"{seed} {ATTEMPT}")
     victim, by_time = chance.randrange(2), chance.random() < 0.5
-    moment, operation = chance.uniform(0.0, 1.0), chance.randrange(1, 400)
+    moment, operation = chance.uniform(0.0, 0.5), chance.randrange(1, 200)
     if ATTEMPT >= KILLS or seed < 0 or fleet.worker_index() != victim:
         return
     print(f"seed {seed} attempt {ATTEMPT}: rank {victim} dies", end=" ")
@@ -76,7 +76,7 @@ def killed(out: str, seed: str, where: str, how: str) -> None:
     plain = deep()
     model = fleet.distributed_model(plain)
     optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [40, 80], gamma=0.5)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [20, 40], gamma=0.5)
     sampler = ElasticBatchSampler(130, BATCH, rank=rank, trainers=world, seed=3)
     kept = {"sampler": sampler, "schedule": schedule}
     step = fleet.load_latest(where, model, optimizer, **kept) or 0

@@ -163,7 +163,7 @@ def bad_numbers() -> None:
 def silent() -> None:
     """The test stops server 1 while this trainer waits for a file."""
     model = torch.nn.Sequential(SparseEmbedding(1, init=Constant(0.0)), torch.nn.Flatten())
-    optimizer = begin(model, a_sync=sys.argv[3] == "async", ps_configs={"request_timeout_s": 2.0})
+    optimizer = begin(model, a_sync=sys.argv[3] == "async", ps_configs={"request_timeout_s": 6.0})
     if optimizer is None:
         return
     optimizer.minimize(-model(torch.arange(20)).sum())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.cluster import ROOT
+from tests.support.cluster import PATH
 from tests.support.stores import GATE, register
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.background import Background
@@ -124,7 +124,7 @@ def test_a_process_whose_last_save_failed_does_not_end_with_0(tmp_path: Path) ->
     done = subprocess.run(
         [sys.executable, "-c", LOST],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": PATH},
         capture_output=True,
         text=True,
     )

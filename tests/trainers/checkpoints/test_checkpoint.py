@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cluster import ROOT
+from tests.support.cluster import PATH
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.local import LocalShelf
 from trainers.checkpoints.manifest import CheckpointError
@@ -288,7 +288,7 @@ def test_loading_runs_no_code_that_came_with_the_checkpoint(tmp_path: Path) -> N
     done = subprocess.run(
         [sys.executable, "-c", PICKLED],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": PATH},
         capture_output=True,
         text=True,
     )

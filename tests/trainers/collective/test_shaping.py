@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import job
+from tests.support.forking import Forker
 from tests.support.scripts import shaping_cases as cases
 from tests.support.training import furthest
 from trainers.checkpoints import checkpoint
@@ -25,14 +25,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path) -> Iterator[list[dict[str, Any]]]:
+def ranks(forker: Forker, folder: Path) -> Iterator[list[dict[str, Any]]]:
     """What the two ranks have seen."""
     for make, clip in CLIP.items():
         model = cases.Blocks(0)
         optimizer = cases.OPTIMIZERS[make](cases.trainable(model))
         cases.train(model, optimizer, None, range(cases.SAVED), clip)
         checkpoint.save(folder / f"alone {make}", cases.SAVED, model, optimizer)
-    with job(folder, trainers=2) as running:
+    with forker.job(folder, trainers=2, servers=0) as running:
         running.start_all(["-m", "tests.support.scripts.shaping_cases", str(folder)])
         running.expect_success()
         assert [process.output for process in running.processes] == ["", ""]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cluster import job
+from tests.support.forking import Forker
 from tests.support.strategies import (
     EQUAL,
     STEPS,
@@ -30,9 +30,9 @@ Found = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("strategies")
-    with job(folder, trainers=WORLD) as running:
+    with forker.job(folder, trainers=WORLD, servers=0) as running:
         running.start_all(["-m", "tests.support.scripts.strategy_cases", str(folder)])
         running.expect_success()
         assert [process.output for process in running.processes] == ["", ""]  # no warning either

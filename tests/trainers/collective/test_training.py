@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fleetrun.envs import contract
-from tests.support.cluster import ROOT, job
+from tests.support.cluster import PATH, job
 from tests.support.training import STEPS, TwoTables, furthest, loss_of
 
 SCRIPT = ["-m", "tests.support.scripts.collective_cases"]
@@ -51,7 +51,7 @@ def test_two_processes_train_as_one_with_all_batches(
 def test_a_process_on_its_own_is_a_group_of_one() -> None:
     ended = subprocess.run(
         [sys.executable, *SCRIPT, "alone"],
-        env=contract.without_contract(os.environ) | {"PYTHONPATH": str(ROOT)},
+        env=contract.without_contract(os.environ) | {"PYTHONPATH": PATH},
         capture_output=True,
         text=True,
         timeout=60,

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fleetrun.envs.contract import Role
+from tests.support.cluster import PATH
 from tests.support.forking import Forker
 from tests.support.waiting import eventually
 from trainers.data.exchange import pack, take, unpack
@@ -24,7 +25,6 @@ from trainers.data.slots import Layout, Slot
 from trainers.data.store import GrowingArray, Store
 from trainers.errors import UsageError
 
-ROOT = Path(__file__).resolve().parents[3]
 SLOTS = [Slot("id"), Slot("dense", "float32", 2), Slot("bag", length=None), Slot("weights", "float32", None)]
 
 
@@ -163,7 +163,7 @@ def test_an_interrupt_ends_what_was_started(tmp_path: Path, kind: str, command: 
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": PATH},
     ) as process:
         try:
             eventually(lambda: (tmp_path / "PID").exists())

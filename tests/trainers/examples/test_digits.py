@@ -22,6 +22,29 @@ def expect_learned(first: Process, others: list[Process]) -> None:
 
 
 @pytest.mark.slow
+def test_two_trainers_learn_digits_collectively_in_static_style(
+    forker: Forker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with forker.job(tmp_path, trainers=2, servers=0) as running:
+        running.start_all(["-m", "trainers.examples.collective_trainer_static"])
+        running.expect_success()
+        expect_learned(running.trainers[0], [])
+        assert "accuracy" not in running.trainers[1].output
+
+
+@pytest.mark.slow
+def test_two_servers_and_two_trainers_learn_digits_in_static_style(forker: Forker, tmp_path: Path) -> None:
+    with forker.job(tmp_path, trainers=2, servers=2) as running:
+        running.start_all(["-m", "trainers.examples.parameter_server_trainer_static"])
+        running.expect_success()
+        output = running.trainers[0].output
+        assert re.search(r"^loss: \d\.\d+, acc: [01]\.\d+$", output, re.MULTILINE)
+        found = re.findall(r"^test accuracy: (\d\.\d{4})$", output, re.MULTILINE)
+        assert [float(each) >= 0.95 for each in found] == [True], output
+
+
+@pytest.mark.slow
 def test_parameter_server_training_in_step_learns_digits(forker: Forker, tmp_path: Path) -> None:
     with forker.job(tmp_path, trainers=2, servers=2) as running:
         running.start_all(["-m", "trainers.examples.parameter_server_trainer", "--sync"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ROOT
+from tests.support.cluster import PATH, ROOT
 from tests.support.command import Fleetrun, environment
 
 EXAMPLE = str(ROOT / "trainers" / "examples" / "elastic_trainer.py")
@@ -30,7 +30,7 @@ def test_stopped_with_two_processes_and_taken_up_by_one(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, EXAMPLE, "--dir", "saved"],
         cwd=tmp_path,
-        env=environment({"PYTHONPATH": str(ROOT), **ONE_THREAD}),
+        env=environment({"PYTHONPATH": PATH, **ONE_THREAD}),
         capture_output=True,
         text=True,
         timeout=100,

@@ -1,4 +1,4 @@
-"""The click example by real processes: on files. On generated rows: tests/e2e/test_training.py."""
+"""The click example by real processes: on files, and on generated rows."""
 
 import re
 import subprocess
@@ -33,6 +33,23 @@ def test_a_folder_without_data_is_named_before_anything_is_connected(tmp_path: P
     assert done.stderr.endswith(
         f"{tmp_path} has no best.json: write it with python -m trainers.examples.click_log {tmp_path}\n"
     )
+
+
+@pytest.mark.slow
+def test_rows_of_a_reader_in_step(forker: Forker, tmp_path: Path) -> None:
+    """They are generated, and what the best of all models would reach is known."""
+    small = ["--rows", "20000", "--batch_size", "256", "--steps", "120", "--hidden", "16", "--dim", "4"]
+    with forker.job(tmp_path, trainers=2, servers=1) as running:
+        running.start_all(["-m", EXAMPLE, "--mode", "sync", "--lr", "0.01", *small])
+        running.expect_success()
+        reached, best = aucs(running)
+        assert 0.65 < reached < best
+        found = re.findall(
+            r"^TRAIN ---> pass: ([01]) loss: (0\.\d{6})$", running.trainers[0].output, re.MULTILINE
+        )
+        assert [each[0] for each in found] == ["0", "0", "0", "1", "1", "1"]
+        losses = [float(each[1]) for each in found]
+        assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow

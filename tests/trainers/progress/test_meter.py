@@ -8,6 +8,7 @@ import math
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trainers.progress.meter import MOST_NAMES, PERIOD, Meter
@@ -112,6 +113,28 @@ def test_nothing_that_a_script_gives_raises(script, wrong):
     assert script.told("loss") == [None] * 4
     assert script.wire.said[0]["values"] == {"y": 1.0}
     assert script.last["step"] == 1
+
+
+class Wrong:
+    """Raises whatever it is asked for."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def __getattr__(self, name):
+        raise self._error
+
+    def __float__(self):
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [AttributeError, KeyError, RuntimeError, ZeroDivisionError])
+def test_whatever_it_raises_itself(script, error):
+    wrong = Wrong(error("from within"))
+    script.meter.step(wrong, wrong, {"x": wrong, "y": 1})
+    script.later().report(wrong, wrong, wrong)
+    assert script.told("loss") == [None] * 2
+    assert script.wire.said[0]["values"] == {"y": 1.0}
 
 
 @pytest.mark.parametrize("samples", [-5, math.nan, 1 << 70])
@@ -244,8 +267,9 @@ def test_but_some_in_a_row_are_all_told(script):
 
 
 @pytest.mark.parametrize(
-    ("of", "told"), [(-1, None), (math.nan, None), ("many", None), (2.5, 2.5), (None, None)]
-)
+    ("of", "told"), [(-1, None), (math.nan, None), ("many", None), (2.5, 2.5), (None, None),
+     (np.int64(10), 10), (10**400, None), (np.float32(2.5), 2.5), (True, 1)],
+)  # fmt: skip
 def test_parts_that_are_no_number_are_not_told(script, of, told):
     with script.meter.activity("x", of=of):
         assert script.last["activity"]["of"] == told

@@ -104,10 +104,10 @@ def test_a_server_that_says_nothing_is_named_after_the_request_timeout(
         started = time.monotonic()
         (tmp_path / "go").touch()
         trainer.wait_for("ServerError")
-        assert time.monotonic() - started >= 2.0
+        assert time.monotonic() - started >= 6.0
         endpoint = job.cluster.servers[1]
         assert f"ServerError server 1 at {endpoint} has not answered P" in trainer.output
-        assert "for 2 s; it may have died or be unreachable" in trainer.output
+        assert "for 6 s; it may have died or be unreachable" in trainer.output
         silent.popen.send_signal(signal.SIGCONT)
 
 

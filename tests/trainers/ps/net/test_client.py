@@ -135,9 +135,9 @@ def test_time_in_which_nobody_looked_is_not_the_servers_silence() -> None:
     def answer(count: int, request: Message) -> list[Message]:
         return [request.reply(Kind.DONE)] if count >= 2 else []
 
-    with served_by(answer, request_timeout_s=0.2) as client:
+    with served_by(answer, request_timeout_s=2.0) as client:
         ticket = client.send(ASK)
-        threading.Event().wait(0.5)  # the trainer computes
+        threading.Event().wait(2.2)  # the trainer computes
         assert client.wait(ticket)[0].kind is Kind.DONE
 
 

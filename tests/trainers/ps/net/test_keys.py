@@ -36,7 +36,7 @@ class Guarded:
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
-        configs = PsConfigs(request_timeout_s=20)
+        configs = PsConfigs(request_timeout_s=60)
         plan = ServerPlan(
             endpoints=[endpoint], index=0, trainers=1, sync=False, configs=configs, keys=keys(SECRET)
         )
@@ -59,7 +59,7 @@ class Guarded:
     def close(self) -> None:
         self.ask(Kind.LEAVE)
         self.client.close()
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 

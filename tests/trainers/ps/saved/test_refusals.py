@@ -262,7 +262,7 @@ def test_a_save_can_be_given_up(saved):
     eventually(lambda: 0 < task.progress.walked < task.progress.slots)
     assert not task.ended
     task.cancel()
-    assert woken.wait(10)
+    assert woken.wait(60)
     with pytest.raises(CancelledError, match="given up"):
         task.result()
     task.close(saved=False)

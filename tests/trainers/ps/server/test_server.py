@@ -26,7 +26,7 @@ from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import Adam, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec, job_words
 
-CONFIGS = PsConfigs(request_timeout_s=20)
+CONFIGS = PsConfigs(request_timeout_s=60)
 SPECS = {
     0: TableSpec(kind=TableKind.DENSE, name="w", size=6, rule=Adam()),
     1: TableSpec(kind=TableKind.SPARSE, name="e", size=2, rule=SparseAdam()),
@@ -72,7 +72,7 @@ class Port:
         if self.thread.is_alive():
             self.ask(Kind.LEAVE)
         self.client.close()
-        self.thread.join(20)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from fleetrun.console.figures import lasted
+from fleetrun.pod.result import HUNG
 from fleetrun.record.history import History, number
 from fleetrun.record.journal import Event
 
@@ -39,6 +41,8 @@ def outcome(history: History) -> str:
     if over is None:
         if history.running:
             return "running"
+        if history.running is None:
+            return "running, or ended without a word"
         return "ended without a word: its launcher was killed, or the machine went down"
     code = over.get("code")
     if code == 0:
@@ -80,7 +84,7 @@ def _head(history: History, now: float) -> list[str]:
     if began is not None:
         until = ended if ended is not None else now
         word = "ended" if history.over is not None else "last heard of" if ended is not None else "now"
-        lines.append(f"  began {_date(began)}, {word} {_date(until)}, {duration(until - began)}")
+        lines.append(f"  began {_date(began)}, {word} {_date(until)}, {lasted(until - began)}")
     argv = launch.get("argv")
     if isinstance(argv, list):
         import shlex
@@ -116,8 +120,8 @@ def _said(event: Event, end: Event, answered: bool) -> str:
         case "exited" if event.get("code") and event.get("asked") is None and not answered:
             return _how(event)
         case "hung":
-            silent = duration(number(event.get("silent_for")) or 0.0)
-            return f"no sign of life for {silent}: {_joined(event.get('containers'))}; {_answer(event)}"
+            silent = lasted(number(event.get("silent_for")) or 0.0)
+            return f"no sign of life for {silent}: {_joined(event.get('containers'))}; {_to_hang(event)}"
         case "restarting":
             return f"started again: {_joined(event.get('containers'))}"
         case "ending":
@@ -144,6 +148,12 @@ def _answer(event: Event) -> str:
     return str(event.get("reason") or "no restart")
 
 
+def _to_hang(event: Event) -> str:
+    """Its reason begins with what was said of the hang already."""
+    said, hung, why = str(event.get("reason") or "").partition(HUNG)
+    return _answer({**event, "reason": why.removeprefix("; ") if hung else said})
+
+
 def _joined(names: Any) -> str:
     if not isinstance(names, list):
         return "?"
@@ -156,14 +166,3 @@ def _date(moment: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
     except (ValueError, OverflowError, OSError):
         return "?"
-
-
-def duration(seconds: float) -> str:
-    """`4.2 s`, `12 min 3 s`, `5 h 2 min`, `3 d 4 h`"""
-    if seconds < 120:
-        return f"{max(0.0, seconds):.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 120:
-        return f"{minutes} min {rest} s"
-    hours = minutes // 60
-    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
