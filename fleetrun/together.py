@@ -17,6 +17,7 @@ from fleetrun.console.report import headline
 from fleetrun.console.tail import printable
 from fleetrun.control.board import Board
 from fleetrun.elastic.agent import Agent, Outcome, Place
+from fleetrun.elastic.inquiry import Inquiry
 from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rounds.policy import Policy, Waiting
@@ -65,7 +66,8 @@ def run_together(
     nodes = NodesVoice(console, terminal_columns() or WIDE)
     voice = _Voice(nodes, settings, scene.control.board, partial(scene.journal.write, "node"))
     policy = _policy(settings, site, meeting)
-    agent = _agent(settings, stage, node, meeting, policy, crew, voice)
+    others = scene.control.others = Inquiry(meeting.store, stage.loop, node.id, scene.control.tell)
+    agent = _agent(settings, stage, node, meeting, policy, others, crew, voice)
     try:
         scene.opened(imagined)
         outcome = agent.run()
@@ -79,14 +81,14 @@ def run_together(
 
 
 def _agent(
-    settings: LaunchSettings, stage: Stage, node: Node, meeting: Meeting, policy: Policy, crew: _Crew,
-    voice: _Voice,
+    settings: LaunchSettings, stage: Stage, node: Node, meeting: Meeting, policy: Policy, others: Inquiry,
+    crew: _Crew, voice: _Voice,
 ) -> Agent:  # fmt: skip
     """The agent hears of signals from here on."""
     agent = Agent(
         stage.loop,
         node,
-        partial(_membership, meeting, stage, node, policy),
+        partial(_membership, meeting, stage, node, policy, others),
         crew,
         voice,
         timeout=settings.timeout,
@@ -107,8 +109,10 @@ def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
     return reason, restarts, list(cause.lines) if cause is not None else []
 
 
-def _membership(meeting: Meeting, stage: Stage, node: Node, policy: Policy, agent: Agent) -> Membership:
-    return Membership(meeting.store, stage.loop, node, policy, agent)
+def _membership(
+    meeting: Meeting, stage: Stage, node: Node, policy: Policy, others: Inquiry, agent: Agent
+) -> Membership:
+    return others.enter(Membership(meeting.store, stage.loop, node, policy, agent))
 
 
 def _node(resolved: Resolved, site: Site, offer: Offer) -> Node:

@@ -4,20 +4,22 @@ gets the same. Believes no word of an answer that has another form than it shoul
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
 
+from fleetrun.commands import nodesview
 from fleetrun.commands.tables import Cell, Column, cut, filled, percent, size, table
+from fleetrun.commands.values import STYLES, figure, text, written
 from fleetrun.console.figures import count, duration, loss, short
 from fleetrun.console.tail import printable
 from fleetrun.control.observed import parts
 from fleetrun.pod.status import signal_name
 
 COLUMNS = (
+    Column("NODE", 8, right=True),
     Column("NAME"),
     Column("RANK", 6, right=True),
     Column("PID", 5, right=True),
@@ -33,30 +35,25 @@ COLUMNS = (
     Column("SAMPLES/S", 6, right=True),
     Column("LAST LINE", 1, rest=True),
 )
+_Process = tuple[str, Mapping[str, Any], Mapping[str, Any]]
+"""One, behind its machine's number and what that machine says of itself."""
+
 _NO_NUMBERS = ("nan", "inf", "-inf")
-_STYLES = {
-    "running": "green",
-    "completed": "green",
-    "failed": "red",
-    "terminating": "yellow",
-    "restarting": "yellow",
-    "ending": "yellow",
-    "leaving": "yellow",
-    "meeting": "cyan",
-    "starting": "cyan",
-}
 
 
-def heading(status: Mapping[str, Any], width: int | None, *, places: bool = True) -> list[Text]:
-    """What is to be said of the job as a whole; without `places` not where it is."""
+def heading(
+    status: Mapping[str, Any], width: int | None, most: int | None = None, *, places: bool = True
+) -> list[Text]:
+    """What is to be said of the job as a whole; of its machines in at most so many lines; without `places`
+    not where it is.
+    """
     state = text(status, "state")
-    there = parts(status, "containers")
-    up = alive(there)
+    up, there = nodesview.processes_up(status)
     said = [
         Text.assemble((text(status, "job"), "bold"), f" (pod {text(status, 'pod')})"),
         Text(text(status, "mode")),
-        Text(state, _STYLES.get(state, "")),
-        *([Text(f"{up} of {len(there)} process{'es' * (len(there) != 1)} up")] if there else []),
+        Text(state, STYLES.get(state, "")),
+        *([Text(f"{up} of {there} process{'es' * (there != 1)} up")] if there else []),
         Text(duration(figure(status, "elapsed"))),
         Text(f"restarts: {text(status, 'restarts')} of {text(status, 'max_restart')}"),
     ]
@@ -64,13 +61,9 @@ def heading(status: Mapping[str, Any], width: int | None, *, places: bool = True
         Text(f"logs in {text(status, 'log_dir')}", "dim"),
         Text(f"started in {text(status, 'cwd')}", "dim"),
     ]
-    rest = [cut(each, width) for each in (*_why(status), *_nodes(status))]
-    return [*filled(said, width), *(filled(where, width) if places else []), *rest]
-
-
-def alive(containers: Sequence[Mapping[str, Any]]) -> int:
-    """How many have a process: also those that are asked to end."""
-    return sum(figure(each, "pid") is not None for each in containers)
+    why = [cut(each, width) for each in _why(status)]
+    nodes = nodesview.lines(status, width, most)
+    return [*filled(said, width), *(filled(where, width) if places else []), *why, *nodes]
 
 
 def _why(status: Mapping[str, Any]) -> list[Text]:
@@ -78,30 +71,33 @@ def _why(status: Mapping[str, Any]) -> list[Text]:
     return [Text(why, "yellow")] if why else []
 
 
-def _nodes(status: Mapping[str, Any]) -> list[Text]:
-    """Of the other machines only who they are is known here."""
-    waiting = status.get("waiting")
-    if isinstance(waiting, dict):
-        missing = waiting.get("missing")
-        names = ", ".join(map(str, missing)) if isinstance(missing, list) else ""
-        said = f"{text(waiting, 'present')} of {text(waiting, 'wanted')} nodes"
-        return [Text(printable(said + (f", waiting for {names}" if names else "")), "cyan")]
-    nodes = parts(status, "nodes")
-    if len(nodes) < 2:
-        return []
-    names = ", ".join(
-        f"{text(each, 'rank')} {text(each, 'title')}{' (here)' if each.get('this') else ''}" for each in nodes
-    )
-    return [Text(f"{len(nodes)} nodes: {names}"), Text("each node tells of its own processes", "dim")]
+def processes(status: Mapping[str, Any], width: int | None, now: float | None = None) -> list[Text]:
+    """A line for each, under a line of titles. `now`: seconds since the epoch, instead of the moment of which
+    the answer tells.
+    """
+    return [*_table(_known(status), width, now), *_left_out(status, width)]
 
 
-def processes(status: Mapping[str, Any], width: int | None, now: float) -> list[Text]:
-    """A line for each, under a line of titles. `now`: seconds since the epoch."""
-    there = parts(status, "containers")
-    rows = [_row(each, now) for each in there]
-    if all(text(each, "rank") == text(each, "index") for each in there):  # the name says it
-        rows = [[row[0], Cell(""), *row[2:]] for row in rows]
+def _table(there: Sequence[_Process], width: int | None, now: float | None = None) -> list[Text]:
+    rows = [_row(each, moment(of) if now is None else now, node) for node, of, each in there]
+    if all(text(each, "rank") == text(each, "index") for _, _, each in there):  # the name says it
+        rows = [[*row[:2], Cell(""), *row[3:]] for row in rows]
     return table(COLUMNS, rows, width) if rows else []
+
+
+def _known(status: Mapping[str, Any]) -> list[_Process]:
+    nodes = nodesview.told(status)
+    if not nodes:
+        return [("", status, each) for each in parts(status, "containers")]
+    return [(text(node, "rank"), node, each) for node in nodes for each in parts(node, "containers")]
+
+
+def _left_out(status: Mapping[str, Any], width: int | None) -> list[Text]:
+    return [
+        cut(Text(f"{left:.0f} more of node {text(node, 'rank')} had no room in its answer", "dim"), width)
+        for node in nodesview.told(status)
+        if (left := figure(node, "left_out"))
+    ]
 
 
 def moment(status: Mapping[str, Any]) -> float:
@@ -110,16 +106,17 @@ def moment(status: Mapping[str, Any]) -> float:
     return started + elapsed if started is not None and elapsed is not None else time.time()
 
 
-def _row(one: Mapping[str, Any], now: float) -> list[Cell]:
+def _row(one: Mapping[str, Any], now: float, node: str) -> list[Cell]:
     state = text(one, "state")
     started = figure(one, "started")
     up = now - started if started is not None and one.get("pid") is not None else None
     attempt = figure(one, "attempt")
     return [
+        Cell(node),
         Cell(text(one, "name")),
         Cell(text(one, "rank")),
         Cell(text(one, "pid")),
-        Cell(_state(one), _STYLES.get(state, "")),
+        Cell(_state(one), STYLES.get(state, "")),
         Cell(duration(up)),
         Cell(count(attempt) if attempt else ""),
         Cell(percent(figure(one, "cpu"))),
@@ -128,7 +125,7 @@ def _row(one: Mapping[str, Any], now: float) -> list[Cell]:
         Cell(size(figure(one, "gpu_memory"))),
         Cell(step_of(one)),
         Cell(loss_of(one), "red" if loss_of(one) in _NO_NUMBERS else ""),
-        Cell(_written(short, figure(one, "rate"))),
+        Cell(written(short, figure(one, "rate"))),
         Cell(said(one), "dim"),
     ]
 
@@ -144,15 +141,11 @@ def _state(one: Mapping[str, Any]) -> str:
 def loss_of(one: Mapping[str, Any]) -> str:
     """One that is no number too."""
     said = one.get("loss")
-    return str(said) if str(said) in _NO_NUMBERS else _written(loss, figure(one, "loss"))
+    return str(said) if str(said) in _NO_NUMBERS else written(loss, figure(one, "loss"))
 
 
 def step_of(one: Mapping[str, Any]) -> str:
-    return _written(count, figure(one, "step"))
-
-
-def _written(how: Callable[[float], str], value: float | None) -> str:
-    return "" if value is None else how(value)
+    return written(count, figure(one, "step"))
 
 
 def said(one: Mapping[str, Any]) -> str:
@@ -178,17 +171,18 @@ def last_lines(status: Mapping[str, Any], width: int | None, most: int | None = 
 
 def picture(status: Mapping[str, Any], columns: int, rows: int, now: float, note: str = "") -> list[Text]:
     """The same for a screen of so many columns and rows. `note`: what is to be said of the picture itself."""
-    there = parts(status, "containers")
-    top = heading(status, columns)
+    there = _known(status)
+    most = max(4, rows // 3)
+    top = heading(status, columns, most)
     if len(top) + len(there) + 3 > rows:
-        top = heading(status, columns, places=False)
+        top = heading(status, columns, most, places=False)
     if note:
         top.append(cut(Text(note, "yellow"), columns))
     foot = cut(Text(f"q: quit    {time.strftime('%H:%M:%S', time.localtime(now))}", "dim"), columns)
     room = max(1, rows - len(top) - 2)
     if len(there) >= room:
-        status = {**status, "containers": sorted(there, key=_calm)}
-    middle = _first(processes(status, columns, moment(status)), room, columns)
+        there.sort(key=lambda row: _calm(row[2]))
+    middle = _first(_table(there, columns) + _left_out(status, columns), room, columns)
     room -= len(middle) + 1
     if room > 0 and not (middle and "LAST LINE" in middle[0].plain):
         middle += [Text(""), *last_lines(status, columns, room)]
@@ -208,15 +202,3 @@ def _first(lines: list[Text], room: int, columns: int) -> list[Text]:
     kept = lines[: max(0, room - 1)]
     more = len(lines) - max(1, len(kept))
     return [*kept, cut(Text(f"... and {more} more; a taller window shows them", "dim"), columns)]
-
-
-def text(one: Mapping[str, Any], name: str) -> str:
-    value = one.get(name)
-    return "" if value is None or isinstance(value, dict | list) else printable(str(value))
-
-
-def figure(one: Mapping[str, Any], name: str) -> float | None:
-    value = one.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        return None
-    return value

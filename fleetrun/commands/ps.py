@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.jobview import alive, figure, loss_of, step_of, text
+from fleetrun.commands.jobview import loss_of, step_of
 from fleetrun.commands.output import print_json, print_lines, room
 from fleetrun.commands.tables import Cell, Column, table
+from fleetrun.commands.values import alive, figure, text
 from fleetrun.console.figures import count, duration
 from fleetrun.control.client import STOPPED
 from fleetrun.control.observed import parts

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
 from rich.text import Text
 
-from fleetrun.commands import jobview
+from fleetrun.commands import jobview, nodesview
+from fleetrun.commands.everywhere import Wanted, complete, everywhere, several
 from fleetrun.commands.finding import Running, find_running, how, named
 from fleetrun.commands.jobnames import of_running
 from fleetrun.commands.output import print_json, print_lines, room, write
 from fleetrun.control.client import STOPPED, Gone, NoAnswer, ask
-from fleetrun.control.observed import MOMENT, Observer
+from fleetrun.control.observed import MOMENT, Observer, parts
 from fleetrun.errors import LaunchError, UsageError
 
 _PATIENCE = 1.0  # seconds for an answer while a person looks on
+_EVERYWHERE = 3.0  # seconds between two questions to the other machines while one does
 
 
 class SilentError(LaunchError):
@@ -35,10 +39,14 @@ class SilentError(LaunchError):
     "--interval", type=float, default=1.0, show_default=True, metavar="SECONDS",
     help="With --watch: seconds between two looks.",
 )  # fmt: skip
+@click.option("--node", type=click.IntRange(min=0), metavar="N", help="The processes of this node only.")
+@click.option("--all", "whole", is_flag=True, help="All processes, of however many nodes.")
 @click.option(
     "--json", "as_json", is_flag=True, help="One line of JSON, for programs; with --watch one each time."
 )
-def command(job: str | None, watch: bool, interval: float, as_json: bool) -> int:
+def command(
+    job: str | None, watch: bool, interval: float, node: int | None, whole: bool, as_json: bool
+) -> int:
     """Show how a running job stands: its processes, what they use, how far they are, their last words.
 
     JOB is the name of a job, its pod, or the beginning of one of them. It can be left out when one job runs.
@@ -46,12 +54,17 @@ def command(job: str | None, watch: bool, interval: float, as_json: bool) -> int
     A process is one line: role and number, its rank where that is another, pid, state, for how long it has
     been running, how often it was restarted, processor (percent of one), memory, GPU, and what it reported:
     step, loss, samples per second. Columns for which there is no room, or nothing known, are left out; --json
-    has all. Of a job on several machines each node tells of its own processes.
+    has all.
+
+    Of a job on several machines the launcher asks those of the others, for two seconds at most; processor,
+    memory and last words are known of this machine only. Of more than 16 nodes each is one line, unless
+    --node or --all says otherwise.
 
     \b
     Examples:
       fleetrun status
       fleetrun status resnet --watch
+      fleetrun status --node 3
       fleetrun status --json | jq '.containers[] | {name, step, loss}'
 
     \b
@@ -64,16 +77,30 @@ def command(job: str | None, watch: bool, interval: float, as_json: bool) -> int
     if not 0.1 <= interval <= 3600:  # nan neither
         raise click.BadParameter(f"--interval {interval:g}: it must be 0.1 to 3600 seconds")
     found = _answering(find_running(job))
+    wanted = Wanted(node, whole)
+    wanted.check(found.status)
     if watch:
-        return _watch(found, interval, as_json)
+        return _watch(Watching(found, wanted), interval, as_json)
+    _show(found, wanted, as_json)
+    return 0
+
+
+def _show(job: Running, wanted: Wanted, as_json: bool) -> None:
     observer = Observer()
     time.sleep(MOMENT)
-    status = observer.complete(found.status)
+    status = complete(_asked(job, wanted), observer)
     if as_json:
         print_json(status)
     else:
-        _print(status)
-    return 0
+        _print(wanted.shown(status))
+
+
+def _asked(job: Running, wanted: Wanted) -> Mapping[str, Any]:
+    """The answer; the one that is known already if there is nobody else to ask, or it has just ended."""
+    if several(job.status):
+        with contextlib.suppress(NoAnswer):
+            return everywhere(job, wanted)
+    return job.status
 
 
 def _answering(job: Running) -> Running:
@@ -89,13 +116,13 @@ def _answering(job: Running) -> Running:
 
 def _print(status: dict[str, Any]) -> None:
     width = room()
-    lines = [*jobview.heading(status, width), *jobview.processes(status, width, jobview.moment(status))]
+    apart = [Text("")] if nodesview.told(status) else []
+    lines = [*jobview.heading(status, width), *apart, *jobview.processes(status, width)]
     last = [] if any("LAST LINE" in line.plain for line in lines) else jobview.last_lines(status, width)
     print_lines([*lines, *([Text("")] if last else []), *last])
 
 
-def _watch(job: Running, interval: float, as_json: bool) -> int:
-    view = Watching(job)
+def _watch(view: Watching, interval: float, as_json: bool) -> int:
     if as_json:
         return _stream(view, interval)
     dumb = os.environ.get("TERM", "dumb") == "dumb"
@@ -107,7 +134,7 @@ def _watch(job: Running, interval: float, as_json: bool) -> int:
     keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
     number = show(view.picture, interval, sys.stdout.fileno(), keys)
     if view.over:
-        write(f"{named(job)} is over{how(job)}\n")
+        write(f"{named(view.job)} is over{how(view.job)}\n")
     return 128 + number if number not in (0, signal.SIGINT) else 0
 
 
@@ -120,31 +147,50 @@ def _stream(view: Watching, interval: float) -> int:
 
 
 class Watching:
-    """Asks again and again. `over` when nobody is there to be asked."""
+    """Asks again and again; other machines not as often. `over` when nobody is there to be asked."""
 
-    def __init__(self, job: Running) -> None:
+    def __init__(self, job: Running, wanted: Wanted) -> None:
+        self.job = job
         self.over = False
-        self._job = job
+        self._wanted = wanted
         self._observer = Observer()
         self._status: dict[str, Any] = dict(job.status)
         self._silence = ""
+        self._others: dict[str, dict[str, Any]] = {}
+        self._others_due = 0.0
 
     def look(self) -> dict[str, Any] | None:
         """The newest that is known; None when the job is over."""
         try:
-            answer = ask(self._job.socket, {"ask": "status"}, _PATIENCE)
+            answer = self._ask()
         except Gone:
             self.over = True
             return None
         except NoAnswer as silence:
             self._silence = str(silence)
         else:
-            self._status, self._silence = self._observer.complete(answer), ""
+            self._status, self._silence = complete(answer, self._observer), ""
         return {**self._status, "silent": self._silence or None}
+
+    def _ask(self) -> dict[str, Any]:
+        """Raises NoAnswer."""
+        if several(self._status) and time.monotonic() >= self._others_due:
+            answer = everywhere(self.job, self._wanted)
+            self._others = {_name(each): each for each in parts(answer, "nodes")}
+            self._others_due = time.monotonic() + _EVERYWHERE
+            return answer
+        answer = ask(self.job.socket, {"ask": "status"}, _PATIENCE)
+        nodes = [self._others.get(_name(each), each) for each in parts(answer, "nodes")]
+        return {**answer, "nodes": nodes}
 
     def picture(self, columns: int, rows: int) -> list[Text] | None:
         status = self.look()
         if status is None:
             return None
         note = f"the launcher does not answer: {self._silence}; this is from before" if self._silence else ""
-        return jobview.picture(status, columns, rows, time.time(), note)
+        return jobview.picture(self._wanted.shown(status), columns, rows, time.time(), note)
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    """Of a machine in an answer: what it said before is still of it."""
+    return f"{node.get('rank')} {node.get('title')}"

@@ -129,6 +129,11 @@ class Board:
 
     # ---- what it tells
 
+    @property
+    def nodes(self) -> int:
+        """How many machines have met."""
+        return len(self._nodes)
+
     def status(self) -> dict[str, Any]:
         """The answer to `status`; see docs/monitoring-a-job.md."""
         facts = self.facts

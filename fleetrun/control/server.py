@@ -22,7 +22,11 @@ from fleetrun.envs.runfolder import short
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 
 Message = dict[str, Any]
-Answer = Callable[[Message], Message]
+Say = Callable[[Message], None]
+Later = Callable[[Say], None]
+"""Who will say it when it is known; once."""
+
+Answer = Callable[[Message], Message | Later]
 
 PATIENCE = 10.0  # seconds for a whole conversation
 MOST = 64  # conversations at a time; one more, and the oldest is over
@@ -124,6 +128,7 @@ class _Talk:
         loop.add(caller.fileno(), self._hear, READ)
 
     def end(self) -> None:
+        """An answer that comes later finds nobody."""
         self._limit.cancel()
         self._loop.remove(self._caller.fileno())
         self._caller.close()
@@ -139,13 +144,20 @@ class _Talk:
         self._asked += data
         line, newline, _ = bytes(self._asked).partition(b"\n")
         if newline or len(self._asked) > LONGEST:
-            self._say(_answered(line if newline else None, self._answer))
+            self._loop.remove(self._caller.fileno())
+            answer = _answered(line if newline else None, self._answer)
+            if callable(answer):
+                answer(self._say)
+            else:
+                self._say(answer)
         elif not data:
             self.end()
 
     def _say(self, answer: Message) -> None:
+        """Perhaps nobody listens any more."""
+        if self._caller.fileno() < 0:
+            return
         self._left = memoryview(json.dumps(plain(answer)).encode() + b"\n")
-        self._loop.remove(self._caller.fileno())
         self._loop.add(self._caller.fileno(), self._send, WRITE)
         self._send()
 
@@ -171,7 +183,7 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _answered(line: bytes | None, answer: Answer) -> Message:
+def _answered(line: bytes | None, answer: Answer) -> Message | Later:
     if line is None:
         return {"error": f"a question has at most {LONGEST} bytes"}
     try:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fleetrun.control.board import Board
-from fleetrun.control.server import Message, Server
+from fleetrun.control.server import Later, Message, Say, Server
 from fleetrun.envs import runfolder
 from fleetrun.pod.loop import Loop
 
 Interrupt = Callable[[int], None]
+
+
+class Others(Protocol):
+    """Asks the launchers of the job's other machines."""
+
+    within: float
+    """Seconds in which they answer."""
+
+    def ask(
+        self, rank: int | None, brief: bool, then: Callable[[Mapping[int, bytes | None]], None], /
+    ) -> None:
+        """`then` hears what all, or the one of this rank, said (`elsewhere.pack`); None: nothing."""
+        ...
 
 
 class Control:
@@ -22,6 +35,8 @@ class Control:
         """`told`: what a person at the launcher's terminal should know of it."""
         self.board = board
         self.interrupt: Interrupt | None = None
+        self.others: Others | None = None
+        """Of a job on several machines."""
         self._loop = loop
         self._told = told
         self._server: Server | None = None
@@ -41,13 +56,34 @@ class Control:
         if self._server is not None:
             self._server.close()
 
-    def answer(self, question: Message) -> Message:
+    def answer(self, question: Message) -> Message | Later:
         asked = question.get("ask")
+        if asked == "status" and question.get("everywhere") is True and self.others is not None:
+            return self._everywhere(self.others, question)
         if asked == "status":
             return self.board.status()
         if asked == "stop":
             return self._stop(question)
         return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
+
+    def tell(self, brief: bool, most: int) -> bytes:
+        """How the job stands here, for another machine: at most so many bytes."""
+        from fleetrun.control.elsewhere import pack  # late: for jobs on several machines
+
+        return pack(self.board.status(), brief, most)
+
+    def _everywhere(self, others: Others, question: Message) -> Later:
+        """`node`: its rank, if it is about one; `all`: every process, however many there are."""
+        from fleetrun.control.elsewhere import MANY, with_answers  # late, too
+
+        rank = question.get("node")
+        one = rank if isinstance(rank, int) and 0 <= rank < self.board.nodes else None
+        brief = one is None and question.get("all") is not True and self.board.nodes > MANY
+
+        def ask(say: Say) -> None:
+            others.ask(one, brief, lambda found: say(with_answers(self.board.status(), found, others.within)))
+
+        return ask
 
     def _stop(self, question: Message) -> dict[str, Any]:
         if self.interrupt is None:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fleetrun.elastic.rounds import keys, records
@@ -18,7 +18,7 @@ from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, State
 from fleetrun.elastic.rounds.reminder import Reminder
 from fleetrun.elastic.rounds.rendezvous import decide
 from fleetrun.elastic.rounds.view import View
-from fleetrun.elastic.stores.store import Store
+from fleetrun.elastic.stores.store import Entry, Store
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -51,6 +51,8 @@ class Membership:
         self._over = False
         self.closed = False
         self.when_closed: Callable[[], None] = lambda: None
+        self.when_looked: Callable[[Mapping[str, Entry]], None] = lambda others: None
+        """Is told of the entries that are no records of rounds."""
         self._do: dict[type[Act], Callable[[Any], None]] = {
             Ready: self._ready, Start: self._start, Stop: self._stop, Rest: self._rest,
             Finish: self._finish, End: self._end, Fail: self._fail,
@@ -61,6 +63,11 @@ class Membership:
     def reached(self) -> bool:
         """Whether the store has ever answered."""
         return self._part.was_up
+
+    @property
+    def members(self) -> tuple[Node, ...]:
+        """Of the generation that this node is in, in the order of their ranks; empty while it is in none."""
+        return self._part.members
 
     # ---- what the node says
 
@@ -205,6 +212,7 @@ class Membership:
             self._whole = False
             self._note_round()
             self._watch()
+            self.when_looked(view.others)
         due = self._desk.errands.forget_late(now)
         decision = decide(view, part, self._policy, now)
         for act in decision.acts:

@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fleetrun.control.server import LONGEST, MOST, Server, heard, plain
 from fleetrun.envs.runfolder import short
 from fleetrun.pod.loop import Loop
 from tests.support.serving import serving
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -205,3 +207,39 @@ def test_numbers_that_json_does_not_have_are_words(tmp_path):
         "a": ["nan", ["-inf", 1.5]],
         "3": None,
     }
+
+
+def test_an_answer_may_come_later(tmp_path):
+    """And only once to each; who did not wait is missed by nobody, and who has said all that he has to say is
+    answered all the same.
+    """
+    waiting = []
+    with serving(tmp_path / "run" / "abcdef.sock", lambda question: waiting.append) as server:
+        callers = [call(server.path) for _ in range(3)]
+        for caller in callers:
+            caller.sendall(b'{"ask": 1}\n')
+        callers[1].shutdown(socket.SHUT_WR)
+        callers[2].close()
+        eventually(lambda: len(waiting) == 3)
+        for number, say in enumerate(waiting):
+            server._loop.after(0.0, partial(say, {"number": number}))
+        with call(server.path) as another:
+            another.sendall(b"{}\n")  # wakes the loop
+            found = sorted(caller.recv(1 << 16) for caller in callers[:2])
+        assert len(found) == 2
+        assert all(json.loads(line)["number"] in range(3) for line in found)
+        for caller in callers[:2]:
+            assert caller.recv(1) == b""
+            caller.close()
+
+
+def test_an_answer_that_comes_too_late_finds_nobody(tmp_path):
+    waiting = []
+    with serving(tmp_path / "run" / "abcdef.sock", lambda question: waiting.append) as server:
+        with call(server.path) as caller:
+            caller.sendall(b"{}\n")
+            eventually(lambda: waiting)
+            next(iter(server._talks))._limit.fire()
+            assert caller.recv(1 << 16) == b""
+        waiting[0]({"late": True})
+        assert not server._talks

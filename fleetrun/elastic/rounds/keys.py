@@ -10,6 +10,10 @@ LEADER = "state/leader"
 ROUND = "state/round"
 CENSUS = "state/census"
 
+ASKS = "state/asks/"
+"""Questions of one node to the others, which watch them already; see `inquiry.py`."""
+
+ANSWERS = "answers/"
 REPORTS = "reports/"
 TOPOLOGY = "topology/"
 EVERYTHING = ""
@@ -35,3 +39,12 @@ def report(generation: int, id_: str) -> str:
 def topology(name: str) -> str:
     """`name` is what a round calls its topology."""
     return f"{TOPOLOGY}{name}"
+
+
+def ask(question: str) -> str:
+    return f"{ASKS}{question}"
+
+
+def answers(question: str) -> str:
+    """The folder of the answers to one question. Only who asks watches it."""
+    return f"{ANSWERS}{question}/"

@@ -79,6 +79,8 @@ class View:
         """Nodes that went while this one was looking, and when."""
         self.reports: dict[str, Heard] = {}
         """Of the generation of the round."""
+        self.others: dict[str, Entry] = {}
+        """Entries that are no records of rounds: for who else meets in this store."""
         self.lessons = 0
         """How many topologies it has learned: no two that it writes have one name."""
         self._topology: tuple[str, tuple[Node, ...]] | None = None
@@ -174,6 +176,8 @@ class View:
                 self._note_report(name, records.report(entry.value), now)
             elif folder == "verdicts":
                 self.verdict = records.verdict(entry.value)
+            else:
+                self.others[key] = entry
         except BadRecordError as error:
             if key == keys.ROUND:
                 self.foreign = str(error)
@@ -239,6 +243,8 @@ class View:
                 self.reports.pop(id_, None)
         elif folder == "verdicts":
             self.verdict = None
+        else:
+            self.others.pop(key, None)
 
 
 _COURSE = tuple(Done)

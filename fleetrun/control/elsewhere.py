@@ -1,0 +1,140 @@
+"""How a job stands on its other machines: what each says of itself, as few bytes as may be, and back. Who
+reads it believes nothing: of another machine anything may come.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fleetrun.control.server import plain
+
+Status = dict[str, Any]
+
+MANY = 16
+"""Of more machines than that each says only how many processes it has, unless more is asked for."""
+
+_OF_A_NODE = ("pod", "pid", "log_dir", "started", "elapsed", "state", "why", "restarts")
+_OF_A_CONTAINER = (
+    "name", "role", "rank", "index", "state", "pid", "attempt", "started", "ended", "exit", "gpus", "step",
+    "samples", "loss", "rate", "activity",
+)  # fmt: skip
+_LONGEST_WHY = 400
+_UNPACKED = 4 << 20
+_WRONG = (ValueError, RecursionError, zlib.error)
+
+
+def summary(status: Mapping[str, Any]) -> Status:
+    """Of one machine, in a few words: `states` counts its processes, `up` those that run; `step` is the one
+    of who is least far, `rate` the samples per second of all of them.
+    """
+    containers = status["containers"]
+    steps = [each["step"] for each in containers if each["step"] is not None]
+    rates = [each["rate"] for each in containers if each["rate"] is not None]
+    return {
+        **{name: status[name] for name in _OF_A_NODE},
+        "why": status["why"][:_LONGEST_WHY],
+        "up": sum(each["pid"] is not None for each in containers),
+        "states": dict(Counter(each["state"] for each in containers)),
+        "step": min(steps, default=None),
+        "rate": sum(rates) if rates else None,
+    }
+
+
+def pack(status: Mapping[str, Any], brief: bool, most: int) -> bytes:
+    """What a machine says, in at most so many bytes; `left_out` processes had no room."""
+    containers = [{name: each[name] for name in _OF_A_CONTAINER} for each in status["containers"]]
+    said = summary(status)
+    kept = 0 if brief else len(containers)
+    while True:
+        part = {"containers": containers[:kept], "left_out": 0 if brief else len(containers) - kept}
+        text = json.dumps(plain(said if brief else {**said, **part}), separators=(",", ":"))
+        data = zlib.compress(text.encode(), 1)
+        if len(data) <= most:
+            return data
+        if not kept:
+            return b""  # there is no room for anything
+        kept = min(kept - 1, kept * most // len(data))
+
+
+def unpack(data: bytes) -> Status | None:
+    """The known fields, each of a form in which it does no harm. None: it is nothing that a machine says."""
+    try:
+        said = json.loads(zlib.decompressobj().decompress(data, _UNPACKED))
+    except _WRONG:
+        return None
+    if not isinstance(said, dict) or not isinstance(said.get("states"), dict):
+        return None
+    states, containers = said["states"], said.get("containers")
+    found = {**_plain(said, (*_OF_A_NODE, "up", "step", "rate")), "states": _plain(states, states)}
+    if not isinstance(containers, list):
+        return found
+    there = [_container(each) for each in containers if isinstance(each, dict)]
+    return {**found, "containers": there, **_plain(said, ("left_out",))}
+
+
+def _container(said: Status) -> Status:
+    activity = said.get("activity")
+    doing = _plain(activity, ("what", "done", "of")) if isinstance(activity, dict) else None
+    return {**_plain(said, _OF_A_CONTAINER), "activity": doing}
+
+
+def _plain(said: Status, names: Iterable[str]) -> Status:
+    return {name: said[name] for name in names if name in said and not isinstance(said[name], dict | list)}
+
+
+def with_answers(status: Status, found: Mapping[int, bytes | None], within: float) -> Status:
+    """A status in which each node has what it said, still packed (`packed`), or why it did not (`silent`)."""
+    silent = f"no answer within {within:g} s"
+    nodes = []
+    for node in status["nodes"]:
+        if node["rank"] not in found:
+            nodes.append(node)
+        elif (data := found[node["rank"]]) is None:
+            nodes.append({**node, "silent": silent})
+        else:
+            nodes.append({**node, "packed": base64.b64encode(data).decode()})
+    return {**status, "nodes": nodes}
+
+
+def unfolded(status: Mapping[str, Any]) -> Status:
+    """The other way, for who asked: each node with its fields, this one's too. The rest stays as it is."""
+    nodes = status.get("nodes")
+    there = [each for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
+    return {**status, "nodes": [_unfolded(each, status) for each in there]}
+
+
+def _unfolded(node: Status, status: Mapping[str, Any]) -> Status:
+    node = dict(node)
+    packed = node.pop("packed", None)
+    if node.get("this") is True:
+        said: Status | None = {
+            **_sound_summary(status),
+            "containers": status.get("containers"),
+            "left_out": 0,
+        }
+    elif isinstance(packed, str):
+        said = _decoded(packed)
+    else:
+        return {**node, "silent": node.get("silent")}
+    if said is None:
+        return {**node, "silent": "it says what this fleetrun does not understand"}
+    return {**said, **node, "silent": None}
+
+
+def _sound_summary(status: Mapping[str, Any]) -> Status:
+    try:
+        return summary(status)
+    except (LookupError, TypeError):
+        return {}
+
+
+def _decoded(packed: str) -> Status | None:
+    try:
+        return unpack(base64.b64decode(packed))
+    except ValueError:
+        return None

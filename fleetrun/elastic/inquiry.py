@@ -1,0 +1,171 @@
+"""Questions of one node to the others of its job, through the store in which they meet: on demand, and
+nothing is left of them. Knows the keys; what is asked for and answered are values that others make and read.
+
+    state/asks/QUESTION     what one node wants to know      all nodes watch `state/` anyway
+    answers/QUESTION/ID     what another says                only who asked watches this folder
+
+QUESTION is the id of who asks and a number. Both keys are leased, so that who vanishes leaves none; who asked
+takes all of them away when it has heard everybody, or its patience is over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from fleetrun.elastic.membership import Membership
+from fleetrun.elastic.rounds import keys
+from fleetrun.elastic.rounds.records import WRONG
+from fleetrun.elastic.stores.store import Entry, Store
+from fleetrun.pod.loop import Loop, Timer
+
+WITHIN = 2.0
+"""Seconds in which a node answers; who asks waits no longer."""
+
+LARGEST, SMALLEST = 32 << 10, 2 << 10
+"""Bytes of an answer: as many as there is room for, between these."""
+
+ALL_OF_THEM = 16 << 20
+"""Bytes of all answers to one question: of very many nodes each has to be shorter."""
+
+Found = Mapping[int, bytes | None]
+"""By the ranks of those who were asked; None: no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for. `only`: the id of the one node that is asked, empty for all. `brief`: in a few
+    words. `most`: bytes that an answer may have.
+    """
+
+    only: str = ""
+    brief: bool = False
+    most: int = LARGEST
+
+
+@dataclass(slots=True)
+class _Question:
+    name: str
+    wish: Wish
+    asked: frozenset[str]
+    limit: Timer
+    then: list[Callable[[Found], None]]
+    found: dict[str, bytes] = field(default_factory=dict)
+
+
+class Inquiry:
+    """Of one node. `tell` makes its answer: brief or not, in at most so many bytes."""
+
+    def __init__(self, store: Store, loop: Loop, me: str, tell: Callable[[bool, int], bytes]) -> None:
+        self.within = WITHIN
+        self._store = store
+        self._loop = loop
+        self._me = me
+        self._tell = tell
+        self._membership: Membership | None = None
+        self._questions: dict[str, _Question] = {}
+        self._number = 0
+        self._heard: dict[str, tuple[int, float]] = {}
+        """Questions of others that stand there: revision, and when they were answered."""
+
+    def enter(self, membership: Membership) -> Membership:
+        """From now on others are answered: the store is used while this node takes part. Returns it."""
+        self._membership = membership
+        membership.when_looked = self._look
+        return membership
+
+    @property
+    def _members(self) -> list[str]:
+        """Their ids, in the order of their ranks; nobody when this node does not take part (any more)."""
+        membership = self._membership
+        return [] if membership is None or membership.closed else [each.id for each in membership.members]
+
+    # ---- asking
+
+    def ask(self, rank: int | None, brief: bool, then: Callable[[Found], None]) -> None:
+        """`then` hears what the others say (or the one of this rank), within WITHIN seconds."""
+        chosen = self._members if rank is None else self._members[rank : rank + 1]
+        asked = frozenset(chosen) - {self._me}
+        if not asked:
+            then({})
+            return
+        only = "" if rank is None else chosen[0]
+        wish = Wish(only, brief, min(LARGEST, max(SMALLEST, ALL_OF_THEM // len(asked))))
+        for under_way in self._questions.values():
+            if (under_way.wish, under_way.asked) == (wish, asked):
+                under_way.then.append(then)
+                return
+        self._begin(wish, asked, then)
+
+    def _begin(self, wish: Wish, asked: frozenset[str], then: Callable[[Found], None]) -> None:
+        self._number += 1
+        name = f"{self._me}.{self._number}"
+        limit = self._loop.after(WITHIN, partial(self._over, name))
+        self._questions[name] = _Question(name, wish, asked, limit, [then])
+        self._store.watch(keys.answers(name))
+        self._store.put(keys.ask(name), _pack(wish), leased=True)
+
+    def _over(self, name: str) -> None:
+        question = self._questions.pop(name)
+        question.limit.cancel()
+        if self._membership is not None and not self._membership.closed:
+            self._store.delete(keys.ask(name))
+            self._store.unwatch(keys.answers(name))  # before they go: nobody need be told of each
+            self._store.delete_prefix(keys.answers(name))
+        ranks = {id_: rank for rank, id_ in enumerate(self._members)}
+        found = {ranks[id_]: question.found.get(id_) for id_ in question.asked if id_ in ranks}
+        for then in question.then:
+            then(found)
+
+    # ---- what stands in the store
+
+    def _look(self, others: Mapping[str, Entry]) -> None:
+        if not others and not self._heard:
+            return
+        for name in [name for name in self._heard if keys.ask(name) not in others]:
+            self._forget(name)
+        for key, entry in others.items():
+            if key.startswith(keys.ASKS):
+                self._answer(key.removeprefix(keys.ASKS), entry)
+            elif self._questions and key.startswith(keys.ANSWERS):
+                self._note(key.removeprefix(keys.ANSWERS), entry)
+        for question in list(self._questions.values()):
+            if question.found.keys() >= question.asked:
+                self._over(question.name)
+
+    def _note(self, answer: str, entry: Entry) -> None:
+        name, _, id_ = answer.partition("/")
+        question = self._questions.get(name)
+        if question is not None and id_ in question.asked and len(entry.value) <= question.wish.most:
+            question.found[id_] = entry.value
+
+    def _answer(self, name: str, entry: Entry) -> None:
+        before = self._heard.get(name)
+        if name in self._questions or (before is not None and before[0] == entry.revision):
+            return
+        self._heard[name] = entry.revision, self._loop.clock()
+        wish = _unpack(entry.value)
+        if wish is not None and wish.only in ("", self._me) and not name.startswith(f"{self._me}."):
+            self._store.put(keys.answers(name) + self._me, self._tell(wish.brief, wish.most), leased=True)
+
+    def _forget(self, name: str) -> None:
+        """Who asked takes the answers away; but if it stood longer than anybody waits, that one has gone."""
+        _, since = self._heard.pop(name)
+        if self._loop.clock() - since > 2 * WITHIN:
+            self._store.delete(keys.answers(name) + self._me)
+
+
+def _pack(wish: Wish) -> bytes:
+    said = {"only": wish.only, "brief": wish.brief, "most": wish.most}
+    return json.dumps(said, separators=(",", ":")).encode()
+
+
+def _unpack(data: bytes) -> Wish | None:
+    """None: nothing that this fleetrun understands."""
+    try:
+        said = json.loads(data)
+        return Wish(str(said["only"]), said["brief"] is True, max(0, min(LARGEST, int(said["most"]))))
+    except WRONG:
+        return None

@@ -1,0 +1,90 @@
+"""What a launcher of a job on several machines is asked, and whom it asks."""
+
+from pathlib import Path
+
+import pytest
+
+from fleetrun.control.board import Board, facts_of_launch
+from fleetrun.control.elsewhere import MANY, unpack
+from fleetrun.control.service import Control
+from fleetrun.pod.loop import Loop
+
+
+class Others:
+    """Remembers what it was asked; answers when it is told to."""
+
+    within = 2.0
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, rank, brief, then):
+        self.asked.append((rank, brief))
+        self.then = then
+
+
+@pytest.fixture
+def control():
+    loop = Loop()
+    made = Control(loop, Board(facts_of_launch("job", "abcdef", "collective", Path("/logs"), 0)), print)
+    made.others = Others()
+    yield made
+    loop.close()
+
+
+def meet(control, count):
+    control.board.met([f"h{rank}" for rank in range(count)], 0)
+
+
+def ask(control, **more):
+    said = []
+    control.answer({"ask": "status", "everywhere": True, **more})(said.append)
+    return said
+
+
+def test_others_are_asked_only_when_somebody_wants_to_know(control):
+    meet(control, 2)
+    assert control.answer({"ask": "status"}) == control.board.status()
+    assert control.answer({"ask": "status", "everywhere": 1}) == control.board.status()
+    assert control.others.asked == []
+    control.others = None
+    assert control.answer({"ask": "status", "everywhere": True}) == control.board.status(), "it has none"
+
+
+def test_the_answer_comes_when_they_have_answered(control):
+    meet(control, 3)
+    said = ask(control)
+    assert said == []
+    meet(control, 4)
+    control.others.then({1: b"x", 2: None})
+    first, second, third, new = said[0]["nodes"]
+    assert second == {"rank": 1, "title": "h1", "this": False, "packed": "eA=="}
+    assert third["silent"] == "no answer within 2 s"
+    assert ("silent" in first, "silent" in new) == (False, False), "as it is now, and nobody asked that one"
+
+
+@pytest.mark.parametrize(
+    ("count", "more", "asked"),
+    [
+        (MANY, {}, (None, False)),
+        (MANY + 1, {}, (None, True)),
+        (MANY + 1, {"all": True}, (None, False)),
+        (MANY + 1, {"node": 3}, (3, False)),
+        (2, {"node": 2}, (None, False)),
+        (2, {"node": -1}, (None, False)),
+        (2, {"node": "1", "all": "x"}, (None, False)),
+        (2, {"node": [1]}, (None, False)),
+    ],
+)
+def test_of_many_machines_it_wants_to_know_less(control, count, more, asked):
+    meet(control, count)
+    ask(control, **more)
+    assert control.others.asked == [asked]
+
+
+def test_what_it_tells_another(control):
+    meet(control, 2)
+    said = unpack(control.tell(False, 1 << 10))
+    assert said is not None
+    assert (said["pod"], said["containers"]) == ("abcdef", [])
+    assert "containers" not in (unpack(control.tell(True, 1 << 10)) or {})
