@@ -109,7 +109,7 @@ def moment(status: Mapping[str, Any]) -> float:
 def _row(one: Mapping[str, Any], now: float, node: str) -> list[Cell]:
     state = text(one, "state")
     started = figure(one, "started")
-    up = now - started if started is not None and one.get("pid") is not None else None
+    up = now - started if started is not None and one.get("alive") is True else None
     attempt = figure(one, "attempt")
     return [
         Cell(node),

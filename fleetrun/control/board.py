@@ -174,6 +174,7 @@ class Board:
             "rank": spec.rank,
             "index": spec.index,
             "state": str(container.status),
+            "alive": alive,
             "pid": process.pid if process is not None and alive else None,
             "attempt": container.restarts,
             "started": self._started.get(name),

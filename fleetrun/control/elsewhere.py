@@ -20,8 +20,8 @@ MANY = 16
 
 _OF_A_NODE = ("pod", "pid", "log_dir", "started", "elapsed", "state", "why", "restarts")
 _OF_A_CONTAINER = (
-    "name", "role", "rank", "index", "state", "pid", "attempt", "started", "ended", "exit", "gpus", "step",
-    "samples", "loss", "rate", "activity",
+    "name", "role", "rank", "index", "state", "alive", "pid", "attempt", "started", "ended", "exit",
+    "gpus", "step", "samples", "loss", "rate", "activity",
 )  # fmt: skip
 _LONGEST_WHY = 400
 _UNPACKED = 4 << 20
@@ -38,7 +38,7 @@ def summary(status: Mapping[str, Any]) -> Status:
     return {
         **{name: status[name] for name in _OF_A_NODE},
         "why": status["why"][:_LONGEST_WHY],
-        "up": sum(each["pid"] is not None for each in containers),
+        "up": sum(each["alive"] is True for each in containers),
         "states": dict(Counter(each["state"] for each in containers)),
         "step": min(steps, default=None),
         "rate": sum(rates) if rates else None,

@@ -28,12 +28,14 @@ def job(folder):
     trainers = [
         {
             "name": "trainer.0", "role": "trainer", "rank": 0, "index": 0, "state": "running",
-            "pid": os.getpid(), "attempt": 1, "started": 1000.0, "log": "/logs/0", "gpus": "", "exit": None,
+            "alive": True, "pid": os.getpid(), "attempt": 1, "started": 1000.0, "log": "/logs/0",
+            "gpus": "", "exit": None,
             "step": 12, "samples": 24, "loss": float("nan"), "rate": 7.5, "activity": None,
         },
         {
-            "name": "trainer.1", "role": "trainer", "rank": 1, "index": 1, "state": "failed", "pid": None,
-            "attempt": 0, "started": 1000.0, "log": "/logs/1", "gpus": "", "exit": -9, "step": None,
+            "name": "trainer.1", "role": "trainer", "rank": 1, "index": 1, "state": "failed", "alive": False,
+            "pid": None, "attempt": 0, "started": 1000.0, "log": "/logs/1", "gpus": "", "exit": -9,
+            "step": None,
             "samples": None, "loss": None, "rate": None, "activity": None,
         },
     ]  # fmt: skip

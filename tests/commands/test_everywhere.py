@@ -14,7 +14,8 @@ from tests.support.serving import serving, status_of
 def container(number, rank, **more):
     return {
         "name": f"trainer.{number}", "role": "trainer", "rank": rank, "index": number, "state": "running",
-        "pid": 4_000_000_000 + rank, "attempt": 0, "started": 1000.0, "ended": None, "exit": None,
+        "alive": True, "pid": 4_000_000_000 + rank, "attempt": 0, "started": 1000.0, "ended": None,
+        "exit": None,
         "log": "/logs/0", "gpus": "", "step": 10 + rank, "samples": None, "loss": None, "rate": None,
         "activity": None, **more,
     }  # fmt: skip

@@ -9,7 +9,8 @@ from tests.support.serving import status_of
 def container(name="trainer.0", **more):
     role, _, index = name.partition(".")
     return {
-        "name": name, "role": role, "rank": int(index), "index": int(index), "state": "running", "pid": 100,
+        "name": name, "role": role, "rank": int(index), "index": int(index), "state": "running",
+        "alive": True, "pid": 100,
         "attempt": 0, "started": 1000.0, "cpu": 99.7, "memory": 3 << 30, "gpu": None, "gpu_memory": None,
         "step": None, "loss": None, "rate": None, "activity": None, "exit": None, "last_line": "", **more,
     }  # fmt: skip
@@ -24,16 +25,20 @@ def rows(*containers, width=None):
 
 
 def test_the_job_as_a_whole():
-    there = [container(), container("trainer.1", state="failed", pid=None, exit=3)]
+    there = [container(), container("trainer.1", state="failed", alive=False, pid=None, exit=3)]
     first, second = shown(heading(status_of("job", "abcdef", containers=there, restarts=2), None))
     assert first == "job (pod abcdef), collective, running, 1 of 2 processes up, 5s, restarts: 2 of 3"
     assert second == "logs in /logs, started in /here"
 
 
 def test_a_process_that_is_asked_to_end_is_up_until_it_has_ended():
-    there = [container(state="terminating"), container("trainer.1", state="completed", pid=None, exit=0)]
+    there = [
+        container(state="terminating"),
+        container("trainer.1", state="completed", alive=False, pid=None, exit=0),
+    ]
     assert "1 of 2 processes up" in heading(status_of("job", "abcdef", containers=there), None)[0].plain
-    assert "1 of 1 process up" in heading(status_of("job", "abcdef", containers=there[:1]), None)[0].plain
+    unknown = {**there[0], "pid": None}  # it runs in a container of its own
+    assert "1 of 1 process up" in heading(status_of("job", "abcdef", containers=[unknown]), None)[0].plain
 
 
 def test_no_process_is_older_than_its_job():
@@ -78,7 +83,7 @@ def test_a_loss_that_is_no_number_is_told(loss):
 
 @pytest.mark.parametrize(("exit", "said"), [(3, "exit 3"), (-9, "SIGKILL"), (-99, "signal 99")])
 def test_one_that_failed_says_how(exit, said):
-    row = rows(container(state="failed", pid=None, exit=exit, cpu=None, memory=None))[1]
+    row = rows(container(state="failed", alive=False, pid=None, exit=exit, cpu=None, memory=None))[1]
     assert row == f"trainer.0  {said}"
 
 
@@ -138,7 +143,7 @@ def test_in_a_low_window_processes_go_before_where_the_logs_are():
 
 def test_what_is_in_trouble_stands_first_where_there_is_no_room_for_all():
     there = [container(f"trainer.{n}") for n in range(40)]
-    there[33] |= {"state": "failed", "exit": 3, "pid": None}
+    there[33] |= {"state": "failed", "exit": 3, "alive": False, "pid": None}
     status = status_of("job", "abcdef", containers=there)
     low, tall = ([line for line in shown(picture(status, 80, height, 1100.0)) if line.startswith("trainer.")]
                  for height in (24, 50))  # fmt: skip

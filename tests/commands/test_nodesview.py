@@ -58,7 +58,7 @@ def test_some_are_shown_however_small_the_window_is(most):
 def test_how_many_processes_run():
     assert processes_up(job(node(0), node(1, up=0, states={"failed": 3}))) == (2, 5)
     assert processes_up(job(node(0), node(1, up=0, states={"failed": 3}), only=1)) == (0, 3)
-    assert processes_up(job(containers=[{"pid": 7}, {"pid": None}])) == (1, 2)
+    assert processes_up(job(containers=[{"alive": True}, {"alive": False}])) == (1, 2)
 
 
 def test_no_room_for_some_processes():
@@ -93,8 +93,8 @@ def test_nonsense_does_no_harm(one, width):
 
 
 def test_processes_in_trouble_come_first_where_there_is_no_room_for_all():
-    there = [{"name": f"trainer.{n}", "state": "running", "pid": n} for n in range(40)]
-    there[33] |= {"state": "failed", "pid": None}
+    there = [{"name": f"trainer.{n}", "state": "running", "alive": True, "pid": n} for n in range(40)]
+    there[33] |= {"state": "failed", "alive": False, "pid": None}
     found = shown(picture(job(node(0), node(1, containers=there)), 80, 24, 1000.0))
     assert next(line for line in found if "trainer." in line).split()[:2] == ["1", "trainer.33"]
 

@@ -138,7 +138,8 @@ def test_one_that_ended_says_how_and_reports_no_more(board, pod):
     run(board, *pod.containers)
     end(board, pod.containers[1], -9)
     trainer = of(board, "trainer.0")
-    assert (trainer["pid"], trainer["state"], trainer["exit"], trainer["ended"]) == (None, "failed", -9, 2.0)
+    assert (trainer["alive"], trainer["pid"], trainer["state"]) == (False, None, "failed")
+    assert (trainer["exit"], trainer["ended"]) == (-9, 2.0)
     assert (trainer["step"], trainer["rate"]) == (None, None)
 
 

@@ -13,7 +13,8 @@ from tests.support.serving import status_of
 def container(number, **more):
     return {
         "name": f"trainer.{number}", "role": "trainer", "rank": number, "index": number, "state": "running",
-        "pid": 1000 + number, "attempt": 0, "started": 1000.5, "ended": None, "exit": None, "log": "/logs/0",
+        "alive": True, "pid": 1000 + number, "attempt": 0, "started": 1000.5, "ended": None,
+        "exit": None, "log": "/logs/0",
         "gpus": "", "step": None, "samples": None, "loss": None, "rate": None, "activity": None, **more,
     }  # fmt: skip
 
@@ -26,7 +27,7 @@ def test_in_a_few_words():
     there = [
         container(0, step=12, rate=5.0),
         container(1, step=7),
-        container(2, state="failed", pid=None, rate=1.5),
+        container(2, state="failed", alive=False, pid=None, rate=1.5),
     ]
     said = summary(of(*there, why="x" * 9999))
     assert (said["up"], said["states"]) == (2, {"running": 2, "failed": 1})
@@ -37,7 +38,7 @@ def test_in_a_few_words():
 
 def test_what_was_said_is_understood():
     activity = {"what": "loading", "done": 1.0, "of": None}
-    there = [container(0, loss=float("nan"), activity=activity), container(1, exit=-9, pid=None)]
+    there = [container(0, loss=float("nan"), activity=activity), container(1, exit=-9, alive=False, pid=None)]
     said = unpack(pack(of(*there), False, 32 << 10))
     assert said is not None
     assert [each["pid"] for each in said["containers"]] == [1000, None]

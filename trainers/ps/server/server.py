@@ -76,6 +76,8 @@ class Server:
         self._endpoint = plan.endpoints[plan.index]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._waked, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        self._told_to_end = False
         with contextlib.ExitStack() as half:
             half.callback(self._close)
             self._gate = Gate(self._context, plan.keys) if plan.keys is not None else None
@@ -153,7 +155,8 @@ class Server:
 
     def _wake(self) -> None:
         """Callable in any thread: something has been written."""
-        self._waker.send(b"w")
+        with contextlib.suppress(BlockingIOError):  # full of wake-ups that have not been read: it will wake
+            self._waker.send(b"w")
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -175,7 +178,8 @@ class Server:
 
     def _ended(self) -> bool:
         """Whether this was SIGTERM; otherwise something was written, which requests may wait for."""
-        if b"t" in self._waked.recv(4096):
+        self._waked.recv(4096)
+        if self._told_to_end:
             return True
         self._keep()
         self._send(self._service.look_again(self._reachable))
@@ -230,12 +234,21 @@ class Server:
 
     @contextlib.contextmanager
     def _termination(self) -> Iterator[None]:
-        """SIGTERM wakes the loop up. Signals reach the main thread only; elsewhere it never does."""
+        """SIGTERM wakes the loop up. Handlers run in the main thread only; elsewhere it never does.
+
+        The interpreter itself writes to the waker: a signal that another thread gets, or that comes right before
+        the loop begins to wait, interrupts no waiting.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = signal.signal(signal.SIGTERM, lambda number, frame: self._waker.send(b"t"))
+        previous = signal.signal(signal.SIGTERM, self._tell_to_end)
+        woken = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
+            signal.set_wakeup_fd(woken)
             signal.signal(signal.SIGTERM, previous)
+
+    def _tell_to_end(self, number: int, frame: object) -> None:
+        self._told_to_end = True
