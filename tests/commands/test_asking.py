@@ -29,14 +29,13 @@ def job(folder):
         {
             "name": "trainer.0", "role": "trainer", "rank": 0, "index": 0, "state": "running",
             "alive": True, "pid": os.getpid(), "attempt": 1, "started": 1000.0, "log": "/logs/0",
-            "gpus": "", "exit": None,
-            "step": 12, "samples": 24, "loss": float("nan"), "rate": 7.5, "activity": None,
+            "gpus": "", "exit": None, "step": 12, "samples": 24, "loss": float("nan"), "rate": 7.5,
+            "activity": None,
         },
         {
             "name": "trainer.1", "role": "trainer", "rank": 1, "index": 1, "state": "failed", "alive": False,
             "pid": None, "attempt": 0, "started": 1000.0, "log": "/logs/1", "gpus": "", "exit": -9,
-            "step": None,
-            "samples": None, "loss": None, "rate": None, "activity": None,
+            "step": None, "samples": None, "loss": None, "rate": None, "activity": None,
         },
     ]  # fmt: skip
     status = status_of("default", "abcdef", containers=trainers, restarts=1)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 
 import torch
@@ -35,6 +36,9 @@ def die_in_sync() -> None:
     model, optimizer = build(a_sync=False)
     if fleet.is_server():
         fleet.init_server()
+        # SIGTERM may reach any thread: here another than the one that serves, which no signal wakes up.
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         fleet.run_server()
         return say("server ended")
     say("joining")

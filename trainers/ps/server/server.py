@@ -236,8 +236,8 @@ class Server:
     def _termination(self) -> Iterator[None]:
         """SIGTERM wakes the loop up. Handlers run in the main thread only; elsewhere it never does.
 
-        The interpreter itself writes to the waker: a signal that another thread gets, or that comes right before
-        the loop begins to wait, interrupts no waiting.
+        The interpreter itself writes to the waker: no waiting is interrupted by a signal that another thread
+        gets, or that comes just before the loop begins to wait.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
