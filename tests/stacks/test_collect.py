@@ -163,7 +163,7 @@ def test_it_writes_the_stacks_and_says_where_all_stand(tmp_path: Path):
     with waiting(tmp_path, f"import trainers\n{WAITS}") as (target, process):
         process.send_signal(signal.SIGCONT)
         answer = asked([target])
-        assert answer == {"stacks": ["trainer 0: deep (train.py:5)"], "written": 1}
+        assert answer == {"stacks": ["trainer 0: deep (train.py:4)"], "written": 1}
         assert "--- fleetrun: it hangs: the stacks of trainer 0" in Path(target.log).read_text()
         eventually(lambda: state_of(target.pid) == "S")
 

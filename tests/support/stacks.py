@@ -16,7 +16,8 @@ from tests.support.cluster import PATH
 from tests.support.waiting import eventually
 
 MARK = "abcdef.trainer.0"
-WAITS = "import time\ndef deep():\n    print('ready', flush=True)\n    while True: time.sleep(1000)\ndeep()\n"
+WAITS = "import time\ndef deep():\n    while not print('ready', flush=True): time.sleep(1000)\ndeep()\n"
+"""In one line: who has read "ready" may look before the next one is reached."""
 
 
 @contextmanager
