@@ -90,7 +90,7 @@ def _alone(resolved: Resolved, site: Site, stage: Stage, ports: Ports) -> int:
     offers = [offer_of(settings, host, ports)]
     pod = pod_name()
     spec = spec_of(settings, host, offers, 0, pod=pod, environ=os.environ)
-    check_followed(settings, spec)
+    check_followed(resolved, spec)
     if settings.dry_run:
         print_plan(settings, spec)
         return 0

@@ -135,8 +135,10 @@ def spec_of(
     return pod_spec(settings, members, pod=pod, cores=host.cores, environ=environ)
 
 
-def check_followed(settings: LaunchSettings, spec: PodSpec) -> None:
+def check_followed(resolved: Resolved, spec: PodSpec) -> None:
     """Raises UsageError for a process that --follow names and that there is not."""
+    settings, origin = resolved.settings, resolved.origins.get("follow", "--follow")
+    origin = origin if origin.startswith("-") else f"{origin}: follow"
     if {role for role, _ in settings.follow} == set(Role):  # all
         return
     for role, numbers in settings.follow:
@@ -146,7 +148,7 @@ def check_followed(settings: LaunchSettings, spec: PodSpec) -> None:
         missing = [number for number in numbers or there[:1] or (0,) if number not in there]
         if missing and not (role is Role.TRAINER and not there and numbers == (0,)):
             have = f"there are {role}:0 to {role}:{len(there) - 1}" if there else f"this job has no {role}"
-            raise UsageError(f"--follow {role}:{missing[0]}: there is no such process; {have}")
+            raise UsageError(f"{origin} {role}:{missing[0]}: there is no such process; {have}")
 
 
 def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:

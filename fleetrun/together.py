@@ -52,7 +52,7 @@ def run_together(
     offer = offer_of(settings, host, ports)
     crew = _Crew(settings, host, stage)
     imagined = crew.spec(_imagined(site, offer), max(0, site.rank))
-    check_followed(settings, imagined)
+    check_followed(resolved, imagined)
     if settings.dry_run:
         print_plan(settings, imagined)
         return 0

@@ -13,7 +13,8 @@ import signal
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 
 from rich.text import Text
@@ -28,6 +29,8 @@ _ENTER = "\033[?1049h\033[?25l\033[?7l"  # the other screen, no cursor, no wrapp
 _LEAVE = "\033[?7h\033[?25h\033[?1049l"
 _HOME, _REST_OF_LINE, _BELOW = "\033[H", "\033[K", "\033[J"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_QUIT, _OTHER_KEY = 0, -1
+_MOMENT = 0.05  # seconds, after which a picture that is not there yet is waited for beside keys and signals
 
 
 class Screen:
@@ -84,38 +87,51 @@ def show(draw: Draw, interval: float, out: int, keys: int) -> int:
     signal, or 0.
     """
     signals = Signals({*_ENDINGS, signal.SIGTSTP, signal.SIGWINCH, signal.SIGCONT})
+    drawer = ThreadPoolExecutor(1)  # one picture after the other, also when nobody waits for one any more
     try:
         while True:
             with Screen(out, keys) as screen:
-                number = _play(screen, draw, interval, signals)
+                number = _play(screen, lambda *size: drawer.submit(draw, *size), interval, signals)
             if number != signal.SIGTSTP:
                 return number
             os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z: with the terminal as the shell knows it
     finally:
+        drawer.shutdown(wait=False, cancel_futures=True)
         signals.close()
 
 
-def _play(screen: Screen, draw: Draw, interval: float, signals: Signals) -> int:
+def _play(
+    screen: Screen, begin: Callable[[int, int], Future[Sequence[Text] | None]], interval: float,
+    signals: Signals,
+) -> int:  # fmt: skip
     """Returns the signal that ends it, 0 for none."""
     keys = [screen.keys] if screen.keys >= 0 else []
     due = time.monotonic()
     while True:
         columns, rows = screen.size()
-        lines = draw(columns, rows)
+        picture = begin(columns, rows)
+        came: list[int] = []
+        while not wait([picture], _MOMENT).done:  # a launcher may take seconds to answer
+            came += _news(0.0, signals, keys)
+            if (end := _ending(came)) is not None:
+                return end
+        lines = picture.result()
         if lines is None:
             return 0
         if not screen.paint(lines, rows):
             return signal.SIGHUP
         due = max(due + interval, time.monotonic())
-        for number in _news(due, signals, keys):
-            if number in (*_ENDINGS, signal.SIGTSTP):
-                return number
-            if number == 0:
-                return 0
+        if not came and (end := _ending(_news(due, signals, keys))) is not None:
+            return end
+
+
+def _ending(came: Iterable[int]) -> int | None:
+    """What of it means: end."""
+    return next((each for each in came if each in (*_ENDINGS, signal.SIGTSTP, _QUIT)), None)
 
 
 def _news(due: float, signals: Signals, keys: list[int]) -> Iterator[int]:
-    """Signals that came, and 0 for a q; nothing when it is time for the next picture."""
+    """Signals that came, and what stands for keys; nothing when it is time for the next picture."""
     wait = max(0.0, due - time.monotonic())
     ready, _, _ = select.select([signals.fileno(), *keys], [], [], wait)
     if signals.fileno() in ready:
@@ -125,8 +141,7 @@ def _news(due: float, signals: Signals, keys: list[int]) -> Iterator[int]:
             typed = _typed(fd)
             if not typed:  # nobody types any more
                 keys.clear()
-            if set(typed) & set(b"qQ\x03\x04"):
-                yield 0
+            yield _QUIT if set(typed) & set(b"qQ\x03\x04") else _OTHER_KEY
 
 
 def _typed(fd: int) -> bytes:

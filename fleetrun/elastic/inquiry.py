@@ -30,6 +30,9 @@ LARGEST, SMALLEST = 32 << 10, 2 << 10
 ALL_OF_THEM = 16 << 20
 """Bytes of all answers to one question: of very many nodes each has to be shorter."""
 
+_LONGEST_NAME = 64
+"""Of a question that is one."""
+
 Found = Mapping[int, bytes | None]
 """By the ranks of those who were asked; None: no answer."""
 
@@ -85,11 +88,14 @@ class Inquiry:
     # ---- asking
 
     def ask(self, rank: int | None, brief: bool, then: Callable[[Found], None]) -> None:
-        """`then` hears what the others say (or the one of this rank), within WITHIN seconds."""
-        chosen = self._members if rank is None else self._members[rank : rank + 1]
+        """`then` hears what the others say (or the one of this rank), within WITHIN seconds. Without a store
+        it hears nothing at once: questions would wait for it, and all be asked when it is back.
+        """
+        members = self._members
+        chosen = members if rank is None else members[rank : rank + 1]
         asked = frozenset(chosen) - {self._me}
-        if not asked:
-            then({})
+        if not asked or self._membership is None or not self._membership.connected:
+            then({each: None for each, id_ in enumerate(members) if id_ in asked})
             return
         only = "" if rank is None else chosen[0]
         wish = Wish(only, brief, min(LARGEST, max(SMALLEST, ALL_OF_THEM // len(asked))))
@@ -145,6 +151,8 @@ class Inquiry:
         before = self._heard.get(name)
         if name in self._questions or (before is not None and before[0] == entry.revision):
             return
+        if len(name) > _LONGEST_NAME:
+            return  # no key is as long as that of an answer would be
         self._heard[name] = entry.revision, self._loop.clock()
         wish = _unpack(entry.value)
         if wish is not None and wish.only in ("", self._me) and not name.startswith(f"{self._me}."):

@@ -65,6 +65,11 @@ class Membership:
         return self._part.was_up
 
     @property
+    def connected(self) -> bool:
+        """Whether the store answers now, as far as one knows."""
+        return self._view.up
+
+    @property
     def members(self) -> tuple[Node, ...]:
         """Of the generation that this node is in, in the order of their ranks; empty while it is in none."""
         return self._part.members

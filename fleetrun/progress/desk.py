@@ -1,11 +1,16 @@
 """The launcher's end of progress: a datagram socket at which the processes of a pod report. Hands on what
 comes, and notes it in the record from time to time. Leaves what a report is to `reports`.
+
+A container is one process that makes steps. A program that it starts (an evaluation in between) inherits who
+it is, and may report too: while the first to tell of a step lives, others only show that there is life.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 8192  # bytes of a report (reports.LARGEST)
 _AT_ONCE = 64  # datagrams read before others have their turn
+_SENDER = struct.Struct("3i")  # pid, uid, gid
 _QUEUE = 1024  # datagrams that may wait; the kernel has 10 or 512 (net.unix.max_dgram_qlen)
 
 Listener = Callable[[str, "Report"], None]
@@ -41,6 +47,7 @@ class Desk:
         self._pod = ""
         self._names: dict[tuple[str, int], str] = {}
         self._tracks: dict[str, Track] = {}
+        self._speakers: dict[str, int] = {}
         self._listeners: list[Listener] = []
 
     def open(self) -> OSError | None:
@@ -58,11 +65,12 @@ class Desk:
         self.settle()
         self._pod = spec.name
         self._names = {(str(each.role), each.rank): each.name for each in spec.containers}
-        self._tracks = {}
+        self._tracks, self._speakers = {}, {}
 
     def begun(self, name: str) -> None:
         """A process starts: what is known of the one before it is over."""
         self._tracks.pop(name, None)
+        self._speakers.pop(name, None)
 
     def ended(self, name: str) -> None:
         """Its process is gone: its last words stand before its end in the record."""
@@ -104,27 +112,39 @@ class Desk:
             return
         for _ in range(most):
             try:
-                datagram = self._socket.recv(_LARGEST + 1)
+                datagram, sender, _, _ = self._socket.recvmsg(_LARGEST + 1, socket.CMSG_SPACE(_SENDER.size))
             except OSError:  # nothing there, mostly
                 return
             from fleetrun.progress.reports import read  # late: a launch comes before its first report
 
             report = read(datagram, self._loop.clock())
             if report is not None:
-                self._take(report)
+                self._take(report, _SENDER.unpack(sender[0][2])[0] if sender else 0)
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: Report, pid: int) -> None:
         name = self._names.get((report.role, report.rank))
         if name is None or report.pod != self._pod:
             return
         from fleetrun.progress.track import Track
 
         track = self._tracks.setdefault(name, Track())
-        track.take(report)
-        if track.due:
-            self._note(name)
+        if self._speaks(name, report, pid):
+            track.take(report)
+            if track.due:
+                self._note(name)
+        else:
+            report = track.only_alive(report)
         for listener in self._listeners:
             listener(name, report)
+
+    def _speaks(self, name: str, report: Report, pid: int) -> bool:
+        """Whether this process tells of the container's steps. 0 is one in a pid namespace of its own."""
+        first = self._speakers.get(name)
+        if first not in (None, pid) and os.path.exists(f"/proc/{first}"):  # noqa: PTH110 - no Path for each report
+            return False
+        if report.step is not None:
+            self._speakers[name] = pid
+        return True
 
     def _note(self, name: str) -> None:
         track = self._tracks.get(name)
@@ -138,6 +158,7 @@ def _bound(path: Path) -> socket.socket:
     try:
         with runfolder.short(path) as name:
             sock.bind(name)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     except OSError:
         sock.close()
         raise

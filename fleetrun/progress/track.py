@@ -44,6 +44,11 @@ class Track:
         self.latest = report if self.latest is None else _merged(self.latest, report)
         self._news = self._news or _counts(report)
 
+    def only_alive(self, report: Report) -> Report:
+        """Of what another process said that it said something."""
+        activity = None if self.latest is None else self.latest.activity
+        return replace(report, step=None, samples=None, loss=None, values={}, activity=activity)
+
     def rate(self, now: float) -> float | None:
         """Samples per second over the last ten seconds; where steps take longer, over the last that is known
         of them. None when nobody counts samples, or when none has come for long.

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import select
 import signal
 import termios
+import threading
 
 import pytest
 from rich.text import Text
@@ -120,6 +122,11 @@ def nothing():
     """Wait for the next."""
 
 
+def pending(terminal):
+    """Whether something is typed that nobody has read."""
+    return bool(select.select([terminal.slave], [], [], 0)[0])
+
+
 HOUR = 3600.0
 
 
@@ -151,6 +158,59 @@ def test_ctrl_c_is_a_signal(terminal):
     assert (
         terminal.show(Pictures(lambda: os.kill(os.getpid(), signal.SIGINT), nothing), HOUR) == signal.SIGINT
     )
+
+
+class Slow:
+    """Draws what somebody has to wait for, as a launcher that does not answer."""
+
+    def __init__(self, act):
+        self._act = act
+        self.pictures = 0
+        self.waited = False
+        self.released = threading.Event()
+
+    def __call__(self, columns, rows):
+        self.pictures += 1
+        if self.pictures > 1:
+            return None
+        self._act()
+        self.waited = not self.released.wait(60)
+        return [Text("late")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_heard_while_a_picture_is_waited_for(terminal, number):
+    before = terminal.settings
+    draw = Slow(lambda: os.kill(os.getpid(), number))
+    assert terminal.show(draw, HOUR) == number
+    assert not draw.waited
+    draw.released.set()
+    assert terminal.settings == before
+
+
+def test_a_key_is_heard_while_a_picture_is_waited_for(terminal):
+    draw = Slow(lambda: terminal.type_in(b"q"))
+    assert terminal.show(draw, HOUR) == 0
+    assert (draw.waited, draw.pictures) == (False, 1)
+    draw.released.set()
+
+
+def test_what_comes_meanwhile_has_another_picture_drawn_at_once(terminal):
+    def type_and_be_heard():
+        terminal.type_in(b"x")
+        eventually(lambda: not pending(terminal))
+        draw.released.set()
+
+    draw = Slow(type_and_be_heard)
+    assert terminal.show(draw, HOUR) == 0
+    assert (draw.waited, draw.pictures) == (False, 2)
+
+
+def test_what_goes_wrong_in_a_picture_is_told(terminal):
+    before = terminal.settings
+    with pytest.raises(ZeroDivisionError):
+        terminal.show(lambda columns, rows: 1 // 0, HOUR)
+    assert terminal.settings == before
 
 
 def test_another_size_is_drawn_at_once(terminal):

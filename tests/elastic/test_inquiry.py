@@ -122,6 +122,23 @@ def test_who_does_not_answer_is_waited_for_no_longer_than_said():
     assert [me for me, _, _ in nodes.wishes] == [nodes.inquiries[1]._me], "nobody waits for it any more"
 
 
+def test_without_a_store_nobody_is_asked_and_nothing_waits_for_it():
+    nodes = Asking(3)
+    store = nodes.player(nodes.inquiries[0]).store
+    store.cut()
+    nodes.settle()
+    before = store.asked.copy()
+    assert [nodes.ask(0) for _ in range(50)] == [[{1: None, 2: None}]] * 50
+    assert nodes.ask(0, rank=2) == [{2: None}]
+    assert store.asked == before
+    store.heal()
+    nodes.settle()
+    assert nodes.wishes == []
+    found = nodes.ask(0)
+    nodes.job.until(lambda: found)
+    assert found == [ids(nodes, 1, 2)]
+
+
 def test_many_ask_at_once():
     nodes = Asking(4)
     found = [nodes.ask(asker) for asker in range(4)] + [nodes.ask(0, brief=True), nodes.ask(0, rank=3)]
@@ -184,6 +201,18 @@ def test_a_question_that_is_none_is_not_answered(said):
     found = nodes.ask(0)
     nodes.job.until(lambda: found)
     assert found == [ids(nodes, 1)]
+
+
+def test_a_question_whose_answer_could_have_no_key_ends_no_job():
+    nodes = Asking(2)
+    store = nodes.player(nodes.inquiries[1]).store
+    answers = []
+    store.put = lambda key, value, **rest: answers.append(key)
+    said = json.dumps({"only": "", "brief": False, "most": 100}).encode()
+    name = "x" * (1024 - len(keys.ASKS))
+    nodes.player(nodes.inquiries[0]).store.put(keys.ask(name), said)
+    nodes.settle()
+    assert answers == []
 
 
 def test_nobody_is_made_to_say_more_than_fits():

@@ -141,14 +141,21 @@ def test_devices_that_are_not_there():
     ("follow", "there"), [("evaluator", True), ("evaluator:0,1", True), ("evaluator:2", False)]
 )
 def test_evaluators_may_be_followed_from_any_machine(follow, there):
-    settings = resolved(f"script = 'x.py'\nfollow = '{follow}'\n[roles.evaluator]\ncount = 2").settings
-    nobody = PodSpec(name="abcdef", job_id="x", mode=settings.run_mode, containers=(), log_dir=Path("log"))
+    job = resolved(f"script = 'x.py'\nfollow = '{follow}'\n[roles.evaluator]\ncount = 2")
+    nobody = PodSpec(
+        name="abcdef", job_id="x", mode=job.settings.run_mode, containers=(), log_dir=Path("log")
+    )
     with nullcontext() if there else pytest.raises(UsageError, match="there are evaluator:0 to evaluator:1"):
-        check_followed(settings, nobody)
+        check_followed(job, nobody)
 
 
 def test_nobody_can_be_followed_who_is_not_there():
-    settings = resolved("script = 'x.py'\nfollow = 'evaluator'").settings
-    nobody = PodSpec(name="abcdef", job_id="x", mode=settings.run_mode, containers=(), log_dir=Path("log"))
-    with pytest.raises(UsageError, match="this job has no evaluator"):
-        check_followed(settings, nobody)
+    job = resolved("script = 'x.py'\nfollow = 'evaluator'")
+    nobody = PodSpec(
+        name="abcdef", job_id="x", mode=job.settings.run_mode, containers=(), log_dir=Path("log")
+    )
+    with pytest.raises(
+        UsageError,
+        match=r"^job.toml:2: follow evaluator:0: there is no such process; this job has no evaluator",
+    ):
+        check_followed(job, nobody)

@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,44 @@ def test_a_new_process_begins_with_nothing(room):
     assert latest is not None
     assert (latest.step, latest.loss) == (1, None)
     assert [event["step"] for event in room.record] == [900, 1]
+
+
+SPEAKS = """
+import json, socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+for report in sys.argv[2:]:
+    sock.sendto(json.dumps({"mark": "p.trainer.4", **json.loads(report)}).encode(), sys.argv[1])
+"""
+
+
+def another_speaks(room: Room, *reports: dict[str, Any]) -> None:
+    """Another process, which ends then."""
+    said = [json.dumps(report) for report in reports]
+    subprocess.run([sys.executable, "-c", SPEAKS, str(room.path), *said], check=True)
+
+
+def test_of_a_program_that_a_trainer_starts_only_its_life_is_seen(room):
+    room.say(step=900, samples=9000, activity={"what": "evaluating"})
+    another_speaks(room, {"step": 1, "samples": 8, "loss": 7.0, "values": {"x": 1.0}}, {})
+    room.say(step=901, samples=9010)
+    room.turn()
+    assert [(report.step, report.samples) for _, report in room.heard] == [
+        (900, 9000), (None, None), (None, None), (901, 9010)
+    ]  # fmt: skip
+    assert [each.activity and each.activity.what for _, each in room.heard[:3]] == ["evaluating"] * 3
+    latest = room.desk.latest("trainer.0")
+    assert latest is not None
+    assert (latest.step, latest.loss, latest.values) == (901, None, {})
+
+
+def test_who_makes_no_steps_leaves_them_to_the_program_that_it_runs(room):
+    room.say(activity={"what": "preparing"})
+    another_speaks(room, {"step": 1})
+    room.turn()
+    assert [report.step for _, report in room.heard] == [None, 1]
+    room.say(step=7)
+    room.turn()
+    assert room.heard[-1][1].step == 7, "the one before it has ended"
 
 
 def test_the_next_pod_may_have_other_ranks(room, tmp_path):
