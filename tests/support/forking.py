@@ -1,8 +1,8 @@
 """Forking: members of a job that begin within milliseconds, because they are forked from a process that has
 imported torch and the trainers already. They are processes as any other: killed, restarted, waited for.
 
-As a module this is that process: it takes orders as lines of JSON on stdin, and tells on stdout which pid an
-order became and which pid has ended how.
+As a module this is that process: it takes orders as lines of JSON on stdin, and tells on stdout that it has
+warmed up, which pid an order became, and which pid has ended how.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from fleetrun.envs.contract import Cluster
 from tests.support.cluster import PATH, ROOT, Job, job
 
 _START_S = 100.0
-"""Seconds. For hangs; it imports torch first."""
+"""Seconds. For hangs."""
+_WARM_S = 280.0
+"""It imports torch first, which a disk that is busy may take minutes for; tests have 300."""
 
 
 class Forked:
@@ -78,7 +80,9 @@ class Forker:
             text=True,
             bufsize=1,
         )
-        self._started: queue.Queue[Forked] = queue.Queue()
+        self._warm = threading.Event()
+        self._number = 0
+        self._started: dict[int, queue.Queue[Forked]] = {}
         self._alive: dict[int, Forked] = {}
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -87,9 +91,13 @@ class Forker:
         """Run `python -m MODULE ARGUMENTS`, with its output in `log`."""
         assert command[0] == "-m"
         assert self._popen.stdin is not None
+        assert self._warm.wait(_WARM_S), "it has not imported what all of its children need"
+        self._number += 1
+        number, started = self._number, queue.Queue[Forked](1)
+        self._started[number] = started
         order = {"command": command[1:], "environ": environ, "folder": str(folder), "log": str(log)}
-        self._popen.stdin.write(json.dumps(order) + "\n")
-        return self._started.get(timeout=_START_S)
+        self._popen.stdin.write(json.dumps({**order, "number": number}) + "\n")
+        return started.get(timeout=_START_S)
 
     def job(self, folder: Path, *, trainers: int, servers: int) -> contextlib.AbstractContextManager[Job]:
         """As tests.support.cluster.job, with forked members."""
@@ -109,9 +117,11 @@ class Forker:
             told = json.loads(line)
             if "code" in told:
                 self._alive.pop(told["pid"]).end(told["code"])
-            else:
+            elif "number" in told:
                 forked = self._alive[told["pid"]] = Forked(told["pid"])
-                self._started.put(forked)
+                self._started.pop(told["number"]).put(forked)
+            else:
+                self._warm.set()
 
 
 class _ForkedJob(Job):
@@ -182,7 +192,7 @@ def _serve() -> list[str] | None:
         if not pid:
             _become(order)
             return list(order["command"])
-        _tell(pid=pid)
+        _tell(number=order["number"], pid=pid)
     return None
 
 
@@ -236,6 +246,7 @@ def _run(module: str) -> NoReturn:
 
 if __name__ == "__main__":
     _warm()
+    _tell()
     command = _serve()
     if command is not None:
         _run(command[0])
