@@ -4,6 +4,7 @@ is `fleetrun.record`'s.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -28,7 +29,7 @@ from fleetrun.console.tail import printable, printable_json
 from fleetrun.console.tame import tame
 from fleetrun.errors import UsageError
 from fleetrun.pod.logfiles import rotated_away
-from fleetrun.record.history import is_running
+from fleetrun.record.history import History, is_running
 from fleetrun.record.marks import marks_path
 from fleetrun.record.merge import Line, Merged, Wanted, order
 
@@ -58,7 +59,7 @@ Examples:
 \b
 Exit codes:
   0    shown (with -f: until the job was over)
-  1    there is no such job
+  1    there is no such job, or one of its logs cannot be read
   2    usage: a wrong option, or a JOB that several fit
   130  Ctrl-C
   141  the reader of a pipe went away
@@ -111,13 +112,15 @@ def command(
     running = history.running is not False and history.over is None
     if most is None and follow and since is None:
         most = _FEW
+    complaints = _Complaints(merged, history, chosen)
     printer.show(merged.so_far(wanted, since=begin, most=most, whole=not (follow and running)))
+    complaints.tell()
     if follow and running:
-        _follow(merged, printer, wanted, history.path)
-    return 0
+        _follow(merged, printer, wanted, history.path, complaints)
+    return 1 if complaints.told else 0
 
 
-def _follow(merged: Merged, printer: _Printer, wanted: Wanted, record: Path) -> None:
+def _follow(merged: Merged, printer: _Printer, wanted: Wanted, record: Path, complaints: _Complaints) -> None:
     """Until the job is over, or nobody reads any more."""
     gone = select.poll()
     gone.register(sys.stdout.fileno(), 0)
@@ -125,10 +128,28 @@ def _follow(merged: Merged, printer: _Printer, wanted: Wanted, record: Path) -> 
     while is_running(record) or merged.behind:
         news = order(list(merged.news(wanted)))
         printer.show(news)
+        complaints.tell()
         rest = _SOON if news else min(_LOOK, 2 * rest)
         if gone.poll(0 if merged.behind else rest * 1000):
             raise BrokenPipeError
     printer.show(order(list(merged.news(wanted, last=True))))
+
+
+class _Complaints:
+    """Logs that cannot be read: told once each. Of a process that has not begun there need not be one."""
+
+    def __init__(self, merged: Merged, history: History, chosen: Sequence[Chosen]) -> None:
+        self.told: set[str] = set()
+        self._merged = merged
+        self._begun = {event.get("container") for event in history.all("started")}
+        self._paths = {each.name: each.log for each in chosen}
+
+    def tell(self) -> None:
+        for name, error in self._merged.troubles.items():
+            if name not in self.told and (error.errno != errno.ENOENT or name in self._begun):
+                self.told.add(name)
+                path = printable(str(self._paths[name]))
+                click.echo(f"fleetrun: {path} cannot be read: {error.strerror}", err=True)
 
 
 def _wanted(grep: str | None) -> Wanted:

@@ -24,7 +24,10 @@ class LogReader:
         self.offset = 0
         self.lost = 0
         """Bytes that were taken off its head before they were read."""
-        self._fd = open_to_read(path)
+        self.trouble: OSError | None = None
+        """Why nothing can be read at the moment."""
+        self._fd = -1
+        self._open()
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -35,7 +38,7 @@ class LogReader:
     def state(self) -> tuple[int, float]:
         """Size, and when it was written to last."""
         if self._fd < 0:
-            self._fd = open_to_read(self.path)
+            self._open()
         if self._fd < 0:
             return 0, 0.0
         found = os.fstat(self._fd)
@@ -137,14 +140,18 @@ class LogReader:
     def _read(self, offset: int, size: int) -> bytes:
         if self._fd < 0:
             return b""
-        with contextlib.suppress(OSError):
-            return os.pread(self._fd, size, offset)
-        return b""
+        try:
+            data = os.pread(self._fd, size, offset)
+        except OSError as error:
+            self.trouble = error
+            return b""
+        self.trouble = None
+        return data
 
-
-def open_to_read(path: Path) -> int:
-    """A descriptor of a regular file, or -1. Waits for nobody."""
-    try:
-        return open_plain(path)
-    except OSError:
-        return -1
+    def _open(self) -> None:
+        """Waits for nobody, and takes nothing but a regular file."""
+        try:
+            self._fd = open_plain(self.path)
+            self.trouble = None
+        except OSError as error:
+            self.trouble = error

@@ -105,7 +105,18 @@ class Merged:
     @property
     def behind(self) -> bool:
         """Whether there is more than one call of `news` tells."""
-        return any(reader.state[0] - reader.offset > AT_ONCE for reader in self._readers)
+        return any(
+            reader.state[0] - reader.offset > AT_ONCE and reader.trouble is None for reader in self._readers
+        )
+
+    @property
+    def troubles(self) -> Mapping[str, OSError]:
+        """By name, why logs cannot be read at the moment."""
+        return {
+            name: reader.trouble
+            for name, reader in zip(self._names, self._readers, strict=True)
+            if reader.trouble is not None
+        }
 
     def _cut(self) -> dict[str, int]:
         """Go along with what logs have lost at their heads."""

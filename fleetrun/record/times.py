@@ -4,6 +4,7 @@ reading the marks; writing them is `marks.py`'s.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from bisect import bisect_left
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleetrun.record.lines import open_to_read
+from fleetrun.plainfile import open_plain
 from fleetrun.record.marks import REST
 
 _DIGITS = 18  # of a size, at most
@@ -127,11 +128,8 @@ class MarksReader:
                 cuts[name] = cuts.get(name, 0) + int(amount)
 
     def _lines(self) -> Iterable[str]:
-        """Whole ones only: the last may still be on its way."""
-        fd = open_to_read(self._path)
-        if fd < 0:
-            return
-        with os.fdopen(fd, "rb") as file:
+        """Whole ones only: the last may still be on its way. Without a file that can be read: none."""
+        with contextlib.suppress(OSError), os.fdopen(open_plain(self._path), "rb") as file:
             file.seek(self._offset)
             while line := file.readline(_LONGEST_LINE):
                 if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:

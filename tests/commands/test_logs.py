@@ -1,10 +1,15 @@
 """`fleetrun logs` of jobs that ran."""
 
+import errno
 import json
+import os
 
 import pytest
 
+from fleetrun import verbs
+from fleetrun.commands import logs
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.record.merge import AT_ONCE
 from tests.commands.records import BEGAN
 
 
@@ -18,6 +23,14 @@ def job(past):
     made.prints(0, b"a1 loss\na2\n")
     made.over()
     return made
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """`run("logs")` -> exit code, what it prints, what it complains of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    return lambda *words: (verbs.answer(words[0], words[1:]), *capfd.readouterr())
 
 
 def test_all_logs_in_the_order_of_time_with_their_names(ask, job):
@@ -53,6 +66,45 @@ def test_one_log_needs_no_names(ask, job):
 )
 def test_only_some_lines(ask, job, words, shown):
     assert [line.partition("| ")[2] or line for line in ask("logs", *words).splitlines()] == shown
+
+
+def test_what_cannot_be_read_is_told_and_the_others_are_shown(past, run):
+    job = past()
+    job.prints(0, b"a0\n")
+    for rank in range(2):
+        job.event("started", container=f"trainer.{rank}", rank=rank)
+    log = job.logs[1]
+    log.unlink()
+    job.over()
+    code, out, err = run("logs")
+    assert (code, out) == (1, "trainer.0 | a0\n")
+    assert err == f"fleetrun: log/{log.name} cannot be read: No such file or directory\n"
+
+
+def test_a_process_that_never_began_needs_no_log(ask, past):
+    job = past()
+    job.logs[1].unlink()
+    job.over()
+    assert ask("logs") == ""
+
+
+def test_following_a_log_that_cannot_be_read_ends_with_the_job(past, run, monkeypatch):
+    job = past(trainers=1)
+    log = job.logs[0]
+    log.write_bytes(b"x" * (3 * AT_ONCE))
+    looks = iter([True] * 3)
+    monkeypatch.setattr(logs, "is_running", lambda _: next(looks, False))
+    monkeypatch.setattr(os, "pread", broken)
+    code, out, err = run("logs", "-f")
+    assert (code, out, err) == (
+        1,
+        "",
+        f"fleetrun: log/{log.name} cannot be read: Input/output error\n",
+    )
+
+
+def broken(*_):
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_job_that_is_over_is_not_waited_for(ask, job):

@@ -108,6 +108,7 @@ def test_what_is_no_file_has_no_lines(log, kind):
     assert reader.state == (0, 0.0)
     assert reader.head == 0
     assert list(reader.lines(100, last=True)) == list(reader.backwards(100, 0, last=True)) == []
+    assert reader.trouble is not None
 
 
 def test_a_file_that_comes_later_is_read_then(log):
@@ -115,4 +116,5 @@ def test_a_file_that_comes_later_is_read_then(log):
     assert reader.state[0] == 0
     log.write_bytes(b"one\n")
     assert list(reader.lines(reader.state[0])) == [(4, b"one")]
+    assert reader.trouble is None
     reader.close()

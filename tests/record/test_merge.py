@@ -1,5 +1,6 @@
 """Several logs as one: in the order of time, once each, while they are written and afterwards."""
 
+import errno
 import os
 import re
 
@@ -156,6 +157,21 @@ def test_a_flood_is_told_piece_by_piece(job):
     found = [*first, *(line for _ in range(9) for line in job.news(last=True))]
     assert found == lines
     assert not job.merged.behind
+
+
+def test_a_flood_that_cannot_be_read_is_not_waited_for_and_told_later(job, monkeypatch):
+    def broken(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    assert job.so_far(whole=False) == []
+    job.write(0, "x" * (AT_ONCE + 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", broken)
+        assert job.news() == []
+        assert not job.merged.behind
+        assert job.merged.troubles["trainer.0"].errno == errno.EIO
+    assert job.news() != []
+    assert job.merged.troubles == {}
 
 
 def test_following_goes_on_after_the_head_was_cut_off(job):
