@@ -5,6 +5,7 @@ of them. Decides nothing.
 from __future__ import annotations
 
 import select
+import signal
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,7 @@ class Stage:
         self._interrupt: Callable[[int], None] | None = None
         self._guard_lost: Callable[[], None] = lambda: None
         self._scene: Scene | None = None
+        self._over = False
 
     def on(self, scene: Scene) -> None:
         """Before the first pod."""
@@ -81,15 +83,15 @@ class Stage:
             self.loop.add(self._guard.fileno(), self._guard_gone)
 
     def _end_job(self, number: int) -> None:
-        if self._interrupt is not None:
+        """The alarm after the end is for a slow reader of ours: other machines may have more time."""
+        if self._interrupt is not None and not (self._over and number == signal.SIGALRM):
             self._interrupt(number)
 
     def _signalled(self) -> None:
-        assert self._interrupt is not None
         dispatch(
             self._signals.read,
             self._pod,
-            interrupt=self._interrupt,
+            interrupt=self._end_job,
             written=self._written,
             resumed=self._resumed,
             say=self.console.info,
@@ -155,6 +157,7 @@ class Stage:
 
     def over(self) -> None:
         """Nothing runs any more: show what the logs still hold."""
+        self._over = True
         self._signals.only_endings()
         if self._watch is None:
             return

@@ -43,7 +43,7 @@ def command(job: str | None, now: bool) -> int:
     found = find_running(job)
     watched = Watched(found.pid)
     try:
-        if _ask(found, now):
+        if _ask(found, now, watched):
             write(f"{named(found)} is asked to end\n")
             watched.wait()
     finally:
@@ -52,7 +52,7 @@ def command(job: str | None, now: bool) -> int:
     return 0
 
 
-def _ask(job: Running, now: bool) -> bool:
+def _ask(job: Running, now: bool, watched: Watched) -> bool:
     """By word, or by signal where no word is understood; False when it had ended by itself."""
     try:
         ask(job.socket, {"ask": "stop", "now": now}, _TIMEOUT)
@@ -60,6 +60,9 @@ def _ask(job: Running, now: bool) -> bool:
         return False
     except NoAnswer as silence:
         if not ask_by_signal(silence.pid or job.pid, now):
+            if watched.ending():  # that is why it did not answer
+                watched.wait()
+                return False
             why = f"the launcher of {named(job)} does not answer ({silence})"
             raise LaunchError(why, hint="`fleetrun ps` tells whether it still runs.") from None
     return True

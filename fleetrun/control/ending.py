@@ -30,6 +30,10 @@ class Watched:
             poll.register(fd, select.POLLIN)
             poll.poll()
 
+    def ending(self) -> bool:
+        """Whether one of them is gone since: the other follows."""
+        return any(_readable(fd) for fd in self._pidfds)
+
     def over(self) -> bool:
         return all(_readable(fd) for fd in self._pidfds)
 
@@ -59,17 +63,25 @@ def ask_by_signal(launcher: int, now: bool) -> bool:
     """End a launcher that cannot be asked; False when it cannot be reached. It is continued if it is stopped.
 
     By SIGTERM to the guard, which hands it on. `now`: by SIGKILL to the launcher, and the guard kills what
-    that leaves.
+    that leaves. The first signal may be the end of both before the second is sent.
     """
-    guard = guard_of(launcher)
-    if guard <= 1:
-        return False
-    try:
-        if now:
-            os.kill(launcher, signal.SIGKILL)
-        else:
-            os.kill(guard, signal.SIGTERM)
-        os.kill(guard, signal.SIGCONT)
-    except OSError:
-        return False
-    return True
+    with contextlib.ExitStack() as stack:
+        try:
+            it = _held(launcher, stack)  # before its guard is looked for: from here on the pid is no other's
+            guard = guard_of(launcher)
+            if guard <= 1:
+                return False
+            its_guard = _held(guard, stack)
+            signal.pidfd_send_signal(it if now else its_guard, signal.SIGKILL if now else signal.SIGTERM)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(its_guard, signal.SIGCONT)
+        return True
+
+
+def _held(pid: int, stack: contextlib.ExitStack) -> int:
+    """A pidfd as long as the stack lasts."""
+    pidfd = os.pidfd_open(pid)
+    stack.callback(os.close, pidfd)
+    return pidfd

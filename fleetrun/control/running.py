@@ -11,8 +11,8 @@ from fleetrun.control.client import Gone, NoAnswer, ask_all
 from fleetrun.control.places import folders, sockets, take_away
 from fleetrun.record.history import names
 
-TIMEOUT = 3.0
-"""Seconds in which all launchers answer, unless they are very busy."""
+TIMEOUT = 6.0
+"""Seconds in which all launchers answer, unless they are very busy: a disk may hold one up for three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,7 +148,7 @@ def _written(place: Path, free: int | None) -> tuple[float | None, float | None]
             os.write(fd, b"x")
             return None, None
         began, blocks = time.perf_counter(), 0
-        while blocks < _BLOCKS and time.perf_counter() - began < _LONGEST:
+        while not blocks or (blocks < _BLOCKS and time.perf_counter() - began < _LONGEST):
             os.write(fd, block)
             blocks += 1
         written = time.perf_counter()

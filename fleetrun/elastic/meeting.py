@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 PREFERRED_PORT = 6768
 _OTHER_PORT = "Give another port in --master."
-HELD, NAMELESS = 3.0, 10.0
-"""After how many seconds a port that is held, and a name that nobody knows, are taken for mistakes."""
+DOUBTED = 10.0
+"""After how many seconds a port that is held, and a name that nobody knows, are taken for mistakes. Who holds
+the port may be slow to start, and so may this node: neither is one.
+"""
 LAST_WORDS = 3.0
 """For how many seconds the node that serves the store waits for the others to have read how the job ended."""
 
@@ -89,7 +91,7 @@ def open_meeting(wish: Wish, loop: Loop, ports: Ports) -> Meeting:
         why = store.nameless
         return UsageError(f"--master {endpoint}: {why}") if why and not wish.late_names else None
 
-    return Meeting(store=store, endpoint=endpoint, doubts=((HELD, held), (NAMELESS, nameless)))
+    return Meeting(store=store, endpoint=endpoint, doubts=((DOUBTED, held), (DOUBTED, nameless)))
 
 
 def _free_port(ports: Ports) -> int:

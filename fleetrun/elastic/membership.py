@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetrun.elastic.rounds import keys, records
 from fleetrun.elastic.rounds.acts import Act, Clean, Close, End, Fail, Finish, Ready, Rest, Start, Stop
-from fleetrun.elastic.rounds.alone import gone
+from fleetrun.elastic.rounds.alone import gone, left_for_good
 from fleetrun.elastic.rounds.desk import Desk
 from fleetrun.elastic.rounds.events import Events
 from fleetrun.elastic.rounds.part import Failure, Part, Phase
@@ -188,7 +188,9 @@ class Membership:
     def lost(self, error: LaunchError) -> None:
         part = self._part
         self._view.up = False
-        if part.last is None and part.phase is not Phase.OVER:
+        if (cause := left_for_good(part)) is not None:
+            self._end(End(cause.code or 1, cause))
+        elif part.last is None and part.phase is not Phase.OVER:
             if part.phase is Phase.RUNNING:
                 self._stop(Stop(gone(error.message), False))
             self._fail(Fail(error))

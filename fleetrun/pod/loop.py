@@ -2,7 +2,8 @@
 a cause.
 
 Handlers run in the order in which the kernel saw the events: epoll keeps its ready list in order of arrival,
-so of two processes that died before the loop woke up, the one that died first is handled first.
+so of two processes that died before the loop woke up, the one that died first is handled first. A deadline
+comes after all that happened before it, however late the loop is: who ended in time did.
 """
 
 from __future__ import annotations
@@ -74,21 +75,21 @@ class Loop:
         """Until `stop`."""
         self._running = True
         while self._running:
-            for fd, _ in self._epoll.poll(self._patience(), _MAX_EVENTS):
+            now = self.clock()  # before the look: a deadline that passes while a handler waits comes after it
+            for fd, _ in self._epoll.poll(self._patience(now), _MAX_EVENTS):
                 handler = self._handlers.get(fd)  # a handler before it may have removed it
                 if handler is not None and self._running:
                     handler()
-            self._fire_timers()
+            self._fire_timers(now)
 
     def close(self) -> None:
         self._epoll.close()
 
-    def _patience(self) -> float:
+    def _patience(self, now: float) -> float:
         while self._timers and not self._timers[0][2].pending:
             heapq.heappop(self._timers)
-        return min(_LONGEST, max(0.0, self._timers[0][0] - self.clock())) if self._timers else -1
+        return min(_LONGEST, max(0.0, self._timers[0][0] - now)) if self._timers else -1
 
-    def _fire_timers(self) -> None:
-        now = self.clock()
+    def _fire_timers(self, now: float) -> None:
         while self._running and self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2].fire()

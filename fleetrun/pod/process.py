@@ -20,6 +20,8 @@ from pathlib import Path
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, SpawnError
 from fleetrun.pod.status import Exit
 
+_ROUNDS = 500  # of killing, of a hundredth of a second each
+
 
 class Process:
     """A child of this process: a pidfd that is readable once it has ended, and its group."""
@@ -252,7 +254,8 @@ def end_descendants(grace: float, but: Collection[int] = ()) -> int:
 
     For a process that is a sub-reaper and whose own children have all been reaped or may be: the orphans of
     what dies become children here, so a pass that finds none has found the last. Returns how many were there
-    at first. Gives up after five seconds of killing (a process in uninterruptible sleep cannot be ended).
+    at first. Gives up after five seconds of killing (a process in uninterruptible sleep cannot be ended);
+    they are counted in rounds, because who stood still meanwhile has killed nothing.
     """
     if not has_children(but):
         return 0
@@ -261,8 +264,9 @@ def end_descendants(grace: float, but: Collection[int] = ()) -> int:
         signal_all(first, signal.SIGTERM)
         signal_all(first, signal.SIGCONT)
         _wait_childless(time.monotonic() + grace, but)
-    deadline = time.monotonic() + 5.0
-    while has_children(but) and time.monotonic() < deadline:
+    for _ in range(_ROUNDS):
+        if not has_children(but):
+            break
         signal_all(descendants(but), signal.SIGKILL)
         _wait_childless(time.monotonic() + 0.01, but)
     return len(first)

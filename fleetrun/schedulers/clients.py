@@ -27,7 +27,7 @@ class Answer:
     err: str
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str], *, within: float = 5.0) -> str | None:
+def ask(argv: Sequence[str], environ: Mapping[str, str], *, within: float = 30.0) -> str | None:
     """What a program prints; None when there is no such program, it fails, or takes longer."""
     try:
         done = subprocess.run(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fleetrun.plainfile import open_plain
-from fleetrun.stacks.processes import belongs, catches, state_of
+from fleetrun.stacks.processes import belongs, blocking, catches, state_of, waits_for
 from fleetrun.stacks.taken import Target
 from fleetrun.stacks.traces import Thread, of_faulthandler
 
@@ -37,7 +37,7 @@ def ask(
 ) -> tuple[Thread, ...]:  # fmt: skip
     """Its threads, read out of its log; none when it did not write them there in time. Blocks."""
     log = Path(target.log)
-    begin = _size(log)
+    begin, deaf = _size(log), blocking(pid, NUMBER)
     if begin is None or not _send(target, pid):
         return ()
     deadline = clock() + _PATIENCE
@@ -46,10 +46,17 @@ def ask(
         now = _size(log) or begin
         if now != size:
             size, since = now, clock()
-        elif size > begin and clock() - since >= _SETTLED and _threads(log, begin):
+        elif size > begin and clock() - since >= _SETTLED and _done(pid, deaf) and _threads(log, begin):
             break
         pause(_PAUSE)
     return _threads(log, begin)
+
+
+def _done(pid: int, deaf: set[int]) -> bool:
+    """Whether it has written all; a rest in the middle, for a slow disk, only looks like the end. The kernel
+    blocks a signal in the thread that handles it, while those that were `deaf` before did that themselves.
+    """
+    return not waits_for(pid, NUMBER) and blocking(pid, NUMBER) <= deaf
 
 
 def _send(target: Target, pid: int) -> bool:

@@ -75,6 +75,25 @@ def catches(pid: int, number: int) -> bool:
     return False
 
 
+def waits_for(pid: int, number: int) -> bool:
+    """Whether that signal was sent to it and has not come to a handler yet."""
+    return any(mask >> (number - 1) & 1 for _, mask in _masks(pid, "SigPnd:", "ShdPnd:"))
+
+
+def blocking(pid: int, number: int) -> set[int]:
+    """Its threads to which that signal does not come at this moment, as to those that handle it right now."""
+    return {thread for thread, mask in _masks(pid, "SigBlk:") if mask >> (number - 1) & 1}
+
+
+def _masks(pid: int, *names: str) -> Iterator[tuple[int, int]]:
+    """Of each thread."""
+    with contextlib.suppress(OSError, ValueError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for line in (task / "status").read_text(errors="replace").splitlines():
+                if line.startswith(names):
+                    yield int(task.name), int(line.split()[1], 16)
+
+
 def python_below(pid: int) -> list[int]:
     """The Python processes below it that do work of the script, nearest first."""
     return [each for each in _below(pid) if is_python(each) and not _helper(each)]

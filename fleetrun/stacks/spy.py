@@ -12,7 +12,7 @@ import subprocess
 import sysconfig
 from collections.abc import Mapping
 
-from fleetrun.stacks.processes import state_of
+from fleetrun.stacks.processes import state_of, waits_for
 from fleetrun.stacks.traces import Thread, of_pyspy
 
 MISSING = "py-spy is not installed: pip install 'fleetrun[monitor]'"
@@ -48,7 +48,7 @@ def dump(program: str, pid: int, env: Mapping[str, str], within: float) -> tuple
     except ValueError as error:
         raise SpyError(f"py-spy's answer cannot be read: {error}") from None
     finally:
-        if before != "T" and state_of(pid) == "T":  # py-spy was killed between its stop and its continue
+        if before != "T" and _stops(pid):  # py-spy was killed between its stop and its continue
             _continue(pid)
 
 
@@ -86,6 +86,11 @@ def _why(said: str) -> str:
     found = next((why for sign, why in _WHY.items() if sign in said), None)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return found or f"py-spy: {lines[0] if lines else 'no word'}"[:_LONGEST]
+
+
+def _stops(pid: int) -> bool:
+    """Whether it is stopped, or will be once the kernel lets go of it."""
+    return waits_for(pid, signal.SIGSTOP) or state_of(pid) == "T"
 
 
 def _continue(pid: int) -> None:

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.waiting import eventually
+
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
@@ -48,12 +50,12 @@ def test_without_a_run_there_is_no_result(cells):
 def test_the_bench_plays_a_scenario_and_leaves_nothing(tmp_path):
     command = [sys.executable, BENCH / "nodes.py", "--launcher", "fleetrun", "--runs", "1"]
     done = subprocess.run(
-        [*command, "--only", "range", "--work", tmp_path], capture_output=True, text=True, timeout=90
+        [*command, "--only", "range", "--work", tmp_path], capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     assert "B exits 2" in done.stdout
     mark = f"BENCH_WORK={tmp_path.resolve()}".encode()
-    assert not [entry for entry in Path("/proc").glob("[0-9]*") if mark in _environ(entry)]
+    eventually(lambda: not [entry for entry in Path("/proc").glob("[0-9]*") if mark in _environ(entry)])
 
 
 def _environ(process: Path) -> list[bytes]:

@@ -44,7 +44,7 @@ def test_a_row_compares_with_torchrun_and_with_what_is_wanted(bench):
 def test_seventeen_nodes_meet(bench):
     """In two processes, beside the store's."""
     job, peers = bench("_rendezvous_job"), bench("_rendezvous_peers")
-    figures = job.meet(peers.EmbeddedStore, 17, 10.0, 2)
+    figures = job.meet(peers.EmbeddedStore, 17, 60.0, 2)
     assert 0 < figures["met"] < 60
     assert 0 < figures["known"] < 60
     assert figures["messages"] > 2

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from fleetrun.commands import status as status_verb
 from fleetrun.commands.finding import NoJobError
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.verbs import answer
@@ -146,8 +147,9 @@ def test_a_picture_needs_a_terminal(job, capsys):
         answer("status", ["--watch"])
 
 
-def test_watched_by_a_program_it_is_a_line_each_time_until_the_job_is_over(folder, capsys):
-    """It goes after its third answer."""
+def test_watched_by_a_program_it_is_a_line_each_time_until_the_job_is_over(folder, capsys, monkeypatch):
+    """It goes after its third answer. Who looks on is patient."""
+    monkeypatch.setattr(status_verb, "_PATIENCE", 60.0)
     asked = []
 
     def tell(_):

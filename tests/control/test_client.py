@@ -123,7 +123,7 @@ def test_several_are_asked_at_once_and_keep_their_order(tmp_path):
         return {"n": 2}
 
     with serving(names[0], lambda _: {"n": 0}), serving(names[2], last):
-        answers = ask_all([*names, tmp_path / "dddddd.sock"], {}, 30)
+        answers = ask_all([*names, tmp_path / "dddddd.sock"], {}, 60)
     assert answers[0] == {"n": 0}
     assert isinstance(answers[1], Gone)
     assert answers[2] == {"n": 2}

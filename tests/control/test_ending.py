@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from fleetrun.control import ending
 from fleetrun.control.ending import Watched, ask_by_signal, guard_of
 from tests.support.waiting import ended, eventually, state_of
 
@@ -79,6 +81,26 @@ def test_at_once_is_the_end_of_the_launcher_and_the_guard_does_the_rest(guarded)
     assert ask_by_signal(launcher, now=True)
     assert guard.stdout.readline() == "SIGCHLD\n"
     eventually(lambda: ended(launcher))
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_the_first_signal_may_be_their_end(guarded, monkeypatch, now):
+    """They are gone before the second is sent, and their numbers may be those of others."""
+    guard, launcher = guarded()
+    watched = Watched(launcher)
+    assert not watched.ending()
+    sent = []
+
+    def send(pidfd, number):
+        sent.append(number)
+        signal.pidfd_send_signal(pidfd, number)
+        guard.wait()
+
+    monkeypatch.setattr(ending, "signal", SimpleNamespace(**vars(signal) | {"pidfd_send_signal": send}))
+    assert ask_by_signal(launcher, now)
+    assert sent == [signal.SIGKILL if now else signal.SIGTERM, signal.SIGCONT]
+    assert watched.ending()
+    watched.close()
 
 
 def test_one_that_is_stopped_is_continued(guarded):

@@ -10,6 +10,8 @@ from fleetrun.envs.runfolder import short
 from fleetrun.record.journal import Journal, journal_path
 from tests.support.serving import serving, status_of
 
+PATIENCE = 60.0
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -24,13 +26,13 @@ def environ(tmp_path):
 
 
 def test_nobody(environ):
-    assert running(environ) == []
+    assert running(environ, PATIENCE) == []
 
 
 def test_the_oldest_first(folder, environ):
     young = serving(folder / "aaaaaa.sock", lambda _: status_of("young", "aaaaaa", started=20.0))
     with young, serving(folder / "bbbbbb.sock", lambda _: status_of("old", "bbbbbb", started=10.0)):
-        found = running(environ)
+        found = running(environ, PATIENCE)
     assert [each.job for each in found] == ["old", "young"]
     assert found[0].pid == os.getpid()
     assert str(found[0].record) == "/logs/old.bbbbbb.events.jsonl"
@@ -41,7 +43,7 @@ def test_what_a_killed_one_left_is_taken_away(folder, environ):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server, short(folder / "abcdef.sock") as name:
         server.bind(name)
         server.listen()
-    assert running(environ) == []
+    assert running(environ, PATIENCE) == []
     assert list(folder.iterdir()) == []
 
 
@@ -72,7 +74,7 @@ def test_one_that_does_not_answer_is_known_by_its_open_record(folder, environ, t
 )
 def test_an_answer_that_cannot_be_is_no_answer(folder, environ, answer):
     with serving(folder / "abcdef.sock", lambda _: answer):
-        (found,) = running(environ)
+        (found,) = running(environ, PATIENCE)
     assert found.silence
     assert found.status == {}
 
@@ -80,11 +82,11 @@ def test_an_answer_that_cannot_be_is_no_answer(folder, environ, answer):
 @pytest.mark.parametrize("odd", [{"pid": 1 << 80}, {"pid": 0}, {"job": 5}, {"pod": "zzzzzz"}])
 def test_one_that_answers_nonsense_is_not_listened_to(folder, environ, odd):
     with serving(folder / "abcdef.sock", lambda _: {**status_of("x", "abcdef"), **odd}):
-        (found,) = running(environ)
+        (found,) = running(environ, PATIENCE)
     assert (found.pod, found.silence) == ("abcdef", "it speaks another language")
 
 
 def test_a_beginning_that_cannot_be_is_unknown(folder, environ):
     with serving(folder / "abcdef.sock", lambda _: {**status_of("x", "abcdef"), "started": 1e300}):
-        (found,) = running(environ)
+        (found,) = running(environ, PATIENCE)
     assert (found.job, found.started) == ("x", None)

@@ -19,6 +19,12 @@ from tests.support.serving import serving
 from tests.support.waiting import eventually
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller of this process may be kept waiting by a busy machine."""
+    monkeypatch.setattr(module, "PATIENCE", 100.0)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
     """The socket of a server that answers with the question."""

@@ -26,7 +26,8 @@ class Others:
 @pytest.fixture
 def control():
     loop = Loop()
-    made = Control(loop, Board(facts_of_launch("job", "abcdef", "collective", Path("/logs"), 0)), print)
+    facts = facts_of_launch("job", "abcdef", "collective", Path("/logs"), 0)
+    made = Control(loop, Board(facts, clock=lambda: 5.0), print)  # two answers have one time
     made.others = Others()
     yield made
     loop.close()

@@ -88,7 +88,7 @@ def test_a_block_runs(block: Block, folder: Path):
     with around:
         done = subprocess.run(
             ["bash", "-e", "-c", script(block)],
-            cwd=folder, env=env, capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL,
+            cwd=folder, env=env, capture_output=True, text=True, timeout=250, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     wanted = int(block.rest.split()[0]) if block.how == "fails" else 0
     assert done.returncode == wanted, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"

@@ -35,7 +35,7 @@ def test_the_script_trains_and_goes_on(tmp_path: Path) -> None:
             [sys.executable, "script.py"],
             cwd=tmp_path,
             env=environment({"PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}),
-            timeout=100,
+            timeout=250,
             check=True,
         )
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [

@@ -26,7 +26,7 @@ def test_the_script_runs(tmp_path: Path):
     done = subprocess.run(
         [*FLEETRUN, "--nproc_per_node", "2", "--max_restart", "0", "script.py"],
         cwd=tmp_path, env=environment({"OMP_NUM_THREADS": "1"}),
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     area, examples, shape = done.stdout.splitlines()

@@ -204,7 +204,7 @@ def test_whole_programs_run_and_learn(script: str, tmp_path: Path):
         env=environment({"PYTHONPATH": PATH}),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", done.stdout)]

@@ -20,7 +20,7 @@ def test_the_script_runs_and_reports(tmp_path: Path):
     done = subprocess.run(
         [*FLEETRUN, "--nproc_per_node", "2", "--max_restart", "0", "script.py"],
         cwd=tmp_path, env=environment({"OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(tmp_path / "run")}),
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (record,) = (tmp_path / "log").glob("*.events.jsonl")

@@ -21,6 +21,7 @@ BOUND = 60_000
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[tuple[Card, Surveyor]]]]:
     monkeypatch.setattr(link, "MOST", 1 << 20)
     monkeypatch.setattr(surveyor, "ALLOWED", 100.0)
+    monkeypatch.setattr(surveyor, "_POLITE", 60.0)
     made: list[Surveyor] = []
 
     def several(count: int) -> list[tuple[Card, Surveyor]]:

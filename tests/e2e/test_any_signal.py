@@ -99,9 +99,10 @@ def check_nothing_is_left(
     fleetrun: Fleetrun, numbers: Sequence[int], lifetime: float, *, the_child: bool
 ) -> None:
     """As many launches at the same time, each struck by its signal at its own moment; once more, and sooner,
-    where the machine has become so much quicker since `lifetime` was taken that none lived that long.
+    where the machine has become so much quicker since `lifetime` was taken that none lived that long. It may
+    have stood still then.
     """
-    for sooner in (1, 2, 4, 8):
+    for sooner in (1, 2, 4, 8, 16, 32, 64):
         if strikes(fleetrun, numbers, lifetime / sooner, the_child=the_child):
             break
     else:

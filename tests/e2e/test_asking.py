@@ -7,6 +7,7 @@ import signal
 import struct
 import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,31 @@ def sockets(fleetrun: Fleetrun) -> list[Path]:
     return sorted((fleetrun.folder / "run" / "fleetrun").iterdir())
 
 
-def asked(fleetrun: Fleetrun, *words: str) -> list | dict:
-    done = fleetrun.run(*words, "--json")
+BUSY = "it is busy or stopped"
+
+
+def answered(fleetrun: Fleetrun, *words: str) -> Launch:
+    """The command, once the launchers answer in time: on a busy machine they may not."""
+    done: list[Launch] = []
+    wait_until(lambda: done.append(fleetrun.run(*words)) or BUSY not in done[-1].out + done[-1].said)
+    return done[-1]
+
+
+def asked(fleetrun: Fleetrun, *words: str) -> Any:
+    done = answered(fleetrun, *words, "--json")
     assert done.code == 0, done
     return json.loads(done.out)
+
+
+def watching(fleetrun: Fleetrun, *words: str) -> tuple[Launch, int]:
+    """The live view with its first picture, and the master of its terminal."""
+    while True:
+        view, master = fleetrun.at_terminal("status", "--watch", *words, env=XTERM)
+        wait_until(lambda view=view: painted(view, 80, 40) or view.popen.poll() is not None, view)
+        if view.popen.poll() is None:
+            return view, master
+        assert view.wait() == 3, view
+        assert BUSY in " ".join(view.out.split()), view
 
 
 def test_a_job_tells_how_it_stands_and_ends_when_it_is_asked_to(fleetrun: Fleetrun):
@@ -79,7 +101,7 @@ def test_a_job_that_ctrl_z_stopped_is_seen_and_can_be_ended(fleetrun: Fleetrun):
     wait_until(lambda: state_of(job.popen.pid) == "T" and state_of(launcher) == "T")
     (found,) = asked(fleetrun, "ps")
     assert (found["job"], found["pid"], found["silent"]) == ("resnet", launcher, "it is stopped (Ctrl-Z)")
-    status = fleetrun.run("status")
+    status = answered(fleetrun, "status")
     assert (status.code, status.out) == (3, "")
     assert "does not answer: it is stopped" in status.err
     assert fleetrun.run("stop", "resnet").code == 0
@@ -89,8 +111,7 @@ def test_a_job_that_ctrl_z_stopped_is_seen_and_can_be_ended(fleetrun: Fleetrun):
 def test_the_live_view_shows_the_job_and_leaves_the_terminal_as_it_was(fleetrun: Fleetrun):
     job = fleetrun.start(*TWO, fleetrun.script(STAY))
     pids = job.until_ready(2)
-    view, master = fleetrun.at_terminal("status", "--watch", "--interval", "3600", env=XTERM)
-    view.until(lambda: painted(view, 80, 40), "a picture")
+    view, master = watching(fleetrun, "--interval", "3600")
     rows = painted(view, 80, 40)
     assert rows[0].startswith("resnet (pod ")
     trainers = [row.split()[:3] for row in rows if row.startswith("trainer.") and "running" in row]
@@ -114,8 +135,7 @@ def test_the_live_view_ends_with_the_job(fleetrun: Fleetrun):
     script = fleetrun.script("tell('ready', os.getpid())\nwait_for_go()\nsys.exit(RANK)")
     job = fleetrun.start("--max_restart", "0", *TWO, script)
     job.until_ready(2)
-    view, _ = fleetrun.at_terminal("status", "--watch", "--interval", "0.1", env=XTERM)
-    view.until(lambda: painted(view, 80, 40), "a picture")
+    view, _ = watching(fleetrun, "--interval", "0.1")
     job.go()
     assert (job.wait(), view.wait()) == (1, 0)
     assert "is over: exit code 1; `fleetrun report" in view.out.rpartition("\x1b[?1049l")[2]

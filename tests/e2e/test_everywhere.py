@@ -1,12 +1,12 @@
 """A job on several machines is asked on one of them how all of it stands."""
 
-import json
 import os
 import signal
 from typing import Any
 
 import pytest
 
+from tests.e2e.test_asking import answered, asked
 from tests.e2e.test_together import Nodes
 from tests.support.command import Fleetrun, Launch
 from tests.support.traces import state_of, wait_until
@@ -30,12 +30,6 @@ def pair(fleetrun: Fleetrun) -> list[Launch]:
 def pod_of(fleetrun: Fleetrun, launch: Launch) -> str:
     (pod,) = (each["pod"] for each in asked(fleetrun, "ps") if each["pid"] == launch.launcher)
     return pod
-
-
-def asked(fleetrun: Fleetrun, *words: str) -> Any:
-    done = fleetrun.run(*words, "--json")
-    assert done.code == 0, done
-    return json.loads(done.out)
 
 
 def end(launches: list[Launch]) -> None:
@@ -69,7 +63,7 @@ def test_each_node_tells_of_all(fleetrun: Fleetrun):
     assert [line.split()[:4] for line in other[-1].splitlines() if "trainer." in line] == [
         ["1", f"trainer.{number}", str(2 + number), str(pid)] for number, pid in enumerate(pids[1])
     ]
-    none = fleetrun.run("status", pods[0], "--node", "2")
+    none = answered(fleetrun, "status", pods[0], "--node", "2")
     assert (none.code, "there is no node 2: this job has nodes 0 to 1" in none.err) == (2, True)
     end(launches)
 
@@ -85,7 +79,7 @@ def test_one_that_does_not_answer_is_named(fleetrun: Fleetrun, stopped: int):
         nodes = asked(fleetrun, "status", pods[1 - stopped])["nodes"]
         assert nodes[stopped]["silent"] == "no answer within 2 s"
         assert nodes[1 - stopped]["silent"] is None
-        shown = fleetrun.run("status", pods[1 - stopped])
+        shown = answered(fleetrun, "status", pods[1 - stopped])
         assert shown.code == 0
         (line,) = (line for line in shown.out.splitlines() if "no answer within 2 s" in line)
         assert line.split()[0] == str(stopped)

@@ -7,11 +7,13 @@ import pytest
 from tests.support.command import Fleetrun, Launch
 
 ONCE = ("--max_restart", "0")
+PATIENT = ("--stop_timeout", "1h")
+"""Who tells of its SIGTERM has time to do so."""
 
 
 def start_two_that_stay(fleetrun: Fleetrun, body: str = "leave_on_term()", *words: str) -> Launch:
     script = fleetrun.script(f"{body}\nstay()\n")
-    launch = fleetrun.start(*words, "--nproc_per_node", "2", script)
+    launch = fleetrun.start(*PATIENT, *words, "--nproc_per_node", "2", script)
     launch.until_ready(2)
     return launch
 
@@ -113,7 +115,7 @@ tell("ready", os.getpid())
 wait_for_go()
 sys.exit(6)
 """)
-    launch = fleetrun.start(*ONCE, "--nproc_per_node", "4", script)
+    launch = fleetrun.start(*ONCE, *PATIENT, "--nproc_per_node", "4", script)
     launch.until_ready(4)
     launch.go()
     assert launch.wait() == 6

@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from tests.support.command import Fleetrun
+from tests.e2e.test_asking import answered
+from tests.support.command import Fleetrun, Launch
+from tests.support.traces import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -19,14 +21,20 @@ def stuck_here():
 def stuck_there():
     stay()
 
-print("begins", flush=True)
+def begin(count):  # together, and not in silence: who waits for one that is slow to start does not hang
+    Path(f"begun.{ATTEMPT}.{WHO}").touch()
+    while len(list(Path().glob(f"begun.{ATTEMPT}.*"))) < count:
+        print("begins", flush=True)
+        time.sleep(0.1)
 """
 SECONDS = 8  # longer than a Python takes to start on a busy machine
 LIMIT = ("--hang_timeout", str(SECONDS))
 
 
 def test_a_hang_ends_with_124_and_the_stacks_in_the_logs(fleetrun: Fleetrun):
-    script = fleetrun.script(f"{STUCK}leave_on_term()\nstuck_there() if RANK == 1 else stuck_here()")
+    script = fleetrun.script(
+        f"{STUCK}leave_on_term()\nbegin(3)\nstuck_there() if RANK == 1 else stuck_here()"
+    )
     launch = fleetrun.run("--nproc_per_node", "3", *LIMIT, "--max_restart", "0", script)
     assert launch.code == 124
     assert f"Hang: no trainer printed or reported anything for {SECONDS} s (--hang_timeout)" in launch.said
@@ -39,7 +47,9 @@ def test_a_hang_ends_with_124_and_the_stacks_in_the_logs(fleetrun: Fleetrun):
 
 
 def test_a_hang_is_answered_with_a_restart(fleetrun: Fleetrun):
-    script = fleetrun.script(f"{STUCK}leave_on_term()\nif ATTEMPT == 0:\n    stuck_here()\ntell('again')")
+    script = fleetrun.script(
+        f"{STUCK}leave_on_term()\nbegin(2)\nif ATTEMPT == 0:\n    stuck_here()\ntell('again')"
+    )
     launch = fleetrun.run("--nproc_per_node", "2", *LIMIT, "--max_restart", "3", script)
     assert launch.code == 0
     assert len(launch.told("again")) >= 2
@@ -53,11 +63,13 @@ def test_a_hang_is_answered_with_a_restart(fleetrun: Fleetrun):
 
 BEATS = f"""
 from trainers import progress
-publish_pid()
-meet(2)
 if RANK == 1:
+    while not Path("beats").exists():
+        time.sleep(0.002)
     wait_for_end_of(pid_of("trainer.0"))
     sys.exit()
+publish_pid()
+Path("beats").touch()
 end = time.monotonic() + {SECONDS + 2}
 while time.monotonic() < end:
     progress.heartbeat()
@@ -75,16 +87,22 @@ def test_the_stacks_of_a_job_that_runs(fleetrun: Fleetrun):
     script = fleetrun.script(f"{STUCK}leave_on_term()\nstuck_there() if RANK == 1 else stuck_here()")
     launch = fleetrun.start("--nproc_per_node", "3", "--job_id", "mine", script)
     launch.until_ready(3)
-    shown = fleetrun.run("stacks")
-    assert shown.code == 0, shown
-    places = [line.partition(": ")[0] for line in shown.out.splitlines() if line[:7] == "trainer"]
-    assert places == ["trainer 1", "trainers 0, 2"]
-    assert shown.out.index("stuck_there") < shown.out.index("stuck_here")
-    one = fleetrun.run("stacks", "min", "--rank", "1", "--json")
+    found: list[Launch] = []
+
+    def all_stay() -> bool:
+        """Who has just said "ready" may still be on its way there."""
+        found.append(answered(fleetrun, "stacks"))
+        assert found[-1].code == 0, found[-1]
+        places = [line.partition(": ")[0] for line in found[-1].out.splitlines() if line[:7] == "trainer"]
+        return places == ["trainer 1", "trainers 0, 2"]
+
+    wait_until(all_stay, lambda: found[-1])
+    assert found[-1].out.index("stuck_there") < found[-1].out.index("stuck_here")
+    one = answered(fleetrun, "stacks", "min", "--rank", "1", "--json")
     (process,) = json.loads(one.out)["processes"]
     assert (process["title"], process["rank"]) == ("trainer 1", 1)
     assert "stuck_there" in [each["function"] for each in process["threads"][0]["frames"]]
-    none = fleetrun.run("stacks", "--rank", "7")
+    none = answered(fleetrun, "stacks", "--rank", "7")
     assert (none.code, "there is no such process here" in none.err) == (2, True)
     launch.send(15)
     assert launch.wait() == 143

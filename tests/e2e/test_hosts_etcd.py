@@ -8,6 +8,7 @@ import pytest
 from tests.support.command import Launch
 from tests.support.hosts import needs_hosts
 from tests.support.nodes import Etcd, Nodes, codes, go, needs_etcd, ready
+from tests.support.waiting import eventually
 
 pytestmark = [
     *needs_hosts,
@@ -21,6 +22,9 @@ tell("ready", os.getpid())
 wait_for_go()
 tell("done")
 """
+LASTING = ("--heartbeat_timeout", "1000")
+"""Nobody is missed because of it: neither a machine nor a process is ever so slow."""
+
 CUT_OFF = "the meeting point cannot be reached"
 BACK = "the meeting point is there again"
 
@@ -47,12 +51,12 @@ def test_a_job_leaves_nothing_behind_and_touches_no_other(three: Nodes, etcd: Et
     assert len(etcd.keys()) > len(others)
     go(launches)
     assert codes(launches) == [0, 0, 0]
-    assert sorted(etcd.keys()) == sorted(others)
+    # Whoever has no time left while etcd stands still leaves its lease to end by itself.
+    eventually(lambda: sorted(etcd.keys()) == sorted(others))
 
 
-@pytest.mark.parametrize("heartbeat", ["20", "4"])
+@pytest.mark.parametrize("heartbeat", ["1000", "10"])
 def test_etcd_is_killed_and_comes_back(three: Nodes, etcd: Etcd, heartbeat: str):
-    """Longer than the leases last, too."""
     launches = started(three, "--heartbeat_timeout", heartbeat)
     etcd.kill()
     for launch in launches:
@@ -67,19 +71,20 @@ def test_etcd_is_killed_and_comes_back(three: Nodes, etcd: Etcd, heartbeat: str)
 
 def test_a_failure_while_etcd_is_away_ends_that_node_and_then_all(three: Nodes, etcd: Etcd):
     three.script("leave_on_term()\ntell('ready', os.getpid())\nwait_for_go()\nsys.exit(7)")
-    launches = three.start_all("--heartbeat_timeout", "4")
+    launches = three.start_all(*LASTING)
     ready(launches)
     etcd.kill()
     launches[1].go()
     assert launches[1].wait() == 7
     etcd.start()
+    etcd.expire(three.hosts[1])
     ended = codes([launches[0], launches[2]])
     assert all(code in (7, 125) for code in ended), launches
 
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_any_launcher_may_be_killed(three: Nodes, etcd: Etcd, number: int):
-    launches = started(three, "--heartbeat_timeout", "4")
+    launches = started(three, *LASTING)
     os.kill(launches[number].popen.pid, signal.SIGKILL)
     launches[number].wait()
     rest = [launch for launch in launches if launch is not launches[number]]
@@ -89,7 +94,7 @@ def test_any_launcher_may_be_killed(three: Nodes, etcd: Etcd, number: int):
 
 
 def test_an_elastic_job_survives_any_of_its_nodes(three: Nodes, etcd: Etcd):
-    words = ("--heartbeat_timeout", "4", "--elastic_timeout", "20")
+    words = (*LASTING, "--elastic_timeout", "20")
     launches = started(three, *words, nnodes="2:3")
     os.kill(launches[0].popen.pid, signal.SIGKILL)
     launches[0].wait()
@@ -104,7 +109,7 @@ def test_an_elastic_job_survives_any_of_its_nodes(three: Nodes, etcd: Etcd):
 
 
 def test_a_host_is_cut_off_from_etcd(three: Nodes, etcd: Etcd):
-    launches = started(three, "--heartbeat_timeout", "4")
+    launches = started(three, "--heartbeat_timeout", "10")
     three.hosts[2].partition_from(three.hosts[0])
     assert codes(launches[:2]) == [125, 125], launches
     for launch in launches[:2]:

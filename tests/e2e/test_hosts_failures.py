@@ -72,7 +72,8 @@ if RANK == 2:
 wait_for_go()
 peer = socket.create_connection((host, int(port)))
 peer.recv(1)
-time.sleep(0.5)  # a broken connection is not noticed at once
+while not any("NOTED" in path.read_text() for path in Path("../h3/log").glob("PLACE")):
+    time.sleep(0.01)  # a broken connection is not noticed at once
 sys.exit(40 + RANK)
 """
 ENDS = "os._exit(42)"
@@ -86,15 +87,22 @@ FAILS_AND_STAYS = """
 
 
 @pytest.mark.parametrize(
-    ("cause", "code", "said"),
+    ("cause", "place", "noted", "code", "said"),
     [
-        pytest.param(ENDS, 42, "trainer 2 exited with code 42", id="ends"),
-        pytest.param(FAILS_AND_STAYS, 1, "ValueError: the cause", id="ends-after-them"),
+        pytest.param(
+            ENDS, "*.events.jsonl", "exited with code 42", 42, "trainer 2 exited with code 42", id="ends"
+        ),
+        pytest.param(
+            FAILS_AND_STAYS, "*.error.json", "the cause", 1, "ValueError: the cause", id="ends-after-them"
+        ),
     ],
 )
-def test_the_first_of_several_failures_is_the_one(three: Nodes, cause: str, code: int, said: str):
+def test_the_first_of_several_failures_is_the_one(
+    three: Nodes, cause: str, place: str, noted: str, code: int, said: str
+):
     """A trainer that breaks because its peer has gone is not the cause, also if it ends before that one."""
-    three.script(CONNECTED.replace("CAUSE", cause.strip()))
+    script = CONNECTED.replace("CAUSE", cause.strip())
+    three.script(script.replace("PLACE", place).replace("NOTED", noted))
     launches = three.start_all()
     launches[2].until_told("listening")
     go(launches[:2])
@@ -135,7 +143,7 @@ def test_a_launcher_is_killed(three: Nodes, half: str):
 @pytest.mark.parametrize("half", ["guard", "launcher"])
 def test_the_launcher_that_serves_the_store_is_killed(three: Nodes, half: str):
     three.script("stay()")
-    launches = three.start_all("--heartbeat_timeout", "5")
+    launches = three.start_all("--heartbeat_timeout", "1000")
     ready(launches)
     victim = launches[0]
     os.kill(victim.popen.pid if half == "guard" else victim.launcher, signal.SIGKILL)

@@ -53,7 +53,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(three: Nodes):
     code = (
         "import socket, sys, time\ns = socket.create_server((sys.argv[1], 7001))\nprint('on', flush=True)\n"
     )
-    holder = three.hosts[0].start(["python3", "-c", f"{code}time.sleep(60)", a])
+    holder = three.hosts[0].start(["python3", "-c", f"{code}time.sleep(1000)", a])
     holder.until_out("on")
     launch = three.commands[0].run("--servers", f"{a}:7001", "--trainers", f"{b}:7002", "train.py")
     assert launch.code == 125

@@ -101,11 +101,11 @@ def test_one_that_dies_while_they_meet_is_replaced(three: Nodes):
 def test_one_that_is_cut_off_while_they_meet_is_no_member(three: Nodes):
     """Its link goes; a fourth in its place makes the job."""
     three.script(WORK)
-    first = three.start(0, "--heartbeat_timeout", "4")
-    ghost = three.start(1, "--heartbeat_timeout", "4", "--rdzv_timeout", "10")
+    first = three.start(0)
+    ghost = three.start(1, "--rdzv_timeout", "10")
     here(first, 2)
     three.hosts[1].link_down()
-    launches = [first, *(three.start(2, "--heartbeat_timeout", "4") for _ in range(2))]
+    launches = [first, *(three.start(2) for _ in range(2))]
     ready(launches)
     go(launches)
     assert codes(launches) == [0, 0, 0]
@@ -116,7 +116,7 @@ def test_one_that_is_cut_off_while_they_meet_is_no_member(three: Nodes):
 def test_two_claim_the_same_rank(three: Nodes):
     """The first has it."""
     three.script(WORK)
-    words = ("--heartbeat_timeout", "4")
+    words = ("--heartbeat_timeout", "8")
     launches = [three.start(0, "--rank", "0", *words), three.start(1, "--rank", "1", *words)]
     here(launches[0], 2)
     wrong = three.start(2, "--rank", "1", *words)

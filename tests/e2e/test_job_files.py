@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from fleetrun.envs.network import Ports
 from tests.support.command import Fleetrun
+from tests.support.ports import free_port
 
 TELL = 'tell("in", *sys.argv[1:], os.environ.get("A"), os.environ.get("B"))\n'
 
@@ -17,7 +17,7 @@ args = ["${{LR}}"]
 server_num = 1
 log_dir = "log"
 follow = "none"
-stop_timeout = 5
+stop_timeout = 100
 [variables]
 LR = "0.1"
 [environment]
@@ -110,10 +110,10 @@ def test_each_machine_reads_its_own_file_and_evaluators_are_on_the_first(fleetru
     write(fleetrun, other="script = 'train.py'\nnnodes = 2\n")
 
     def start(name: str, rank: int, master: str):  # type: ignore[no-untyped-def]
-        words = ("--rank", str(rank), "--master", master, "--log_dir", f"log{rank}", "--stop_timeout", "5")
+        words = ("--rank", str(rank), "--master", master, "--log_dir", f"log{rank}", "--stop_timeout", "100")
         return fleetrun.start("up", f"{name}.toml", *words)
 
-    master = _free()
+    master = f"127.0.0.1:{free_port()}"
     nodes = [start("one", 0, master), start("two", 1, master)]
     nodes[0].until_told("evaluator.0 ready")
     for node in nodes:
@@ -124,19 +124,11 @@ def test_each_machine_reads_its_own_file_and_evaluators_are_on_the_first(fleetru
         ["trainer.1 two None"],
     ]
 
-    master = _free()
+    master = f"127.0.0.1:{free_port()}"
     nodes = [start("one", 0, master), start("other", 1, master)]
     assert [node.wait() for node in nodes] == [2, 2]
     assert all("roles.evaluator is " in node.said and "1 on the first machine" in node.said for node in nodes)
     assert not [line for node in nodes for line in node.news]
-
-
-def _free() -> str:
-    ports = Ports()
-    try:
-        return f"127.0.0.1:{ports.any()}"
-    finally:
-        ports.close()
 
 
 def test_a_job_that_still_runs_is_not_started_again(fleetrun: Fleetrun):

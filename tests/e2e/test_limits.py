@@ -45,6 +45,7 @@ def test_a_restart_that_cannot_start(fleetrun: Fleetrun):
     script = fleetrun.script("tell('ready', os.getpid())\nwait_for_go()\nsys.exit(3)")
     launch = fleetrun.start("--nproc_per_node", "4", script)
     launch.until_ready(4)
+    launch.until_err("Watching Pod")  # it has no descriptor open that is only for a start
     used = {int(path.name) for path in Path(f"/proc/{launch.launcher}/fd").iterdir()}
     lowest_free = min(set(range(len(used) + 1)) - used)
     resource.prlimit(launch.launcher, resource.RLIMIT_NOFILE, (lowest_free, lowest_free))

@@ -88,7 +88,8 @@ def test_levels_say_less_and_less(fleetrun: Fleetrun):
         fleetrun.run("--log_level", level, script).err
         for level in ("debug", "info", "warning", "error", "critical")
     ]
-    assert [len(text) for text in said] == sorted(map(len, said), reverse=True)
+    lines = [len(text.splitlines()) for text in said]
+    assert lines == sorted(lines, reverse=True)
     assert "Configuration" not in said[2]
     assert "restart 1 of 3" in said[3]
     assert said[4] == ""

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from fleetrun.pod.supervisor import SERVERS_LEAVE
 from tests.support.command import Fleetrun
 from tests.support.traces import left_behind
 
@@ -17,10 +18,12 @@ def test_servers_are_asked_to_leave_when_all_trainers_have_ended(fleetrun: Fleet
 if WHO.startswith("ps"):
     leave_on_term()
     stay()
-tell("trained")
+wait_for_go()
 """)
-    launch = fleetrun.run("--server_num", "2", "--trainer_num", "2", script)
-    assert launch.code == 0, launch
+    launch = fleetrun.start("--server_num", "2", "--trainer_num", "2", "--stop_timeout", "100", script)
+    launch.until_ready(2)
+    launch.go()
+    assert launch.wait() == 0, launch
     assert sorted(launch.told("got")) == ["ps.0 got SIGTERM", "ps.1 got SIGTERM"]
     assert "First failure" not in launch.err
 
@@ -28,15 +31,18 @@ tell("trained")
 @pytest.mark.slow
 @pytest.mark.parametrize("body", ["ignore(signal.SIGTERM)", "leave_on_term(9)"])
 def test_a_server_that_leaves_badly_then_does_not_matter(fleetrun: Fleetrun, body: str):
-    script = fleetrun.script(f"if WHO == 'ps.0':\n    {body}\n    stay()\n")
-    launch = fleetrun.run(*ONE_AND_TWO, "--stop_timeout", "0.3", script)
-    assert launch.code == 0, launch
+    script = fleetrun.script(f"if WHO == 'ps.0':\n    {body}\n    stay()\nwait_for_go()")
+    launch = fleetrun.start(*ONE_AND_TWO, "--stop_timeout", "0.3", script)
+    launch.until_ready(1)
+    launch.go()
+    assert launch.wait() == 0, launch
     assert not left_behind(launch.token)
 
 
 def test_servers_that_leave_by_themselves_are_not_disturbed(fleetrun: Fleetrun):
+    """For a while: one that takes longer is asked."""
     script = fleetrun.script("""
-leave_on_term()
+on(signal.SIGTERM, lambda: (tell("asked", time.monotonic()), os._exit(0)))
 publish_pid()
 tell("ready", os.getpid())
 wait_for_go()
@@ -44,13 +50,16 @@ if WHO == "ps.0":
     wait_for_end_of(pid_of("trainer.0"))
     wait_for_end_of(pid_of("trainer.1"))
     tell("saved")
+else:
+    tell("ends", time.monotonic())
 """)
-    launch = fleetrun.start(*ONE_AND_TWO, script)
+    launch = fleetrun.start(*ONE_AND_TWO, "--stop_timeout", "100", script)
     launch.until_ready(3)
     launch.go()
     assert launch.wait() == 0
-    assert launch.told("saved") == ["ps.0 saved"]
-    assert not launch.told("SIGTERM")
+    ends, asked = ([float(line.split()[2]) for line in launch.told(word)] for word in (" ends ", " asked "))
+    assert all(when >= max(ends) + SERVERS_LEAVE for when in asked)
+    assert asked or launch.told("saved") == ["ps.0 saved"]
 
 
 @pytest.mark.slow
@@ -117,7 +126,7 @@ def leave():
 on(signal.SIGTERM, leave)
 stay()
 """)
-    launch = fleetrun.start(*ONE_AND_TWO, script)
+    launch = fleetrun.start(*ONE_AND_TWO, "--stop_timeout", "100", script)
     launch.until_ready(3)
     launch.send(signal.SIGTERM)
     launch.until_told("got SIGTERM", 2)

@@ -60,7 +60,11 @@ if ATTEMPT == 0:
         for each in events(fleetrun)
         if each["event"] in ("progress", "exited")
     ]
-    assert story == [1, 5, "exited", 1, 3, "exited"]
+    once = story.index("exited")
+    assert story[-1] == "exited"
+    for steps, last in ((story[:once], 5), (story[once + 1 : -1], 3)):
+        assert (steps[0], steps[-1]) == (1, last)
+        assert steps == sorted(steps)
 
 
 def test_children_of_a_trainer_do_not_speak_for_it(fleetrun: Fleetrun):
@@ -94,7 +98,7 @@ if __name__ == "__main__":
 
 def test_whatever_comes_to_the_socket_the_job_goes_on(fleetrun: Fleetrun):
     script = fleetrun.script("""
-import socket
+import select, socket
 from trainers import progress
 path = Path(os.environ["FLEETRUN_PROGRESS"])
 assert len(str(path)) > 108
@@ -103,6 +107,9 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
     for _ in range(30):
         for garbage in (b"", b"\\0" * 9000, b"[" * 8000, b'{"mark": "p.trainer.0", "step": 7}', b"x" * 60000):
             sock.sendto(garbage, path.name)
+    sock.connect(path.name)
+    while not select.select([], [sock], [], 0.05)[1]:  # last words would not wait long for room
+        pass
 progress.step()
 path.unlink()
 """)

@@ -56,11 +56,12 @@ def numbers(launches: list[Launch], pattern: str) -> list[int]:
 
 
 def test_a_job_grows_and_shrinks_and_its_tables_have_every_push(fleetrun: Fleetrun) -> None:
-    nodes = Nodes(fleetrun, "--nnodes", "1:2", "--elastic_timeout", "1", "--worker_num", "1")
+    patient = ("--elastic_timeout", "1", "--heartbeat_timeout", "60")
+    nodes = Nodes(fleetrun, "--nnodes", "1:2", *patient, "--worker_num", "1")
     script = fleetrun.script(COUNTING % "")
-    first = nodes.start("--server_num", "1", "--stop_timeout", "30", script)
+    first = nodes.start("--server_num", "1", "--stop_timeout", "100", script)
     first.until_told("reached 1 5")
-    second = nodes.start("--server_num", "0", "--stop_timeout", "30", script)
+    second = nodes.start("--server_num", "0", "--stop_timeout", "100", script)
     both = [first, second]
     for each in both:
         each.until_told("reached 2 5")
@@ -86,7 +87,8 @@ def test_a_job_that_is_stopped_goes_on_with_another_number_of_trainers(fleetrun:
     launches: list[Launch] = []
     done = 0
     for trainers in (1, 2):
-        launch = fleetrun.start("--server_num", "1", "--trainer_num", str(trainers), script)
+        words = ("--server_num", "1", "--trainer_num", str(trainers), "--stop_timeout", "100")
+        launch = fleetrun.start(*words, script)
         launches.append(launch)
         launch.until_told(f"reached {trainers} 5", trainers)
         begun = done // trainers

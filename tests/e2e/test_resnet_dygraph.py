@@ -12,7 +12,7 @@ from tests.support.command import Fleetrun, Launch
 from tests.support.flowers import CLASSES, plant
 
 EXAMPLES = ROOT / "trainers" / "examples"
-BOUND = 110.0
+BOUND = 200.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 SMALL = ("--layers=18", "--width=8", "--image_size=32", "--seed=4")
 LINE = re.compile(

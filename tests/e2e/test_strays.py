@@ -1,20 +1,28 @@
 """What scripts leave behind: daemons, grandchildren in sessions of their own, the deaf, crowds."""
 
+import json
 import os
 import signal
 
 import pytest
 
+from fleetrun.pod.strays import STRAYS_LEAVE
 from tests.support.command import Fleetrun
-from tests.support.traces import left_behind
+from tests.support.traces import left_behind, state_of, wait_until
 
 ONCE = ("--max_restart", "0")
 
 
 def test_a_daemon_in_its_own_session_ends_with_the_job(fleetrun: Fleetrun):
     script = fleetrun.script("""
-helper("leave_on_term()\\nstay()", start_new_session=True)
-tell("started")
+helper('''leave_on_term()
+alive = Path(f"alive.{RANK}")
+alive.touch()
+tell("ready", os.getpid())
+while True:
+    alive.touch()
+    time.sleep(0.01)
+''', start_new_session=True)
 wait_for_go()
 """)
     launch = fleetrun.start("--nproc_per_node", "2", script)
@@ -23,7 +31,11 @@ wait_for_go()
     assert launch.wait() == 0
     assert not left_behind(launch.token)
     assert "2 processes that had left their container were ended with the job" in launch.err
-    assert len(launch.told("got SIGTERM")) == 2, "they are asked before they are killed"
+    (record,) = fleetrun.logs("*.events.jsonl")
+    over = json.loads(record.read_text().splitlines()[-1])["time"]
+    for rank in (0, 1):
+        stood_still = over - (fleetrun.folder / f"alive.{rank}").stat().st_mtime > 0.8 * STRAYS_LEAVE
+        assert stood_still or launch.told(f"trainer.{rank} got SIGTERM"), "asked before it is killed"
 
 
 @pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
@@ -99,8 +111,9 @@ leave_on_term()
 tell("ready", os.getpid())
 os.kill(os.getpid(), signal.SIGSTOP)
 """)
-    launch = fleetrun.start("--nproc_per_node", "2", script)
-    launch.until_ready(2)
+    launch = fleetrun.start("--nproc_per_node", "2", "--stop_timeout", "100", script)
+    pids = launch.until_ready(2)
+    wait_until(lambda: all(state_of(pid) == "T" for pid in pids), "stopped")
     launch.send(signal.SIGTERM)
     assert launch.wait() == 143
     assert len(launch.told("got SIGTERM")) == 2

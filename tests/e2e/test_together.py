@@ -5,15 +5,18 @@ hosts, with networks that break, are in test_hosts_*.py.
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.network import Ports
+from fleetrun.elastic.meeting import LAST_WORDS
 from fleetrun.envs.site import addresses
 from tests.support.command import Fleetrun, Launch
+from tests.support.ports import free_port
 
 SOON = ("--stop_timeout", "1")
 TELL = 'tell("at", RANK, SIZE, os.environ["GROUP_RANK"], os.environ["PADDLE_RESTART_COUNT"])\n'
@@ -25,9 +28,7 @@ class Nodes:
     def __init__(self, fleetrun: Fleetrun, *words: str) -> None:
         self._fleetrun = fleetrun
         self._words = words
-        ports = Ports()
-        self.master = f"127.0.0.1:{ports.any()}"
-        ports.close()
+        self.master = f"127.0.0.1:{free_port()}"
         self._number = 0
 
     def start(self, *words: str, env: dict[str, str] | None = None) -> Launch:
@@ -246,6 +247,25 @@ def test_an_elastic_job_ends_with_the_node_that_serves_its_meeting_point(fleetru
     assert [first.wait(), second.wait()] == [143, 143]
     assert "got SIGTERM; stopping the job" in second.err
     assert len(told(second)) == 1
+
+
+def test_the_node_that_serves_the_meeting_point_waits_for_one_that_stands_still(fleetrun: Fleetrun):
+    """Longer than for a slow reader, who has a second: an alarm ends that, and is no signal to the job."""
+    nodes = Nodes(fleetrun, "--nnodes", "2")
+    script = fleetrun.script(TELL + "leave_on_term()\nstay()")
+    first = nodes.start(script)
+    first.until_err("waiting")
+    second = nodes.start(script)
+    for each in (first, second):
+        each.until_told(" at ")
+    os.kill(launcher := second.launcher, signal.SIGSTOP)
+    began = time.monotonic()
+    first.send(signal.SIGTERM)
+    assert first.wait() == 143
+    assert time.monotonic() - began >= LAST_WORDS
+    assert "SIGALRM" not in first.err
+    os.kill(launcher, signal.SIGCONT)
+    assert second.wait() in (143, 125), "125: it stood still until nobody was there to tell it more"
 
 
 def test_without_a_master_the_first_node_prints_the_command_for_the_others(fleetrun: Fleetrun):

@@ -1,14 +1,17 @@
 """Store and node as processes of their own, to be killed and stopped. What happens to them they print.
 
-    python -m tests.elastic.actors host LEASE TOKEN GRACE    -> `at 127.0.0.1:4711`, then `nodes a b`
-    python -m tests.elastic.actors node ENDPOINT NAME LEASE TOKEN
+    python -m tests.elastic.actors CLOCK PLACE host ENDPOINT LEASE TOKEN GRACE
+                                                            -> `at 127.0.0.1:4711`, then `sees a b`
+    python -m tests.elastic.actors CLOCK PLACE node ENDPOINT NAME LEASE TOKEN
                                                             -> `up True`, `down ...`, `lost ...`, `sees a b`
-A node writes `nodes/NAME` under its lease whenever that is a new one, and closes at the end of its input.
+A node writes `nodes/NAME` under its lease whenever that is a new one, and closes at the end of its input. The
+file CLOCK has the time that all of them share, at PLACE what this one has seen (`support/shared_clock.py`).
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,19 +27,23 @@ from fleetrun.elastic.stores.memory_store import MemoryStore
 from fleetrun.elastic.stores.store import Store
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop
-from tests.support.waiting import eventually
+from tests.support.shared_clock import LOOK_EVERY, Shared, SharedClock
+from tests.support.waiting import eventually, state_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class Actor:
-    """A process and what it has printed. Is killed at the end."""
+    """A process and what it has printed. Is killed at the end. `clock` keeps its time in `folder`/clock."""
 
-    def __init__(self, folder: Path, *words: object) -> None:
+    def __init__(self, folder: Path, clock: SharedClock, *words: object) -> None:
         self._log = folder / f"actor-{time.monotonic_ns()}.log"
+        self._clock = clock
+        self._place = clock.place()
+        told = (folder / "clock", self._place, *words)
         with self._log.open("wb") as output:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "tests.elastic.actors", *map(str, words)],
+                [sys.executable, "-m", "tests.elastic.actors", *map(str, told)],
                 cwd=_ROOT, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
@@ -62,6 +69,20 @@ class Actor:
     def wait_for(self, line: str) -> None:
         """Until this is its last line."""
         eventually(lambda: self.lines[-1:] == [line])
+
+    def kill(self) -> None:
+        self._clock.leave(self._place)
+        self.popen.kill()
+
+    def stop(self) -> None:
+        """Returns when it stands still; time passes on."""
+        self.popen.send_signal(signal.SIGSTOP)
+        eventually(lambda: state_of(self.popen.pid) == "T")
+        self._clock.leave(self._place)
+
+    def go_on(self) -> None:
+        self._clock.join(self._place)
+        self.popen.send_signal(signal.SIGCONT)
 
     def finish(self) -> None:
         """End its input, and wait for it."""
@@ -95,11 +116,11 @@ class _Speaker:
         self._stop()
 
 
-def host(lease: str, token: str, grace: str) -> None:
-    loop = Loop()
+def host(clock: Shared, endpoint: str, lease: str, token: str, grace: str) -> None:
+    loop = Loop(clock)
     ledger = Ledger()
     keys = store_keys(token)
-    server = StoreServer(ledger, loop, "127.0.0.1:0", job_id="job", lease=float(lease), keys=keys)
+    server = StoreServer(ledger, loop, endpoint, job_id="job", lease=float(lease), keys=keys)
     server._service._grace = min(float(lease) / 4, float(grace))
     print("at", server.endpoint, flush=True)
     store = MemoryStore(ledger, loop, "host", lease=float(lease))
@@ -111,8 +132,8 @@ def host(lease: str, token: str, grace: str) -> None:
     loop.close()
 
 
-def node(endpoint: str, name: str, lease: str, token: str = "") -> None:
-    loop = Loop()
+def node(clock: Shared, endpoint: str, name: str, lease: str, token: str = "") -> None:
+    loop = Loop(clock)
     keys = store_keys(token)
     store = ZmqStore(loop, endpoint, job_id="job", node_id=name, lease=float(lease), keys=keys)
     store.watch("nodes/")
@@ -124,9 +145,16 @@ def node(endpoint: str, name: str, lease: str, token: str = "") -> None:
 
 def _run(loop: Loop) -> None:
     """Until the input ends."""
+
+    def look() -> None:
+        loop.after(LOOK_EVERY, look)
+
+    look()
     loop.add(0, lambda: None if os.read(0, 100) else loop.stop())
     loop.run()
 
 
 if __name__ == "__main__":
-    {"host": host, "node": node}[sys.argv[1]](*sys.argv[2:])
+    _clock = Shared(Path(sys.argv[1]), int(sys.argv[2]))
+    {"host": host, "node": node}[sys.argv[3]](_clock, *sys.argv[4:])
+    _clock.end()

@@ -1,5 +1,6 @@
 """A node's life, between a membership and a supervisor that only do what the test says."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from fleetrun.pod.result import HUNG, Hang, JobResult
 NODE = Node(id="a", host="10.0.0.1", name="h1", offer=Offer())
 OTHER = replace(NODE, id="b", host="10.0.0.2", name="h2")
 ROUND = Round(generation=3, state=State.RUNNING, size=2, restarts=1)
+LONG = 1000.0
 CAUSE = Cause(why=Why.FAILED, node="h2 (10.0.0.2)", rank=1, headline="trainer 1 exited with code 7", code=7)
 
 
@@ -25,7 +27,8 @@ class Script:
     def __init__(self, *plan, timeout=None):
         self.plan = list(plan)
         self.heard = []
-        self.loop = Loop()
+        self.passed = 0.0
+        self.loop = Loop(lambda: time.monotonic() + self.passed)
         self.closed = True
         self.reached = False
         self.result = JobResult(code=0)
@@ -41,6 +44,10 @@ class Script:
     def step(self):
         if self.plan:
             self.loop.after(0.0, self.plan.pop(0))
+
+    def expire(self):
+        """All that was to last long is over."""
+        self.passed = LONG
 
     def supervisor(self, place, peers):
         self.heard.append(("supervisor", place))
@@ -209,7 +216,7 @@ def test_a_lost_guard_is_told_to_the_others_before_the_processes_are_ended():
 
 
 def test_a_timeout_is_told_once():
-    made = Script(lambda: made.agent.start(ROUND, (NODE, OTHER), 1), timeout=0.01)
+    made = Script(lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: made.expire(), timeout=LONG)
 
     def failed(cause, restart, after):
         made.heard.append(("failed", cause))
@@ -272,7 +279,8 @@ def test_a_timeout_while_a_generation_stops_for_something_else_ends_the_next_one
     made = Script(
         lambda: made.agent.start(ROUND, (NODE, OTHER), 1),
         lambda: made.agent.stop(CAUSE, True),
-        timeout=0.01,
+        lambda: made.expire(),
+        timeout=LONG,
     )
 
     def stop_for(reason, notice):

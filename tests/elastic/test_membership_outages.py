@@ -212,6 +212,27 @@ def test_a_store_that_is_lost_for_good_ends_the_job_with_its_message():
     assert job.players[1].membership.closed
 
 
+@pytest.mark.parametrize("lose", [lambda store: store.lose(LaunchError("gone")), lambda store: store.cut()])
+def test_a_store_that_goes_with_the_node_that_left_does_not_hide_why(lose):
+    """The others were told, but had no time to agree on it."""
+    job = running(2)
+    job.players[0].leave(143)
+    job.until(lambda: job.players[1].stops)
+    lose(job.players[1].store)
+    job.until(job.all_over, within=6)
+    code, cause = job.players[1].end
+    assert (code, cause.node, cause.headline) == (143, "h1 (10.0.0.1)", "got SIGTERM")
+
+
+def test_a_store_that_goes_with_a_node_without_which_the_job_would_go_on_is_lost():
+    job = running(2, fewest=1)
+    job.players[0].leave(143)
+    job.until(lambda: job.players[1].stops)
+    job.players[1].store.lose(LaunchError("h1:6768 is gone"))
+    job.until(job.all_over)
+    assert job.players[1].error.message == "h1:6768 is gone"
+
+
 def test_a_store_that_lost_its_data_is_told_what_runs():
     job = running(3)
     cut(job)

@@ -28,11 +28,15 @@ class JumpingLoop(SimulatedLoop):
 
 class MemoryWorld:
     lease = 0.4
+    """Of a time that only passes when the test says so."""
 
     def __init__(self, loop: JumpingLoop) -> None:
         self.ledger = Ledger()
         self.expiry = Expiry(self.ledger, loop, self.lease)
         self._loop = loop
+
+    def hurry(self) -> None:
+        return
 
     def client(self, name: str) -> MemoryStore:
         return MemoryStore(self.ledger, self._loop, name, lease=self.lease)

@@ -259,8 +259,8 @@ def test_a_newcomer(policy, kinds):
     [
         ({"a": Done.STOPPING, "b": Done.STOPPING}, False, 0.2, []),
         ({"a": Done.STOPPING, "b": Done.STOPPING}, False, 0.3, [State.ENDED]),
-        ({"a": Done.STOPPING}, False, 0.9, []),
-        ({"a": Done.STOPPING}, False, 1.0, [State.ENDED]),
+        ({"a": Done.STOPPING}, False, 4.9, []),
+        ({"a": Done.STOPPING}, False, 5.0, [State.ENDED]),
         ({"a": Done.STOPPED, "b": Done.STOPPING}, True, 50.0, []),
         ({"a": Done.STOPPED, "b": Done.STOPPED}, True, 0.3, [State.OPEN]),
     ],

@@ -36,9 +36,9 @@ def open_descriptors() -> int:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_an_address_is_itself_without_a_thread(loop: Loop, host: str) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     answers = ask(Resolver(loop, host, 6768))
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert answers == [], "not before the loop's turn"
     until(loop, lambda: answers)
     (((family, where),), why) = answers[0]
@@ -79,7 +79,7 @@ def test_who_no_longer_wants_to_know_is_not_told(loop: Loop) -> None:
     go.set()
     until(loop, lambda: again)
     assert (answers, again) == ([], [((), "")])
-    eventually(lambda: open_descriptors() == before)
+    eventually(lambda: open_descriptors() <= before)
 
 
 def test_a_name_that_is_none(loop: Loop) -> None:

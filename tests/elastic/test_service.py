@@ -18,14 +18,14 @@ GRACE = 1.0
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, lease: float = LEASE) -> None:
         self.now = 100.0
         self.loop = Loop(lambda: self.now)
         self.ledger = Ledger()
         self.state: dict[bytes, Sent] = {}
         self.told: list[tuple[bytes, dict[str, Any]]] = []
         self.service = Service(
-            self.ledger, self.loop, self._send, job_id="job", version="1", lease=LEASE
+            self.ledger, self.loop, self._send, job_id="job", version="1", lease=lease
         )  # fmt: skip
 
     def _send(self, address: bytes, frames: Sequence[bytes]) -> Sent:
@@ -85,6 +85,19 @@ def test_a_broken_connection_that_does_not_come_back_ends_the_lease_early(world:
     assert world.service.connected == 1
     world.pass_(0.2 * GRACE)
     assert world.service.connected == 0
+
+
+@pytest.mark.parametrize(("lease", "grace"), [(2.0, 0.5), (10.0, 1.0), (30.0, 3.0), (1000.0, 5.0)])
+def test_who_may_be_silent_for_longer_has_longer_to_come_back(lease: float, grace: float) -> None:
+    world = World(lease)
+    world.greet(b"p")
+    world.state[b"p"] = Sent.GONE
+    world.service.broken(7)
+    world.pass_(0.9 * grace)
+    assert world.service.connected == 1
+    world.pass_(0.2 * grace)
+    assert world.service.connected == 0
+    world.loop.close()
 
 
 def test_words_that_were_underway_save_nobody_who_is_gone(world: World) -> None:

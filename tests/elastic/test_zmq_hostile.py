@@ -17,7 +17,7 @@ from fleetrun.elastic.embedded.keys import KeyPair, StoreKeys, store_keys
 from fleetrun.elastic.embedded.store import ZmqStore
 from fleetrun.elastic.embedded.version import running_version
 from fleetrun.pod.loop import Loop
-from tests.elastic.conformance import Answers, Recorder, run_for, until
+from tests.elastic.conformance import Answers, Recorder, run_for, steady_loop, until
 from tests.elastic.proxy import Proxy
 from tests.elastic.test_zmq_store import SECRET, ZmqWorld
 
@@ -27,7 +27,7 @@ HELLO = wire.Hello(wire.PROTOCOL, running_version(), "job", "raw", "5" * 32)
 
 @pytest.fixture
 def loop() -> Iterator[Loop]:
-    made = Loop()
+    made = steady_loop()
     yield made
     made.close()
 

@@ -10,6 +10,7 @@ import pytest
 
 from fleetrun.envs.network import Ports, is_this_host, join_endpoint, split_endpoint
 from fleetrun.errors import PortError
+from tests.support.ports import free_port
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def reserve():
 def run(code, *arguments):
     """A Python program of another process, to its end."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 SERVE = """
@@ -76,7 +77,7 @@ def test_two_launchers_never_get_the_same(reserve):
 
 
 def test_nor_from_the_same_small_range(reserve):
-    port = free_port()
+    port = free_port([""])
     span = (port, port + 5)
     first, second = reserve(span), reserve(span)
     got = []
@@ -107,19 +108,13 @@ def test_a_reservation_is_not_inherited(reserve):
 # ---- a certain port
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
-
-
 def test_a_fixed_port_is_that_port(reserve):
-    port = free_port()
+    port = free_port([""])
     assert reserve().fixed(port) == port
 
 
 def test_a_fixed_port_that_just_closed_its_connections(reserve):
-    port = free_port()
+    port = free_port([""])
     assert run(SERVE, "127.0.0.1", port).stdout == "served\n"
     assert reserve().fixed(port) == port
 
@@ -172,7 +167,7 @@ def test_its_ports_are_free_once_it_is_gone(reserve):
 
 
 def test_ports_of_a_range(reserve):
-    first = free_port()
+    first = free_port([""])
     ports = reserve((first, first + 400))
     got = [ports.any() for _ in range(50)]
     assert len(set(got)) == 50
@@ -187,7 +182,7 @@ def test_a_range_passes_over_what_is_taken(reserve):
 
 
 def test_an_exhausted_range(reserve):
-    port = free_port()
+    port = free_port([""])
     ports = reserve((port, port))
     assert ports.any() == port
     with pytest.raises(
@@ -204,6 +199,7 @@ exec "$1" -c '
 import socket
 from fleetrun.envs.network import Ports
 from fleetrun.errors import PortError
+from tests.support.ports import free_port
 reserved = [socket.socket() for _ in range(2)]
 for port, each in enumerate(reserved, start=40000):
     each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -237,7 +233,7 @@ def test_zmq_binds_over_a_reservation(reserve):
         with zmq.Context() as context, context.socket(zmq.REP) as server, context.socket(zmq.REQ) as client:
             for each in (server, client):
                 each.setsockopt(zmq.LINGER, 0)
-                each.setsockopt(zmq.RCVTIMEO, 20_000)
+                each.setsockopt(zmq.RCVTIMEO, 60_000)
             server.bind(f"tcp://127.0.0.1:{port}")
             client.connect(f"tcp://127.0.0.1:{port}")
             client.send(b"hello")
@@ -252,7 +248,7 @@ def test_torchs_store_binds_over_a_reservation(reserve, libuv):
     code = (
         "import sys, datetime, torch.distributed as dist\n"
         "store = dist.TCPStore('127.0.0.1', int(sys.argv[1]), is_master=True,\n"
-        "    use_libuv=sys.argv[2] == 'True', timeout=datetime.timedelta(seconds=30))\n"
+        "    use_libuv=sys.argv[2] == 'True', timeout=datetime.timedelta(seconds=60))\n"
         "store.set('key', 'value'); print(store.get('key').decode())"
     )
     done = run(code, port, libuv)

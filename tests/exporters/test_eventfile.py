@@ -78,12 +78,12 @@ def test_a_full_disk_tears_no_record(make):
 
 def test_one_that_cannot_begin_leaves_nothing_open_and_nothing_behind(make, tmp_path):
     """A disk stays full for hours, and a report comes twice a second."""
-    before = sorted(Path("/proc/self/fd").iterdir())
+    before = {each.name for each in Path("/proc/self/fd").iterdir()}
     with no_file_longer_than(0):
         for _ in range(3):
             with pytest.raises(OSError, match=r"No space left|File too large"):
                 make()
-    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    assert {each.name for each in Path("/proc/self/fd").iterdir()} <= before
     assert list((tmp_path / "runs" / "trainer.0").iterdir()) == []
     file = make()
     file.write(Point(1, {"loss": 1.0}, True), 100.0)

@@ -16,6 +16,8 @@ from tests.support.isolated import isolated
 from tests.support.traces import state_of, wait_until
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
+DEAF = 100.0
+"""Seconds from SIGKILL to the end of one that a busy machine lets wait."""
 LINE = b"x" * 999 + b"\n"
 
 
@@ -53,7 +55,8 @@ class Made:
 
 
 @pytest.fixture
-def make():
+def make(monkeypatch):
+    monkeypatch.setattr(companion, "_DEAF", DEAF)
     made = []
 
     def one(*argv, **options):
@@ -193,7 +196,7 @@ def companions_are_no_strays():
     processes.ask_strays({*beside, os.getpgid(0)})
     wait_until(lambda: state_of(stray.pid) in ("Z", ""))
     processes.reap_adopted(beside)
-    assert state_of(made.pid) == "S"
+    assert state_of(made.pid) not in ("Z", "")
     second = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     second.returncode = 0
     assert processes.end_descendants(0.0, but=beside) == 1

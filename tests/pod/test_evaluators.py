@@ -13,7 +13,7 @@ from fleetrun.pod.evaluators import Evaluators
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
 from fleetrun.pod.result import Failure
 from fleetrun.pod.status import Exit
-from tests.support.pods import CARING, OBEDIENT, Supervision, spec_of
+from tests.support.pods import CARING, OBEDIENT, SLOWLY, Supervision, spec_of
 
 UNTIL_GO = 'tell ready; while [ ! -e "$NOTES/go" ]; do sleep 0.005; done; exit 0'
 MODES = [(Mode.COLLECTIVE, {}), (Mode.PS, {"ps.0": OBEDIENT})]
@@ -183,7 +183,7 @@ def test_a_restart_that_cannot_be_is_told_and_ends_nothing(tmp_path):
 
 
 def test_no_timer_starts_it_when_the_job_is_over(job):
-    supervision = job({"trainer.0": UNTIL_GO, "evaluator.0": "exit 1"}, restarts=9, backoff=30.0)
+    supervision = job({"trainer.0": UNTIL_GO, "evaluator.0": "exit 1"}, restarts=9, backoff=30.0, pace=SLOWLY)
     failed = "evaluator.0 exited with code 1"
     supervision.on(failed, lambda: supervision.told(failed) == 2 and (supervision.folder / "go").touch())
     assert supervision.run().code == 0

@@ -15,10 +15,11 @@ from fleetrun.pod.peers import Peers
 from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.result import HUNG, Hang
 from fleetrun.pod.silence import LOOKS
-from tests.support.pods import CARING, OBEDIENT, STUBBORN, Supervision
+from tests.support.pods import CARING, OBEDIENT, SLOWLY, STUBBORN, Supervision
 
 LIMIT = 8.0
 SECOND_TIME = '[ "$PADDLE_RESTART_COUNT" = 0 ] || { tell again; exit 0; }; '
+TOGETHER = SECOND_TIME.replace("exit", 'while [ ! -e "$NOTES/go" ]; do sleep 0.005; done; exit')
 
 
 class Watched:
@@ -66,7 +67,7 @@ class Watched:
 @pytest.fixture
 def hanging(job) -> Callable[..., Watched]:
     def make(scripts: dict[str, str], *, slow: bool = False, **options: object) -> Watched:
-        return Watched(job(scripts, **options), slow=slow)
+        return Watched(job(scripts, **{"pace": SLOWLY, **options}), slow=slow)
 
     return make
 
@@ -98,15 +99,14 @@ def test_stacks_are_taken_of_all_who_run_before_any_is_stopped(hanging):
 @pytest.mark.parametrize("mode", [Mode.COLLECTIVE, Mode.PS])
 def test_all_start_again_and_that_counts(hanging, mode):
     watched = hanging(
-        {"ps.0" if mode is Mode.PS else "trainer.1": SECOND_TIME + CARING, "trainer.0": SECOND_TIME + CARING},
+        {"ps.0" if mode is Mode.PS else "trainer.1": TOGETHER + CARING, "trainer.0": TOGETHER + CARING},
         mode=mode,
         restarts=1,
     )
     supervision = watched.supervision
     names = sorted(each.spec.name for each in supervision.pod.containers)
     supervision.after({f"{name} ready": 1 for name in names}, watched.pass_by)
-    leaves = {"leaving ps.0": 1, "ps.0 again": 1}  # not before it has spoken
-    supervision.after(leaves, lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0)))
+    supervision.after({f"{name} again": 1 for name in names}, (supervision.folder / "go").touch)
     result = supervision.run()
     assert (result.code, result.restarts, result.hang) == (0, 1, None)
     assert [isinstance(each.decision, Restart) for each in supervision.hangs] == [True]
@@ -137,7 +137,7 @@ def test_one_trainer_that_prints_is_a_sign_of_life(hanging, name):
         """The clock goes on only when there is another line."""
         log = supervision.folder / f"{name}.log"
         if log.stat().st_size == size:
-            supervision.loop.after(0.002, lambda: look(left, size))
+            supervision.soon(lambda: look(left, size))
         elif left:
             supervision.clock.advance(LIMIT / LOOKS)
             supervision.loop.after(0.0, lambda: look(left - 1, log.stat().st_size))
@@ -233,7 +233,7 @@ def test_one_that_waits_for_its_own_restart_starts_once(hanging):
     def hurry() -> None:
         if not supervision.told("restarting ps.0 trainer.0 trainer.1"):
             supervision.clock.advance(1.0)
-            supervision.loop.after(0.01, hurry)
+            supervision.soon(hurry)
 
     supervision.on("hung", hurry)
     supervision.on("leaving ps.0", lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0)))

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tests.support.waiting import eventually, state_of
 LISTENS = """trap 'echo got >>"$NOTES/$NAME.got"; exit 0' USR1; {}; while :; do sleep 0.01; done"""
 DEAF = "{}; while :; do sleep 0.01; done"
 READY = 'echo >"$NOTES/ready.$NAME"'
+NOBODY = Pod(PodSpec(name="x", job_id="x", mode=Mode.COLLECTIVE, containers=(), log_dir=Path()))
 
 
 @pytest.fixture
@@ -106,16 +108,8 @@ def test_a_user_signal_for_nobody(pod):
     assert calls.said == ["SIGUSR2 passed on to nobody"]
 
 
-@pytest.mark.parametrize("later", [[], [signal.SIGCONT]])
-def test_a_stop_that_was_called_off_before_it_was_followed(pod, later):
-    """Else nobody would continue this process again."""
-    calls = Calls()
-    calls.dispatch([signal.SIGTSTP] + [signal.SIGCONT] * (not later), pod(), [signal.SIGINT, *later])
-    assert (calls.said, calls.resumed, calls.interrupts) == ([], [], [signal.SIGINT])
-
-
 def stop_and_go_on(called_off):
-    """A launcher with one process below it."""
+    """With one process below it."""
     child = subprocess.Popen(["sleep", "100"], start_new_session=True)
     suspend(called_off)
     assert state_of(child.pid) != "T"
@@ -123,20 +117,31 @@ def stop_and_go_on(called_off):
     child.wait()
 
 
-def launcher(called_off):
+def launcher(act):
     """In a process group of its own, as the real one: the kernel does not stop an orphaned group."""
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
         signal.signal(signal.SIGCONT, lambda number, frame: None)
         threading.Thread(target=threading.Event().wait, daemon=True).start()  # which takes signals too
-        stop_and_go_on(called_off)
+        try:
+            act()
+        except BaseException:  # noqa: BLE001  # shown here, and known by the exit code
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     return pid
 
 
+def ends_well(act):
+    """Of a launcher that does this: neither stopped nor failed."""
+    _, status = os.waitpid(launcher(act), os.WUNTRACED)
+    assert not os.WIFSTOPPED(status), "nobody would continue it"
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
 def ctrl_z_and_fg():
-    pid = launcher(lambda: False)
+    pid = launcher(lambda: stop_and_go_on(lambda: False))
     _, status = os.waitpid(pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
     below = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -153,10 +158,20 @@ def continued():
 
 
 def called_off_at_the_last_moment():
-    """Else nobody would continue it again."""
     for called_off in (continued, lambda: True):
-        _, status = os.waitpid(launcher(called_off), os.WUNTRACED)
-        assert os.waitstatus_to_exitcode(status) == 0
+        ends_well(lambda called_off=called_off: stop_and_go_on(called_off))
+
+
+def followed(numbers, later):
+    """A stop is not, where a SIGCONT is among the signals of this look or of the next."""
+    calls = Calls()
+    calls.dispatch(numbers, NOBODY, later)
+    assert (calls.said, calls.resumed, calls.interrupts) == ([], [], [signal.SIGINT])
+
+
+def called_off_before_it_was_followed():
+    ends_well(lambda: followed([signal.SIGTSTP, signal.SIGCONT], [signal.SIGINT]))
+    ends_well(lambda: followed([signal.SIGTSTP], [signal.SIGINT, signal.SIGCONT]))
 
 
 def orphans_are_reaped_and_containers_left():
@@ -165,13 +180,18 @@ def orphans_are_reaped_and_containers_left():
     )
     pid = int(orphan.stdout)
     eventually(lambda: state_of(pid) == "Z")
-    spec = PodSpec(name="x", job_id="x", mode=Mode.COLLECTIVE, containers=(), log_dir=None)
-    Calls().dispatch([signal.SIGCHLD], Pod(spec))
+    Calls().dispatch([signal.SIGCHLD], NOBODY)
     assert state_of(pid) == ""
 
 
 @pytest.mark.parametrize(
-    "case", [ctrl_z_and_fg, called_off_at_the_last_moment, orphans_are_reaped_and_containers_left]
+    "case",
+    [
+        ctrl_z_and_fg,
+        called_off_at_the_last_moment,
+        called_off_before_it_was_followed,
+        orphans_are_reaped_and_containers_left,
+    ],
 )
 def test_alone(case):
     isolated(case)

@@ -107,15 +107,15 @@ def test_the_grace_of_the_first_does_not_end_that_of_the_second(running, tmp_pat
         "{}while :; do sleep 0.01; done"
     )
     first, second = running(OBEYS, slow)
-    climb = Climb([[first], [second]], grace=15.0)
+    climb = Climb([[first], [second]], grace=1000.0)
 
     def almost_over(container):
         if container is first:
-            climb.clock.advance(14.0)
+            climb.clock.advance(900.0)
             climb.loop.after(0.0, over)
 
     def over():
-        climb.clock.advance(2.0)
+        climb.clock.advance(200.0)
         climb.loop.after(0.0, (tmp_path / "leave").touch)
 
     climb.on_exit = almost_over

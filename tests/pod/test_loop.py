@@ -31,14 +31,39 @@ def pipes():
             os.close(fd)
 
 
-def test_timers_fire_in_the_order_of_their_deadlines(loop):
+def test_timers_fire_in_the_order_of_their_deadlines():
+    now = [0.0]
+    loop = Loop(lambda: now[0])
     fired = []
-    loop.after(0.003, lambda: fired.append("third"))
-    loop.after(0.001, lambda: fired.append("first"))
-    loop.after(0.002, lambda: fired.append("second"))
-    loop.after(0.004, loop.stop)
+    loop.after(3.0, lambda: fired.append("third"))
+    loop.after(1.0, lambda: fired.append("first"))
+    loop.after(2.0, lambda: fired.append("second"))
+    loop.after(4.0, loop.stop)
+    now[0] = 5.0
     loop.run()
+    loop.close()
     assert fired == ["first", "second", "third"]
+
+
+def test_what_happened_before_a_deadline_comes_before_it(pipes):
+    """Though a handler waited for a disk until the deadline had passed."""
+    now = [0.0]
+    loop = Loop(lambda: now[0])
+    order = []
+    (slow, told_slow), (event, told_event) = pipes(), pipes()
+    loop.after(5.0, lambda: (order.append("deadline"), loop.stop()))
+
+    def wait():
+        loop.remove(slow)
+        os.write(told_event, b"x")
+        now[0] = 10.0
+
+    loop.add(slow, wait)
+    loop.add(event, lambda: (loop.remove(event), order.append("event")))
+    os.write(told_slow, b"x")
+    loop.run()
+    loop.close()
+    assert order == ["event", "deadline"]
 
 
 def test_a_deadline_in_years_is_waited_for(loop):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -331,6 +332,15 @@ def a_tree_that_grows_while_it_is_cut():
     assert processes.descendants() == []
 
 
+def who_stood_still_meanwhile_kills_all_the_same():
+    """Of two looks at the clock, ten minutes lie between the first and the second."""
+    pid = daemon(deaf=True)
+    missed = iter([0.0])
+    processes.time = SimpleNamespace(monotonic=lambda: time.monotonic() + next(missed, 600.0))
+    assert processes.end_descendants(grace=0.0) == 1
+    assert state_of(pid) == ""
+
+
 def nothing_to_end():
     assert processes.end_descendants(grace=1000.0) == 0
     assert not processes.has_children()
@@ -367,6 +377,7 @@ def the_name_is_short():
         what_obeys_is_not_waited_for,
         stopped_processes_end_too,
         a_tree_that_grows_while_it_is_cut,
+        who_stood_still_meanwhile_kills_all_the_same,
         nothing_to_end,
         orphans_are_reaped_and_own_children_left,
         only_those_with_the_mark_are_killed,

@@ -13,7 +13,7 @@ from fleetrun.errors import LaunchError, ScriptNotExecutableError
 from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.status import Exit
 from tests.support.isolated import isolated
-from tests.support.pods import CARING, OBEDIENT, STUBBORN, Supervision
+from tests.support.pods import CARING, OBEDIENT, SLOWLY, STUBBORN, Supervision
 from tests.support.waiting import ended, eventually
 
 ATTEMPT = '[ "$PADDLE_RESTART_COUNT" = {} ] || '
@@ -89,9 +89,9 @@ def test_the_first_to_fail_is_the_one_that_wrote_down_so(job):
     """Rank 0 raises first and is slow to leave; rank 1 sees the broken connection and is out before it."""
     record = (
         r"""printf '{"message": {"message": "ValueError: first", "extraInfo": """
-        r"""{"py_callstack": "Traceback", "time_ns": 1000000000}}}' >"$ERROR_FILE"; tell wrote; """
+        r"""{"py_callstack": "Traceback", "time_ns": 1000000000}}}' >"$ERROR_FILE"; """
     )
-    slow = record + "trap 'exit 4' TERM; while :; do sleep 100 & wait; done"
+    slow = record + "trap 'exit 4' TERM; tell wrote; while :; do sleep 100 & wait; done"
     supervision = job({"trainer.0": slow, "trainer.1": LEAVE_ON_GO.format(7)})
     supervision.on("trainer.0 wrote", (supervision.folder / "go").touch)
     result = supervision.run()
@@ -150,8 +150,9 @@ def test_those_that_had_ended_well_start_again_too(job):
         },
         restarts=1,
     )
+    go = (supervision.folder / "go").touch
     wait = {"trainer.0 ran": 1, "trainer.1 ready": 1}
-    supervision.after(wait, (supervision.folder / "go").touch)
+    supervision.after(wait, lambda: supervision.once_ended("trainer.0", go))
     assert supervision.run().code == 0
     assert supervision.told("trainer.0 ran") == 2
 
@@ -238,9 +239,9 @@ def test_servers_are_asked_to_stop_once_the_trainers_have_ended(job):
 
 
 def test_servers_may_leave_by_themselves(job):
-    """Without being asked: the clock stands still as far as the supervisor's patience goes."""
+    """Without being asked."""
     server = 'tell ready; while [ ! -e "$NOTES/leave" ]; do sleep 0.005; done; exit 0'
-    supervision = job({"ps.0": server, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+    supervision = job({"ps.0": server, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS, pace=SLOWLY)
     supervision.on("ps.0 ready", (supervision.folder / "go").touch)
     supervision.on("leaving ps.0", (supervision.folder / "leave").touch)
     assert supervision.run().code == 0
@@ -258,7 +259,7 @@ def test_how_servers_end_after_the_trainers_does_not_count(job):
 
 def test_nor_how_they_end_before_they_are_asked(job):
     server = 'tell ready; while [ ! -e "$NOTES/leave" ]; do sleep 0.005; done; exit 6'
-    supervision = job({"ps.0": server, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+    supervision = job({"ps.0": server, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS, pace=SLOWLY)
     supervision.on("ps.0 ready", (supervision.folder / "go").touch)
     supervision.on("leaving ps.0", (supervision.folder / "leave").touch)
     result = supervision.run()
@@ -313,7 +314,7 @@ def test_a_server_that_ends_with_0_while_trainers_run_is_a_failure_after_a_momen
 
 
 def test_a_server_that_ends_with_0_just_before_its_trainers_is_none(job):
-    supervision = job({"ps.0": "exit 0", "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+    supervision = job({"ps.0": "exit 0", "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS, pace=SLOWLY)
     go = (supervision.folder / "go").touch
     supervision.on("trainer.0 ready", lambda: supervision.once_ended("ps.0", go))
     assert supervision.run().code == 0
@@ -392,7 +393,7 @@ def test_a_signal_during_the_wait_for_a_restart_starts_nothing(job):
 
 
 def test_a_job_that_takes_too_long_ends_with_124(job):
-    supervision = job({"trainer.0": CARING}, timeout=10.0)
+    supervision = job({"trainer.0": CARING}, timeout=10.0, pace=SLOWLY)
     supervision.on("trainer.0 ready", lambda: supervision.clock.advance(10.0))
     result = supervision.run()
     assert (result.code, result.reason) == (124, "the job took longer than --timeout 10 s")
@@ -486,7 +487,7 @@ def test_what_had_started_before_a_failed_start_is_heard_of_no_more(job, tmp_pat
 
 def test_nothing_is_left_to_do_when_it_has_ended(job):
     leaves = 'until [ -e "$NOTES/go" ]; do sleep 0.01; done'
-    supervision = job({"ps.0": leaves, "trainer.0": "exit 0"}, mode=Mode.PS)
+    supervision = job({"ps.0": leaves, "trainer.0": "exit 0"}, mode=Mode.PS, pace=SLOWLY)
     supervision.on("leaving ps.0", (supervision.folder / "go").touch)
     assert supervision.run().code == 0
     asked = list(supervision.asked_strays)

@@ -63,8 +63,8 @@ def test_a_signal_that_means_something_else_does_not():
 
 
 def test_a_question_without_an_answer_is_none():
-    assert ask(["echo", "yes"], ENVIRON) == "yes\n"
-    assert ask(["false"], ENVIRON) is None
+    assert ask(["echo", "yes"], ENVIRON, within=60) == "yes\n"
+    assert ask(["false"], ENVIRON, within=60) is None
     assert ask(["no-such-program"], ENVIRON) is None
     assert ask(["sleep", "100"], ENVIRON, within=0.05) is None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from fleetrun.schedulers.base import Submission, scheduler
 from fleetrun.schedulers.kubernetes import place
 from fleetrun.schedulers.manifests import build, written
 from tests.support.command import Fleetrun
+from tests.support.ports import free_port
 from tests.support.submissions import printed, submission
 
 BASE = ("--scheduler=kubernetes", "--image=registry/train:1", "--nnodes=4")
@@ -301,13 +301,10 @@ def test_what_kubectl_refuses_is_an_error(tmp_path: Path):
 @pytest.mark.slow
 def test_two_pods_find_each_other_with_no_option(fleetrun: Fleetrun):
     """Two launches on this machine with what pods of our Job have in their environment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        master = f"127.0.0.1:{probe.getsockname()[1]}"
     script = fleetrun.script("tell('is', RANK, os.environ['WORLD_SIZE'], os.environ['PADDLE_JOB_ID'])")
     place = {
         "FLEETRUN_PLACE_NNODES": "2",
-        "FLEETRUN_PLACE_MASTER": master,
+        "FLEETRUN_PLACE_MASTER": f"127.0.0.1:{free_port()}",
         "FLEETRUN_PLACE_JOB": "train",
         "POD_IP": "127.0.0.1",
     }

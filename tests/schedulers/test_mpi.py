@@ -79,7 +79,7 @@ def test_a_failure_ends_it_everywhere_with_its_code(fleetrun: Fleetrun, starter:
 def test_killing_mpirun_leaves_nothing(fleetrun: Fleetrun, starter: str):
     """mpirun alone leaves its processes behind."""
     script = fleetrun.script("tell('ready', os.getpid())\nstay()")
-    launch = fleetrun.start("--heartbeat_timeout=4", script, prefix=mpirun(starter, 2))
+    launch = fleetrun.start(script, prefix=mpirun(starter, 2))
     launch.until_ready(2)
     launch.send(signal.SIGTERM)
     launch.wait()

@@ -108,7 +108,7 @@ def test_the_code_of_the_first_failure_is_sruns(on_slurm: OnSlurm):
 def test_a_lost_node_is_no_success(on_slurm: OnSlurm):
     """srun alone would end with 0 if the other task did."""
     script = on_slurm.fleetrun.script("leave_on_term()\nstay()")
-    launch = on_slurm.start("--max_restart=0", "--heartbeat_timeout=4", script, prefix=TWO)
+    launch = on_slurm.start("--max_restart=0", script, prefix=TWO)
     launch.until_ready(2)
     on_slurm.cluster.lose("n2")
     on_slurm.cluster.call("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
@@ -139,7 +139,7 @@ def test_ctrl_c_in_an_allocation_ends_all_nodes(on_slurm: OnSlurm):
     launch.until_ready(2)
     launch.send(signal.SIGINT)
     assert launch.wait() != 0, launch
-    assert len(launch.told("got SIGTERM")) >= 2, launch
+    launch.until_told("got SIGTERM", 2)
 
 
 def test_a_batch_script_needs_no_srun(on_slurm: OnSlurm, tmp_path: Path):
@@ -151,7 +151,7 @@ def test_a_batch_script_needs_no_srun(on_slurm: OnSlurm, tmp_path: Path):
     )
     assert launch.wait() == 0, launch
     assert on_slurm.wait(launch.out.strip()) == "COMPLETED", on_slurm.output
-    assert sorted(launch.told("is")) == [f"trainer.{n} is {n} 2 {n} ['batch']" for n in range(2)]
+    assert sorted(launch.until_told("is", 2)) == [f"trainer.{n} is {n} 2 {n} ['batch']" for n in range(2)]
 
 
 # ---- submitted
@@ -187,11 +187,14 @@ def test_a_job_that_slurm_refuses_says_why(on_slurm: OnSlurm):
 
 
 def test_a_notice_before_the_end_reaches_the_trainers(on_slurm: OnSlurm):
-    """Slurm looks at limits every 30 seconds, and may send the signal a minute early."""
+    """Slurm looks at limits every 30 seconds, and may send the signal a minute early: so the limit comes once
+    everybody can take it.
+    """
     script = on_slurm.fleetrun.script("on(signal.SIGUSR1, lambda: None)\nleave_on_term()\nstay()")
-    notice = ("--scheduler_option", "signal=USR1@60", "--scheduler_option", "time=1")
+    notice = ("--scheduler_option", "signal=USR1@60", "--scheduler_option", "time=10")
     launch, job = on_slurm.submit("--max_restart=0", *notice, script=script)
     launch.until_ready(2)
+    on_slurm.cluster.call("scontrol", "update", f"JobId={job}", "TimeLimit=1")
     launch.until(
         lambda: {line.split()[0] for line in launch.told("got SIGUSR1")} == {"trainer.0", "trainer.1"}
     )

@@ -45,7 +45,7 @@ def test_a_host_that_vanishes_ends_the_job_with_an_error(
     cluster, (first, second) = on_hosts
     script = fleetrun.script("leave_on_term()\nstay()")
     launch = fleetrun.start(
-        "--max_restart=0", "--heartbeat_timeout=4", script,
+        "--max_restart=0", "--heartbeat_timeout=6", script,
         prefix=(*first.enter, "srun", "--nodes=2"), env=cluster.env,
     )  # fmt: skip
     launch.until_ready(2)

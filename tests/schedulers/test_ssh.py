@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from fleetrun.errors import UsageError
 from fleetrun.schedulers.base import scheduler
 from tests.support.command import Fleetrun, Launch
+from tests.support.ports import free_port
 from tests.support.sshd import Sshd
 from tests.support.submissions import printed, submission
 from tests.support.waiting import eventually
@@ -29,9 +29,7 @@ class OverSsh:
     def __init__(self, fleetrun: Fleetrun, server: Sshd) -> None:
         self.fleetrun = fleetrun
         self.server = server
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.master = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.master = f"127.0.0.1:{free_port()}"
 
     def start(self, *words: str, hosts: tuple[str, ...] = HOSTS, **options: str) -> Launch:
         given = {"config": str(self.server.config), **options}
@@ -75,6 +73,14 @@ def clients(launch: Launch) -> dict[str, int]:
 def lines_of(text: str, host: str) -> list[str]:
     head = f"{host} | "
     return [line.removeprefix(head) for line in text.splitlines() if line.startswith(head)]
+
+
+def until_ready(launch: Launch) -> None:
+    """Both scripts are, and the near end has heard from both hosts: to one that has not begun, as far as it
+    knows, it passes nothing on.
+    """
+    launch.until_ready(2)
+    launch.until(lambda: all(lines_of(launch.err, host) for host in HOSTS), "a line of each host")
 
 
 # ---- what would run
@@ -142,7 +148,7 @@ def test_the_first_failure_ends_it_everywhere_with_its_code(over_ssh: OverSsh):
 @pytest.mark.slow
 def test_ctrl_c_stops_every_host_and_waits(over_ssh: OverSsh):
     launch = over_ssh.start(over_ssh.script("leave_on_term()\nstay()"))
-    launch.until_ready(2)
+    until_ready(launch)
     launch.send(signal.SIGINT)
     assert launch.wait() == 130, launch
     assert len(launch.told("got SIGTERM")) == 2
@@ -153,7 +159,7 @@ def test_ctrl_c_stops_every_host_and_waits(over_ssh: OverSsh):
 @pytest.mark.slow
 def test_twice_kills(over_ssh: OverSsh):
     launch = over_ssh.start(over_ssh.script("on(signal.SIGTERM, lambda: None)\nstay()"))
-    launch.until_ready(2)
+    until_ready(launch)
     launch.send(signal.SIGINT)
     launch.until_told("got SIGTERM", 2)
     launch.send(signal.SIGINT)
@@ -165,20 +171,20 @@ def test_twice_kills(over_ssh: OverSsh):
 @pytest.mark.slow
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_lost_connection_ends_the_job_on_both_sides_of_it(over_ssh: OverSsh, host: str):
-    launch = over_ssh.start("--heartbeat_timeout=4", over_ssh.script("leave_on_term()\nstay()"))
-    launch.until_ready(2)
+    launch = over_ssh.start(over_ssh.script("leave_on_term()\nstay()"))
+    until_ready(launch)
     os.kill(clients(launch)[host], signal.SIGKILL)
     assert launch.wait() != 0, launch
     assert f"{host}: the connection was lost" in launch.said
-    assert len(launch.told("got SIGTERM")) == 2, "both were asked to leave"
+    launch.until_told("got SIGTERM", 2)
     launch.no_process()
 
 
 @pytest.mark.ssh
 @pytest.mark.slow
 def test_a_connection_that_swallows_everything_is_noticed_on_both_sides(over_ssh: OverSsh):
-    launch = over_ssh.start("--heartbeat_timeout=4", over_ssh.script("leave_on_term()\nstay()"))
-    launch.until_ready(2)
+    launch = over_ssh.start("--heartbeat_timeout=6", over_ssh.script("leave_on_term()\nstay()"))
+    until_ready(launch)
     over_ssh.server.freeze()
     launch.until_told("got SIGTERM", 2)
     assert launch.wait() == 125, launch
@@ -204,7 +210,7 @@ def test_user_signals_reach_the_scripts_of_all_hosts(over_ssh: OverSsh):
     launch = over_ssh.start(
         over_ssh.script("on(signal.SIGUSR1, lambda: None)\ntell('ready', os.getpid())\nwait_for_go()")
     )
-    launch.until_ready(2)
+    until_ready(launch)
     launch.send(signal.SIGUSR1)
     launch.until_told("got SIGUSR1", 2)
     launch.go()
@@ -230,8 +236,8 @@ def test_output_that_nobody_reads_delays_nothing_and_loses_nothing(over_ssh: Ove
     script = over_ssh.script("for n in range(200_000):\n    print('line', n)\ntell('printed')")
     read, write = os.pipe()
     launch = over_ssh.fleetrun.start(
-        "--scheduler=ssh", "--ips=127.0.0.1", "--heartbeat_timeout=4", "--scheduler_option",
-        f"config={over_ssh.server.config}", "--scheduler_option", VARIABLES, script, stdout=write,
+        "--scheduler=ssh", "--ips=127.0.0.1", "--scheduler_option", f"config={over_ssh.server.config}",
+        "--scheduler_option", VARIABLES, script, stdout=write,
     )  # fmt: skip
     os.close(write)
     launch.until_told("printed")

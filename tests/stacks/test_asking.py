@@ -35,6 +35,38 @@ def test_a_script_that_imports_trainers_writes_its_stacks_and_goes_on(tmp_path: 
         )
 
 
+RESTS = """
+import os, signal, time, trainers
+def deep():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {int(os.environ["NUMBER"])})
+    print('ready', flush=True)
+    while not os.path.exists(os.environ["GO"]): time.sleep(0.005)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    time.sleep(1000)
+deep()
+"""
+
+
+@pytest.mark.slow
+def test_one_that_rests_before_it_has_written_all_is_waited_for(tmp_path: Path):
+    """As for a slow disk: there is a part, and long nothing."""
+    go, looks = tmp_path / "go", []
+    with waiting(tmp_path, RESTS, {"GO": str(go), "NUMBER": str(int(NUMBER))}) as (target, _):
+        log = Path(target.log)
+
+        def pause(_: float) -> None:
+            looks.append(0.1)
+            if len(looks) == 1:
+                with log.open("a") as file:
+                    file.write('Thread 0x1f (most recent call first):\n  File "/x.py", line 1 in part\n')
+            elif len(looks) == 10:
+                go.touch()
+                eventually(lambda: "in deep" in log.read_text())
+
+        part, main = ask(target, target.pid, clock=lambda: sum(looks), pause=pause)
+    assert [each.frames[-1].function for each in (part, main)] == ["part", "<module>"]
+
+
 @pytest.mark.slow
 def test_who_would_die_of_it_is_not_asked(tmp_path: Path):
     with waiting(tmp_path) as (target, process):

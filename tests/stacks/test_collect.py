@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fleetrun.stacks import inlogs
+from fleetrun.stacks import asking, inlogs, spy
+from fleetrun.stacks import collect as collection
 from fleetrun.stacks.__main__ import MOST_GROUPS, summary
 from fleetrun.stacks.collect import Collection, Means, collect, take
 from fleetrun.stacks.spy import MISSING
@@ -25,6 +27,14 @@ from tests.support.waiting import eventually, state_of
 ANSWER = json.dumps(
     [{"pid": 1, "os_thread_id": 1, "frames": [{"name": "wait", "filename": "/t.py", "line": 3}]}]
 )
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes its time, for what answers and for what was killed."""
+    monkeypatch.setattr(collection, "_EACH", 60.0)
+    monkeypatch.setattr(asking, "_PATIENCE", 60.0)
+    monkeypatch.setattr(spy, "_DEAF", 60.0)
 
 
 @pytest.fixture
@@ -148,13 +158,13 @@ def test_what_is_no_log_is_left_alone(tmp_path: Path, make):
 # ---- the process of a launcher
 
 
-def asked(targets: list[Target]) -> dict[str, object]:
-    request = json.dumps({"targets": [each.as_json() for each in targets], "why": "it hangs", "within": 30.0})
+def asked(targets: list[Target]) -> dict[str, Any]:
+    request = json.dumps({"targets": [each.as_json() for each in targets], "why": "it hangs", "within": 60.0})
     done = subprocess.run(
         [sys.executable, "-m", "fleetrun.stacks"], input=request + "\n", capture_output=True, text=True,
-        timeout=120, check=True,
+        timeout=250, check=True,
     )  # fmt: skip
-    answer: dict[str, object] = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
@@ -163,7 +173,9 @@ def test_it_writes_the_stacks_and_says_where_all_stand(tmp_path: Path):
     with waiting(tmp_path, f"import trainers\n{WAITS}") as (target, process):
         process.send_signal(signal.SIGCONT)
         answer = asked([target])
-        assert answer == {"stacks": ["trainer 0: deep (train.py:4)"], "written": 1}
+        (where,) = answer["stacks"]
+        held_up = "deaf in the kernel, in "  # by a disk, perhaps, at that moment
+        assert (where.replace(held_up, ""), answer["written"]) == ("trainer 0: deep (train.py:4)", 1)
         assert "--- fleetrun: it hangs: the stacks of trainer 0" in Path(target.log).read_text()
         eventually(lambda: state_of(target.pid) == "S")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetrun.pod import companion
 from fleetrun.pod.loop import Loop
 from fleetrun.stacks.helper import WITHIN, Taker
 from tests.support.pods import Clock
@@ -46,7 +47,8 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr(companion, "_DEAF", 60.0)  # a busy machine lets one wait that was killed
     made = Place(tmp_path)
     yield made
     made.loop.close()

@@ -14,6 +14,12 @@ from tests.support.stacks import may_look, program, waiting
 from tests.support.waiting import eventually, state_of
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine lets one wait that was killed."""
+    monkeypatch.setattr(spy, "_DEAF", 60.0)
+
+
 @pytest.fixture
 def real() -> str:
     if not may_look():
@@ -27,7 +33,7 @@ def real() -> str:
 def test_a_process_is_read_and_goes_on(real: str, tmp_path: Path):
     text = "import time\nprint('ready', flush=True)\nnumber = 0\nwhile True:\n    number += 1\n"
     with waiting(tmp_path, text) as (target, _):
-        (main,) = spy.dump(real, target.pid, os.environ, 30.0)
+        (main,) = spy.dump(real, target.pid, os.environ, 100.0)
         assert main.frames[-1].file.endswith("train.py")
         eventually(lambda: state_of(target.pid) == "R")
 
@@ -37,7 +43,7 @@ def test_a_stopped_process_is_read_and_stays_stopped(real: str, tmp_path: Path):
     with waiting(tmp_path) as (target, process):
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: state_of(target.pid) == "T")
-        (main,) = spy.dump(real, target.pid, os.environ, 30.0)
+        (main,) = spy.dump(real, target.pid, os.environ, 100.0)
         assert main.frames[0].function == "deep"
         assert state_of(target.pid) == "T"
 
@@ -76,6 +82,27 @@ def test_a_process_that_a_killed_py_spy_left_stopped_goes_on(tmp_path: Path):
         stops = program(tmp_path, f"kill -STOP {target.pid}; exec sleep 1000")
         with pytest.raises(spy.SpyError):
             spy.dump(stops, target.pid, os.environ, 1.0)
+        eventually(lambda: state_of(target.pid) == "S")
+
+
+IN_THE_KERNEL = """
+import os, time
+print('ready', flush=True)
+os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 9, 'fifo', os.O_RDONLY, 0)])
+time.sleep(1000)
+"""
+"""Deaf until somebody opens the other end, for its child has its memory till then. A stop comes then."""
+
+
+def test_nor_does_one_stop_that_was_deaf_in_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    with waiting(tmp_path, IN_THE_KERNEL) as (target, _):
+        eventually(lambda: state_of(target.pid) == "D")
+        stops = program(tmp_path, f"kill -STOP {target.pid}; exec sleep 1000")
+        with pytest.raises(spy.SpyError):
+            spy.dump(stops, target.pid, os.environ, 1.0)
+        os.close(os.open("fifo", os.O_WRONLY))
         eventually(lambda: state_of(target.pid) == "S")
 
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from fleetrun.envs import contract
 from fleetrun.envs.contract import Cluster, Member, Mode, Role
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = f"{ROOT}:{ROOT / 'tests' / 'support' / 'child'}"
@@ -66,7 +67,7 @@ class Process:
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def wait(self, timeout: float = 60.0) -> int:
+    def wait(self, timeout: float = 100.0) -> int:
         """The exit code (negative: a signal)."""
         try:
             return self.popen.wait(timeout)
@@ -75,7 +76,7 @@ class Process:
                 f"{self.member.role} {self.member.rank} still runs:\n{self.output}"
             ) from None
 
-    def wait_for(self, text: str, timeout: float = 60.0) -> None:
+    def wait_for(self, text: str, timeout: float = 100.0) -> None:
         """Until this text is in the output, with the rest of its line. Raises AssertionError when the process
         ends without it.
         """
@@ -90,6 +91,23 @@ class Process:
 
     def kill(self) -> None:
         self.popen.send_signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Returns when the kernel has stopped all of its threads. `go_on` is the contrary."""
+        self.popen.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.popen.pid}/task")
+        eventually(lambda: {_state(task) for task in tasks.iterdir()} <= {"T", ""})
+
+    def go_on(self) -> None:
+        self.popen.send_signal(signal.SIGCONT)
+
+
+def _state(task: Path) -> str:
+    """The letter of `ps`; empty when the thread has ended."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 class Job:
@@ -149,7 +167,7 @@ class Job:
         for rank in range(len(self.cluster.trainers)):
             self.start(command, Role.TRAINER, rank)
 
-    def expect_success(self, timeout: float = 100.0) -> None:
+    def expect_success(self, timeout: float = 250.0) -> None:
         """Every process ends with exit code 0 within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         for process in [*self.trainers, *self.servers]:

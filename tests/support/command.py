@@ -92,11 +92,14 @@ class Launch:
                         selector.unregister(key.fd)
 
     def _read(self, fd: int) -> bool:
-        try:
-            data = os.read(fd, 1 << 16)
-        except OSError:  # a terminal whose last process has gone
-            data = b""
-        with self._changed:
+        """Whether there may be more."""
+        with self._changed:  # or a piece would be neither in the pipe nor in the text
+            try:
+                data = os.read(fd, 1 << 16)
+            except BlockingIOError:  # news that `wait` has read
+                return True
+            except OSError:  # a terminal whose last process has gone
+                data = b""
             self._texts[self._open.get(fd, "news")] += data
             if not data:
                 self._open.pop(fd, None)
@@ -183,13 +186,15 @@ class Launch:
         os.write(self.terminal, text)
 
     def wait(self, bound: float = BOUND) -> int:
-        """Its exit code (negative: a signal), with all it printed read."""
+        """Its exit code (negative: a signal), with all it printed and told read."""
         try:
             code = self.popen.wait(bound)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {bound} s\n{self}") from None
         with self._changed:
             self._changed.wait_for(lambda: not self._open, BOUND)
+            with contextlib.suppress(BlockingIOError):
+                self._texts["news"] += os.read(self._news, 1 << 16)
         return code
 
     def no_process(self) -> None:

@@ -27,7 +27,7 @@ def isolated(case: Callable[..., None], *arguments: str | int) -> str:
     """
     code = _RUN.format(module=case.__module__, name=case.__name__, arguments=", ".join(map(repr, arguments)))
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -4,8 +4,10 @@ first of them.
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from tests.support import netns
 from tests.support.command import FLEETRUN, Fleetrun, Launch
+from tests.support.etcd import no_fsync
 from tests.support.hosts import Host, hosts
 
 PORT = 6768
@@ -73,7 +76,7 @@ class Etcd:
         self._running = self._host.start([
             "etcd", "--data-dir", "etcd", "--listen-client-urls", here, "--advertise-client-urls", here,
             "--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers,
-            "--initial-cluster", f"default={peers}",
+            "--initial-cluster", f"default={peers}", *no_fsync(),
         ])  # fmt: skip
         self._running.until_err("serving")
 
@@ -87,9 +90,17 @@ class Etcd:
     def put(self, key: str) -> None:
         self._ask("put", key, "x")
 
+    def expire(self, host: Host) -> None:
+        """End the lease of the launcher that was killed there, as its time would: nobody waits for that."""
+        for row in json.loads(self._ask("get", "--prefix", "/fleetrun/", "--write-out=json"))["kvs"]:
+            key, value = b64decode(row["key"]), b64decode(row["value"])
+            if b"/nodes/" in key and json.loads(value)["host"] == host.address:
+                self._ask("lease", "revoke", f"{row['lease']:x}")
+
     def _ask(self, *words: str) -> str:
         etcdctl = ("env", "ETCDCTL_API=3", "etcdctl", f"--endpoints={self.here}")
-        return netns.run(*self._host.enter, *etcdctl, *words)
+        patience = ("--dial-timeout=60s", "--command-timeout=60s")
+        return netns.run(*self._host.enter, *etcdctl, *patience, *words)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.command import environment
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 PACKAGES = "slurmctld slurmd slurm-client munge"
@@ -92,7 +93,7 @@ class Slurm:
         self._write_conf(slurmd_timeout)
 
     def _write_conf(self, slurmd_timeout: int) -> None:
-        controller, *ports = _free_ports(1 + len(self.nodes))
+        controller, *ports = (free_port() for _ in range(1 + len(self.nodes)))
         lines = [
             _NODE.format(node=node, host=machine.host, address=machine.address, port=port)
             for (node, machine), port in zip(self.nodes.items(), ports, strict=True)
@@ -222,20 +223,6 @@ def _environ(pid: int) -> str:
 
 def _names(pid: int) -> list[str]:
     return [word.partition("=")[0] for word in _environ(pid).split("\0")]
-
-
-def _free_ports(count: int) -> list[int]:
-    """Below the range that the kernel gives out, so that no client takes one in the meantime, and far from
-    those of the next worker.
-    """
-    found: list[int] = []
-    for port in range(16000 + os.getpid() * 97 % 4000, 32000):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            break
-    return found
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.support.command import environment
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 PACKAGES = "openssh-server openssh-client"
@@ -56,7 +57,7 @@ class Sshd:
     def __init__(self, folder: Path, addresses: Sequence[str]) -> None:
         self.folder = folder
         self.addresses = tuple(addresses)
-        self.port = _free_port(addresses)
+        self.port = free_port(addresses)
         self.config = folder / "ssh_config"
         self._daemon: subprocess.Popen[bytes] | None = None
         for name in ("host_key", "user_key"):
@@ -133,16 +134,6 @@ class Sshd:
 
 def _new_key(path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)], check=True)
-
-
-def _free_port(addresses: Sequence[str]) -> int:
-    """Below the range that the kernel gives out, and far from those of the next worker."""
-    for port in range(12_000 + os.getpid() * 97 % 3000, 30_000):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for address in addresses:
-                stack.enter_context(socket.socket()).bind((address, port))
-            return port
-    raise AssertionError("no port is free")
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def may_look() -> bool:
         assert process.stdout is not None
         process.stdout.readline()
         try:
-            return bool(spy.dump(found, process.pid, os.environ, 30.0))
+            return bool(spy.dump(found, process.pid, os.environ, 100.0))
         except spy.SpyError:
             return False
         finally:

@@ -17,20 +17,19 @@ WORKER = "pt_gloo_runloop"
 TASKS = Path("/proc/self/task")
 
 
-def wait_until_idle(tasks: Path = TASKS, patience: float = 2.0, pause: float = 0.002) -> bool:
-    """Wait until every Gloo worker sleeps, for at most `patience` seconds; whether they all do.
+def wait_until_idle(tasks: Path = TASKS, looks: int = 1000, pause: float = 0.002) -> bool:
+    """Look until every Gloo worker sleeps, so often at most, every `pause` seconds; whether they all do.
 
     Twice in a row, and the GIL is free in between: a thread that sleeps because it waits for the GIL
-    gets it there.
+    gets it there. Looks are counted, not seconds: while this process stands still its workers do, too.
     """
-    deadline = time.monotonic() + patience
     asleep = 0
-    while asleep < 2:
-        if time.monotonic() > deadline:
-            return False
+    for _ in range(looks):
         asleep = asleep + 1 if all(state == "S" for state in _states(tasks)) else 0
+        if asleep == 2:
+            return True
         time.sleep(pause)
-    return True
+    return False
 
 
 def _states(tasks: Path) -> list[str]:

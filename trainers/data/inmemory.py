@@ -47,8 +47,14 @@ class InMemoryDataset(FileDataset):
 
     def load_into_memory(self) -> None:
         """Read all files, in place of what was there before. Broken lines and files are errors here."""
-        self.preload_into_memory()
-        self.wait_preload_done()
+        try:
+            self.preload_into_memory()
+            self.wait_preload_done()
+        except KeyboardInterrupt:
+            if self._loading is not None:  # it came before anybody waited
+                self._loading.end()
+                self._loading = None
+            raise
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
         """Begin to read, and come back at once: `wait_preload_done` waits. `thread_num` is set_thread's."""
@@ -60,6 +66,7 @@ class InMemoryDataset(FileDataset):
         widths = self._slots().widths
         row = 4 * widths[Kind.DENSE] + 8 * (widths[Kind.IDS] + 2) + 4 * self._slots().varying
         self._loading = _Loading(self._slots(), self._reading(rows=max(1, _BLOCK_BYTES // row), ahead=2))
+        self._loading.start()
 
     def wait_preload_done(self) -> None:
         """Wait for `preload_into_memory`. Raises what went wrong in it."""
@@ -139,6 +146,8 @@ class _Loading:
         self._layout = layout
         self._result: HandOver[Store] = HandOver(1, producers=1)
         self._thread = threading.Thread(target=self._load, name="reader-of-all", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def wait(self) -> Store:
@@ -146,10 +155,15 @@ class _Loading:
         try:
             store = self._result.get()
         finally:
-            self.reading.stop()
-            self._thread.join()
+            self.end()
         assert store is not None, "nobody else stops it"
         return store
+
+    def end(self) -> None:
+        """Read no more, and wait for the thread."""
+        self.reading.stop()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _load(self) -> None:
         reading = self.reading

@@ -23,7 +23,7 @@ PERIOD = 0.5
 """Seconds between two reports; an activity's begin and end may come between."""
 MOST_NAMES = 200
 """Of scalars; further ones are not taken."""
-_LAST = 0.5  # seconds that a process waits at its end for a launcher that is busy
+_LAST = 5.0  # seconds that a process waits at its end for a launcher that is busy, or that stands still
 _AT_ONCE = 10  # activities that may follow upon each other and are all told
 _LOSS = ""  # beside the names of scalars, which have a letter at least
 
@@ -152,6 +152,8 @@ class Meter:
             return
         last = self._clock() + _LAST
         while self._news and (left := last - self._clock()) > 0 and self._channel.wait(left):
+            self.flush()
+        if self._news:  # it may have been this process that stood still
             self.flush()
         self._channel.close()
 

@@ -48,7 +48,8 @@ class Service:
         self._job = job_id
         self._version = version
         self._lease = lease
-        self._grace = min(1.0, lease / 4)
+        # Who broke a connection may also stand still: with a long lease that is no reason to give it up.
+        self._grace = min(max(1.0, lease / 10), 5.0, lease / 4)
         self._peers = Peers(ledger)
         self._to_tell: dict[Session, None] = {}
         self._flushing = False

@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 _SHORTEST_LEASE = 2  # seconds; etcd itself makes none shorter
-_LAST_MOMENT = 0.5  # seconds that a caller waits for what is left to do at the end
+_LAST_MOMENT = 3.0  # seconds that a caller waits at the end for an etcd whose disk is slow
 _TOGETHER = 0.01  # seconds in which further changes count as having come together
 
 

@@ -39,9 +39,18 @@ def _blind(policy: Policy) -> float:
     return min(policy.lease, 5.0)
 
 
+def left_for_good(part: Part) -> Cause | None:
+    """Why a node left with which the job ends, if this one was told so. It may have been the store's."""
+    round_, cause = part.round, part.stop_cause
+    if part.phase not in (Phase.STOPPING, Phase.STOPPED) or round_ is None or cause is None:
+        return None
+    ends = round_.state is State.STOPPING and not round_.restart
+    return cause if ends and cause.why is Why.LEFT else None
+
+
 def _fail_alone(part: Part) -> tuple[Stop, End] | tuple[End]:
     cause = part.failure.cause if part.failure is not None else part.stop_cause
-    if cause is None or cause.why not in (Why.FAILED, Why.TIMEOUT):
+    if cause is None or (cause.why not in (Why.FAILED, Why.TIMEOUT) and left_for_good(part) is None):
         cause = gone(f"the meeting point did not come back: {part.why_down}")
     end = End(cause.code or 1, cause)
     return (Stop(cause, False), end) if part.phase is Phase.RUNNING else (end,)

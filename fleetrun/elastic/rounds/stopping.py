@@ -17,8 +17,10 @@ from fleetrun.pod.restarts import HOPELESS
 
 LOST_CODE = 125
 SOONEST = 0.3
-LATEST = 1.0
-"""How long the leader waits for older causes than the first, when all have answered and at most."""
+LATEST = 5.0
+"""How long the leader waits for older causes than the first, when all have answered and at most: a machine
+that writes a core dump may stand still for seconds before it tells what failed there.
+"""
 FOLLOWS = 1.5
 """So long after a node has gone the failures of others are its consequence: their connections broke."""
 

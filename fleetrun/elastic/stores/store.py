@@ -109,7 +109,7 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """End the lease at once: what was written under it is gone for everybody. Waits a moment at most
-        (0.5 s) for what was asked before to leave this process.
+        """End the lease at once: what was written under it is gone for everybody. Waits for what was asked
+        before to leave this process, but not long (0.5 s; 3 s for an etcd, which has to write it down).
         """
         ...

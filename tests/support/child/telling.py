@@ -75,10 +75,17 @@ def pid_of(who):
 
 
 def meet(count):
-    """Until so many processes of this attempt are here."""
-    Path(f"met.{ATTEMPT}.{WHO}").touch()
+    """Until so many processes of this attempt are here. A server stays until the trainers among them have
+    ended: a second before them, it would be a failure.
+    """
+    here = Path(f"met.{ATTEMPT}.{WHO}")
+    here.with_name(f".{here}").write_text(str(os.getpid()))
+    here.with_name(f".{here}").rename(here)
     while len(list(Path().glob(f"met.{ATTEMPT}.*"))) < count:
         time.sleep(0.002)
+    if WHO.startswith("ps."):
+        for trainer in Path().glob(f"met.{ATTEMPT}.trainer.*"):
+            wait_for_end_of(int(trainer.read_text()))
 
 
 def helper(code, **options):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tests.support.scripts import leash
 from trainers import fleet
 from trainers.ps import SparseEmbedding, Uniform
 
@@ -24,20 +25,22 @@ SHARED = 1000
 
 @dataclass
 class Wishes:
-    """`hold`: at this step trainers wait for a file `go` in the folder; before the first, until
-    `after_snapshots` servers have taken one. `ahead`: steps by which trainer 0 begins before the others are
-    let `go`. `file_bytes`: a server can write no larger file. `prefetch`: rows
-    are asked for ahead.
+    """`server`: what is otherwise in a server's ps_configs. `hold`: at this step trainers wait for a file
+    `go` in the folder, when all of them do with all pushes on the servers; before the first, until
+    `after_snapshots` servers have taken one. `leashed`: no step is made before the leash in the folder is
+    long enough. `file_bytes`: a server can write no larger file. `prefetch`: rows are asked for ahead.
     """
 
     folder: str
     steps: int
     ps: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
     sync: bool = False
     asynchronous: dict[str, Any] = field(default_factory=dict)
     hold: int = -1
     hold_ranks: tuple[int, ...] = (0, 1)
     after_snapshots: int = 0
+    leashed: bool = False
     file_bytes: int = 0
     pause_ms: int = 0
     prefetch: bool = False
@@ -52,6 +55,14 @@ def keys_of(rank: int) -> torch.Tensor:
     return torch.cat([torch.arange(4) + 10 * rank, torch.arange(4) + SHARED])
 
 
+def hold(wishes: Wishes) -> None:
+    if set(range(fleet.worker_num())) <= set(wishes.hold_ranks):
+        fleet.barrier_worker()
+    say("held")
+    while not Path(wishes.folder, "go").exists():
+        time.sleep(0.005)
+
+
 def main() -> None:
     wishes = Wishes(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
@@ -60,7 +71,8 @@ def main() -> None:
     strategy.a_sync = not wishes.sync
     if wishes.asynchronous:
         strategy.a_sync_configs = wishes.asynchronous
-    strategy.ps_configs = {"trainer_timeout_s": 2.0, "log_fsync": "no", **wishes.ps}
+    ps = {"trainer_timeout_s": 60.0, "log_fsync": "no", **wishes.ps}
+    strategy.ps_configs = ps | wishes.server if fleet.is_server() else ps
     table = SparseEmbedding(1, init=Uniform(0.0, 0.0))
     model = fleet.distributed_model(table)
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), strategy)
@@ -81,9 +93,9 @@ def main() -> None:
         batches = fleet.prefetch(batches, lambda batch: batch[1])
     for step, ids in batches:
         if step == wishes.hold and rank in wishes.hold_ranks and os.environ["PADDLE_RESTART_COUNT"] == "0":
-            say("held")
-            while not Path(wishes.folder, "go").exists():
-                time.sleep(0.005)
+            hold(wishes)
+        if wishes.leashed:
+            leash.wait(Path(wishes.folder, "leash"), step)
         optimizer.minimize(-model(ids).sum())
         say("pushed", step)
         time.sleep(wishes.pause_ms / 1000)

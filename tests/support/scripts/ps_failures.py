@@ -20,7 +20,9 @@ def say(*words: object) -> None:
 def build(a_sync: bool) -> tuple[torch.nn.Module, fleet.DistributedOptimizer]:
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = a_sync
-    strategy.ps_configs = {"trainer_timeout_s": 4.0, "request_timeout_s": 60.0}
+    # How long a connection may be gone, for servers; to trainers, how long a process may stand still.
+    timeout = 4.0 if fleet.is_server() else 60.0
+    strategy.ps_configs = {"trainer_timeout_s": timeout, "request_timeout_s": 60.0}
     torch.manual_seed(0)
     model = fleet.distributed_model(torch.nn.Linear(3, 1))
     inner = torch.optim.SGD(model.parameters(), lr=0.01)

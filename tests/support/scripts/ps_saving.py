@@ -42,11 +42,16 @@ def begin(a_sync: bool, hidden: int = 2100) -> tuple[Model, fleet.DistributedOpt
     strategy.a_sync = a_sync
     if a_sync:
         strategy.a_sync_configs = {"overlap": False}
-    strategy.ps_configs = {"trainer_timeout_s": 2.0}
+    strategy.ps_configs = {"trainer_timeout_s": 60.0}
     torch.manual_seed(0)
     model = Model(hidden)
     fleet.distributed_model(model)
     return model, fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01), strategy)
+
+
+def wait_for(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.005)
 
 
 def serve() -> None:
@@ -204,7 +209,7 @@ def refused() -> None:
 
 
 def killed() -> None:
-    """A save that takes a while, for the trainer to be killed in it; the next life saves again."""
+    """A save for the trainer to be killed in, when there is a file `go`; the next life saves again."""
     model, optimizer = begin(a_sync=True)
     if fleet.is_server():
         return serve()
@@ -212,14 +217,23 @@ def killed() -> None:
     for start in range(0, 4 * MANY, MANY):
         optimizer.minimize(model.ids(torch.arange(start, start + MANY)).square().mean())
     say("saving")
+    wait_for(Path(sys.argv[2]) / "go")
     fleet.save_persistables(Path(sys.argv[2]) / "saved")
     say("saved")
     same(model, read_values(Path(sys.argv[2]) / "saved"))
     fleet.stop_worker()
 
 
+@torch.no_grad()
+def pushed(model: torch.nn.EmbeddingBag) -> float:
+    """How many pushes are in the first row."""
+    return float(model(torch.zeros(1, 1, dtype=torch.int64))[0, 0])
+
+
 def beside() -> None:
-    """Trainer 1 goes on pushing while trainer 0 saves; every push adds 1 to all rows."""
+    """Trainer 1 goes on pushing while trainer 0 saves; every push adds 1 to all rows. No two saves are of the
+    same moment.
+    """
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = True
     model = torch.nn.EmbeddingBag(40_000, 4, mode="sum", sparse=True)
@@ -235,10 +249,14 @@ def beside() -> None:
         say("pushed")
         time.sleep(0.001)
     if fleet.is_first_worker():
-        while not (folder / "save").exists():
-            time.sleep(0.005)
+        wait_for(folder / "save")
+        model.eval()
+        seen = 1.0
         for number in range(4):
+            while pushed(model) <= seen:
+                time.sleep(0.001)
             fleet.save_persistables(folder / f"saved{number}")
+            seen = pushed(model)
         (folder / "stop").touch()
     fleet.stop_worker()
     say("end", float(model.weight.detach()[0, 0]))

@@ -18,7 +18,7 @@ from tests.support.traces import wait_until
 from trainers.checkpoints.shelf import open_shelf, step_of
 
 pytestmark = pytest.mark.slow
-BOUND = 110.0
+BOUND = 250.0
 CASES = ("-m", "tests.support.scripts.checkpoint_cases")
 
 

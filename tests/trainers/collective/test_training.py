@@ -54,7 +54,7 @@ def test_a_process_on_its_own_is_a_group_of_one() -> None:
         env=contract.without_contract(os.environ) | {"PYTHONPATH": PATH},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -28,7 +28,7 @@ def aucs(running: Job) -> tuple[float, float]:
 @pytest.mark.slow
 def test_a_folder_without_data_is_named_before_anything_is_connected(tmp_path: Path) -> None:
     command = [sys.executable, "-m", EXAMPLE, "--data", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
     assert done.returncode == 2
     assert done.stderr.endswith(
         f"{tmp_path} has no best.json: write it with python -m trainers.examples.click_log {tmp_path}\n"

@@ -183,6 +183,23 @@ def test_last_words_wait_a_moment_for_a_launcher_that_is_busy(script, reads, tol
     assert script.told("step") == told
 
 
+def test_last_words_are_tried_once_more_after_a_time_in_which_nobody_could_look():
+    """All the time that there is passes at once; meanwhile the launcher has read."""
+    wire, times = Wire(), iter([0.0] * 4 + [60.0] * 2)
+
+    def clock() -> float:
+        now = next(times)
+        wire.open = now > 0
+        return now
+
+    meter = Meter("p.trainer.0", wire, clock, lambda: 1e9)  # type: ignore[arg-type]
+    meter.step()
+    assert wire.said == []
+    meter.end()
+    assert [said["step"] for said in wire.said] == [1]
+    assert next(times, None) is None
+
+
 # ---- whose count is right
 
 

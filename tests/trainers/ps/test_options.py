@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Job, Process
 from tests.support.forking import Forker
 from trainers.ps import read_values
 
@@ -100,7 +97,7 @@ def test_a_server_that_says_nothing_is_named_after_the_request_timeout(
         (trainer,) = job.trainers
         trainer.wait_for("held")
         silent = job.servers[1]
-        silent.popen.send_signal(signal.SIGSTOP)
+        silent.stop()
         started = time.monotonic()
         (tmp_path / "go").touch()
         trainer.wait_for("ServerError")
@@ -108,21 +105,7 @@ def test_a_server_that_says_nothing_is_named_after_the_request_timeout(
         endpoint = job.cluster.servers[1]
         assert f"ServerError server 1 at {endpoint} has not answered P" in trainer.output
         assert "for 6 s; it may have died or be unreachable" in trainer.output
-        silent.popen.send_signal(signal.SIGCONT)
-
-
-def stopped(process: Process) -> bool:
-    """Whether the kernel has stopped all of its threads."""
-    tasks = Path(f"/proc/{process.popen.pid}/task")
-    states = [(tasks / task / "stat").read_text().rpartition(")")[2].split()[0] for task in os.listdir(tasks)]  # noqa: PTH208
-    return set(states) == {"T"}
-
-
-def stop(job: Job) -> None:
-    for server in job.servers:
-        server.popen.send_signal(signal.SIGSTOP)
-        while not stopped(server):
-            time.sleep(0.002)
+        silent.go_on()
 
 
 @pytest.mark.parametrize(("merged", "queued"), [(1, 1), (1, 4), (3, 2)])
@@ -134,13 +117,13 @@ def test_a_step_waits_while_the_queue_of_pushes_is_full(
         job.start_all(command("queue", tmp_path, merged, queued))
         (trainer,) = job.trainers
         trainer.wait_for("held")
-        stop(job)
+        job.servers[0].stop()
         (tmp_path / "go").touch()
         last = merged * (queued + 1) - 1
         trainer.wait_for(f"pushed {last}\n")
         with pytest.raises(AssertionError):
             trainer.wait_for(f"pushed {last + 1}\n", timeout=0.5)
-        job.servers[0].popen.send_signal(signal.SIGCONT)
+        job.servers[0].go_on()
         job.expect_success()
         assert "end 40.0\n" in trainer.output
 

@@ -20,7 +20,7 @@ from trainers.ps.durable.journal import journal_files
 from trainers.ps.durable.records import FILE_HEAD, BadRecordError, read_file_head, read_record
 from trainers.ps.net.wire import Kind, decode
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 HELD, STEPS = 10, 40
 KILLS = int(os.environ.get("KILLS", "8")) // 2
@@ -171,7 +171,7 @@ def test_a_trainer_of_the_former_job_that_comes_back_is_refused(forker: Forker, 
     with forker.job(tmp_path, trainers=2, servers=1) as job:
         held(job, former)
         cut_off = job.trainers[1]
-        cut_off.popen.send_signal(signal.SIGSTOP)
+        cut_off.stop()
         job.processes.remove(cut_off)
         kill_all(job)
         job.processes.clear()
@@ -180,7 +180,7 @@ def test_a_trainer_of_the_former_job_that_comes_back_is_refused(forker: Forker, 
         (trainer,) = job.trainers
         trainer.wait_for("held")
         (tmp_path / "go").touch()
-        cut_off.popen.send_signal(signal.SIGCONT)
+        cut_off.go_on()
         assert cut_off.wait() == 1
         assert "trainer 1 is not known here" in cut_off.output
         (later / "go").touch()

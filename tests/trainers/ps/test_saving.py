@@ -77,14 +77,15 @@ def test_a_save_while_others_push_is_of_one_moment(forker: Forker, tmp_path: Pat
         (tmp_path / "save").touch()
         job.expect_success()
         pushed = job.trainers[1].output.count("pushed")
-        assert f"end {pushed}" in job.trainers[0].output
+        assert f"end {pushed}.0\n" in job.trainers[0].output
     counts = []
     for number in range(4):
         values = read_values(tmp_path / f"saved{number}").sparse["weight"].values
         counts.append(float(values[0, 0]))
         assert bool((values == values[0, 0]).all()), "half of a push is in the save"
-    assert counts == sorted(counts)
-    assert 1 < counts[0] < counts[-1] <= pushed
+    assert counts == sorted(set(counts))
+    assert counts[0] > 1
+    assert counts[-1] <= pushed
 
 
 def test_a_save_that_fails_says_why_and_leaves_the_former_one(forker: Forker, tmp_path: Path) -> None:
@@ -105,14 +106,19 @@ def test_a_save_that_fails_says_why_and_leaves_the_former_one(forker: Forker, tm
 def test_a_trainer_killed_in_a_save_does_not_keep_the_next_one_from_it(
     forker: Forker, tmp_path: Path
 ) -> None:
+    """One server writes its part, the other has not read yet that it is to."""
     words, saved = command("killed", tmp_path), tmp_path / "saved"
     with forker.job(tmp_path, trainers=1, servers=2) as job:
         job.start_all(words)
         (victim,) = job.trainers
+        victim.wait_for("saving")
+        job.servers[1].stop()
+        (tmp_path / "go").touch()
         wait_until(lambda: list(saved.glob("save-*")), job)
         victim.kill()
         assert victim.wait() == -signal.SIGKILL
-        assert not (saved / "manifest.json").exists(), "killed too late: let it save more"
+        job.servers[1].go_on()
+        assert not (saved / "manifest.json").exists()
         job.processes.remove(victim)
         job.start(words, Role.TRAINER, 0, restart_count=1)
         job.expect_success()

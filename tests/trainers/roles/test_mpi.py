@@ -57,7 +57,7 @@ def test_the_example_trains(starter: str):
     done = subprocess.run(
         [*mpirun(starter, 2), sys.executable, str(script), "--steps", "100"],
         env=environment({"OMP_NUM_THREADS": "1"}),
-        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        cwd=ROOT, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (accuracy,) = [line for line in done.stdout.splitlines() if line.startswith("test accuracy: ")]

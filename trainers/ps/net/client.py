@@ -95,9 +95,8 @@ class Client:
         self._configs = configs
         self._sequence = 0
         self._pending: dict[int, _Pending] = {}
-        self._looked = time.monotonic()
-        self._unseen = 0.0
-        """Seconds in which nobody looked: they are no server's silence."""
+        self._listened = 0.0
+        """Seconds of waiting for servers, as long as each was to be: in no other time is a server silent."""
         self._retry_at = math.inf
         """No request is to be sent again before this."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -130,16 +129,15 @@ class Client:
         """
         now = time.monotonic()
         if not self._pending:
-            self._looked, self._retry_at = now, math.inf
+            self._retry_at = math.inf
         self._retry_at = min(self._retry_at, now + self._first_retry_s)
-        heard = self._looked - self._unseen
         ticket = []
         for request in requests:
             self._sequence += 1
             each = _Pending(
                 request=request,
                 frames=encode(self._message(request)),
-                heard=heard,
+                heard=self._listened,
                 limit=silence or self._configs.request_timeout_s,
                 retry_at=now + self._first_retry_s,
                 retry_after=self._first_retry_s,
@@ -173,28 +171,31 @@ class Client:
 
     def _turn(self, wait_s: float) -> None:
         """Wait for news, take it, and look after what is overdue."""
-        self._unseen += time.monotonic() - self._looked
         news = self._take(wait_s)
-        self._looked = now = time.monotonic()
-        if now < self._retry_at and wait_s:
+        if time.monotonic() < self._retry_at and wait_s:
             return
         while news:  # all of it: who has answered is not overdue
             news = self._take(0.0)
-        self._looked = now = time.monotonic()
+        now = time.monotonic()
         for each in list(self._pending.values()):
             if now >= each.retry_at:
                 self._overdue(each, now)
         self._retry_at = min((each.retry_at for each in self._pending.values()), default=math.inf)
 
     def _take(self, wait_s: float) -> bool:
-        """Wait for a message, and take one of every server that has sent any."""
+        """Wait for a message, and take one of every server that has sent any.
+
+        What it took longer, this process stood still: what has been sent since, nobody has read yet.
+        """
+        started = time.monotonic()
         ready = self._poller.poll(math.ceil(wait_s * 1000))
+        self._listened += min(wait_s, time.monotonic() - started)
         for socket, _ in ready:
             self._receive(socket)
         return bool(ready)
 
     def _overdue(self, each: _Pending, now: float) -> None:
-        if now - self._unseen - each.heard > each.limit:
+        if self._listened - each.heard > each.limit:
             silent = f"{self._name(each.request.server)} has not answered {each.request.kind.name}"
             raise ServerError(
                 f"{silent} for {each.limit:g} s; it may have died or be unreachable: see its log"
@@ -224,7 +225,7 @@ class Client:
         each = self._pending.get(reply.sequence)
         if each is None or each.request.server != server or reply.incarnation != self._incarnation:
             return  # a probe, a second answer, or a complaint about damaged bytes, which the retry mends
-        each.heard = time.monotonic() - self._unseen
+        each.heard = self._listened
         if reply.kind is Kind.WAIT:
             each.awaited = reply.text
             return

@@ -24,6 +24,7 @@ from trainers.ps.saved.fit import check_small
 from trainers.ps.saved.loading import Place, load_tables
 from trainers.ps.saved.reading import open_saves
 from trainers.ps.server.keeper import Keeper
+from trainers.ps.server.looks import Looks
 from trainers.ps.server.members import Members
 from trainers.ps.server.parts import AnyTable
 from trainers.ps.server.saving import Saving
@@ -162,19 +163,18 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._waked, zmq.POLLIN)
-        look_at = time.monotonic() + _LOOK_EVERY_S
+        looks = Looks(_LOOK_EVERY_S, time.monotonic())
         while not self._service.over:
             quiet = self._service.idle and self._keeper is None
-            wait = None if quiet else max(0, round((look_at - time.monotonic()) * 1000))
-            ready = dict(poller.poll(wait))
+            ready = dict(poller.poll(None if quiet else round(looks.wait(time.monotonic()) * 1000)))
             if self._waked.fileno() in ready and self._ended():
                 return
             if self._socket in ready:
                 self._receive()
-            now = time.monotonic()
-            if now >= look_at and not quiet:
+            if quiet:
+                looks.unneeded(time.monotonic())
+            elif (now := looks.due(time.monotonic())) is not None:
                 self._look(now)
-                look_at = time.monotonic() + _LOOK_EVERY_S
 
     def _ended(self) -> bool:
         """Whether this was SIGTERM; otherwise something was written, which requests may wait for."""

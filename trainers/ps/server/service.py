@@ -112,8 +112,7 @@ class Service:
         return [*self._retry(reachable), *self._stop_standstill()]
 
     def _stop_standstill(self) -> list[Outgoing]:
-        why = self._waiting.standstill(self._members.active())
-        if why is None:
+        if (why := self._waiting.standstill(self._members.active(), self._needs_others)) is None:
             return []
         stopped, self._waiting = self._waiting.all(), WaitingRequests()
         self._meetings.break_up()
@@ -121,6 +120,13 @@ class Service:
             (each.route, each.request.reply(Kind.REFUSED, code=Code.STANDSTILL, parts=(_text(why),)))
             for each in stopped
         ]
+
+    def _needs_others(self, request: Message) -> bool:
+        """Whether it waits for what trainers do; not for a disk, or for a connection to be gone."""
+        active = self._members.active()
+        if request.kind is Kind.SAVE:
+            return not self._steps.may_pull(self._members.known(request), request.number, active)
+        return request.kind not in (Kind.HELLO, Kind.SHRINK)
 
     def replay(self, request: Message) -> None:
         """Do again what was recorded. Raises Refusal for what cannot have been recorded by this job."""

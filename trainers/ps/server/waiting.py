@@ -4,7 +4,7 @@ Pure: leaves answers to `service`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from trainers.ps.net.wire import Kind, Message
@@ -72,16 +72,16 @@ class WaitingRequests:
     def all(self) -> list[Waiting]:
         return [waiting for mine in self._all.values() for waiting in mine.values()]
 
-    def standstill(self, active: Collection[Member]) -> str | None:
-        """Why nobody can go on: some wait at a barrier, or in a gathering, and all others for something else.
-        None while somebody can.
+    def standstill(self, active: Collection[Member], needs_others: Callable[[Message], bool]) -> str | None:
+        """Why nobody can go on: some wait at a barrier, or in a gathering, and all others for something else
+        that needs others. None while somebody can.
         """
         barrier: set[int] = set()
         gathering: set[int] = set()
         step: set[int] = set()
         places = {Kind.BARRIER: barrier, Kind.GATHER: gathering}
         for each in self.all():
-            if each.repeats >= _ENOUGH:
+            if each.repeats >= _ENOUGH and needs_others(each.request):
                 places.get(each.request.kind, step).add(each.request.rank)
         step -= barrier | gathering  # who waits there may have a push underway
         waits = [

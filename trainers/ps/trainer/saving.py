@@ -73,7 +73,10 @@ class Saver:
 
 def _record(reply: Message) -> FileRecord:
     if not reply.text:
-        raise SaveError("this save was given up: another trainer has saved at the same time; let one save")
+        raise SaveError(
+            "this save was given up: a server had no connection to this trainer for too long (ps_configs "
+            "trainer_timeout_s); save again"
+        )
     return FileRecord(**json.loads(reply.text))
 
 

@@ -282,5 +282,5 @@ def full(where: Path) -> None:
 @pytest.mark.slow
 def test_a_snapshot_that_finds_no_room_loses_nothing(tmp_path):
     command = [sys.executable, "-c", FULL, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr

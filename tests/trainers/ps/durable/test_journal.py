@@ -221,7 +221,7 @@ def test_a_record_for_which_there_is_no_room_leaves_nothing_behind(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -26,6 +26,20 @@ with event.install_recorder("numba:compile") as recorder:
     {}
 print(*(e.data["dispatcher"].py_func.__name__ for _, e in recorder.buffer if e.is_start))
 """
+STUCK = """
+import threading
+import numba.core.event as event
+
+class Stuck(event.Listener):
+    def on_start(self, event):
+        print("compiling", flush=True)
+        threading.Event().wait()
+
+    def on_end(self, event):
+        pass
+
+event.register("numba:run_pass", Stuck())
+"""
 SPEC = "TableSpec(kind=TableKind.SPARSE, name='rows', size=9, rule=Adagrad())"
 
 
@@ -41,7 +55,7 @@ def start(code: str, environment: Mapping[str, str], folder: Path = ROOT) -> sub
 
 
 def outcome(process: subprocess.Popen[str]) -> tuple[str, str]:
-    out, said = process.communicate(timeout=100)
+    out, said = process.communicate(timeout=250)
     assert process.returncode == 0, said
     return out, said
 
@@ -74,12 +88,12 @@ def test_a_server_and_a_trainer_share_the_work_of_a_first_start(tmp_path: Path) 
 @pytest.mark.slow
 def test_a_process_that_dies_while_it_compiles_holds_up_nobody(tmp_path: Path) -> None:
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    first = start(WARM, cache)
-    assert first.stderr is not None
-    assert SAYS in first.stderr.readline()
+    first = start(STUCK + WARM, cache)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "compiling\n"
     waiting = start(WARM, cache)
     first.kill()
-    first.communicate()
+    assert SAYS in first.communicate()[1]
     assert outcome(waiting)[0] == "1\n"
 
 

@@ -8,11 +8,14 @@ import os
 import random
 import resource
 import signal
+import sys
+import termios
 import threading
 
 import numpy as np
 import pytest
 
+from tests.support.waiting import eventually
 from trainers.ps.saved.descriptors import write_all, write_file
 from trainers.ps.saved.direct import write_direct
 
@@ -25,23 +28,29 @@ def test_a_write_that_was_interrupted_goes_on_where_it_stopped():
     got = bytearray()
 
     def drain() -> None:
-        """Leaves the pipe full until the signal has cut the first write short."""
+        """Leaves the pipe full until a signal has cut the first write short."""
+        eventually(lambda: unread(readable) == fcntl.fcntl(readable, fcntl.F_GETPIPE_SZ))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
         assert interrupted.wait(60)
         while some := os.read(readable, 1 << 16):
             got.extend(some)
 
     reader = threading.Thread(target=drain)
+    former = signal.signal(signal.SIGUSR1, lambda number, frame: interrupted.set())
     reader.start()
-    former = signal.signal(signal.SIGALRM, lambda number, frame: interrupted.set())
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:
         assert write_all(writable, pieces) == sum(map(len, pieces))
     finally:
-        signal.signal(signal.SIGALRM, former)
         os.close(writable)
         reader.join()
+        signal.signal(signal.SIGUSR1, former)
         os.close(readable)
     assert bytes(got) == b"".join(pieces)
+
+
+def unread(readable: int) -> int:
+    """How many bytes are in a pipe."""
+    return int.from_bytes(fcntl.ioctl(readable, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_more_pieces_than_the_kernel_takes_at_once(tmp_path):

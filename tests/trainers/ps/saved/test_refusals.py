@@ -319,7 +319,7 @@ def test_permissions():
         forbidden.mkdir(mode=0o555)
         Path(name).chmod(0o755)
         command = [sys.executable, "-c", UNPRIVILEGED, str(forbidden), str(closed)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
         assert done.returncode == 0, done.stderr
 
 
@@ -347,7 +347,7 @@ def test_a_full_disk_leaves_the_former_save(saved):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -90,7 +90,7 @@ def stranger(port: Port) -> Iterator[zmq.Socket[bytes]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)
-    dealer.setsockopt(zmq.RCVTIMEO, 20_000)
+    dealer.setsockopt(zmq.RCVTIMEO, 100_000)
     dealer.connect(f"tcp://{port.endpoint}")
     yield dealer
     dealer.close()

@@ -44,6 +44,7 @@ class Bench:
         sync: bool = True,
         max_staleness: int | None = None,
         skip_bad: bool = False,
+        reading: bool = False,
         specs: Mapping[int, TableSpec] = SPECS,
     ) -> None:
         self.specs = specs
@@ -60,7 +61,7 @@ class Bench:
             job=JOB,
             sync=sync,
             may_return=not sync,
-            saving=Saving(0, 1, wake=lambda: None, reading=lambda: False),
+            saving=Saving(0, 1, wake=lambda: None, reading=lambda: reading),
             record=self.recorded.append,
         )
         self.sequence = 0
@@ -87,10 +88,11 @@ class Bench:
         )
 
     def hello(self, rank: int, life: int = 0, restarts: int = 0, job: str = JOB) -> Message:
+        return self.ask(Kind.HELLO, rank, life, restarts, parts=self.hello_parts(job))
+
+    def hello_parts(self, job: str = JOB) -> tuple[Part, ...]:
         specs = tuple(bytes_part(Field.SPEC, spec.encode(), number) for number, spec in self.specs.items())
-        return self.ask(
-            Kind.HELLO, rank, life, restarts, parts=(bytes_part(Field.TEXT, job.encode()), *specs)
-        )
+        return (bytes_part(Field.TEXT, job.encode()), *specs)
 
     def opened(self, initial: tuple[Part, ...] = INITIAL) -> Bench:
         for rank in (0, 1):
@@ -390,37 +392,6 @@ def test_rows_that_are_not_finite_can_be_skipped_and_are_counted(capsys: pytest.
         "1",
         "10",
     ]
-
-
-def test_trainers_that_wait_for_each_other_are_told() -> None:
-    bench = Bench().opened()
-    barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
-    bench.push(1, 0)
-    step = Message(kind=Kind.PULL, rank=1, sequence=501, number=1, parts=WANT)
-    for _ in range(2):
-        for request in (barrier, step):
-            assert bench.send(request).kind is Kind.WAIT
-    bench.pass_time(100)
-    assert bench.late[500].kind is Kind.WAIT  # trainer 1 may still compute: it has asked but once more
-    for request in (barrier, step):
-        bench.send(request)
-    bench.pass_time(1)
-    for sequence in (500, 501):
-        assert bench.late[sequence].code is Code.STANDSTILL
-        assert "trainer 0 waits at fleet.barrier_worker(), trainer 1 waits for" in bench.late[sequence].text
-
-
-def test_who_asks_something_new_is_not_at_a_standstill() -> None:
-    bench = Bench().opened()
-    barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
-    bench.push(1, 0)
-    step = Message(kind=Kind.PULL, rank=1, sequence=501, number=1, parts=WANT)
-    for _ in range(4):
-        bench.send(barrier)
-        bench.send(step)
-        bench.ask(Kind.PULL, 1, parts=WANT)
-    bench.pass_time(10)
-    assert bench.late[500].kind is Kind.WAIT
 
 
 def test_a_pull_counts_once_for_an_entry_filter_and_a_step_does_not() -> None:

@@ -254,6 +254,6 @@ print(table.pull(torch.tensor([1]))[0, :2].tolist())
 
 def test_a_limit_on_address_space_is_respected_and_told() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=250, check=False
     )
     assert done.stdout.split("\n")[:2] == ["True True", "[-1.0, -1.0]"], done.stderr

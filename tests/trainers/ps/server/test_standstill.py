@@ -1,0 +1,81 @@
+"""Trainers that wait for each other in vain are told; who waits for something else is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.trainers.ps.server.test_service import WANT, Bench
+from trainers.ps.net.wire import Code, Field, Kind, Message, bytes_part
+from trainers.ps.server.saving import Ordered
+
+
+def test_trainers_that_wait_for_each_other_are_told() -> None:
+    bench = Bench().opened()
+    barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
+    bench.push(1, 0)
+    step = Message(kind=Kind.PULL, rank=1, sequence=501, number=1, parts=WANT)
+    for _ in range(2):
+        for request in (barrier, step):
+            assert bench.send(request).kind is Kind.WAIT
+    bench.pass_time(100)
+    assert bench.late[500].kind is Kind.WAIT  # trainer 1 may still compute: it has asked but once more
+    for request in (barrier, step):
+        bench.send(request)
+    bench.pass_time(1)
+    for sequence in (500, 501):
+        assert bench.late[sequence].code is Code.STANDSTILL
+        assert "trainer 0 waits at fleet.barrier_worker(), trainer 1 waits for" in bench.late[sequence].text
+
+
+def test_who_asks_something_new_is_not_at_a_standstill() -> None:
+    bench = Bench().opened()
+    barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
+    bench.push(1, 0)
+    step = Message(kind=Kind.PULL, rank=1, sequence=501, number=1, parts=WANT)
+    for _ in range(4):
+        bench.send(barrier)
+        bench.send(step)
+        bench.ask(Kind.PULL, 1, parts=WANT)
+    bench.pass_time(10)
+    assert bench.late[500].kind is Kind.WAIT
+
+
+def wait_long(bench: Bench, *requests: Message) -> None:
+    """All of them have been asked again and again."""
+    for _ in range(4):
+        for request in requests:
+            assert bench.send(request).kind is Kind.WAIT
+    bench.pass_time(10)
+
+
+def test_who_waits_for_a_disk_is_not_at_a_standstill(tmp_path: Path) -> None:
+    """One saves and the others wait for it at a barrier, however long it takes."""
+    bench = Bench(sync=False, reading=True).opened()
+    order = bytes_part(Field.TEXT, Ordered(str(tmp_path), "save-1", 0).encode())
+    barrier = Message(kind=Kind.BARRIER, rank=1, sequence=500, number=1)
+    for sequence, kind, parts in ((501, Kind.SAVE, (order,)), (502, Kind.SHRINK, ())):
+        wait_long(bench, barrier, Message(kind=kind, sequence=sequence, parts=parts))
+        assert bench.late[500].kind is Kind.WAIT
+        assert bench.late[sequence].kind is Kind.WAIT
+
+
+def test_a_save_that_waits_for_somebody_at_a_barrier_is_at_a_standstill(tmp_path: Path) -> None:
+    bench = Bench(sync=False, max_staleness=0).opened()
+    order = bytes_part(Field.TEXT, Ordered(str(tmp_path), "save-1", 0).encode())
+    barrier = Message(kind=Kind.BARRIER, rank=1, sequence=500, number=1)
+    wait_long(bench, barrier, Message(kind=Kind.SAVE, sequence=501, number=1, parts=(order,)))
+    for sequence in (500, 501):
+        assert bench.late[sequence].code is Code.STANDSTILL
+
+
+def test_who_comes_back_while_its_former_connection_is_there_is_not_at_a_standstill() -> None:
+    bench = Bench(sync=False).opened()
+    barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
+    again = bench.hello(1, life=1, restarts=1)
+    parts = bench.hello_parts()
+    hello = Message(kind=Kind.HELLO, rank=1, incarnation=1, sequence=again.sequence, number=1, parts=parts)
+    wait_long(bench, barrier, hello)
+    assert bench.late[500].kind is Kind.WAIT
+    bench.gone.add(b"1-0")
+    bench.pass_time(1)
+    assert bench.late[hello.sequence].kind is Kind.DONE
