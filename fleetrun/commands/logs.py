@@ -133,6 +133,7 @@ def _follow(merged: Merged, printer: _Printer, wanted: Wanted, record: Path, com
         if gone.poll(0 if merged.behind else rest * 1000):
             raise BrokenPipeError
     printer.show(order(list(merged.news(wanted, last=True))))
+    complaints.tell()
 
 
 class _Complaints:

@@ -87,8 +87,12 @@ def blocking(pid: int, number: int) -> set[int]:
 
 def _masks(pid: int, *names: str) -> Iterator[tuple[int, int]]:
     """Of each thread."""
-    with contextlib.suppress(OSError, ValueError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return
+    for task in tasks:
+        with contextlib.suppress(OSError, ValueError):  # of one that ends meanwhile
             for line in (task / "status").read_text(errors="replace").splitlines():
                 if line.startswith(names):
                     yield int(task.name), int(line.split()[1], 16)

@@ -6,8 +6,9 @@ import pytest
 
 from fleetrun.elastic.rounds.policy import Policy
 from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, Round, State, Why
-from fleetrun.elastic.rounds.stopping import final_cause, may_restart
+from fleetrun.elastic.rounds.stopping import LATEST, final_cause, may_restart
 from fleetrun.elastic.rounds.view import Heard, View
+from fleetrun.elastic.stores.store import forgiven
 from fleetrun.envs.offers import Offer
 
 NODES = tuple(Node(id=id, host=id, name="", offer=Offer()) for id in "abc")
@@ -68,6 +69,20 @@ def test_the_cause(first, told, gone, completed, chosen):
     view = seen(first, told, gone, completed)
     final = final_cause(view, NODES, FIXED, NOW + 1)
     assert (final.why, final.rank) == chosen
+
+
+@pytest.mark.parametrize(
+    ("lease", "after", "why"),
+    [(2.0, 1.4, L), (10.0, 1.4, L), (10.0, 1.6, F), (30.0, 3.4, L), (30.0, 3.6, F), (1000.0, 4.4, L)],
+)
+def test_a_killed_launcher_is_the_cause_however_long_its_connection_is_forgiven(lease, after, why):
+    view = seen(cause(F, 0), gone=[("c", NOW + after)])
+    final = final_cause(view, NODES, dataclasses.replace(ELASTIC, lease=lease), NOW + 5)
+    assert final.why is why
+
+
+def test_nothing_is_decided_while_a_broken_connection_may_be_forgiven():
+    assert all(forgiven(lease) + 0.5 < LATEST for lease in (2.0, 10.0, 30.0, 1000.0))
 
 
 def test_its_age_is_told_as_of_now():

@@ -12,6 +12,7 @@ from typing import Any
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.peers import Peer, Peers
 from fleetrun.elastic.stores.ledger import Ledger, Session
+from fleetrun.elastic.stores.store import forgiven
 from fleetrun.pod.loop import Loop
 
 MAX_UNREAD_BYTES = 64 << 20
@@ -48,8 +49,7 @@ class Service:
         self._job = job_id
         self._version = version
         self._lease = lease
-        # Who broke a connection may also stand still: with a long lease that is no reason to give it up.
-        self._grace = min(max(1.0, lease / 10), 5.0, lease / 4)
+        self._grace = forgiven(lease)
         self._peers = Peers(ledger)
         self._to_tell: dict[Session, None] = {}
         self._flushing = False

@@ -32,8 +32,9 @@ except ModuleNotFoundError as error:
         hint="pip install 'fleetrun[etcd]'",
     ) from None
 
+LAST_MOMENT = 1.0
+"""Seconds that a caller waits at the end for an etcd whose disk is slow. Its processes wait, too."""
 _SHORTEST_LEASE = 2  # seconds; etcd itself makes none shorter
-_LAST_MOMENT = 3.0  # seconds that a caller waits at the end for an etcd whose disk is slow
 _TOGETHER = 0.01  # seconds in which further changes count as having come together
 
 
@@ -142,7 +143,7 @@ class EtcdStore:
         self._stop()
         self._worker.end(self._seconds)  # if the process lives so long
         if self._asking.is_alive():
-            self._asking.join(_LAST_MOMENT)
+            self._asking.join(LAST_MOMENT)
 
     def _stop(self) -> None:
         self._listener = None

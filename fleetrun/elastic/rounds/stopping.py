@@ -13,16 +13,23 @@ from fleetrun.elastic.rounds.acts import Check, Decision, Move
 from fleetrun.elastic.rounds.policy import Policy
 from fleetrun.elastic.rounds.records import Cause, Done, Node, Round, State, Why
 from fleetrun.elastic.rounds.view import View
+from fleetrun.elastic.stores.store import forgiven
 from fleetrun.pod.restarts import HOPELESS
 
 LOST_CODE = 125
 SOONEST = 0.3
 LATEST = 5.0
 """How long the leader waits for older causes than the first, when all have answered and at most: a machine
-that writes a core dump may stand still for seconds before it tells what failed there.
+that writes a core dump may stand still for seconds before it tells what failed there, and a launcher that was
+killed is given up after all that `forgiven` says.
 """
-FOLLOWS = 1.5
-"""So long after a node has gone the failures of others are its consequence: their connections broke."""
+
+
+def follows(lease: float) -> float:
+    """For so many seconds before a node is seen to go the failures of others are its consequence: their
+    connections to it broke as the store's did, which was forgiven for a while.
+    """
+    return max(1.0, forgiven(lease)) + 0.5
 
 
 def lost(node: Node, rank: int, lease: float, age: float) -> Cause:
@@ -111,7 +118,8 @@ def final_cause(
             told.append(_Told(gone, lost(node, rank, policy.lease, now - gone)))
     first = min(told, key=lambda each: (each.cause.why is but, each.at))
     if first.cause.why is Why.FAILED:
-        vanished = [each for each in told if each.cause.why is Why.LOST and each.at - first.at <= FOLLOWS]
+        late = first.at + follows(policy.lease)
+        vanished = [each for each in told if each.cause.why is Why.LOST and each.at <= late]
         first = min(vanished, key=lambda each: each.at, default=first)
     return replace(first.cause, age=max(0.0, now - first.at))
 

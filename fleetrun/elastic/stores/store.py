@@ -19,6 +19,13 @@ ABSENT = 0
 """As an expected revision: the key must not exist."""
 
 
+def forgiven(lease: float) -> float:
+    """For how many seconds a store that sees a connection end waits for its client. Who broke it may also
+    stand still: with a long lease that is no reason to give it up.
+    """
+    return min(max(1.0, lease / 10), 4.0, lease / 4)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A value and its history: the store's revision (1, 2, ... over all keys) at which the key was made, and
@@ -110,6 +117,6 @@ class Store(Protocol):
 
     def close(self) -> None:
         """End the lease at once: what was written under it is gone for everybody. Waits for what was asked
-        before to leave this process, but not long (0.5 s; 3 s for an etcd, which has to write it down).
+        before to leave this process, but not long (0.5 s; 1 s for an etcd, which has to write it down).
         """
         ...

@@ -123,10 +123,10 @@ class Service:
 
     def _needs_others(self, request: Message) -> bool:
         """Whether it waits for what trainers do; not for a disk, or for a connection to be gone."""
-        active = self._members.active()
-        if request.kind is Kind.SAVE:
-            return not self._steps.may_pull(self._members.known(request), request.number, active)
-        return request.kind not in (Kind.HELLO, Kind.SHRINK)
+        if self._members.incarnation(request.rank) != request.incarnation or request.kind is Kind.SHRINK:
+            return False  # a trainer that has been replaced, or wants to replace one, waits for nobody else
+        member, active = self._members.known(request), self._members.active()
+        return request.kind is not Kind.SAVE or not self._steps.may_pull(member, request.number, active)
 
     def replay(self, request: Message) -> None:
         """Do again what was recorded. Raises Refusal for what cannot have been recorded by this job."""

@@ -79,3 +79,17 @@ def test_who_comes_back_while_its_former_connection_is_there_is_not_at_a_standst
     bench.gone.add(b"1-0")
     bench.pass_time(1)
     assert bench.late[hello.sequence].kind is Kind.DONE
+
+
+def test_the_save_of_one_that_was_killed_over_it_is_no_standstill(tmp_path: Path) -> None:
+    """At the look that lets its successor in, it is still there."""
+    bench = Bench(sync=False, reading=True).opened()
+    order = bytes_part(Field.TEXT, Ordered(str(tmp_path), "save-1", 0).encode())
+    barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
+    wait_long(bench, barrier, Message(kind=Kind.SAVE, rank=1, sequence=501, parts=(order,)))
+    hello = bench.hello(1, life=1, restarts=1)
+    bench.gone.add(b"1-0")
+    bench.pass_time(1)
+    assert bench.late[hello.sequence].kind is Kind.DONE
+    assert bench.late[501].code is Code.UNKNOWN_CLIENT
+    assert bench.late[500].kind is Kind.WAIT
