@@ -15,10 +15,12 @@ from tests.support.cluster import PATH
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What tests start begins sooner (tests/support/child/sitecustomize.py), and so do the workers.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (PATH, os.environ.get("PYTHONPATH"))))
-# Under nohup this signal is ignored, also by whatever is started. One that is caught is not: tests send it.
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or "FLEETTEST_NOHUP" in os.environ:
-    os.environ["FLEETTEST_NOHUP"] = "yes"  # so do the workers
-    signal.signal(signal.SIGHUP, lambda *_: None)
+# Under nohup, or in the background of a script, signals are ignored, also by whatever is started. Those that are
+# caught are not, and tests send them.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(_number) is signal.SIG_IGN or f"FLEETTEST_CATCHES_{_number}" in os.environ:
+        os.environ[f"FLEETTEST_CATCHES_{_number}"] = "yes"  # so do the workers
+        signal.signal(_number, lambda *_: None)
 # A third of the time of collection is the collector's.
 gc.set_threshold(100_000, 50, 100)
 atexit.register(gc.freeze)

@@ -199,7 +199,6 @@ exec "$1" -c '
 import socket
 from fleetrun.envs.network import Ports
 from fleetrun.errors import PortError
-from tests.support.ports import free_port
 reserved = [socket.socket() for _ in range(2)]
 for port, each in enumerate(reserved, start=40000):
     each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -72,6 +72,8 @@ class Launch:
         self._closing, self._close = os.pipe()
         self.terminal = terminal
         self._open = self._sources()
+        for fd in self._open:
+            os.set_blocking(fd, False)  # `_read` has the lock, and a key can empty a terminal before it reads
         self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
 
@@ -96,7 +98,7 @@ class Launch:
         with self._changed:  # or a piece would be neither in the pipe nor in the text
             try:
                 data = os.read(fd, 1 << 16)
-            except BlockingIOError:  # news that `wait` has read
+            except BlockingIOError:  # news that `wait` has read, or what a typed ^C flushed away
                 return True
             except OSError:  # a terminal whose last process has gone
                 data = b""

@@ -91,7 +91,7 @@ class Etcd:
         self._ask("put", key, "x")
 
     def expire(self, host: Host) -> None:
-        """End the lease of the launcher that was killed there, as its time would: nobody waits for that."""
+        """End the lease of the launcher that has gone there, as its time would: nobody waits for that."""
         for row in json.loads(self._ask("get", "--prefix", "/fleetrun/", "--write-out=json"))["kvs"]:
             key, value = b64decode(row["key"]), b64decode(row["value"])
             if b"/nodes/" in key and json.loads(value)["host"] == host.address:

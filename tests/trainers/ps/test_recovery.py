@@ -72,8 +72,9 @@ def kill_one_by_one(
     """
     rng = random.Random(seed)
     for number in range(kills):
-        give(leash, steps * (number + 1) // (kills + 1))
+        # Before they may go on: else they could be at the end of their leash by then, and never get further.
         reached = {process.member.rank: steps_said(process, word) for process in job.trainers}
+        give(leash, steps * (number + 1) // (kills + 1))
         further = rng.randrange(1, 4)
 
         def all_went_on(reached: dict[int, int] = reached, further: int = further) -> bool:
