@@ -15,8 +15,8 @@ from tests.support.cluster import PATH
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What tests start begins sooner (tests/support/child/sitecustomize.py), and so do the workers.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (PATH, os.environ.get("PYTHONPATH"))))
-# Under nohup, or in the background of a script, signals are ignored, also by whatever is started. Those that are
-# caught are not, and tests send them.
+# Under nohup, or in the background of a script, signals are ignored, also by whatever is started. Those that
+# are caught are not, and tests send them.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN or f"FLEETTEST_CATCHES_{_number}" in os.environ:
         os.environ[f"FLEETTEST_CATCHES_{_number}"] = "yes"  # so do the workers
