@@ -77,18 +77,9 @@ def test_last_words_are_heard_after_the_connection_has_broken(world: World) -> N
     assert world.service.connected == 0
 
 
-def test_a_broken_connection_that_does_not_come_back_ends_the_lease_early(world: World) -> None:
-    world.greet(b"p")
-    world.state[b"p"] = Sent.GONE
-    world.service.broken(7)
-    world.pass_(0.9 * GRACE)
-    assert world.service.connected == 1
-    world.pass_(0.2 * GRACE)
-    assert world.service.connected == 0
-
-
 @pytest.mark.parametrize(("lease", "grace"), [(2.0, 0.5), (10.0, 1.0), (30.0, 3.0), (1000.0, 4.0)])
-def test_who_may_be_silent_for_longer_has_longer_to_come_back(lease: float, grace: float) -> None:
+def test_a_broken_connection_that_does_not_come_back_ends_the_lease_early(lease: float, grace: float) -> None:
+    """Later for whoever may be silent for longer."""
     world = World(lease)
     world.greet(b"p")
     world.state[b"p"] = Sent.GONE

@@ -9,11 +9,17 @@ from trainers.ps.net.wire import Code, Field, Kind, Message, bytes_part
 from trainers.ps.server.saving import Ordered
 
 
-def test_trainers_that_wait_for_each_other_are_told() -> None:
+def waiting_for_each_other() -> tuple[Bench, Message, Message]:
+    """What trainer 0 asks, at a barrier, and trainer 1, for the end of a step that needs both."""
     bench = Bench().opened()
     barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
     bench.push(1, 0)
     step = Message(kind=Kind.PULL, rank=1, sequence=501, number=1, parts=WANT)
+    return bench, barrier, step
+
+
+def test_trainers_that_wait_for_each_other_are_told() -> None:
+    bench, barrier, step = waiting_for_each_other()
     for _ in range(2):
         for request in (barrier, step):
             assert bench.send(request).kind is Kind.WAIT
@@ -28,10 +34,7 @@ def test_trainers_that_wait_for_each_other_are_told() -> None:
 
 
 def test_who_asks_something_new_is_not_at_a_standstill() -> None:
-    bench = Bench().opened()
-    barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
-    bench.push(1, 0)
-    step = Message(kind=Kind.PULL, rank=1, sequence=501, number=1, parts=WANT)
+    bench, barrier, step = waiting_for_each_other()
     for _ in range(4):
         bench.send(barrier)
         bench.send(step)
