@@ -1,0 +1,202 @@
+"""The structure of the code in numbers: sizes, cycles, and how many files a path through it touches.
+
+    python tools/house.py
+
+Prints a table. Cycles and layers are asserted by `tests/test_architecture.py`; sizes are only shown.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("fleetrun", "trainers")
+
+Graph = Mapping[str, set[str]]
+
+
+def module_name(path: Path) -> str:
+    """`fleetrun/pod/loop.py` -> `fleetrun.pod.loop`; a package by its own name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def product_files() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def imports(tree: ast.AST, modules: Iterable[str]) -> Iterator[str]:
+    """Modules that a file imports anywhere: at its top, inside functions, for type checkers, by
+    `import_module`.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise ValueError("relative imports hide the direction")
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                yield submodule if submodule in modules else str(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from (
+                word.value
+                for word in ast.walk(node)
+                if isinstance(word, ast.Constant) and isinstance(word.value, str)
+            )
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Module -> the product modules that it imports."""
+    trees = {module_name(path): ast.parse(path.read_text()) for path in product_files()}
+    return {name: {each for each in imports(tree, trees) if each in trees} for name, tree in trees.items()}
+
+
+def folder_graph(graph: Graph) -> dict[str, set[str]]:
+    """Folder -> folders that its modules import from. A folder and those inside it count as one place here:
+    a package and its parts may know each other.
+    """
+    packages = {module_name(path) for path in product_files() if path.name == "__init__.py"}
+    found: dict[str, set[str]] = {}
+    for module, targets in graph.items():
+        here = module.rpartition(".")[0]
+        for target in targets:
+            there = target.rpartition(".")[0]
+            nested = f"{here}.".startswith(f"{there}.") or f"{there}.".startswith(f"{here}.")
+            if not nested and not {module, target} & packages:
+                found.setdefault(here, set()).add(there)
+                found.setdefault(there, set())
+    return found
+
+
+def cycles(graph: Graph) -> list[list[str]]:
+    """Groups of nodes that reach each other (Tarjan's strongly connected components)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    groups: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in sorted(graph[node]):
+            if target not in index:
+                visit(target)
+            if target in stack:
+                low[node] = min(low[node], low[target])
+        if low[node] == index[node]:
+            group = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(group) > 1:
+                groups.append(sorted(group))
+
+    for node in sorted(graph):
+        if node not in index:
+            visit(node)
+    return groups
+
+
+# Runs a launch in this interpreter and notes which of our files have a function called, per phase.
+# The launcher is a fork of this process; the profile function is inherited.
+_TRACER = """
+import os, sys
+root, told = sys.argv[1:3]
+ours = root + "/fleetrun/"
+sys.argv[1:3] = []
+phase, files = "start", {"start": {}, "run": {}, "exit": {}}
+guard, end = os.getpid(), os._exit
+importing = 0  # depth of modules whose top level runs: what they call then is no step of the launch
+
+def notice(frame, event, argument):
+    global phase, importing
+    if frame.f_code.co_name == "<module>":
+        importing += {"call": 1, "return": -1}.get(event, 0)
+    elif importing:
+        pass
+    elif event == "c_call":
+        name = argument.__name__
+        if phase == "start" and name in ("fork_exec", "posix_spawn"):
+            phase = "run"
+        elif phase == "run" and name in ("waitid", "waitpid") and os.getpid() != guard:
+            phase = "exit"
+            note(frame)
+    elif event == "call":
+        note(frame)
+
+def note(frame):
+    path = frame.f_code.co_filename
+    if path.startswith(ours):
+        files[phase].setdefault(path[len(root) + 1:])
+
+def finish(code):
+    sys.setprofile(None)
+    if os.getpid() != guard:
+        with open(told, "w") as file:
+            for name, paths in files.items():
+                print(name, *paths, file=file)
+    end(code)
+
+os._exit = finish
+sys.path.insert(0, root)
+import fleetrun.__main__
+sys.setprofile(notice)
+fleetrun.__main__.main()
+"""
+
+
+def walks() -> dict[str, list[str]]:
+    """Files of which a function runs in a plain local launch of `true`: `start` (from argv to the first
+    process) and `exit` (from the end of that process to the exit code), in order.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "files"
+        words = [f"--log_dir={folder}/log", "--no_python", "true"]
+        plain = {"PATH": os.environ["PATH"], "HOME": folder, "XDG_RUNTIME_DIR": folder}
+        subprocess.run(
+            [sys.executable, "-c", _TRACER, str(ROOT), str(told), *words],
+            env=plain, capture_output=True, timeout=120, check=True,
+        )  # fmt: skip
+        lines = [line.split() for line in told.read_text().splitlines()]
+    return {name: files for name, *files in lines}
+
+
+def figures() -> list[tuple[str, str, str]]:
+    """(measure, value, goal)"""
+    lengths = sorted(
+        len(path.read_text().splitlines()) for path in product_files() if path.name != "__init__.py"
+    )
+    graph = import_graph()
+    touched = walks()
+    return [
+        ("product modules (without `__init__`)", str(len(lengths)), "<= 260"),
+        (
+            "median / 90th percentile / longest file, lines",
+            f"{statistics.median_low(lengths)} / {lengths[len(lengths) * 9 // 10]} / {lengths[-1]}",
+            "~195 / ~440 / 750",
+        ),
+        ("lines in all", str(sum(lengths)), ""),
+        ("import cycles of modules", str(len(cycles(graph))), "0"),
+        ("import cycles of folders", str(len(cycles(folder_graph(graph)))), "0"),
+        ("files from argv to the first process", str(len(touched["start"])), "<= 30"),
+        ("files from a process's exit to the exit code", str(len(touched["exit"])), "<= 14"),
+    ]
+
+
+def main() -> None:
+    print("| measure | value | goal |\n|---|---|---|")
+    for row in figures():
+        print("| " + " | ".join(row) + " |")
+    if "--files" in sys.argv[1:]:
+        for name, files in walks().items():
+            print(f"\n{name}:", *files, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()
