@@ -17,19 +17,6 @@ from fleetrun.control.running import Running, running
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import UnreadableError, names, read, records
 
-__all__ = [
-    "NoJobError",
-    "Past",
-    "Running",
-    "find_any",
-    "find_past",
-    "find_running",
-    "fitting",
-    "how",
-    "named",
-    "still_running",
-]
-
 Job = TypeVar("Job", "Past", Running)
 
 LOG_DIR = Path("log")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from fleetrun.commands.finding import NoJobError, Past, Running
+from fleetrun.commands.finding import NoJobError, Past
+from fleetrun.control.running import Running
 from fleetrun.record.history import History, UnreadableError, names, read, records
 
 

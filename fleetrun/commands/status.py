@@ -15,11 +15,12 @@ from rich.text import Text
 
 from fleetrun.commands import jobview, nodesview
 from fleetrun.commands.everywhere import Wanted, complete, everywhere, several
-from fleetrun.commands.finding import Running, find_running, how, named
+from fleetrun.commands.finding import find_running, how, named
 from fleetrun.commands.jobnames import of_running
 from fleetrun.commands.output import print_json, print_lines, room, write
 from fleetrun.control.client import STOPPED, Gone, NoAnswer, ask
 from fleetrun.control.observed import MOMENT, Observer, parts
+from fleetrun.control.running import Running
 from fleetrun.errors import LaunchError, UsageError
 
 _PATIENCE = 1.0  # seconds for an answer while a person looks on

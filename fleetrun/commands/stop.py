@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from fleetrun.commands.finding import Running, find_running, how, named
+from fleetrun.commands.finding import find_running, how, named
 from fleetrun.commands.jobnames import of_running
 from fleetrun.commands.output import write
 from fleetrun.control.client import Gone, NoAnswer, ask
 from fleetrun.control.ending import Watched, ask_by_signal
+from fleetrun.control.running import Running
 from fleetrun.errors import LaunchError
 
 _TIMEOUT = 5.0

@@ -8,13 +8,13 @@ import pytest
 from fleetrun.commands.finding import (
     NoJobError,
     Past,
-    Running,
     find_any,
     find_past,
     find_running,
     fitting,
     how,
 )
+from fleetrun.control.running import Running
 from fleetrun.errors import UsageError
 from fleetrun.record.journal import Journal, journal_path
 from tests.support.serving import serving, status_of
