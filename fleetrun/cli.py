@@ -115,7 +115,7 @@ def _report(error: LaunchError) -> None:
     """`fleetrun: error: MESSAGE` and the hint; wrapped at words on a terminal, whole lines elsewhere. The
     names in them are somebody's: they do nothing to a terminal.
     """
-    from fleetrun.console.tail import printable
+    from fleetrun.console.text import printable
 
     lines = [printable(line) for line in f"fleetrun: error: {error.message}".splitlines()]
     if error.hint:

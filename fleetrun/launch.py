@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fleetrun.console import banner
+from fleetrun.console import narrator
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.display import console_for
 from fleetrun.envs.network import Ports
@@ -114,6 +114,6 @@ def _alone(resolved: Resolved, site: Site, stage: Stage, ports: Ports) -> int:
 
 def _show_settings(resolved: Resolved, site: Site, console: Console) -> None:
     columns = terminal_columns() or WIDE
-    for line in banner.configuration(banner_rows(resolved), rule=min(50, columns - _STAMP)):
+    for line in narrator.configuration_lines(banner_rows(resolved), rule=min(50, columns - _STAMP)):
         console.info(line)
-    console.info(banner.job_line(job_spec(resolved.settings, site.nnodes)))
+    console.info(narrator.job_line(job_spec(resolved.settings, site.nnodes)))

@@ -153,9 +153,13 @@ def check_followed(resolved: Resolved, spec: PodSpec) -> None:
 
 def print_plan(settings: LaunchSettings, spec: PodSpec) -> None:
     """Raises LaunchError when it cannot be written."""
-    from fleetrun.console import plan  # late: only --dry_run prints one
+    from fleetrun.console import dry_run  # late: only --dry_run prints one
 
-    text = plan.as_json(spec, os.environ) if settings.json else "\n".join(plan.as_text(spec, os.environ))
+    text = (
+        dry_run.plan_as_json(spec, os.environ)
+        if settings.json
+        else "\n".join(dry_run.plan_as_text(spec, os.environ))
+    )
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetrun.console.console import Console
-from fleetrun.console.tail import printable
+from fleetrun.console.text import printable
 from fleetrun.control.board import Board, facts_of_launch
 from fleetrun.control.service import Control
 from fleetrun.envs import runfolder
@@ -70,7 +70,7 @@ class Scene:
         self.journal.write("launch", **launch_fields(self._resolved, spec, os.environ))
         self.control.open(self._runtime)
         if self._console.stands:
-            from fleetrun.console.facts import facts_of  # late: few launches show it
+            from fleetrun.console.status_text import facts_of  # late: few launches show it
 
             self._console.begin(self._loop, lambda: facts_of(self.control.board.status()))
 

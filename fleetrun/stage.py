@@ -10,12 +10,16 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-from fleetrun.console import banner
 from fleetrun.console.console import Console, terminal_columns
-from fleetrun.console.hangs import hang_report
-from fleetrun.console.narrator import Narrator
-from fleetrun.console.report import report, restarts_in_words
-from fleetrun.console.tail import read_tail
+from fleetrun.console.narrator import (
+    Narrator,
+    environment_tables,
+    format_failure,
+    hang_report,
+    pod_line,
+    restarts_in_words,
+)
+from fleetrun.console.text import read_tail
 from fleetrun.envs.settings import LaunchSettings
 from fleetrun.pod import cgroup, logfiles
 from fleetrun.pod.follow import Watch
@@ -203,9 +207,9 @@ def _watch(
 
 def announce(spec: PodSpec, console: Console) -> None:
     """The pod that is about to run."""
-    console.info(banner.pod_line("Run", spec, "ready"))
+    console.info(pod_line("Run", spec, "ready"))
     if console.says("DEBUG"):
-        console.block(banner.environments(spec), level="DEBUG")
+        console.block(environment_tables(spec), level="DEBUG")
     if logfiles.is_full(spec.log_dir):
         console.warning(f"the disk of {spec.log_dir} is full: the job goes on, but its output will be lost")
 
@@ -215,7 +219,7 @@ def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -
     assert result.cause is not None, "a report needs a cause"
     tail = read_tail(result.cause.spec.log)
     columns = width or terminal_columns() or WIDE
-    return report(result, tail, width=columns, log_full=logfiles.is_full(log_dir))
+    return format_failure(result, tail, width=columns, log_full=logfiles.is_full(log_dir))
 
 
 def conclude(result: JobResult, spec: PodSpec, console: Console) -> list[str]:

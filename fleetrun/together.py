@@ -12,9 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fleetrun.console.console import Console, terminal_columns
+from fleetrun.console.narrator import failure_headline
 from fleetrun.console.nodes import NodesVoice, told
-from fleetrun.console.report import headline
-from fleetrun.console.tail import printable
+from fleetrun.console.text import printable
 from fleetrun.control.board import Board
 from fleetrun.elastic.agent import Agent, Outcome, Place
 from fleetrun.elastic.inquiry import Inquiry
@@ -227,7 +227,8 @@ class _Crew:
     def describe(self, ended: Ended) -> tuple[str, tuple[str, ...]]:
         alone = JobResult(code=code_of(ended), cause=ended)
         lines = failure_report(alone, Path(self._settings.log_dir).absolute(), WIDE)
-        return headline(ended), (*lines[1:-2], f"Log: {ended.spec.log}")  # others are in other directories
+        log = f"Log: {ended.spec.log}"  # the others' logs are on other machines
+        return failure_headline(ended), (*lines[1:-2], log)
 
 
 class _Voice:

@@ -211,6 +211,8 @@ DEAR = {
 LATE = tuple(
     f"fleetrun.{name}"
     for name in ("commands", "completion", "doctor", "elastic", "exporters", "jobfile", "plots", "stacks")
+) + tuple(
+    f"fleetrun.console.{name}" for name in ("status_line", "status_text", "jsonlines", "nodes", "dry_run")
 )
 """Parts that a launch of nothing but processes on one machine does not need."""
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.finding import Past, find_past, still_running
-from fleetrun.commands.jobnames import of_any
-from fleetrun.commands.records import history_of
-from fleetrun.console.tail import printable
+from fleetrun.commands.find import Past, find_past, history_of, of_any, still_running
+from fleetrun.console.text import printable
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.jobfile.recorded import Recorded, again
 from fleetrun.record.history import History

@@ -20,13 +20,17 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.choosing import Chosen, choose, moment
-from fleetrun.commands.elsewhere import away
-from fleetrun.commands.finding import find_any
-from fleetrun.commands.jobnames import of_any
-from fleetrun.commands.records import history_of
-from fleetrun.console.tail import printable, printable_json
-from fleetrun.console.tame import tame
+from fleetrun.commands.find import (
+    Chosen,
+    choose_processes,
+    find_any,
+    history_of,
+    moment,
+    of_any,
+    processes_elsewhere,
+)
+from fleetrun.console.status_line import tame
+from fleetrun.console.text import printable, printable_json
 from fleetrun.errors import UsageError
 from fleetrun.pod.logfiles import rotated_away
 from fleetrun.record.history import History, is_running
@@ -105,7 +109,7 @@ def command(
     history = history_of(find_any(job, log_dir))
     place = f"--log_dir {shlex.quote(str(log_dir))} " if log_dir is not None else ""
     there = f"fleetrun logs {place}{printable(history.job)}"
-    chosen = choose(history.containers, role, rank, partial(away, history), there)
+    chosen = choose_processes(history.containers, role, rank, partial(processes_elsewhere, history), there)
     marks = marks_path(history.path.parent, history.job, history.pod)
     merged = Merged({each.name: each.log for each in chosen}, marks, history.began or 0.0, time.time)
     printer = _Printer(chosen, times=times, as_json=as_json)

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.finding import find_any
-from fleetrun.commands.jobnames import of_any
-from fleetrun.commands.records import history_of
+from fleetrun.commands.find import find_any, history_of, of_any
 from fleetrun.envs.requirements import check_package
 
 

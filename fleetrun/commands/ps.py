@@ -8,11 +8,9 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.jobview import loss_of, step_of
-from fleetrun.commands.output import print_json, print_lines, room
-from fleetrun.commands.tables import Cell, Column, table
-from fleetrun.commands.values import alive, figure, text
-from fleetrun.console.figures import count, duration
+from fleetrun.commands.output import Cell, Column, print_json, print_lines, room, table
+from fleetrun.commands.views import alive, figure, loss_of, step_of, text
+from fleetrun.console.text import count, duration
 from fleetrun.control.client import STOPPED
 from fleetrun.control.observed import parts
 from fleetrun.control.running import Running, running

@@ -9,12 +9,9 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.choosing import choose
-from fleetrun.commands.elsewhere import Away, away
-from fleetrun.commands.finding import find_running
-from fleetrun.commands.jobnames import of_running
+from fleetrun.commands.find import Away, choose_processes, find_running, of_running, processes_elsewhere
 from fleetrun.commands.output import print_json, write
-from fleetrun.console.tail import printable
+from fleetrun.console.text import printable
 from fleetrun.control.running import Running
 from fleetrun.errors import LaunchError
 from fleetrun.record.history import Known, UnreadableError, read
@@ -95,13 +92,13 @@ def _targets(running: Running, role: str | None, rank: str | None) -> list[Targe
         raise LaunchError("no process of this job runs on this machine", hint="See `fleetrun status`.")
     known = [_known(name, one) for name, one in there.items()]
     command = f"fleetrun stacks {printable(running.job)}".strip()
-    chosen = choose(known, role, rank, partial(_away, running), command)
+    chosen = choose_processes(known, role, rank, partial(_away, running), command)
     return [_target(running.pod, one, there[one.name]["pid"]) for one in chosen]
 
 
 def _away(running: Running) -> list[Away]:
     try:
-        return away(read(running.record, but=("progress",)))
+        return processes_elsewhere(read(running.record, but=("progress",)))
     except UnreadableError:
         return []
 

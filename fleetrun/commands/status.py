@@ -1,4 +1,4 @@
-"""`fleetrun status`: how a running job stands."""
+"""`fleetrun status`: the state of a running job, on this machine and on its other nodes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,76 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
 from rich.text import Text
 
-from fleetrun.commands import jobview, nodesview
-from fleetrun.commands.everywhere import Wanted, complete, everywhere, several
-from fleetrun.commands.finding import find_running, how, named
-from fleetrun.commands.jobnames import of_running
+from fleetrun.commands import views
+from fleetrun.commands.find import describe_end, find_running, job_title, of_running
 from fleetrun.commands.output import print_json, print_lines, room, write
 from fleetrun.control.client import STOPPED, Gone, NoAnswer, ask
+from fleetrun.control.elsewhere import unfolded
 from fleetrun.control.observed import MOMENT, Observer, parts
 from fleetrun.control.running import Running
 from fleetrun.errors import LaunchError, UsageError
+
+# ---- Asks a launcher how its job stands on all of its machines. It asks the others; who asked it waits,
+# within a bound.
+
+Status = dict[str, Any]
+
+_PATIENCE_EVERYWHERE = 6.0
+"""Seconds for an answer. The launcher waits for other machines for two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`node`: of this one only, by its rank. `whole`: every process, however many machines there are."""
+
+    node: int | None = None
+    whole: bool = False
+
+    def question(self) -> Status:
+        one = {} if self.node is None else {"node": self.node}
+        return {"ask": "status", "everywhere": True, "all": self.whole, **one}
+
+    def check(self, status: Mapping[str, Any]) -> None:
+        """Raises UsageError when there is no such machine."""
+        ranks = [each.get("rank") for each in parts(status, "nodes")] or [0]
+        if self.node is None or self.node in ranks:
+            return
+        known = f"nodes 0 to {len(ranks) - 1}" if len(ranks) > 1 else "one node, 0"
+        if status.get("waiting"):
+            known = "none yet: its nodes have not met"
+        raise UsageError(f"there is no node {self.node}: this job has {known}")
+
+    def shown(self, status: Mapping[str, Any]) -> Status:
+        """What of a status people see: `only` is the machine that they asked for."""
+        nodes = parts(status, "nodes")
+        if self.node is None or len(nodes) < 2:
+            return dict(status)
+        here = any(each.get("this") is True and each.get("rank") == self.node for each in nodes)
+        return {**status, "only": self.node, "containers": status.get("containers") if here else []}
+
+
+def has_other_nodes(status: Mapping[str, Any]) -> bool:
+    """Whether there are other machines to ask."""
+    return len(parts(status, "nodes")) > 1
+
+
+def ask_everywhere(job: Running, wanted: Wanted) -> Status:
+    """The answer as it comes. Raises NoAnswer."""
+    return ask(job.socket, wanted.question(), _PATIENCE_EVERYWHERE)
+
+
+def complete(answer: Mapping[str, Any], observer: Observer) -> Status:
+    """With what can be seen from outside, and what other machines said of themselves."""
+    return unfolded(observer.complete(answer))
+
+
+# ---- `fleetrun status`: how a running job stands.
 
 _PATIENCE = 1.0  # seconds for an answer while a person looks on
 _EVERYWHERE = 3.0  # seconds between two questions to the other machines while one does
@@ -98,9 +154,9 @@ def _show(job: Running, wanted: Wanted, as_json: bool) -> None:
 
 def _asked(job: Running, wanted: Wanted) -> Mapping[str, Any]:
     """The answer; the one that is known already if there is nobody else to ask, or it has just ended."""
-    if several(job.status):
+    if has_other_nodes(job.status):
         with contextlib.suppress(NoAnswer):
-            return everywhere(job, wanted)
+            return ask_everywhere(job, wanted)
     return job.status
 
 
@@ -117,9 +173,9 @@ def _answering(job: Running) -> Running:
 
 def _print(status: dict[str, Any]) -> None:
     width = room()
-    apart = [Text("")] if nodesview.told(status) else []
-    lines = [*jobview.heading(status, width), *apart, *jobview.processes(status, width)]
-    last = [] if any("LAST LINE" in line.plain for line in lines) else jobview.last_lines(status, width)
+    apart = [Text("")] if views.nodes_with_details(status) else []
+    lines = [*views.heading(status, width), *apart, *views.processes(status, width)]
+    last = [] if any("LAST LINE" in line.plain for line in lines) else views.last_lines(status, width)
     print_lines([*lines, *([Text("")] if last else []), *last])
 
 
@@ -135,7 +191,7 @@ def _watch(view: Watching, interval: float, as_json: bool) -> int:
     keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
     number = show(view.picture, interval, sys.stdout.fileno(), keys)
     if view.over:
-        write(f"{named(view.job)} is over{how(view.job)}\n")
+        write(f"{job_title(view.job)} is over{describe_end(view.job)}\n")
     return 128 + number if number not in (0, signal.SIGINT) else 0
 
 
@@ -175,8 +231,8 @@ class Watching:
 
     def _ask(self) -> dict[str, Any]:
         """Raises NoAnswer."""
-        if several(self._status) and time.monotonic() >= self._others_due:
-            answer = everywhere(self.job, self._wanted)
+        if has_other_nodes(self._status) and time.monotonic() >= self._others_due:
+            answer = ask_everywhere(self.job, self._wanted)
             self._others = {_name(each): each for each in parts(answer, "nodes")}
             self._others_due = time.monotonic() + _EVERYWHERE
             return answer
@@ -189,7 +245,7 @@ class Watching:
         if status is None:
             return None
         note = f"the launcher does not answer: {self._silence}; this is from before" if self._silence else ""
-        return jobview.picture(self._wanted.shown(status), columns, rows, time.time(), note)
+        return views.picture(self._wanted.shown(status), columns, rows, time.time(), note)
 
 
 def _name(node: Mapping[str, Any]) -> str:

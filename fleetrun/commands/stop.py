@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fleetrun.commands.finding import find_running, how, named
-from fleetrun.commands.jobnames import of_running
+from fleetrun.commands.find import describe_end, find_running, job_title, of_running
 from fleetrun.commands.output import write
 from fleetrun.control.client import Gone, NoAnswer, ask
 from fleetrun.control.ending import Watched, ask_by_signal
@@ -45,11 +44,11 @@ def command(job: str | None, now: bool) -> int:
     watched = Watched(found.pid)
     try:
         if _ask(found, now, watched):
-            write(f"{named(found)} is asked to end\n")
+            write(f"{job_title(found)} is asked to end\n")
             watched.wait()
     finally:
         watched.close()
-    write(f"{named(found)} is over{how(found)}\n")
+    write(f"{job_title(found)} is over{describe_end(found)}\n")
     return 0
 
 
@@ -64,6 +63,6 @@ def _ask(job: Running, now: bool, watched: Watched) -> bool:
             if watched.ending():  # that is why it did not answer
                 watched.wait()
                 return False
-            why = f"the launcher of {named(job)} does not answer ({silence})"
+            why = f"the launcher of {job_title(job)} does not answer ({silence})"
             raise LaunchError(why, hint="`fleetrun ps` tells whether it still runs.") from None
     return True

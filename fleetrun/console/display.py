@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from fleetrun.console.console import LEVELS, Console, terminal_columns, wants_colour
-from fleetrun.console.sink import sinks
+from fleetrun.console.console import LEVELS, Console, sinks, terminal_columns, wants_colour
 
 NO_TERMINAL = (
     "--display live needs one terminal for stdout and stderr, and another TERM than dumb; showing lines only"
@@ -42,7 +41,7 @@ def console_for(wish: str, level: str, environ: Mapping[str, str], *, runs: bool
 
         return JsonConsole(out, err, level)
     if how == "live" and runs:
-        from fleetrun.console.live import live_console
+        from fleetrun.console.status_line import live_console
 
         return live_console(out, level, colour=colour)
     kind = QuietConsole if how == "quiet" else Console

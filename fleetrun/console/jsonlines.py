@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from fleetrun.console.console import Console
-from fleetrun.console.tail import printable_json
+from fleetrun.console.text import printable_json
 
 _REPORT = b'"event": "progress"'
 _HEAD = 64  # bytes of a line, in which the record says which event it is

@@ -1,16 +1,24 @@
-"""Tells what happens to a pod, as it happens: one line each. Decides nothing."""
+"""What a launch reports about its pod: the lines at its start, each event as it happens, and the report of a
+failure or a hang at its end.
+
+`Narrator` observes the supervisor and writes to the console. The functions only build lines. Decides nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
-from fleetrun.console import banner, hangs, report
 from fleetrun.console.console import Console, terminal_columns
-from fleetrun.console.tail import printable, read_tail
+from fleetrun.console.text import Tail, columns, lasted, masked, printable, read_tail, wrapped
+from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import Failure, Hang
-from fleetrun.pod.spec import PodSpec
+from fleetrun.pod.result import Failure, Hang, JobResult
+from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
+
+# ---- Tells what happens to a pod, as it happens: one line each. Decides nothing.
 
 _WIDE = 100  # columns of what goes to no terminal
 
@@ -32,7 +40,7 @@ class Narrator:
     def started(self, containers: list[Container]) -> None:
         if not self._told:
             self._told = True
-            self._console.info(banner.pod_line("Watching", self._spec, "running"))
+            self._console.info(pod_line("Watching", self._spec, "running"))
         for each in containers:
             if each.process is not None:
                 self._console.debug(f"{each.spec.title}: pid {each.process.pid}, log {each.spec.log}")
@@ -45,7 +53,7 @@ class Narrator:
         if isinstance(decision, GiveUp) and not failure.alive and not failure.beside:
             return  # the report comes at once and says it all
         self._catch_up()
-        said = [report.one_line(ended, read_tail(ended.spec.log))]
+        said = [failure_summary(ended, read_tail(ended.spec.log))]
         for spec, record in failure.earlier:
             line, _, _ = record.message.partition("\n")
             said.append(f"{spec.title} had failed before: {printable(line)}")
@@ -60,7 +68,7 @@ class Narrator:
             return
         again = f"; restart {decision.number} of {decision.limit} of all processes {_when(decision)}"
         self._console.error(hang.headline + (again if self._alone else ""))
-        self._console.block(hangs.places(hang, terminal_columns() or _WIDE), level="ERROR")
+        self._console.block(hang_places(hang, terminal_columns() or _WIDE), level="ERROR")
 
     def _answer(self, failure: Failure) -> str:
         spec, decision = failure.ended.spec, failure.decision
@@ -83,3 +91,229 @@ class Narrator:
 
 def _when(decision: Restart) -> str:
     return "now" if decision.after == 0 else f"in {decision.after:g} s"
+
+
+# ---- The lines at the start of a launch, as in Paddle's documents: the configuration and, for debugging, the
+# environments.
+
+_TABLE_WIDTH = 89
+
+
+def configuration_lines(rows: Sequence[tuple[str, str, str | None]], *, rule: int = 50) -> list[str]:
+    """One line per setting; what is not a default says where it comes from. `rule`: width of the rules."""
+    lines = ["-----------  Configuration  ----------------------"[:rule]]
+    lines += [f"{name}: {value}" + (f"  (from {origin})" if origin else "") for name, value, origin in rows]
+    lines.append("-" * rule)
+    return lines
+
+
+def job_line(job: JobSpec) -> str:
+    span = f"{job.replicas}[{job.replicas_min}:{job.replicas_max}]"
+    return f"Job: {job.job_id}, mode {job.mode}, replicas {span}, elastic {job.elastic}"
+
+
+def pod_line(verb: str, spec: PodSpec, status: str) -> str:
+    return f"{verb} Pod: {spec.name}, replicas {spec.replicas}, status {status}"
+
+
+def environment_tables(spec: PodSpec) -> list[str]:
+    """A table for the first container of each role, as Paddle's launcher prints it."""
+    lines: list[str] = []
+    for role in Role:
+        group = [each for each in spec.containers if each.role is role]
+        if group:
+            lines += [
+                f"Local {role} start {len(group)} processes. "
+                "First process distributed environment info (Only For Debug):",
+                *_table(_contract_of(group[0])),
+                "",
+            ]
+    return lines
+
+
+def _contract_of(spec: ContainerSpec) -> dict[str, str]:
+    shown = {
+        name: value
+        for name, value in spec.env.items()
+        if name in OWNED or name.startswith(OWNED_PREFIXES) or name in _ALSO
+    }
+    return masked(dict(sorted(shown.items())))
+
+
+_ALSO = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+)
+
+
+def _table(rows: Mapping[str, str]) -> list[str]:
+    inner = _TABLE_WIDTH - 2
+    rule = "    +" + "=" * inner + "+"
+    lines = [
+        rule,
+        "    |" + f"{'Distributed Envs':>40}{'Value':^{inner - 40}}" + "|",
+        "    +" + "-" * inner + "+",
+    ]
+    for name, value in rows.items():
+        room = inner - 42
+        shown = value if len(value) <= room else f"... {value[-(room - 4) :]}"
+        lines.append("    |" + f"{name:>40}  {shown:^{room}}" + "|")
+    return [*lines, rule]
+
+
+# ---- The failure report: which process failed first, how, when, its last words, and where to read on. One
+# screen. Pure.
+
+_TRACEBACK_LINES = 16
+_LOG_LINES = 10
+_LOG_INDENT = 6
+_HINTS = {
+    "Address already in use": "fleetrun holds each port with a bound socket; a server must set SO_REUSEADDR.",
+    "CUDA out of memory": "Fewer processes per GPU, a smaller batch, or another GPU with --gpus.",
+    "No space left on device": "A disk is full; see `df -h`.",
+}
+
+
+def failure_headline(ended: Ended) -> str:
+    """`trainer 1 exited with code 3`: one failure in few words."""
+    what = f"{ended.spec.title} {ended.exit}"
+    if ended.stopped:
+        what = f"{ended.spec.title} failed and did not end by itself"
+    if ended.exit.ok:
+        what += " before the trainers had ended"
+    if ended.out_of_memory:
+        what += " for lack of memory (the kernel's OOM killer)"
+    return what
+
+
+def failure_summary(ended: Ended, tail: Tail) -> str:
+    """For a failure that is followed by a restart."""
+    words = [failure_headline(ended), f"after {lasted(ended.ended - ended.started)}"]
+    message = error_line(ended, tail)
+    return " ".join(words) + (f": {message}" if message else "")
+
+
+def error_line(ended: Ended, tail: Tail) -> str:
+    """The exception's own line, if there is one."""
+    if ended.record is not None and ended.record.message:
+        return printable(ended.record.message.splitlines()[0])
+    if tail.traceback:
+        return next((line for line in reversed(tail.traceback) if line and not line.startswith(" ")), "")
+    return ""
+
+
+def format_failure(result: JobResult, tail: Tail, *, width: int, log_full: bool = False) -> list[str]:
+    """The lines of the report for `result.cause`, whose log ends in `tail`; none is longer than `width`
+    unless it is a path or a word."""
+    ended = result.cause
+    assert ended is not None, "a report needs a cause"
+    first = f"First failure: {failure_headline(ended)}, after {lasted(ended.ended - ended.started)}"
+    facts = [
+        f"pid {ended.pid}",
+        f"at {_clock(ended.failed_at)}",
+        *_attempts(result),
+    ]
+    lines = ["=" * min(width, 80), *wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
+    lines += _last_words(ended, tail, width)
+    lines += wrapped(_others(result.others), width) if result.others else []
+    lines += [row for hint in _hints(ended, tail, log_full) for row in wrapped(f"Hint: {hint}", width)]
+    lines += [f"Log: {_short_path(ended.spec.log)}", "=" * min(width, 80)]
+    return lines
+
+
+def _attempts(result: JobResult) -> list[str]:
+    if not result.restarts:
+        return [result.reason] if result.reason else []
+    times = restarts_in_words(result.restarts)
+    return [f"{times} ({result.reason})" if result.reason else times]
+
+
+def restarts_in_words(number: int) -> str:
+    return f"after {number} restart{'s' if number > 1 else ''}"
+
+
+def _last_words(ended: Ended, tail: Tail, width: int) -> list[str]:
+    traceback: Sequence[str] = tail.traceback
+    if ended.record is not None and ended.record.traceback:
+        traceback = [printable(line) for line in ended.record.traceback.rstrip().splitlines()]
+    traceback = [
+        line for line in traceback if line.strip(" ^~")
+    ]  # Python's underlining takes a line of the screen each
+    if not traceback:
+        shown = _rows([*tail.before, *tail.after], width)[-(_LOG_LINES + 5) :]
+        return ["Its last lines:", *shown] if shown else ["It printed nothing."]
+    rows = _middle_out(_rows(traceback, width), _TRACEBACK_LINES)
+    after = _rows([line for line in tail.after if line.strip()], width)[-_LOG_LINES // 2 :]
+    return [*rows, *(["After that:", *after] if after else [])]
+
+
+def _rows(lines: Sequence[str], width: int) -> list[str]:
+    """Lines of a log as rows of the screen: three for each at most."""
+    most = 3 * (width - _LOG_INDENT)
+    cut = (line if columns(line) <= most else f"{line[: most // 2]} ..." for line in lines)
+    return [f"  {row}" for line in cut for row in wrapped(line, width - 2)]
+
+
+def _middle_out(lines: Sequence[str], most: int) -> list[str]:
+    """The ends of something long: a traceback begins with where the script was and ends with what went
+    wrong.
+    """
+    if len(lines) <= most:
+        return list(lines)
+    head = 3
+    return [*lines[:head], f"  ... {len(lines) - most + 1} lines ...", *lines[-(most - head - 1) :]]
+
+
+def _others(others: Iterable[Ended]) -> str:
+    words = [f"{failure_headline(other)} {_later(other)}" for other in others]
+    more = f" and {len(words) - 4} more" if len(words) > 5 else ""
+    return f"Then: {'; '.join(words[:4] if more else words)}{more}"
+
+
+def _later(ended: Ended) -> str:
+    return f"at {_clock(ended.failed_at)}"
+
+
+def _hints(ended: Ended, tail: Tail, log_full: bool) -> list[str]:
+    text = "\n".join([*tail.before[-_LOG_LINES:], *tail.traceback, *tail.after])
+    if ended.record is not None:
+        text += ended.record.message
+    hints = [hint for sign, hint in _HINTS.items() if sign in text]
+    if log_full:
+        hints.append(f"The disk of {ended.spec.log.parent} is full: output may be lost, or be what ended it.")
+    return hints
+
+
+def _clock(moment: float) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(moment))}.{int(moment % 1 * 1000):03d}"
+
+
+def _short_path(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+# ---- The report of a job that hung: what stood still, where, and where to read on. Pure.
+
+
+def hang_report(hang: Hang, restarts: int, width: int) -> list[str]:
+    """The lines, none longer than `width` unless it is a word."""
+    frame = "=" * min(width, 80)
+    first = f"Hang: {hang.reason}"
+    if restarts:
+        first += f", {restarts_in_words(restarts)}"
+    logs = sorted({str(each.log.parent) for each in hang.containers})
+    return [
+        frame,
+        *wrapped(first, width),
+        *hang_places(hang, width),
+        *[row for each in logs for row in wrapped(f"Logs, with the stacks: {printable(each)}", width)],
+        frame,
+    ]
+
+
+def hang_places(hang: Hang, width: int) -> list[str]:
+    """Where its processes stand, what is alone at its place first."""
+    lines = hang.stacks or ("Where its processes stand is not known.",)
+    return [row for each in lines for row in wrapped(f"  {printable(each)}", width)]

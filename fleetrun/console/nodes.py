@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from fleetrun.console.console import Console
-from fleetrun.console.tail import printable
-from fleetrun.console.wrapping import wrapped
+from fleetrun.console.text import printable, wrapped
 
 _FRAME = 80
 

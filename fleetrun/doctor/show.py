@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleetrun.console.tail import printable
-from fleetrun.console.wrapping import columns, wrapped
+from fleetrun.console.text import columns, printable, wrapped
 from fleetrun.doctor.finding import Finding, Verdict, exit_code, plural
 
 _COLOURS = {Verdict.PASS: "\033[32m", Verdict.WARN: "\033[33m", Verdict.FAIL: "\033[1;31m"}

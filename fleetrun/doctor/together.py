@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fleetrun.console.tail import printable
+from fleetrun.console.text import printable
 from fleetrun.doctor import judge_party
 from fleetrun.doctor.card import Card
 from fleetrun.doctor.facts import Machine

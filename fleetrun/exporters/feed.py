@@ -1,27 +1,99 @@
-"""The launcher's end of exporting: checks what is needed, starts the process that exports, and tells it what
-happens. Never waits for it while the job runs.
+"""The launcher's side of exporting: checks the folder and the port, starts the exporter process, and sends it
+what happens. Never waits for it while the job runs.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from fleetrun.envs import companion
-from fleetrun.envs.network import Ports
+from fleetrun.envs.network import Ports, split_endpoint
 from fleetrun.envs.requirements import check_package
 from fleetrun.envs.settings import LaunchSettings
-from fleetrun.exporters import lines, needs
+from fleetrun.errors import LaunchError, PortError, UsageError
+from fleetrun.exporters import job_state
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 from fleetrun.pod.status import Exit
 from fleetrun.progress.desk import Desk
 from fleetrun.progress.reports import Report
+
+# ---- What has to be there before a job starts whose progress is to be written elsewhere: a folder, a port.
+# On the launcher's side; starts nothing.
+
+
+def check_folder(name: str) -> Path:
+    """The folder, made if need be. Raises UsageError for one that nothing can be written to."""
+    path = Path(name).absolute()
+    if "://" in name:
+        raise UsageError(
+            f"--tensorboard {name}: only folders of this machine can be written to",
+            hint="Give a folder, and copy or mount it.",
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is no folder" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror
+        raise UsageError(f"--tensorboard {name} cannot be used: {why}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--tensorboard {name} cannot be used: this user may not write there")
+    return path
+
+
+def listening_socket(host: str, port: int, ports: Ports, endpoints: Iterable[str]) -> socket.socket:
+    """A socket that listens there; port 0 is any free one. `ports` reserves it, `endpoints` are the job's.
+
+    Raises UsageError for an address that is not this machine's, PortError for a port that somebody has.
+    """
+    if port and port in {split_endpoint(each)[1] for each in endpoints if each}:
+        raise PortError(f"--metrics_port {port} is a port of a process of this job", hint="Choose another.")
+    try:
+        number = ports.fixed(port) if port else ports.any()
+    except PortError as error:
+        hint = " ".join(filter(None, (error.hint, "0 takes any free port.")))
+        raise PortError(f"--metrics_port: {error.message}", hint=hint) from None
+    family, address = _resolved(host, number)
+    try:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise LaunchError(f"--metrics_port: no socket: {error.strerror}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # over the reservation
+        sock.bind(address)
+        sock.listen(64)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"--metrics_host {host} is not an address of this machine") from None
+        raise PortError(f"--metrics_port: port {number} of {host} is taken: {error.strerror}") from None
+    return sock
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no machine can be called so"
+        raise UsageError(f"--metrics_host {host} has no address: {why}") from None
+    family, _, _, _, address = found[0]
+    return family, address
+
+
+def metrics_url(sock: socket.socket) -> str:
+    """`http://127.0.0.1:9100/metrics`"""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+
+
+# ---- The launcher's end of exporting: checks what is needed, starts the process that exports, and tells it
+# what happens. Never waits for it while the job runs.
 
 _PATIENCE = 30.0  # seconds at the end for what has to be written; a signal ends it
 _SOON = 1.0  # seconds of it in silence
@@ -53,25 +125,25 @@ class Feed:
         folder = listening = None
         if settings.tensorboard is not None:
             check_package("tensorboard", "--tensorboard", "monitor")
-            folder = needs.check_folder(settings.tensorboard)
+            folder = check_folder(settings.tensorboard)
         if settings.metrics_port is not None:
             check_package("prometheus_client", "--metrics_port", "monitor")
             endpoints = [each.endpoint for each in spec.containers]
-            listening = needs.listening(settings.metrics_host, settings.metrics_port, self._ports, endpoints)
+            listening = listening_socket(settings.metrics_host, settings.metrics_port, self._ports, endpoints)
         self._start(settings, spec, folder, listening)
         self._desk.listen(self._report)
         if folder is not None:
             self._say(f"TensorBoard: event files in {folder}")
         if listening is not None:
-            self._say(f"Metrics: {needs.shown(listening)}")
+            self._say(f"Metrics: {metrics_url(listening)}")
             listening.close()  # the other process has it
 
     def pod(self, spec: PodSpec) -> None:
-        self._write(lines.pod(spec))
+        self._write(job_state.pod_message(spec))
 
     def event(self, said: dict[str, Any]) -> None:
         """Of the record."""
-        line = lines.event(said)
+        line = job_state.event_message(said)
         if line is not None:
             self._write(line)
 
@@ -119,7 +191,7 @@ class Feed:
             "host": os.uname().nodename,
         }
         self._write(
-            lines.begin(
+            job_state.begin_message(
                 facts=facts,
                 tensorboard=str(folder) if folder is not None else None,
                 listening=keep[0] if keep else None,
@@ -127,14 +199,14 @@ class Feed:
         )
 
     def _report(self, container: str, said: Report) -> None:
-        self._write(lines.report(container, said, self._desk.rate(container)))
+        self._write(job_state.report_message(container, said, self._desk.rate(container)))
 
     def _write(self, line: bytes) -> None:
         if self._companion is not None:
             self._companion.write(line)
 
     def _heard(self, line: bytes) -> None:
-        text = lines.warned(line)
+        text = job_state.read_warning(line)
         if text is not None:
             self._warn(text)
         elif line.strip():

@@ -17,8 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from fleetrun.plots.course import Course, Curve, Fate
-from fleetrun.plots.thinning import lonely, median, middle, pace_of_steps, thinned
+from fleetrun.plots.course import Course, Curve, Fate, lonely, median, middle, pace_of_steps, thinned
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
 """Okabe and Ito's, which people who see few colours tell apart; the yellow is darker, for white paper."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fleetrun.commands.again import stands_for, trusted
-from fleetrun.commands.finding import NoJobError
+from fleetrun.commands.find import NoJobError
 from fleetrun.errors import LaunchError, UsageError
 from tests.support.serving import serving, status_of
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fleetrun.commands import status as status_verb
-from fleetrun.commands.finding import NoJobError
+from fleetrun.commands.find import NoJobError
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.verbs import answer
 from tests.support.serving import serving, status_of

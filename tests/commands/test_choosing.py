@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.commands.choosing import choose, described, moment
-from fleetrun.commands.elsewhere import Away, away
+from fleetrun.commands.find import Away, choose_processes, list_ranks, moment, processes_elsewhere
 from fleetrun.errors import UsageError
 from fleetrun.record.history import History, Known
 
@@ -36,7 +35,7 @@ JOB = [
     ],
 )
 def test_whom_they_choose(role, rank, names):
-    assert [each.name for each in choose(JOB, role, rank)] == names.split()
+    assert [each.name for each in choose_processes(JOB, role, rank)] == names.split()
 
 
 @pytest.mark.parametrize(
@@ -56,13 +55,13 @@ def test_whom_they_choose(role, rank, names):
 )
 def test_whom_there_is_not(role, rank, message):
     with pytest.raises(UsageError, match=message):
-        choose(JOB, role, rank)
+        choose_processes(JOB, role, rank)
 
 
 def test_the_hint_names_whom_there_is():
-    assert described(JOB) == "pre_hook, ps 0-1, trainer 4-6,8"
+    assert list_ranks(JOB) == "pre_hook, ps 0-1, trainer 4-6,8"
     with pytest.raises(UsageError, match="names no processes"):
-        choose([], None, None)
+        choose_processes([], None, None)
 
 
 AWAY = [
@@ -96,14 +95,14 @@ AWAY = [
 )
 def test_who_is_on_another_machine(role, rank, hint):
     with pytest.raises(UsageError, match="there is no such process here") as error:
-        choose(JOB, role, rank, lambda: AWAY, "fleetrun logs night")
+        choose_processes(JOB, role, rank, lambda: AWAY, "fleetrun logs night")
     assert error.value.hint.startswith(hint)
 
 
 def test_of_many_machines_a_few_are_named():
     many = [Away(f"node {number}, h{number}", "trainer", number) for number in range(100, 120)]
     with pytest.raises(UsageError) as error:
-        choose(JOB, None, "100-200", lambda: many, "fleetrun logs")
+        choose_processes(JOB, None, "100-200", lambda: many, "fleetrun logs")
     lines = error.value.hint.splitlines()
     assert (len(lines), lines[8]) == (11, "and on 12 more")
 
@@ -120,12 +119,15 @@ def test_the_record_knows_where_others_are():
     first = met(0, [{"trainer": "0-1"}, {"trainer": "2-3"}])
     again = met(1, [{"trainer": "0", "ps": "0"}, {"trainer": "1"}])
     gone = {"time": 3.0, "event": "node", "text": "h1 is gone"}
-    assert away(history(first, again, gone)) == [
+    assert processes_elsewhere(history(first, again, gone)) == [
         Away("node 0, h1", "trainer", 0),
         Away("node 0, h1", "ps", 0),
     ]
-    assert away(history(first)) == [Away("node 1, h2", "trainer", 2), Away("node 1, h2", "trainer", 3)]
-    assert away(history()) == []
+    assert processes_elsewhere(history(first)) == [
+        Away("node 1, h2", "trainer", 2),
+        Away("node 1, h2", "trainer", 3),
+    ]
+    assert processes_elsewhere(history()) == []
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_the_record_knows_where_others_are():
     ],
 )  # fmt: skip
 def test_a_record_that_says_nonsense_of_it(event):
-    assert away(history(event)) == []
+    assert processes_elsewhere(history(event)) == []
 
 
 NOW = time.mktime((2026, 11, 22, 7, 30, 0, 0, 0, -1))

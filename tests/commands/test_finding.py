@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.commands.finding import (
+from fleetrun.commands.find import (
     NoJobError,
     Past,
+    describe_end,
     find_any,
     find_past,
     find_running,
-    fitting,
-    how,
+    matching_jobs,
 )
 from fleetrun.control.running import Running
 from fleetrun.errors import UsageError
@@ -83,7 +83,7 @@ JOBS = [
     ],
 )
 def test_what_a_word_can_mean(word, pods):
-    assert [each.pod for each in fitting(word, JOBS)] == pods
+    assert [each.pod for each in matching_jobs(word, JOBS)] == pods
 
 
 def test_the_only_one_needs_no_word(runs):
@@ -230,17 +230,17 @@ def test_nothing_anywhere(folder):
 def test_how_it_ended(folder, runs, tmp_path):
     runs("default", "aaaaaa", log_dir=str(tmp_path / "log"))
     found = find_running()
-    assert how(found) == ""
+    assert describe_end(found) == ""
     ran(tmp_path / "log", "default", "aaaaaa", 100, code=143, reason="got \x1bSIGTERM")
-    assert how(found) == ": got \\x1bSIGTERM, exit code 143"
+    assert describe_end(found) == ": got \\x1bSIGTERM, exit code 143"
 
 
 def test_a_launcher_that_was_killed_has_not_said_how_it_ended(folder, runs, tmp_path):
     runs("default", "aaaaaa", log_dir=str(tmp_path / "log"))
     ran(tmp_path / "log", "default", "aaaaaa", 100)
-    assert how(find_running()) == ": its launcher was killed"
+    assert describe_end(find_running()) == ": its launcher was killed"
     held = Journal(journal_path(tmp_path / "log", "default", "aaaaaa"))
-    assert how(find_running()) == ""
+    assert describe_end(find_running()) == ""
     held.close()
 
 
@@ -248,4 +248,4 @@ def test_how_it_ended_well(folder, runs, tmp_path):
     runs("default", "aaaaaa", log_dir=str(tmp_path / "log"))
     found = find_running()
     ran(tmp_path / "log", "default", "aaaaaa", 100, code=0, reason="")
-    assert how(found) == ": exit code 0"
+    assert describe_end(found) == ": exit code 0"

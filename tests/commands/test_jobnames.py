@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from fleetrun.commands.jobnames import of_any, of_running
+from fleetrun.commands.find import of_any, of_running
 from fleetrun.verbs import command
 from tests.support.serving import serving, status_of
 
@@ -11,7 +11,7 @@ from tests.support.serving import serving, status_of
 @pytest.fixture
 def jobs(tmp_path, monkeypatch):
     """Three that run, two of them with one name. Tab has time."""
-    monkeypatch.setattr("fleetrun.commands.jobnames._PATIENCE", 60.0)
+    monkeypatch.setattr("fleetrun.commands.find._PATIENCE", 60.0)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "run" / "fleetrun"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.commands.jobview import heading, last_lines, moment, picture, processes
+from fleetrun.commands.views import heading, last_lines, moment, picture, processes
 from tests.support.serving import status_of
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from fleetrun.commands.jobview import picture, processes
-from fleetrun.commands.nodesview import lines, processes_up
+from fleetrun.commands.views import node_lines, picture, processes, processes_up
 from tests.support.serving import status_of
 
 
@@ -23,14 +22,14 @@ def shown(found):
 
 
 def test_a_job_on_one_machine_has_none():
-    assert lines(job(), 80) == []
-    assert lines(job(node(0, this=True)), 80) == []
+    assert node_lines(job(), 80) == []
+    assert node_lines(job(node(0, this=True)), 80) == []
 
 
 def test_a_line_each():
     failed = node(1, up=1, states={"failed": 1, "running": 1}, state="ending", why="exit code 3")
     assert shown(
-        lines(job(node(0, this=True), failed, node(2, silent="no answer", up=None, states=None)), 80)
+        node_lines(job(node(0, this=True), failed, node(2, silent="no answer", up=None, states=None)), 80)
     ) == [
         "NODE  HOST  STATE      PROCESSES  UP",
         "   0  h0    running    2 of 2 up  9s  here",
@@ -44,15 +43,15 @@ def test_of_very_many_those_in_trouble_come_first():
     there[500] = node(500, silent="no answer", state="", states=None)
     there[700] = node(700, state="ending")
     there[800] = node(800, up=0, states={"failed": 8})
-    found = shown(lines(job(*there), 80, most=8))
+    found = shown(node_lines(job(*there), 80, most=8))
     assert [line.split()[0] for line in found] == ["NODE", "500", "700", "800", "0", "1", "2", "..."]
     assert found[-1] == "... and 994 more nodes; --node N shows one of them"
-    assert len(lines(job(*there), 80)) == 1001
+    assert len(node_lines(job(*there), 80)) == 1001
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
 def test_some_are_shown_however_small_the_window_is(most):
-    assert len(lines(job(*map(node, range(9))), 20, most)) <= max(3, most)
+    assert len(node_lines(job(*map(node, range(9))), 20, most)) <= max(3, most)
 
 
 def test_how_many_processes_run():
@@ -86,7 +85,7 @@ NONSENSE = [
 @pytest.mark.parametrize("width", [20, 80, None])
 def test_nonsense_does_no_harm(one, width):
     status = job(one, node(1), {**one, "rank": 2})
-    found = shown([*lines(status, width, 9), *processes(status, width)])
+    found = shown([*node_lines(status, width, 9), *processes(status, width)])
     assert all(line.isprintable() for line in found)
     assert width is None or max(map(len, found)) <= width
     assert len(picture(status, width or 80, 24, 1000.0)) == 24

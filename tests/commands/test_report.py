@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleetrun.commands.summary import outcome
+from fleetrun.commands.report import outcome
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.result import HUNG
 from fleetrun.record.history import read

@@ -3,7 +3,7 @@
 import pytest
 from rich.text import Text
 
-from fleetrun.commands.tables import Cell, Column, filled, percent, size, table
+from fleetrun.commands.output import Cell, Column, filled, percent, size, table
 
 COLUMNS = (
     Column("NAME"),

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from fleetrun.console.console import Console
-from fleetrun.console.sink import Sink
+from fleetrun.console.console import Console, Sink
 
 
 class Said:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.console import banner
-from fleetrun.console.secrets import MASK
+from fleetrun.console import narrator
+from fleetrun.console.text import MASK
 from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.resolve import resolve
@@ -64,14 +64,14 @@ with_gloo: 0
 
 def test_the_configuration_of_the_document():
     resolved = resolve(read(["--server_num=1", "--trainer_num=2", "train.py"]), {})
-    assert "\n".join(banner.configuration(rows(resolved))) + "\n" == SEED
+    assert "\n".join(narrator.configuration_lines(rows(resolved))) + "\n" == SEED
 
 
 def test_what_is_no_default_says_where_it_comes_from():
     resolved = resolve(
         read(["--nproc-per-node", "4", "train.py", "--lr", "0.1"]), {"PADDLE_LOG_DIR": "/logs"}
     )
-    lines = banner.configuration(rows(resolved))
+    lines = narrator.configuration_lines(rows(resolved))
     assert "nproc_per_node: 4  (from --nproc-per-node)" in lines
     assert "log_dir: /logs  (from PADDLE_LOG_DIR)" in lines
     assert "training_script_args: ['--lr', '0.1']" in lines
@@ -80,18 +80,20 @@ def test_what_is_no_default_says_where_it_comes_from():
 
 def test_the_job_and_its_pod(spec):
     job = JobSpec(job_id="default", mode=Mode.PS)
-    assert banner.job_line(job) == "Job: default, mode ps, replicas 1[1:1], elastic False"
-    assert banner.pod_line("Run", spec, "ready") == "Run Pod: evjsyn, replicas 3, status ready"
-    assert banner.pod_line("Watching", spec, "running") == "Watching Pod: evjsyn, replicas 3, status running"
+    assert narrator.job_line(job) == "Job: default, mode ps, replicas 1[1:1], elastic False"
+    assert narrator.pod_line("Run", spec, "ready") == "Run Pod: evjsyn, replicas 3, status ready"
+    assert (
+        narrator.pod_line("Watching", spec, "running") == "Watching Pod: evjsyn, replicas 3, status running"
+    )
 
 
 def test_an_elastic_job():
     job = JobSpec(job_id="ads", mode=Mode.COLLECTIVE, replicas=4, replicas_min=2, replicas_max=4)
-    assert banner.job_line(job) == "Job: ads, mode collective, replicas 4[2:4], elastic True"
+    assert narrator.job_line(job) == "Job: ads, mode collective, replicas 4[2:4], elastic True"
 
 
 def test_a_table_for_the_first_of_each_role(spec):
-    lines = banner.environments(spec)
+    lines = narrator.environment_tables(spec)
     heads = [line for line in lines if line.startswith("Local")]
     assert heads == [
         "Local ps start 1 processes. First process distributed environment info (Only For Debug):",
@@ -105,7 +107,7 @@ def test_a_table_for_the_first_of_each_role(spec):
 
 
 def test_the_tables_have_straight_edges(spec):
-    table = [line for line in banner.environments(spec) if line.startswith("    ")]
+    table = [line for line in narrator.environment_tables(spec) if line.startswith("    ")]
     assert {len(line) for line in table} == {4 + 89}
     assert table[0] == "    +" + "=" * 87 + "+"
 
@@ -120,7 +122,7 @@ def test_a_long_value_shows_its_end(spec):
         log_dir=spec.log_dir,
         containers=(container(Role.TRAINER, 0, **env),),
     )
-    (row,) = [line for line in banner.environments(long) if "PADDLE_TRAINER_ENDPOINTS" in line]
+    (row,) = [line for line in narrator.environment_tables(long) if "PADDLE_TRAINER_ENDPOINTS" in line]
     assert "... " in row
     assert row.rstrip(" |").endswith("127.0.0.1:6063")
     assert len(row) == 93

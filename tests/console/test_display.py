@@ -10,7 +10,7 @@ from fleetrun.console import display
 from fleetrun.console.console import Console
 from fleetrun.console.display import QuietConsole, chosen, console_for
 from fleetrun.console.jsonlines import JsonConsole
-from fleetrun.console.live import LiveConsole
+from fleetrun.console.status_line import LiveConsole
 from tests.support.isolated import isolated
 
 XTERM = {"TERM": "xterm"}

@@ -1,6 +1,6 @@
 """From the answer to `status` to what the foot shows."""
 
-from fleetrun.console.facts import Doing, facts_of
+from fleetrun.console.status_text import Doing, facts_of
 from fleetrun.control.board import Board, facts_of_launch
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.pod import Pod

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fleetrun.console.figures import clock, count, duration, lasted, loss, short
+from fleetrun.console.text import clock, count, duration, lasted, loss, short
 
 
 @pytest.mark.parametrize(

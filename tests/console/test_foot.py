@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from fleetrun.console.facts import Facts
-from fleetrun.console.foot import Foot
+from fleetrun.console.status_line import Foot
+from fleetrun.console.status_text import Facts
 from tests.support.screen import Terminal
 
 

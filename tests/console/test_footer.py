@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from fleetrun.console.facts import Doing, Facts
-from fleetrun.console.footer import cut, doing, footer
-from fleetrun.console.wrapping import columns
+from fleetrun.console.status_text import Doing, Facts, cut, doing, footer
+from fleetrun.console.text import columns
 
 ALL = Facts(
     elapsed=751.9,

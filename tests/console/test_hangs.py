@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.console.hangs import hang_report, places
-from fleetrun.console.wrapping import columns
+from fleetrun.console.narrator import hang_places, hang_report
+from fleetrun.console.text import columns
 from fleetrun.envs.contract import Role
 from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.result import HUNG, Hang
@@ -41,7 +41,7 @@ def test_it_fits_a_terminal(width: int):
 
 
 def test_without_stacks_it_says_so():
-    assert places(hang(), 80) == ["  Where its processes stand is not known."]
+    assert hang_places(hang(), 80) == ["  Where its processes stand is not known."]
 
 
 def test_nothing_that_a_terminal_obeys_comes_through():

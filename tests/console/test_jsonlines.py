@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from fleetrun.console.console import Sink
 from fleetrun.console.jsonlines import JsonConsole
-from fleetrun.console.sink import Sink
 from fleetrun.record.journal import encoded
 
 

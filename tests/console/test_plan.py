@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.console import plan
-from fleetrun.console.secrets import MASK
+from fleetrun.console import dry_run
+from fleetrun.console.text import MASK
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
@@ -39,13 +39,13 @@ def spec():
 
 
 def test_json_is_the_document(spec):
-    text = plan.as_json(spec, ENVIRON)
-    assert json.loads(text) == plan.document(spec, ENVIRON)
+    text = dry_run.plan_as_json(spec, ENVIRON)
+    assert json.loads(text) == dry_run.plan_document(spec, ENVIRON)
     assert "日志" in text
 
 
 def test_the_document(spec):
-    document = plan.document(spec, ENVIRON)
+    document = dry_run.plan_document(spec, ENVIRON)
     (container,) = document.pop("containers")
     assert document == {
         "job": "default",
@@ -67,7 +67,9 @@ def test_the_document(spec):
     }
 
 
-@pytest.mark.parametrize("show", [plan.as_json, lambda *given: "\n".join(plan.as_text(*given))])
+@pytest.mark.parametrize(
+    "show", [dry_run.plan_as_json, lambda *given: "\n".join(dry_run.plan_as_text(*given))]
+)
 def test_no_secret_is_shown(spec, show):
     text = show(spec, {})
     assert "s3cr3t" not in text
@@ -75,7 +77,7 @@ def test_no_secret_is_shown(spec, show):
 
 
 def test_the_text_can_be_pasted_into_a_shell(spec):
-    lines = plan.as_text(spec, ENVIRON)
+    lines = dry_run.plan_as_text(spec, ENVIRON)
     assert lines[0] == "job default, mode collective: 1 processes; nothing was started"
     assert "before each start: make data" in lines
     assert "  command  python train.py --name 'two words'" in lines

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from fleetrun.console.report import error_line, headline, one_line, report
-from fleetrun.console.tail import Tail
+from fleetrun.console.narrator import error_line, failure_headline, failure_summary, format_failure
+from fleetrun.console.text import Tail
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Ended
 from fleetrun.pod.errorfile import ErrorRecord
@@ -52,7 +52,7 @@ NOTHING = Tail(())
 
 
 def lines_of(cause, tail=NOTHING, *, width=100, log_full=False, **result):
-    return report(JobResult(code=3, cause=cause, **result), tail, width=width, log_full=log_full)
+    return format_failure(JobResult(code=3, cause=cause, **result), tail, width=width, log_full=log_full)
 
 
 # ---- one failure in few words
@@ -76,7 +76,7 @@ def lines_of(cause, tail=NOTHING, *, width=100, log_full=False, **result):
     ],
 )
 def test_headline(ended, changes, words):
-    assert headline(ended(**changes)) == words
+    assert failure_headline(ended(**changes)) == words
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,14 @@ def test_headline(ended, changes, words):
     ],
 )
 def test_how_long_it_took(ended, seconds, words):
-    assert one_line(ended(started=NOON - seconds), Tail(())) == f"trainer 1 exited with code 3 after {words}"
+    assert (
+        failure_summary(ended(started=NOON - seconds), Tail(()))
+        == f"trainer 1 exited with code 3 after {words}"
+    )
 
 
 def test_the_line_of_a_failure_that_is_followed_by_a_restart(ended):
-    assert one_line(ended(), Tail((), TRACEBACK)) == (
+    assert failure_summary(ended(), Tail((), TRACEBACK)) == (
         "trainer 1 exited with code 3 after 2.5 s: ValueError: bad input"
     )
 

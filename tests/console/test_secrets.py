@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.console.secrets import MASK, masked
+from fleetrun.console.text import MASK, masked
 
 
 @pytest.mark.parametrize(

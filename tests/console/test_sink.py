@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from fleetrun.console.sink import Sink, sinks
+from fleetrun.console.console import Sink, sinks
 from fleetrun.pod.loop import Loop
 from tests.support.isolated import isolated
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fleetrun.console.tail import Tail, parse, printable, printable_json, read_tail
+from fleetrun.console.text import Tail, parse, printable, printable_json, read_tail
 
 TRACEBACK = "Traceback (most recent call last):"
 LOOK_BACK = 64 * 1024

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.console.tame import row, tame
+from fleetrun.console.status_line import tame, visible_row
 
 
 @pytest.mark.parametrize(
@@ -66,4 +66,4 @@ def test_a_few_rows_up_for_who_draws_them(printed, left):
     ],
 )
 def test_a_row_of_an_unfinished_line(line, width, shown):
-    assert row(line, width) == shown
+    assert visible_row(line, width) == shown

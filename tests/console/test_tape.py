@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.console.tape import Tape
+from fleetrun.console.status_line import Tape
 
 
 def fed(*pieces):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.console.wrapping import columns, wrapped
+from fleetrun.console.text import columns, wrapped
 
 
 @pytest.mark.parametrize(

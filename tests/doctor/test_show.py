@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleetrun.console.wrapping import columns
+from fleetrun.console.text import columns
 from fleetrun.doctor import show
 from fleetrun.doctor.finding import failed, figure, passed, size, warned
 from fleetrun.doctor.show import Section

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.exporters import lines
-from fleetrun.exporters.lines import Line
+from fleetrun.exporters import job_state
+from fleetrun.exporters.job_state import Line
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.progress.reports import Activity, Report
 
 
 def read(line: bytes | None) -> Line:
     assert line is not None
-    found = lines.read(line)
+    found = job_state.read_message(line)
     assert found is not None
     return found
 
@@ -36,15 +36,15 @@ def spec(*who: tuple[Role, int]) -> PodSpec:
 
 def begin(**how: object) -> Line:
     facts = {"job": "ads", "pod": "abcdef", "mode": "ps", "host": "node1"}
-    return read(lines.begin(**{"facts": facts, "tensorboard": None, "listening": None, **how}))
+    return read(job_state.begin_message(**{"facts": facts, "tensorboard": None, "listening": None, **how}))
 
 
 def pod(*ranks: int) -> Line:
-    return read(lines.pod(spec(*((Role.TRAINER, rank) for rank in ranks or (0, 1)))))
+    return read(job_state.pod_message(spec(*((Role.TRAINER, rank) for rank in ranks or (0, 1)))))
 
 
 def event(name: str, **fields: object) -> Line:
-    return read(lines.event({"event": name, "time": 100.0, **fields}))
+    return read(job_state.event_message({"event": name, "time": 100.0, **fields}))
 
 
 def started(container: str = "trainer.0", pid: int = 7, attempt: int = 0) -> Line:
@@ -57,7 +57,7 @@ def exited(container: str = "trainer.0", code: int = 0, asked: int | None = None
 
 def report(container: str = "trainer.0", rate: float | None = None, **said: object) -> Line:
     made = Report(pod="abcdef", role="trainer", rank=0, **said)  # type: ignore[arg-type]
-    return read(lines.report(container, made, rate))
+    return read(job_state.report_message(container, made, rate))
 
 
 BUSY = Activity("loading tables", 3.0, 12.0)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.exporters.boards import Boards
-from fleetrun.exporters.standing import MOST_NAMES
+from fleetrun.exporters.__main__ import Boards
+from fleetrun.exporters.job_state import MOST_NAMES
 from tests.exporters.said import pod, report, started
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.exporters.scalars import Point
+from fleetrun.exporters.job_state import Point
 from tests.support.disks import no_file_longer_than
 
 pytestmark = pytest.mark.slow  # TensorBoard is imported
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow  # TensorBoard is imported
 
 @pytest.fixture
 def make(tmp_path):
-    from fleetrun.exporters.eventfile import EventFile
+    from fleetrun.exporters.tensorboard import EventFile
 
     made = []
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fleetrun.envs.contract import Role
-from fleetrun.exporters import lines
+from fleetrun.exporters import job_state
 from tests.exporters.said import BUSY, begin, event, read, report, spec
 
 
@@ -36,7 +36,7 @@ def test_what_was_not_said_is_none():
 
 
 def test_a_pod_is_its_roles_and_ranks():
-    line = read(lines.pod(spec((Role.SERVER, 1), (Role.TRAINER, 4), (Role.TRAINER, 5))))
+    line = read(job_state.pod_message(spec((Role.SERVER, 1), (Role.TRAINER, 4), (Role.TRAINER, 5))))
     assert [tuple(each.values()) for each in line["containers"]] == [
         ("ps.0", "ps", 1),
         ("trainer.0", "trainer", 4),
@@ -54,21 +54,23 @@ def test_of_the_record_goes_what_is_exported_and_no_more():
 
 @pytest.mark.parametrize("name", ["launch", "progress", "node", "ready", "leaving"])
 def test_the_rest_of_the_record_stays(name):
-    assert lines.event({"event": name, "time": 1.0}) is None
+    assert job_state.event_message({"event": name, "time": 1.0}) is None
 
 
 @pytest.mark.parametrize("line", [b"", b"\n", b"{", b"[]", b'"is"', b'{"a": 1}', b'{"is": 3}', b"\xff\n"])
 def test_anything_else_is_no_line(line):
-    assert lines.read(line) is None
+    assert job_state.read_message(line) is None
 
 
 def test_each_is_one_line():
-    for line in (lines.begin(facts={"job": "a\nb"}), lines.warning("a\nb")):
+    for line in (job_state.begin_message(facts={"job": "a\nb"}), job_state.warning_message("a\nb")):
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
     assert begin()["facts"]["host"] == "node1"
 
 
 def test_a_warning_is_told_from_other_output():
-    assert lines.warned(lines.warning("full")) == "full"
-    assert [lines.warned(line) for line in (b"Traceback", b'{"warning": 3}', b"[]", b"")] == [None] * 4
+    assert job_state.read_warning(job_state.warning_message("full")) == "full"
+    assert [job_state.read_warning(line) for line in (b"Traceback", b'{"warning": 3}', b"[]", b"")] == [
+        None
+    ] * 4

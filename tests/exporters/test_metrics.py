@@ -8,8 +8,8 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetrun.exporters.metrics import JobMetrics, usage
-from fleetrun.exporters.standing import Job
+from fleetrun.exporters.job_state import Job
+from fleetrun.exporters.prometheus import JobMetrics, usage
 from tests.exporters.said import BUSY, begin, event, exited, pod, report, started
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"

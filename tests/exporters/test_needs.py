@@ -8,7 +8,7 @@ import pytest
 from fleetrun.envs.network import Ports
 from fleetrun.envs.requirements import check_package
 from fleetrun.errors import PortError, UsageError
-from fleetrun.exporters.needs import check_folder, listening, shown
+from fleetrun.exporters.feed import check_folder, listening_socket, metrics_url
 
 
 @pytest.fixture
@@ -73,13 +73,13 @@ def test_a_url_is_refused():
 
 
 def test_any_free_port_is_told_and_nobody_else_gets_it(ports):
-    with listening("127.0.0.1", 0, ports, []) as sock:
+    with listening_socket("127.0.0.1", 0, ports, []) as sock:
         port = sock.getsockname()[1]
-        assert shown(sock) == f"http://127.0.0.1:{port}/metrics"
+        assert metrics_url(sock) == f"http://127.0.0.1:{port}/metrics"
         socket.create_connection(("127.0.0.1", port), timeout=60).close()
         other = Ports()
         with pytest.raises(PortError, match=r"--metrics_port: port \d+ is taken"):
-            listening("127.0.0.1", port, other, [])
+            listening_socket("127.0.0.1", port, other, [])
         other.close()
 
 
@@ -87,25 +87,25 @@ def test_a_port_that_somebody_listens_on(ports):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortError, match=rf"--metrics_port: port {port} is taken: process \d+") as raised:
-            listening("127.0.0.1", port, ports, [])
+            listening_socket("127.0.0.1", port, ports, [])
     assert raised.value.hint == "End what has it, or choose another port. 0 takes any free port."
 
 
 def test_a_port_of_the_job_itself(ports):
     with pytest.raises(PortError, match="6170 is a port of a process of this job"):
-        listening("127.0.0.1", 6170, ports, ["", "10.0.0.1:6170"])
+        listening_socket("127.0.0.1", 6170, ports, ["", "10.0.0.1:6170"])
 
 
 def test_an_address_of_another_machine(ports):
     with pytest.raises(UsageError, match=r"--metrics_host 192\.0\.2\.1 is not an address of this machine"):
-        listening("192.0.2.1", 0, ports, [])
+        listening_socket("192.0.2.1", 0, ports, [])
 
 
 def test_a_name_that_is_none(ports):
     with pytest.raises(UsageError, match=r"--metrics_host x{70} has no address"):
-        listening("x" * 70, 0, ports, [])
+        listening_socket("x" * 70, 0, ports, [])
 
 
 def test_every_address(ports):
-    with listening("0.0.0.0", 0, ports, []) as sock:
-        assert shown(sock).startswith("http://0.0.0.0:")
+    with listening_socket("0.0.0.0", 0, ports, []) as sock:
+        assert metrics_url(sock).startswith("http://0.0.0.0:")

@@ -1,7 +1,6 @@
 """Which numbers of a report belong into an event file."""
 
-from fleetrun.exporters.scalars import LOSS, RATE, Scalars
-from fleetrun.exporters.standing import MOST_NAMES
+from fleetrun.exporters.job_state import LOSS, MOST_NAMES, RATE, Scalars
 from tests.exporters.said import report
 
 

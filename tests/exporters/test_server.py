@@ -8,9 +8,8 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetrun.exporters.metrics import JobMetrics
-from fleetrun.exporters.server import serve
-from fleetrun.exporters.standing import Job
+from fleetrun.exporters.job_state import Job
+from fleetrun.exporters.prometheus import JobMetrics, serve
 from tests.exporters.said import begin, pod
 from tests.support.traces import wait_until
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.exporters.standing import MOST_NAMES, Job
+from fleetrun.exporters.job_state import MOST_NAMES, Job
 from tests.exporters.said import BUSY, begin, event, exited, pod, report, started
 
 

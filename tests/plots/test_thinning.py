@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from fleetrun.plots.course import Curve
-from fleetrun.plots.thinning import lonely, median, middle, pace_of_steps, thinned
+from fleetrun.plots.course import Curve, lonely, median, middle, pace_of_steps, thinned
 
 
 def curve(losses, rank=0):

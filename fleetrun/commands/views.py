@@ -1,22 +1,170 @@
-"""How a job stands, as lines of text for a width: who reads them at a terminal, in a pipe or again and again
-gets the same. Believes no word of an answer that has another form than it should.
+"""A job and its nodes as lines of text for a given width, for a terminal, a pipe or a screen that is redrawn.
+
+Answers of a launcher may have any form: each value is checked before it is shown.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
 
-from fleetrun.commands import nodesview
-from fleetrun.commands.tables import Cell, Column, cut, filled, percent, size, table
-from fleetrun.commands.values import STYLES, figure, text, written
-from fleetrun.console.figures import count, duration, loss, short
-from fleetrun.console.tail import printable
+from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, table
+from fleetrun.console.text import count, duration, loss, printable, short
 from fleetrun.control.observed import parts
 from fleetrun.pod.status import signal_name
+
+# ---- Values in the answer of a launcher, whatever stands there.
+
+STYLES = {
+    "running": "green",
+    "completed": "green",
+    "failed": "red",
+    "terminating": "yellow",
+    "restarting": "yellow",
+    "ending": "yellow",
+    "leaving": "yellow",
+    "meeting": "cyan",
+    "starting": "cyan",
+}
+"""Of states."""
+
+
+_LONGEST = 4096
+
+
+def text(one: Mapping[str, Any], name: str) -> str:
+    value = one.get(name)
+    return "" if value is None or isinstance(value, dict | list) else printable(str(value)[:_LONGEST])
+
+
+def figure(one: Mapping[str, Any], name: str) -> float | None:
+    value = one.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return value
+
+
+def written(how: Callable[[float], str], value: float | None) -> str:
+    return "" if value is None else how(value)
+
+
+def alive(containers: Sequence[Mapping[str, Any]]) -> int:
+    """How many have a process: also those that are asked to end."""
+    return sum(each.get("alive") is True for each in containers)
+
+
+# ---- How the machines of a job stand, a line each. Believes no word of what they say that has another form
+# than it should.
+
+_NODE_COLUMNS = (
+    Column("NODE", right=True),
+    Column("HOST"),
+    Column("STATE"),
+    Column("PROCESSES", 8),
+    Column("UP", 5, right=True),
+    Column("POD", 4),
+    Column("STEP", 7, right=True),
+    Column("SAMPLES/S", 6, right=True),
+    Column("", 1, rest=True),
+)
+
+
+_ENDLESS = 1 << 40
+
+
+def _shown_nodes(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The machines that are shown, none of a job on one machine. `only`: the rank of the one meant."""
+    nodes, only = parts(status, "nodes"), status.get("only")
+    return [each for each in nodes if only in (None, each.get("rank"))] if len(nodes) > 1 else []
+
+
+def nodes_with_details(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The machines that are shown and of which more is known than their names."""
+    return [each for each in _shown_nodes(status) if isinstance(each.get("states"), dict)]
+
+
+def processes_up(status: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of the processes that are known of run, and how many there are."""
+    there = nodes_with_details(status)
+    if not there and status.get("only") is None:
+        containers = parts(status, "containers")
+        return alive(containers), len(containers)
+    return sum(map(_up, there)), sum(map(_total, there))
+
+
+def _up(node: Mapping[str, Any]) -> int:
+    up = node.get("up")
+    return up if type(up) is int and 0 <= up < _ENDLESS else 0
+
+
+def _total(node: Mapping[str, Any]) -> int:
+    states = node.get("states")
+    counts = states.values() if isinstance(states, dict) else ()
+    return sum(number for number in counts if type(number) is int and 0 <= number < _ENDLESS)
+
+
+def node_lines(status: Mapping[str, Any], width: int | None, most: int | None = None) -> list[Text]:
+    """At most so many lines: those in trouble first then, and how many more there are."""
+    waiting = status.get("waiting")
+    if isinstance(waiting, dict):
+        return [cut(_meeting(waiting), width)]
+    nodes = _shown_nodes(status)
+    if not nodes:
+        return []
+    if status.get("only") is None and not any(map(_was_asked, nodes)):
+        names = (
+            f"{text(each, 'rank')} {text(each, 'title')}{_mark_of_this_node(each, ' ({})')}" for each in nodes
+        )
+        known = Text("each node tells of its own processes", "dim")
+        return [cut(each, width) for each in (Text(f"{len(nodes)} nodes: {', '.join(names)}"), known)]
+    shown = nodes
+    if most is not None and len(nodes) + 1 > most:
+        usual = Counter(text(each, "state") for each in nodes).most_common(1)[0][0]
+        shown = sorted(nodes, key=lambda each: _up(each) > 0 and text(each, "state") == usual)
+        shown = shown[: max(1, most - 2)]
+    left = len(nodes) - len(shown)
+    rest = [cut(Text(f"... and {left} more nodes; --node N shows one of them", "dim"), width)] if left else []
+    return [*table(_NODE_COLUMNS, [_node_row(each) for each in shown], width), *rest]
+
+
+def _was_asked(node: Mapping[str, Any]) -> bool:
+    """An older launcher asks nobody, and one that leaves the job neither."""
+    return node.get("this") is not True and bool(node.get("silent") or node.get("states"))
+
+
+def _meeting(waiting: Mapping[str, Any]) -> Text:
+    missing = waiting.get("missing")
+    names = ", ".join(map(str, missing)) if isinstance(missing, list) else ""
+    said = f"{text(waiting, 'present')} of {text(waiting, 'wanted')} nodes"
+    return Text(printable(said + (f", waiting for {names}" if names else "")), "cyan")
+
+
+def _node_row(node: Mapping[str, Any]) -> list[Cell]:
+    total, silent, state = _total(node), text(node, "silent"), text(node, "state")
+    return [
+        Cell(text(node, "rank")),
+        Cell(text(node, "title")),
+        Cell(silent, "yellow") if silent else Cell(state, STYLES.get(state, "")),
+        Cell(f"{_up(node)} of {total} up" if total else ""),
+        Cell(duration(figure(node, "elapsed"))),
+        Cell(text(node, "pod")),
+        Cell(written(count, figure(node, "step"))),
+        Cell(written(short, figure(node, "rate"))),
+        Cell(_mark_of_this_node(node, "{}") or text(node, "why"), "dim"),
+    ]
+
+
+def _mark_of_this_node(node: Mapping[str, Any], form: str) -> str:
+    return form.format("here") if node.get("this") is True else ""
+
+
+# ---- How a job stands, as lines of text for a width: who reads them at a terminal, in a pipe or again and
+# again gets the same. Believes no word of an answer that has another form than it should.
 
 COLUMNS = (
     Column("NODE", 8, right=True),
@@ -48,7 +196,7 @@ def heading(
     not where it is.
     """
     state = text(status, "state")
-    up, there = nodesview.processes_up(status)
+    up, there = processes_up(status)
     said = [
         Text.assemble((text(status, "job"), "bold"), f" (pod {text(status, 'pod')})"),
         Text(text(status, "mode")),
@@ -62,7 +210,7 @@ def heading(
         Text(f"started in {text(status, 'cwd')}", "dim"),
     ]
     why = [cut(each, width) for each in _why(status)]
-    nodes = nodesview.lines(status, width, most)
+    nodes = node_lines(status, width, most)
     return [*filled(said, width), *(filled(where, width) if places else []), *why, *nodes]
 
 
@@ -86,7 +234,7 @@ def _table(there: Sequence[_Process], width: int | None, now: float | None = Non
 
 
 def _known(status: Mapping[str, Any]) -> list[_Process]:
-    nodes = nodesview.told(status)
+    nodes = nodes_with_details(status)
     if not nodes:
         return [("", status, each) for each in parts(status, "containers")]
     return [(text(node, "rank"), node, each) for node in nodes for each in parts(node, "containers")]
@@ -95,7 +243,7 @@ def _known(status: Mapping[str, Any]) -> list[_Process]:
 def _left_out(status: Mapping[str, Any], width: int | None) -> list[Text]:
     return [
         cut(Text(f"{left:.0f} more of node {text(node, 'rank')} had no room in its answer", "dim"), width)
-        for node in nodesview.told(status)
+        for node in nodes_with_details(status)
         if (left := figure(node, "left_out"))
     ]
 

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from fleetrun.console.secrets import masked
+from fleetrun.console.text import masked
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
-def document(spec: PodSpec, environ: Mapping[str, str]) -> dict[str, Any]:
+def plan_document(spec: PodSpec, environ: Mapping[str, str]) -> dict[str, Any]:
     """`environ` is the launcher's own: only what differs from it is listed for each container."""
     return {
         "job": spec.job_id,
@@ -38,12 +38,12 @@ def _container(spec: ContainerSpec, environ: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def as_json(spec: PodSpec, environ: Mapping[str, str]) -> str:
-    return json.dumps(document(spec, environ), indent=2, ensure_ascii=False)
+def plan_as_json(spec: PodSpec, environ: Mapping[str, str]) -> str:
+    return json.dumps(plan_document(spec, environ), indent=2, ensure_ascii=False)
 
 
-def as_text(spec: PodSpec, environ: Mapping[str, str]) -> list[str]:
-    plan = document(spec, environ)
+def plan_as_text(spec: PodSpec, environ: Mapping[str, str]) -> list[str]:
+    plan = plan_document(spec, environ)
     lines = [f"job {plan['job']}, mode {plan['mode']}: {plan['replicas']} processes; nothing was started"]
     if plan["pre_hook"]:
         lines.append(f"before each start: {shlex.join(plan['pre_hook'])}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from fleetrun.exporters.scalars import Point
+from fleetrun.exporters.job_state import Point
 
 _VERSION = "brain.Event:2"
 _WRITER = "fleetrun"
