@@ -12,7 +12,7 @@ import time
 import torch
 
 from trainers.data.clicks import DENSE, SLOTS
-from trainers.zoo.wide_deep import WideDeep
+from trainers.zoo.click_models import WideDeep
 
 
 class Leaf(torch.nn.Module):

@@ -19,14 +19,12 @@ from _usage import leave_pid, own_cpu, server_usage
 from _wire import Wire
 
 from trainers import fleet
-from trainers.data.batch import Batch
 from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
-from trainers.data.dataset import QueueDataset
-from trainers.data.inmemory import InMemoryDataset
+from trainers.data.dataset import InMemoryDataset, QueueDataset
+from trainers.data.slots import Batch
 from trainers.metrics import Auc, LogLoss
 from trainers.ps import SparseEmbedding, Uniform
-from trainers.zoo.click_layers import FoldedEmbedding
-from trainers.zoo.wide_deep import WideDeep
+from trainers.zoo.click_models import FoldedEmbedding, WideDeep
 
 BUCKETS = 4096
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -20,7 +20,7 @@ from _ps_files import TEST_ROWS, TRAIN_ROWS
 
 from trainers.data.clicks import ClickModel
 from trainers.metrics import auc
-from trainers.zoo.wide_deep import WideDeep
+from trainers.zoo.click_models import WideDeep
 
 NAME = "ps_auc.py"
 BATCH, DIM, HIDDEN, LR = 512, 9, (128, 64), 1e-3

@@ -28,8 +28,7 @@ import numpy as np
 
 from trainers.data.click_files import CLICK_SLOTS, write_slots, write_tsv
 from trainers.data.clicks import ClickModel
-from trainers.data.dataset import FileDataset, QueueDataset
-from trainers.data.inmemory import InMemoryDataset
+from trainers.data.dataset import FileDataset, InMemoryDataset, QueueDataset
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout
 from trainers.data.sources import FileSource

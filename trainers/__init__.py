@@ -8,16 +8,15 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from trainers import stacks
-from trainers.lastwords import install
+from trainers.process import hooks
+from trainers.process.hooks import install_exit_hooks
 
 if TYPE_CHECKING:
     from trainers import fleet, progress, static
     from trainers.collective.data_parallel import DataParallel
-    from trainers.collective.parallel_env import get_rank, get_world_size, init_parallel_env
-    from trainers.data.dataset import QueueDataset
+    from trainers.collective.group import get_rank, get_world_size, init_parallel_env
+    from trainers.data.dataset import InMemoryDataset, QueueDataset
     from trainers.data.generator import MultiSlotDataGenerator
-    from trainers.data.inmemory import InMemoryDataset
     from trainers.data.slots import Slot
 
 __all__ = [
@@ -36,13 +35,13 @@ __all__ = [
 
 _HOMES = {
     "DataParallel": "trainers.collective.data_parallel",
-    "InMemoryDataset": "trainers.data.inmemory",
+    "InMemoryDataset": "trainers.data.dataset",
     "MultiSlotDataGenerator": "trainers.data.generator",
     "QueueDataset": "trainers.data.dataset",
     "Slot": "trainers.data.slots",
-    "get_rank": "trainers.collective.parallel_env",
-    "get_world_size": "trainers.collective.parallel_env",
-    "init_parallel_env": "trainers.collective.parallel_env",
+    "get_rank": "trainers.collective.group",
+    "get_world_size": "trainers.collective.group",
+    "init_parallel_env": "trainers.collective.group",
 }
 
 
@@ -54,5 +53,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'trainers' has no attribute {name!r}")
 
 
-install()
-stacks.install(os.environ)
+install_exit_hooks()
+hooks.install_stack_dump(os.environ)

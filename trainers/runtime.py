@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from trainers.data.ahead import Batch
+from trainers.data.loop import AnyBatch
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.tables.shrink import ShrinkPolicy
 from trainers.ps.trainer.prefetch import Ids
@@ -36,7 +36,7 @@ class Runtime(Protocol):
         """What every trainer gives here, in rank order; all call it. `call` is its name, for errors."""
         ...
 
-    def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]: ...
+    def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]: ...
 
     def resume_step(self) -> int: ...
 

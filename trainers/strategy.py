@@ -1,38 +1,141 @@
-"""DistributedStrategy: the wishes of a script, checked when they are written. Knows its fields and for which
-kind of job each is; leaves their settings to `ps.configs` and `collective.configs`, and what they do to
-`collective` and `ps`.
+"""DistributedStrategy: how a script wants to train, checked when a field is set, and as YAML.
+
+Here are the fields and for which kind of job each is; their settings are in `ps.configs` and
+`collective.configs`. Fields of Paddle's strategy that have no effect here say what to use instead, and
+Paddle 1.x's DistributeTranspilerConfig becomes an ordinary strategy.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from trainers.collective.configs import (
+    BUCKET_MB,
     AmpConfigs,
+    CollectiveSettings,
+    CompileConfigs,
     GradientMergeConfigs,
     GradientScaleConfigs,
     LambConfigs,
     LarsConfigs,
     LocalSGDConfigs,
-    amp_configs,
-    checker,
-)
-from trainers.collective.settings import BUCKET_MB, CollectiveSettings
-from trainers.collective.shardingconfigs import (
-    CompileConfigs,
     RecomputeConfigs,
     ShardingConfigs,
+    amp_configs,
+    checker,
     compile_configs,
     recompute_configs,
     sharding_configs,
 )
-from trainers.collective.unsupported import UNSUPPORTED, check_off, off_value
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.configs import AsyncConfigs, PsConfigs, a_sync_configs, flag, nearest, positive, ps_configs
+from trainers.ps.configs import (
+    SPLIT_METHODS,
+    AsyncConfigs,
+    PsConfigs,
+    a_sync_configs,
+    flag,
+    nearest,
+    positive,
+    ps_configs,
+)
 from trainers.ps.tableconfigs import TableConfigs, sparse_table_configs
+from trainers.ps.tables.rules import RULES
+from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind
+
+# ---- Fields of Paddle's DistributedStrategy (2.6, `distributed_strategy.proto`) that have no effect here,
+# and what to use instead. Knows names and the values that ask for nothing.
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """`off`: the value that asks for nothing, Paddle's default as a rule; None: there is none."""
+
+    instead: str
+    off: Any = None
+
+
+_PIPELINE = "use torch.distributed.pipelining in the model"
+_TENSOR = "use torch.distributed.tensor.parallel in the model"
+_CUDNN = "use torch.backends.cudnn in the script"
+_NCCL = "NCCL decides that; its NCCL_* environment variables may be set for fleetrun"
+_BUCKETS = "gradients are reduced in groups of strategy.fuse_grad_size_in_MB"
+_ELASTIC = "use fleetrun --nnodes=LEAST:MOST and fleet.save_checkpoint"
+_COMPILE = "use strategy.compile"
+_USE_SERVERS = "use fleet.init(is_collective=False), strategy.ps_configs and strategy.sparse_table_configs"
+_AUTO = "no strategy is chosen automatically; set the fields that you want"
+
+UNSUPPORTED: Mapping[str, Unsupported] = {
+    "pipeline": Unsupported(_PIPELINE, False),
+    "pipeline_configs": Unsupported(_PIPELINE),
+    "tensor_parallel": Unsupported(_TENSOR, False),
+    "tensor_parallel_configs": Unsupported(_TENSOR),
+    "hybrid_configs": Unsupported(
+        f"all processes train data parallel; use strategy.sharding, or {_TENSOR[4:]}"
+    ),
+    "hybrid_parallel_order": Unsupported("all processes train data parallel; use strategy.sharding"),
+    "dgc": Unsupported("use strategy.fp16_allreduce, or torch's PowerSGD hook on the model", False),
+    "dgc_configs": Unsupported("use strategy.fp16_allreduce, or torch's PowerSGD hook on the model"),
+    "adaptive_localsgd": Unsupported("use strategy.localsgd with localsgd_configs k_steps", False),
+    "adaptive_localsgd_configs": Unsupported("use strategy.localsgd with localsgd_configs k_steps"),
+    "asp": Unsupported("use torch.sparse.semi_structured", False),
+    "qat": Unsupported("use torchao's quantization", False),
+    "qat_configs": Unsupported("use torchao's quantization"),
+    "adam_d2sum": Unsupported("use the optimizer that you want", False),
+    "elastic": Unsupported(_ELASTIC, False),
+    "auto": Unsupported(_AUTO, False),
+    "semi_auto": Unsupported(_AUTO, False),
+    "auto_search": Unsupported(_AUTO, False),
+    "build_strategy": Unsupported(_COMPILE),
+    "execution_strategy": Unsupported(_COMPILE),
+    "without_graph_optimization": Unsupported(_COMPILE, True),
+    "cudnn_exhaustive_search": Unsupported(_CUDNN + ": torch.backends.cudnn.benchmark = True", False),
+    "cudnn_batchnorm_spatial_persistent": Unsupported(_CUDNN, False),
+    "conv_workspace_size_limit": Unsupported(_CUDNN, 512),
+    "nccl_comm_num": Unsupported(_NCCL, 1),
+    "sync_nccl_allreduce": Unsupported(_NCCL, True),
+    "use_hierarchical_allreduce": Unsupported(_NCCL, False),
+    "hierarchical_allreduce_inter_nranks": Unsupported(_NCCL, 1),
+    "heter_ccl_mode": Unsupported(_NCCL, False),
+    "calc_comm_same_stream": Unsupported(_NCCL, False),
+    "fuse_all_reduce_ops": Unsupported(f"{_BUCKETS}; make that small", True),
+    "fuse_grad_size_in_num": Unsupported(_BUCKETS, 8),
+    "fuse_grad_size_in_TFLOPS": Unsupported(_BUCKETS, 50),
+    "last_comm_group_size_MB": Unsupported(_BUCKETS, 1),
+    "fuse_grad_merge": Unsupported("strategy.gradient_merge adds up where gradients are", False),
+    "trainer_desc_configs": Unsupported(_USE_SERVERS),
+    "fs_client_param": Unsupported("give URLs that fsspec knows to fleet.save_persistables"),
+    "downpour_table_param": Unsupported(_USE_SERVERS),
+    "is_fl_ps_mode": Unsupported("there is no federated training", False),
+    "with_coordinator": Unsupported("there is no federated training", False),
+    "is_with_coordinator": Unsupported("there is no federated training", False),
+    "split_data": Unsupported("each process reads its own part; use trainers.data's samplers", True),
+    "mode": Unsupported("use fleet.init(is_collective=True or False)"),
+}
+
+
+def check_off(name: str, value: Any) -> None:
+    """Raises NotSupportedError unless the value asks for nothing."""
+    field = UNSUPPORTED[name]
+    if field.off is None or type(value) is not type(field.off) or value != field.off:
+        raise NotSupportedError(f"NotSupported: strategy.{name} = {value!r}; {field.instead}")
+
+
+def off_value(name: str) -> Any:
+    """What reading the field gives. Raises NotSupportedError when there is nothing to give."""
+    field = UNSUPPORTED[name]
+    if field.off is None:
+        raise NotSupportedError(f"NotSupported: strategy.{name}; {field.instead}")
+    return field.off
+
+
+# ---- DistributedStrategy: the wishes of a script, checked when they are written. Knows its fields and for
+# which kind of job each is; leaves their settings to `ps.configs` and `collective.configs`, and what they do
+# to `collective` and `ps`.
 
 DENSE = ("servers", "allreduce")
 
@@ -182,9 +285,8 @@ class DistributedStrategy:
 
     def to_yaml(self) -> str:
         """All fields, as YAML."""
-        from trainers.strategyfile import dumped
 
-        return dumped({name: getattr(self, name) for name in _DEFAULTS})
+        return to_yaml_text({name: getattr(self, name) for name in _DEFAULTS})
 
     @classmethod
     def from_yaml(cls, text: str) -> Self:
@@ -204,9 +306,8 @@ class DistributedStrategy:
         self._take(Path(pb_file).read_text(encoding="utf-8"), str(pb_file))
 
     def _take(self, text: str, source: str) -> None:
-        from trainers.strategyfile import read
 
-        given = read(text, source)
+        given = from_yaml_text(text, source)
         for name in given.keys() & UNSUPPORTED.keys():
             check_off(name, given.pop(name))
         for name, value in {name: _checked(name, value) for name, value in given.items()}.items():
@@ -284,3 +385,144 @@ _CHECKS |= {
     "compile_configs": compile_configs,
     "fuse_grad_size_in_MB": lambda name, value: positive(f"strategy.{name}", value),
 }
+
+
+# ---- A strategy as YAML and back. Knows plain values and the few kinds of objects that settings of tables
+# have; leaves the checks to the strategy.
+
+_YAML_OBJECTS: dict[str, Any] = {rule.__name__: rule for rule in RULES.values()}
+_YAML_OBJECTS |= {"Initializer": Initializer, "Entry": Entry}
+_YAML_KINDS: dict[str, type[InitKind] | type[EntryKind]] = {"Initializer": InitKind, "Entry": EntryKind}
+
+
+def to_yaml_text(values: Mapping[str, Any]) -> str:
+    """The values by field, in this order."""
+    import yaml
+
+    plain = {name: _to_plain(value) for name, value in values.items()}
+    return str(yaml.safe_dump(plain, sort_keys=False, default_flow_style=None))
+
+
+def from_yaml_text(text: str, source: str) -> dict[str, Any]:
+    """The values that `dumped` wrote; the fields are not checked. Raises UsageError for other YAML."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{source} is no YAML: {error}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise UsageError(f"{source} is {type(found).__name__}, not a mapping of a strategy's fields")
+    return {name: _from_plain(value, source) for name, value in found.items()}
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name
+    if is_dataclass(value) and not isinstance(value, type):
+        inside = {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {f"!{type(value).__name__}": inside}
+    if isinstance(value, Mapping):
+        return {key: _to_plain(each) for key, each in value.items()}
+    return [_to_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _from_plain(value: Any, source: str) -> Any:
+    if isinstance(value, list):
+        return [_from_plain(each, source) for each in value]
+    if not isinstance(value, dict):
+        return value
+    names = list(value)
+    if len(names) == 1 and isinstance(names[0], str) and names[0].startswith("!"):
+        return _made_of_fields(names[0][1:], value[names[0]], source)
+    return {key: _from_plain(each, source) for key, each in value.items()}
+
+
+def _made_of_fields(name: str, given: Any, source: str) -> Any:
+    make = _YAML_OBJECTS.get(name)
+    if make is None or not isinstance(given, dict):
+        raise UsageError(
+            f"{source} has {name} {given!r}; it must be one of {', '.join(sorted(_YAML_OBJECTS))}"
+        )
+    known = {field.name for field in fields(make)}
+    if given.keys() != known:
+        raise UsageError(f"{source} has {name} with {sorted(given)}; its fields are {sorted(known)}")
+    values = dict(given)
+    if name in _YAML_KINDS:
+        kinds = {kind.name: kind for kind in _YAML_KINDS[name]}
+        if values["kind"] not in kinds:
+            raise UsageError(
+                f"{source} has {name} of kind {values['kind']!r}; it must be one of {', '.join(kinds)}"
+            )
+        values["kind"] = kinds[values["kind"]]
+    return make(**values)
+
+
+# ---- What scripts for Paddle before 2.0 give to `fleet.distributed_optimizer`. Knows their words; it becomes
+# an ordinary DistributedStrategy.
+
+_WHOSE = "DistributeTranspilerConfig"
+_TRANSPILER_FIELDS = ("slice_var_up", "split_method", "sync_mode")
+_TRANSPILER_INSTEAD = {
+    "min_block_size": "parameters over 8192 elements are sliced, whole rows at a time",
+    "geo_sgd_mode": 'use strategy.a_sync_configs = {"k_steps": n} of a fleet.DistributedStrategy',
+    "geo_sgd_need_push_nums": 'use strategy.a_sync_configs = {"k_steps": n} of a fleet.DistributedStrategy',
+    "half_async": "sync_mode False is asynchronous",
+    "completely_not_async": "sync_mode True is synchronous",
+    "runtime_split_send_recv": "servers know nothing of programs that could be split",
+    "enable_dc_asgd": 'use strategy.a_sync_configs = {"max_staleness": n} to bound what a step may miss',
+    "wait_port": "trainers always wait for their servers",
+    "print_log": "fleetrun --log_level debug shows more",
+    "mode": "use fleet.init(is_collective=True) for training without servers",
+    "collective_mode": "use fleet.init(is_collective=True) for training without servers",
+    "nccl_comm_num": "torch.distributed decides that",
+    "use_hierarchical_allreduce": "torch.distributed decides that",
+    "hierarchical_allreduce_inter_nranks": "torch.distributed decides that",
+}
+
+
+class DistributeTranspilerConfig:
+    """How a job with parameter servers trains, in the words of Paddle 1.x.
+
+    `sync_mode`: a step of all workers together equals one large batch (True), or servers apply what comes
+    (False). `split_method`: which server gets a dense parameter or a slice of one: in turn ("RoundRobin"), or
+    by a hash of its name ("HashName"). `slice_var_up`: dense parameters over 8192 elements are sliced over
+    the servers. Another field is an error that says what to use.
+    """
+
+    sync_mode: bool
+    split_method: str
+    slice_var_up: bool
+
+    def __init__(self) -> None:
+        self.sync_mode = True
+        self.split_method = "RoundRobin"
+        self.slice_var_up = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _TRANSPILER_INSTEAD:
+            raise NotSupportedError(f"NotSupported: {_WHOSE}.{name}; {_TRANSPILER_INSTEAD[name]}")
+        if name not in _TRANSPILER_FIELDS:
+            raise UsageError(f"{_WHOSE} has no field {name!r}{nearest(name, _TRANSPILER_FIELDS)}")
+        if name != "split_method":
+            flag(f"{_WHOSE}.{name}", value)
+        elif value not in SPLIT_METHODS:
+            raise UsageError(f"{_WHOSE}.{name} is {value!r}; it must be one of {', '.join(SPLIT_METHODS)}")
+        object.__setattr__(self, name, value)
+
+
+def strategy_of(wishes: DistributedStrategy | DistributeTranspilerConfig) -> DistributedStrategy:
+    """The strategy that says the same; a DistributedStrategy as it is. Raises UsageError for others."""
+    if isinstance(wishes, DistributedStrategy):
+        return wishes
+    if not isinstance(wishes, DistributeTranspilerConfig):
+        raise UsageError(
+            f"the strategy is {wishes!r}; give a fleet.DistributedStrategy or a {_WHOSE} (an object, made by "
+            "calling it)"
+        )
+    strategy = DistributedStrategy()
+    strategy.a_sync = not wishes.sync_mode
+    strategy.ps_configs = {"split_method": wishes.split_method, "slice_var_up": wishes.slice_var_up}
+    return strategy

@@ -18,7 +18,7 @@ from fleetrun.stacks.taken import Target
 from fleetrun.stacks.traces import Thread, of_faulthandler
 
 NUMBER = signal.SIGRTMIN + 12
-"""The same as in `trainers/stacks.py`. SIGUSR1 and SIGUSR2 are the scripts'."""
+"""The same as in `trainers/process/hooks.py`. SIGUSR1 and SIGUSR2 are the scripts'."""
 
 _PATIENCE = 5.0  # seconds for the stacks to stand in the log
 _SETTLED = 0.2  # seconds without another line: that was all

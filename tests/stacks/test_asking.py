@@ -13,7 +13,7 @@ import pytest
 from fleetrun.stacks.asking import NUMBER, ask, can_ask
 from tests.support.stacks import WAITS, target_of, waiting
 from tests.support.waiting import eventually, state_of
-from trainers import stacks
+from trainers.process import hooks
 
 ASKABLE = f"import trainers\n{WAITS}"
 
@@ -117,18 +117,18 @@ def test_nothing_is_read_from_what_is_no_log(tmp_path: Path, make):
 
 
 def test_both_sides_mean_the_same_signal():
-    assert stacks.NUMBER == NUMBER
+    assert hooks.STACKS_SIGNAL == NUMBER
     assert NUMBER not in (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def test_outside_a_job_nothing_is_installed():
-    assert not stacks.install({})
+    assert not hooks.install_stack_dump({})
     assert signal.getsignal(NUMBER) is signal.SIG_DFL
 
 
 def test_a_handler_of_the_scripts_own_is_left_alone():
     signal.signal(NUMBER, lambda number, frame: None)
     try:
-        assert not stacks.install({"FLEETRUN_CONTAINER": "abcdef.trainer.0"})
+        assert not hooks.install_stack_dump({"FLEETRUN_CONTAINER": "abcdef.trainer.0"})
     finally:
         signal.signal(NUMBER, signal.SIG_DFL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import PATH
-from trainers import lastwords
+from trainers.process import hooks
 
 
 def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -56,9 +56,9 @@ def test_importing_trainers_is_cheap() -> None:
 
 
 def test_the_first_named_file_wins_and_empty_ones_do_not_count() -> None:
-    assert lastwords.error_file({"FLEETRUN_ERROR_FILE": "", "TORCHELASTIC_ERROR_FILE": "b"}) == "b"
-    assert lastwords.error_file({"FLEETRUN_ERROR_FILE": "a", "TORCHELASTIC_ERROR_FILE": "b"}) == "a"
-    assert lastwords.error_file({}) == ""
+    assert hooks.error_file({"FLEETRUN_ERROR_FILE": "", "TORCHELASTIC_ERROR_FILE": "b"}) == "b"
+    assert hooks.error_file({"FLEETRUN_ERROR_FILE": "a", "TORCHELASTIC_ERROR_FILE": "b"}) == "a"
+    assert hooks.error_file({}) == ""
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_first_named_file_wins_and_empty_ones_do_not_count() -> None:
 )
 def test_sys_exit_with_a_failure_is_one(call: str, failed: bool) -> None:
     script = (
-        f"import atexit, sys, trainers.lastwords as l; atexit.register(lambda: print(l.failed())); {call}"
+        f"import atexit, sys, trainers.process.hooks as l; atexit.register(lambda: print(l.failed())); {call}"
     )
     ended = run("import trainers; " + script)
     assert ended.stdout == f"{failed}\n"

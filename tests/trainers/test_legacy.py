@@ -7,10 +7,9 @@ import torch
 
 from trainers.errors import NotSupportedError, UsageError
 from trainers.fleet import Fleet
-from trainers.legacy import DistributeTranspilerConfig, strategy_of
 from trainers.ps.trainer.layout import Layout, Wishes, plan
-from trainers.roles.userdefined import UserDefinedRoleMaker
-from trainers.strategy import DistributedStrategy
+from trainers.roles.makers import UserDefinedRoleMaker
+from trainers.strategy import DistributedStrategy, DistributeTranspilerConfig, strategy_of
 
 
 def config(**fields: Any) -> DistributeTranspilerConfig:

@@ -1,32 +1,157 @@
-"""Checkpoints of collective jobs that survive: written aside by all ranks, named at one blow, read by any
-number of ranks. Knows who does what in which order; leaves files, tensors and states to its siblings.
+"""Checkpoints of collective jobs that survive: written aside by all ranks, published atomically, read by
+any number of ranks.
 
-Everything here is called by all ranks of the process group, with equal arguments; a process without a group
-is a rank of one.
+Here is which rank does what, in which order, and a save in the background beside the training; files,
+tensors and states are in the modules beside this one. Every function is called by all ranks of the process
+group, with equal arguments; a process without a group is a rank of one.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from trainers import progress
 from trainers.checkpoints import shelf as shelves
 from trainers.checkpoints import tensors as checkpoint_tensors
-from trainers.checkpoints.background import Background
 from trainers.checkpoints.manifest import CheckpointError, Manifest
-from trainers.checkpoints.ranks import Ranks, done
 from trainers.checkpoints.shelf import Shelf, open_shelf, step_of
-from trainers.checkpoints.staging import Staging
 from trainers.checkpoints.state import Contents
+from trainers.checkpoints.tensors import Staging
 from trainers.errors import FleetError, UsageError
-from trainers.glog import glog
+from trainers.process.hooks import failed
+from trainers.process.log import glog
+
+# ---- One save at a time beside the training: in a thread, through a process group of its own. Knows threads
+# and the end of the process; leaves what is saved to `checkpoint`.
+
+
+class Background:
+    """`start` and `wait` are called by all ranks, in the same order."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+        self._under_way: Future[str] | None = None
+        self._groups: tuple[dist.ProcessGroup | None, dist.ProcessGroup | None] = (None, None)
+
+    def start(self, work: Callable[[], str]) -> None:
+        """After `wait`. Raises nothing that `work` raises."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="fleet-checkpoint")
+            # After the group's own, so before it: the save needs its peers.
+            atexit.register(self._end)
+        self._under_way = self._threads.submit(work)
+
+    def wait(self) -> str | None:
+        """What the save under way returns, None when there is none; raises what it raises, once."""
+        ended, self._under_way = self._under_way, None
+        return None if ended is None else ended.result()
+
+    def group(self) -> dist.ProcessGroup | None:
+        """Gloo among all ranks, for the thread alone: in a group of the training's its messages would get
+        between the training's own. Made at the first call, by all ranks together.
+        """
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return None
+        if self._groups[0] is not dist.group.WORLD:
+            self._groups = dist.group.WORLD, dist.new_group(backend="gloo")
+        return self._groups[1]
+
+    def _end(self) -> None:
+        """The interpreter has waited for the thread. A save that nobody has asked after and that failed must
+        not go unnoticed: an exit code of 0 would say that all is there.
+        """
+        error = None if self._under_way is None else self._under_way.exception()
+        if error is None:
+            return
+        if failed():
+            glog(f"warning: the last checkpoint was not saved: {error}")
+            return
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # Python has no other way to another exit code from here
+
+
+# ---- What ranks say to each other about a checkpoint: the first decides and tells, all report. Knows process
+# groups, and that there may be none.
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks of the default process group; a process without one is a rank of one. `group`: another group
+    of the same ranks to talk through.
+
+    Every method is called by all ranks, in the same order.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        joined = dist.is_initialized()
+        self.group = group
+        self.rank = dist.get_rank() if joined else 0
+        self.world = dist.get_world_size() if joined else 1
+
+    def first_tells(self, ask: Callable[[], T]) -> T:
+        """What `ask` returns on the first rank; raises on all of them the FleetError that it raises, and
+        CheckpointError for its OSError.
+        """
+        told: list[Any] = [None, None]
+        if self.rank == 0:
+            told = _tried(ask)
+        if self.world > 1:
+            dist.broadcast_object_list(told, src=0, group=self.group)
+        answer: T = _answer(told)
+        return answer
+
+    def all_tell(self, mine: Callable[[], T]) -> list[T]:
+        """What `mine` returns on each rank, in rank order; raises on all what the first of them raises."""
+        told = _tried(mine)
+        everyone: list[Any] = [told]
+        if self.world > 1:
+            everyone = [None] * self.world
+            dist.all_gather_object(everyone, told, group=self.group)
+        return [_answer(each) for each in everyone]
+
+
+def done(act: Callable[[], T]) -> Callable[[], T]:
+    """`act` is done now; its result is told, or its error raised, whenever what is returned is called."""
+    told = _tried(act)
+    return lambda: _answer(told)
+
+
+def _tried(act: Callable[[], Any]) -> list[Any]:
+    """[result, error]"""
+    try:
+        return [act(), None]
+    except FleetError as error:
+        return [None, error]
+    except OSError as error:
+        return [None, CheckpointError(str(error))]
+
+
+def _answer(told: list[Any]) -> Any:
+    result, error = told
+    if error is not None:
+        raise error
+    return result
+
+
+# ---- Checkpoints of collective jobs that survive: written aside by all ranks, named at one blow, read by any
+# number of ranks. Knows who does what in which order; leaves files, tensors and states to its siblings.
+#
+# Everything here is called by all ranks of the process group, with equal arguments; a process without a group
+# is a rank of one.
 
 KEEP = 2
 

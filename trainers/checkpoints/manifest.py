@@ -1,4 +1,6 @@
-"""What a checkpoint says of itself: one JSON document with its own checksum. Pure."""
+"""What a checkpoint says of itself: one JSON document with its own checksum, and the small values in it.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from typing import Any
 
 import xxhash
 
-from trainers.errors import FleetError, NotSupportedError
+from trainers.errors import FleetError, NotSupportedError, UsageError
+
+# ---- What a checkpoint says of itself: one JSON document with its own checksum. Pure.
 
 MANIFEST = "checkpoint.json"
 FORMAT = 1
@@ -33,7 +37,7 @@ class Manifest:
     parts: Mapping[str, Any]
 
 
-def to_bytes(manifest: Manifest) -> bytes:
+def manifest_to_bytes(manifest: Manifest) -> bytes:
     body = json.dumps({"format": FORMAT, **asdict(manifest)})
     text = json.dumps({"xxh3": xxhash.xxh3_128_hexdigest(body.encode()), "manifest": body})
     return text.encode() + _END
@@ -44,7 +48,7 @@ def is_ended(content: bytes) -> bool:
     return content.endswith(_END)
 
 
-def from_bytes(content: bytes) -> Manifest:
+def manifest_from_bytes(content: bytes) -> Manifest:
     """Raises CheckpointError for anything but a whole document, NotSupportedError for a later version's."""
     try:
         outer = json.loads(content)
@@ -59,3 +63,36 @@ def from_bytes(content: bytes) -> Manifest:
         return Manifest(**told)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"is damaged: {error!r}") from error
+
+
+# ---- Small values in a checkpoint's manifest: numbers, strings, lists and dicts as JSON, and back. Pure.
+
+_ITEMS = "__items__"
+"""A dict whose keys are not all strings (the milestones of a learning rate schedule) is a list of pairs."""
+
+
+def to_json(name: str, value: Any) -> Any:
+    """Raises UsageError, with `name`, for anything else than numbers, strings, lists, tuples and dicts."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [to_json(name, item) for item in value]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and key != _ITEMS for key in value):
+            return {key: to_json(f"{name}.{key}", item) for key, item in value.items()}
+        return {_ITEMS: [[to_json(name, key), to_json(name, item)] for key, item in value.items()]}
+    raise UsageError(
+        f"{name} is of type {type(value).__name__} and cannot be kept in a checkpoint: beside the tensors of "
+        "model and optimizer it holds numbers, strings, lists and dicts"
+    )
+
+
+def from_json(value: Any) -> Any:
+    """The value that `to_json` was given; tuples have become lists."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if isinstance(value, dict):
+        if value.keys() == {_ITEMS}:
+            return {from_json(key): from_json(item) for key, item in value[_ITEMS]}
+        return {key: from_json(item) for key, item in value.items()}
+    return value

@@ -1,8 +1,9 @@
-"""Tensors of a checkpoint, written and read by torch.distributed.checkpoint: each rank writes a share, and
-any number of ranks read what they need. Knows torch's planner and files; leaves names and folders to others.
+"""Tensors of a checkpoint: written and read by torch.distributed.checkpoint, copied first for a save in the
+background.
 
-Where each tensor is stands as JSON in our own manifest. torch's `.metadata` says the same in pickle; torch's
-tools read it, nothing here does: loading a checkpoint runs no code that came with it.
+Each rank writes a share, and any number of ranks read what they need. Where each tensor is stands as JSON
+in our own manifest. torch's `.metadata` says the same in pickle; torch's tools read it, nothing here does:
+loading a checkpoint runs no code that came with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ import torch.distributed as dist
 
 from trainers.checkpoints.manifest import CheckpointError
 from trainers.checkpoints.shelf import Shelf
+
+# ---- Tensors of a checkpoint, written and read by torch.distributed.checkpoint: each rank writes a share,
+# and any number of ranks read what they need. Knows torch's planner and files; leaves names and folders to
+# others.
+#
+# Where each tensor is stands as JSON in our own manifest. torch's `.metadata` says the same in pickle;
+# torch's tools read it, nothing here does: loading a checkpoint runs no code that came with it.
 
 Tensors = dict[str, torch.Tensor]
 
@@ -45,7 +53,7 @@ def write(tensors: Tensors, shelf: Shelf, name: str, group: dist.ProcessGroup | 
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from trainers.checkpoints.streams import ShelfWriter
+    from trainers.checkpoints.torch_storage import ShelfWriter
 
     writer = ShelfWriter(shelf, name)
     planner = DefaultSavePlanner(flatten_state_dict=False)
@@ -66,7 +74,7 @@ def read(tensors: Tensors, shelf: Shelf, name: str, index: Mapping[str, Any]) ->
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    from trainers.checkpoints.reader import IndexReader
+    from trainers.checkpoints.torch_storage import IndexReader
 
     reader = IndexReader(shelf, name, index)
     planner = DefaultLoadPlanner(flatten_state_dict=False)
@@ -123,3 +131,48 @@ def _be_quiet() -> None:
     background would put back what the main thread has changed meanwhile.
     """
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+
+
+# ---- A copy of a state that training may go on beside. Knows tensors and devices; no file and no other rank.
+
+
+class Staging:
+    """Copies in this machine's memory, which the next ones use again: to get fresh memory from the system
+    takes longer than to copy. So a copy is valid until the next.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Tensors = {}
+
+    def copies(self, tensors: Tensors) -> Tensors:
+        """The same tensors on the CPU, shards as shards, as they are now."""
+        memory, self._memory = self._memory, {}
+        copied = {}
+        for key, value in tensors.items():
+            local = _local_part(value.detach())
+            self._memory[key] = _copied(local, memory.pop(key, None))
+            copied[key] = _as_part_of(value, self._memory[key])
+        if any(value.is_cuda for value in tensors.values()):
+            torch.cuda.current_stream().synchronize()  # copies into pinned memory are under way until then
+        return copied
+
+
+def _copied(value: torch.Tensor, memory: torch.Tensor | None) -> torch.Tensor:
+    if memory is None or memory.shape != value.shape or memory.dtype != value.dtype:
+        memory = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+    return memory.copy_(value, non_blocking=value.is_cuda)
+
+
+def _local_part(value: Any) -> torch.Tensor:
+    local: torch.Tensor = value.to_local() if is_sharded(value) else value
+    return local
+
+
+def _as_part_of(value: Any, local: torch.Tensor) -> torch.Tensor:
+    """`local` as the same part of the whole as `value` is of it. By the constructor, since `from_local` would
+    bring it to the mesh's device.
+    """
+    if not is_sharded(value):
+        return local
+    shard: torch.Tensor = type(value)(local, value._spec, requires_grad=False)
+    return shard

@@ -1,5 +1,8 @@
-"""Settings of collective strategies, checked when they are made. Knows names, types and ranges, as Paddle
-has them; leaves what they do to `stepping`, `scaling`, `pacing`, `reducing` and `largebatch`.
+"""Settings of collective strategies, checked when they are made: names, types and ranges as Paddle has
+them.
+
+One class for each `..._configs` field of the strategy, and `CollectiveSettings`, all of them as one frozen
+value that knows which of them do not go together.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ from typing import Any, TypeAlias
 
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.configs import flag, keys, positive, whole
+
+# ---- Settings of collective strategies, checked when they are made. Knows names, types and ranges, as Paddle
+# has them; leaves what they do to `stepping`, `scaling`, `pacing`, `reducing` and `largebatch`.
 
 AMP_DTYPES = ("bfloat16", "float16")
 SCALES = ("avg", "sum", "customized")
@@ -201,3 +207,223 @@ def _set_names(configs: LarsConfigs | LambConfigs, where: str) -> None:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
+
+
+# ---- Settings of `sharding`, `recompute` and `compile`, checked when they are made. Knows names, types and
+# ranges; leaves what they do to `sharding`, `recompute` and `compiling`.
+
+STAGES = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingConfigs:
+    """The keys of `strategy.sharding_configs`, as Paddle names them.
+
+    `stage`: what is divided among the processes: 1 the optimizer's state, 2 gradients too, 3 parameters too.
+    Stages 2 and 3 fetch and free parameters by units of the model: blocks of at least `segment_broadcast_MB`,
+    or the modules that `segment_anchors` names (`"layer1"`, `"blocks.*"`: a star is one step of a name).
+    """
+
+    stage: int = 1
+    segment_broadcast_MB: float = 32.0
+    segment_anchors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stage, bool) or self.stage not in STAGES:
+            raise UsageError(f"sharding_configs stage is {self.stage!r}; it must be 1, 2 or 3")
+        positive("sharding_configs segment_broadcast_MB", self.segment_broadcast_MB)
+        object.__setattr__(
+            self, "segment_anchors", _module_names("sharding_configs segment_anchors", self.segment_anchors)
+        )
+        if self.segment_anchors and self.stage == 1:
+            raise UsageError(
+                "sharding_configs segment_anchors with stage 1: only stages 2 and 3 have units; "
+                "leave it out, or set the stage"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeConfigs:
+    """The keys of `strategy.recompute_configs`. `checkpoints`: the modules whose activations are computed
+    again in the backward pass, by name or pattern (`"layer1"`, `"blocks.*"`: a star is one step of a name).
+    """
+
+    checkpoints: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "checkpoints", _module_names("recompute_configs checkpoints", self.checkpoints)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileConfigs:
+    """The keys of `strategy.compile_configs`: the arguments of torch.compile of the same names."""
+
+    backend: str = "inductor"
+    mode: str | None = None
+    dynamic: bool | None = None
+    fullgraph: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("backend", "mode"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name == "mode"):
+                raise UsageError(f"compile_configs {name} is {value!r}; it must be a name of torch.compile's")
+        if self.dynamic is not None:
+            flag("compile_configs dynamic", self.dynamic)
+        flag("compile_configs fullgraph", self.fullgraph)
+
+
+_REFUSED = {
+    "sharding_segment_strategy": "segment_anchors decides when it is given, else segment_broadcast_MB",
+    "sharding_degree": "all processes of the job share",
+    "dp_degree": "all processes of the job share",
+    "mp_degree": "use torch.distributed.tensor.parallel",
+    "pp_degree": "use torch.distributed.pipelining",
+    "hybrid_dp": "all processes of the job share",
+    "gradient_merge_acc_step": "use strategy.gradient_merge",
+    "optimize_offload": "state stays on the device of its parameters",
+    "offload": "state stays on the device of its parameters",
+    "enable_offload": "activations stay on their device",
+    "checkpoint_shape": "activations stay on their device",
+}
+
+
+def sharding_configs(name: str, value: Any) -> Mapping[str, Any]:
+    """The mapping, read-only and checked; raises UsageError or NotSupportedError."""
+    return _checked_keys(name, value, ShardingConfigs)
+
+
+def recompute_configs(name: str, value: Any) -> Mapping[str, Any]:
+    """The mapping, read-only and checked; raises UsageError or NotSupportedError."""
+    return _checked_keys(name, value, RecomputeConfigs)
+
+
+def compile_configs(name: str, value: Any) -> Mapping[str, Any]:
+    """The mapping, read-only and checked; raises UsageError."""
+    return _checked_keys(name, value, CompileConfigs)
+
+
+def _checked_keys(
+    name: str, value: Any, kind: type[ShardingConfigs] | type[RecomputeConfigs] | type[CompileConfigs]
+) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        for key in value.keys() & _REFUSED.keys():
+            raise NotSupportedError(
+                f"NotSupported: strategy.{name} {key} has no meaning here ({_REFUSED[key]}); leave it out"
+            )
+    configs = keys(name, value, [field.name for field in fields(kind)])
+    kind(**configs)
+    return configs
+
+
+def _module_names(what: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        raise UsageError(f"{what} is {value!r}; it must be a list of names of modules")
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"{what} has {name!r} in it; it must be a list of names of modules")
+    return tuple(value)
+
+
+# ---- What a strategy asks of collective training, as one frozen value. Knows which wishes go together;
+# leaves what they do to the files that are named after them.
+
+BUCKET_MB = 25.0
+"""torch's own default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSettings:
+    """None, False: not asked for. Raises NotSupportedError for wishes that do not go together, both named."""
+
+    amp: AmpConfigs | None = None
+    gradient_merge: GradientMergeConfigs | None = None
+    localsgd: LocalSGDConfigs | None = None
+    sharding: ShardingConfigs | None = None
+    recompute: RecomputeConfigs | None = None
+    compile: CompileConfigs | None = None
+    lars: LarsConfigs | None = None
+    lamb: LambConfigs | None = None
+    scale_strategy: str = "avg"
+    fp16_allreduce: bool = False
+    sync_batch_norm: bool = False
+    find_unused_parameters: bool = False
+    fuse_grad_size_in_MB: float = BUCKET_MB
+
+    def __post_init__(self) -> None:
+        wanted = self._wanted()
+        for one, other, why in _APART:
+            if one in wanted and other in wanted:
+                raise NotSupportedError(
+                    f"NotSupported: strategy.{wanted[one]} together with strategy.{wanted[other]}: {why}; "
+                    "drop one of the two"
+                )
+
+    @property
+    def sharded(self) -> bool:
+        """Whether processes hold parts of gradients or parameters: there is no DataParallel then."""
+        return self.sharding is not None and self.sharding.stage > 1
+
+    @property
+    def float16(self) -> bool:
+        """Whether losses are scaled."""
+        return self.amp is not None and self.amp.dtype == "float16"
+
+    @property
+    def merged_steps(self) -> int:
+        """Backward passes to an update."""
+        return 1 if self.gradient_merge is None else self.gradient_merge.k_steps
+
+    @property
+    def paced(self) -> bool:
+        """Whether the model must know where between two updates the job is."""
+        return self.merged_steps > 1 or self.localsgd is not None
+
+    def divisor(self, world: int) -> float:
+        """By what the sum of all gradients of an update is divided."""
+        processes = world if self.scale_strategy == "avg" else 1
+        merges = self.gradient_merge is not None and self.gradient_merge.avg
+        return float(processes * (self.merged_steps if merges else 1))
+
+    def changed(self, other: CollectiveSettings) -> list[str]:
+        """The fields, of those that a wrapped model depends on, in which the two differ."""
+        return [
+            _FIELDS.get(field.name, field.name)
+            for field in fields(self)
+            if field.name not in ("lars", "lamb") and getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+    def _wanted(self) -> dict[str, str]:
+        """What is asked for, by the names in `_APART`, and how a message calls it."""
+        asked = {name: name for name in ("localsgd", "lars", "lamb") if getattr(self, name) is not None}
+        asked |= {name: name for name in ("fp16_allreduce", "find_unused_parameters") if getattr(self, name)}
+        if self.merged_steps > 1:
+            asked["gradient_merge"] = "gradient_merge"
+        if self.scale_strategy != "avg":
+            asked["scale"] = f"gradient_scale_configs {self.scale_strategy!r}"
+        if self.fuse_grad_size_in_MB != BUCKET_MB:
+            asked["buckets"] = "fuse_grad_size_in_MB"
+        if self.sharding is not None:
+            asked["sharding"] = "sharding"
+        if self.sharded and self.sharding is not None:
+            asked["stages"] = f"sharding stage {self.sharding.stage}"
+        return asked
+
+
+_FIELDS = {"scale_strategy": "gradient_scale_configs"}
+
+_APART = (
+    ("localsgd", "gradient_merge", "with localsgd processes already exchange every k_steps only"),
+    ("localsgd", "sharding", "no process has the whole model to train on its own"),
+    ("localsgd", "fp16_allreduce", "localsgd exchanges parameters, not gradients"),
+    ("localsgd", "scale", "with localsgd gradients stay in their process"),
+    ("lars", "lamb", "only one of them can replace the optimizer"),
+    ("lars", "stages", "a rate by the norm of a weight wants the whole weight"),
+    ("lamb", "stages", "a rate by the norm of a weight wants the whole weight"),
+    ("fp16_allreduce", "stages", "FSDP sends gradients in the type that they have"),
+    ("find_unused_parameters", "stages", "FSDP treats parameters that are not used by itself"),
+    ("buckets", "stages", "FSDP sends by units of the model, see sharding_configs segment_broadcast_MB"),
+)
+"""Wishes that do not go together, and why."""

@@ -1,11 +1,23 @@
-"""Data parallel training: torch's DistributedDataParallel with what a fleet script expects of it besides."""
+"""Data parallel training: torch's DistributedDataParallel, and when and how its gradients are exchanged.
+
+`Reducing` replaces DDP's own average. `Cadence` counts backward passes and updates: gradient_merge and
+localsgd leave out exchanges, and `pace` makes the model follow it. `compute_in` runs the forward pass in
+half precision.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from trainers.collective.configs import LocalSGDConfigs
+from trainers.errors import NotSupportedError, UsageError
+
+# ---- Data parallel training: torch's DistributedDataParallel with what a fleet script expects of it besides.
 
 
 class DataParallel(DistributedDataParallel):
@@ -28,3 +40,181 @@ class DataParallel(DistributedDataParallel):
     def clear_gradients(self) -> None:
         """Paddle's name of `zero_grad`."""
         self.zero_grad()
+
+
+# ---- How gradients of all ranks become one, when DDP's own average will not do. Knows gradient buckets;
+# leaves when to DDP.
+
+
+class Bucket(Protocol):
+    """torch's GradBucket, which it does not name for type checkers."""
+
+    def buffer(self) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reducing:
+    """The sum of all ranks' gradients over `divisor`. `dtype`: in which they travel; None: in their own."""
+
+    divisor: float
+    dtype: torch.dtype | None = None
+
+
+def reduce(how: Reducing, bucket: Bucket) -> torch.futures.Future[torch.Tensor]:
+    """What a communication hook of DDP does."""
+    buffer = bucket.buffer()
+    sent = buffer if how.dtype is None else buffer.to(how.dtype)
+    sent.div_(how.divisor)  # before adding up: a sum of float16 overflows earlier than an average
+    future: torch.futures.Future[list[torch.Tensor]] = dist.all_reduce(sent, async_op=True).get_future()
+
+    def back(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        summed = done.value()[0]
+        return summed if summed.dtype == buffer.dtype else buffer.copy_(summed)
+
+    return future.then(back)
+
+
+def set_reducing(model: torch.nn.Module, how: Reducing) -> None:
+    """Have a model's gradients reduced like this: one that DDP wraps, or that FSDP2 has sharded."""
+    if isinstance(model, DistributedDataParallel):
+        # torch wants the hook's annotations to be its own types, and not their names; a lambda has none.
+        model.register_comm_hook(None, lambda _, bucket: reduce(how, bucket))
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        raise NotSupportedError(
+            "NotSupported: strategy.gradient_merge and gradient_scale_configs together with sharding stage 2 "
+            f"or 3 need a newer torch than {torch.__version__}; use stage 1, or drop them"
+        )
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(how.divisor)
+            module.set_force_sum_reduction_for_comms(True)  # a factor before the sum is NCCL's alone
+
+
+# ---- Where between two updates, and between two exchanges, a job is: counts, and what follows from them.
+# Knows no gradient and no process.
+
+
+class Cadence:
+    """Counted by the optimizer, asked by the model. `steps`: backward passes to an update."""
+
+    def __init__(self, steps: int = 1, local: LocalSGDConfigs | None = None) -> None:
+        self._steps = steps
+        self._local = local
+        self.followed = False
+        """Whether an optimizer counts here."""
+        self.merged = 0
+        """Backward passes since the last update."""
+        self.updates = 0
+        self.apart = 0
+        """Updates that each process has made on its own since models were equal."""
+
+    @property
+    def merges(self) -> bool:
+        """Whether the next step is none yet: its gradients are only added to those before."""
+        return self.merged + 1 < self._steps
+
+    @property
+    def alone(self) -> bool:
+        """Whether the next update is each process's own."""
+        return self._local is not None and self.updates + 1 >= self._local.begin_step
+
+    @property
+    def localized(self) -> bool:
+        """Whether processes have made updates of their own, from which at least their optimizers differ."""
+        return self._local is not None and self.updates >= self._local.begin_step
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the next backward pass sends gradients to the other processes."""
+        return not self.merges and not self.alone
+
+    def merge(self) -> None:
+        """A step that only added up."""
+        self.merged += 1
+
+    def update(self) -> bool:
+        """An update; whether models are to be averaged now."""
+        if self.alone:
+            self.apart += 1
+        self.updates += 1
+        self.merged = 0
+        return self._local is not None and self.apart >= self._local.k_steps
+
+    def drop(self) -> None:
+        """An update that did not take place: its gradients were not finite."""
+        self.merged = 0
+
+    def resume(self, updates: int) -> None:
+        """Go on where a checkpoint was taken, of models that were equal."""
+        self.updates, self.merged, self.apart = updates, 0, 0
+
+
+# ---- What a wrapped model does at every call besides computing: half precision around its forward pass, and
+# gradients that stay here or go to the others. Knows hooks and the cadence; leaves updates to the optimizer.
+
+
+def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Call the model under autocast from now on. Its outputs are float32 again, so that a loss of them is
+    computed in full precision.
+    """
+    device = next((param.device.type for param in model.parameters()), "cpu")
+    open_contexts: list[torch.autocast] = []  # a model may call itself
+
+    def before(module: torch.nn.Module, inputs: Any) -> None:
+        context = torch.autocast(device, dtype)
+        context.__enter__()  # type: ignore[no-untyped-call]  # torch's
+        open_contexts.append(context)
+
+    def after(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        if open_contexts:  # none when another hook has failed before ours
+            open_contexts.pop().__exit__(None, None, None)
+        return _in_full(output, dtype)
+
+    model.register_forward_pre_hook(before)
+    model.register_forward_hook(
+        after, always_call=True
+    )  # after an error too, or the script stays in autocast
+
+
+def pace(model: torch.nn.Module, cadence: Cadence) -> None:
+    """Have gradients exchanged only when the cadence says so, and kept while they are being merged.
+
+    With FSDP the parts are exchanged with every backward pass, and added up as parts: no rank has memory for
+    all of them.
+    """
+
+    def before(module: torch.nn.Module, inputs: Any) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if not cadence.followed:
+            if not module.training:  # an evaluation, as it seems: a script may also train without dropout
+                return
+            raise UsageError(
+                "strategy.gradient_merge and strategy.localsgd count steps of the optimizer that "
+                "fleet.distributed_optimizer() returns; call it before the first step, and use its optimizer"
+            )
+        if isinstance(module, DistributedDataParallel):
+            module.require_backward_grad_sync = cadence.exchanges
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        if not cadence.merged:
+            type(model).zero_grad(model, set_to_none)
+
+    model.register_forward_pre_hook(before)
+    model.__dict__["zero_grad"] = zero_grad
+
+
+def _in_full(output: Any, dtype: torch.dtype) -> Any:
+    """The same with tensors of this type as float32, in lists, tuples and dicts too."""
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype == dtype else output
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        return type(output)(*(_in_full(each, dtype) for each in output))
+    if type(output) in (list, tuple):
+        return type(output)(_in_full(each, dtype) for each in output)
+    if type(output) is dict:
+        return {key: _in_full(each, dtype) for key, each in output.items()}
+    return output

@@ -1,21 +1,74 @@
-"""The process group of this job: which backend, which device, made once and ended quietly. Leaves
-collectives to torch.
+"""The process group of this job: which backend and device, made once and ended quietly.
+
+Also the small exchanges that go through it: `gather` by way of the CPU, and the agreement of all ranks to
+stop at the same step. `init_parallel_env`, `get_rank` and `get_world_size` are Paddle's short way to data
+parallel training without `fleet`.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import ipaddress
 import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainers import progress
-from trainers.collective.threads import wait_until_idle
 from trainers.errors import UsageError
-from trainers.lastwords import failed
+from trainers.notice import Notice
+from trainers.process.hooks import failed, install_exit_hooks
+from trainers.roles.environment import current_identity
 from trainers.roles.identity import Identity
+
+# ---- Gloo's worker threads at the end of a process. Knows /proc and one defect of torch; nothing of
+# training.
+#
+# A Gloo thread that has finished a collective drops the Python objects that came with it, and takes the GIL
+# for that. When the interpreter is being torn down by then, the process aborts (`terminate called without an
+# active exception`, exit code -6; https://github.com/pytorch/pytorch/issues/190489). Destroying the process
+# group does not join the threads once there has been a DistributedDataParallel. Seen once in about four
+# hundred runs, on a busy machine, and not since; it could not be provoked.
+
+GLOO_WORKER = "pt_gloo_runloop"
+OWN_TASKS = Path("/proc/self/task")
+
+
+def wait_until_idle(tasks: Path = OWN_TASKS, looks: int = 1000, pause: float = 0.002) -> bool:
+    """Look until every Gloo worker sleeps, so often at most, every `pause` seconds; whether they all do.
+
+    Twice in a row, and the GIL is free in between: a thread that sleeps because it waits for the GIL
+    gets it there. Looks are counted, not seconds: while this process stands still its workers do, too.
+    """
+    asleep = 0
+    for _ in range(looks):
+        asleep = asleep + 1 if all(state == "S" for state in _gloo_states(tasks)) else 0
+        if asleep == 2:
+            return True
+        time.sleep(pause)
+    return False
+
+
+def _gloo_states(tasks: Path) -> list[str]:
+    """The state letter of each Gloo worker: the field after the name in /proc/PID/task/TID/stat (proc(5))."""
+    states = []
+    for task in tasks.iterdir():
+        try:
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # this thread has just ended
+        if name == GLOO_WORKER:
+            states.append(rest.split()[0])
+    return states
+
+
+# ---- The process group of this job: which backend, which device, made once and ended quietly. Leaves
+# collectives to torch.
 
 
 def choose_device(identity: Identity, cuda: bool, cuda_count: int) -> torch.device:
@@ -64,7 +117,7 @@ def start(identity: Identity) -> None:
                 world_size=identity.worker_num,
                 device_id=device if backend == "nccl" else None,
             )
-    atexit.register(_end)
+    atexit.register(_end_group)
 
 
 def _prefer_loopback(identity: Identity) -> None:
@@ -83,8 +136,124 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _end() -> None:
+def _end_group() -> None:
     # After a failure the peers may be gone, and ending an NCCL group waits for them.
     if dist.is_initialized() and not failed():
         dist.destroy_process_group()
         wait_until_idle()
+
+
+# ---- What each rank has, to all ranks, by way of the CPU: small things beside the training. Knows the
+# process group; leaves what the bytes mean to its callers.
+
+
+def cpu_group() -> dist.ProcessGroup | None:
+    """A group of all ranks whose tensors are on the CPU; the first call makes it, on all ranks. With NCCL
+    alone an answer would come when the GPU has done all that waits there.
+    """
+    return _gloo_beside(dist.group.WORLD)
+
+
+@functools.lru_cache(maxsize=1)
+def _gloo_beside(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
+
+
+def gather(mine: bytes) -> list[bytes]:
+    """What every rank gives, in rank order; all ranks call it. Raises what torch does when a rank is gone."""
+    world = dist.get_world_size()
+    if world == 1:
+        return [mine]
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor([len(mine)]), group=cpu_group())
+    longest = max(int(size) for size in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    given = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(given, padded, group=cpu_group())
+    return [each[: int(size)].numpy().tobytes() for each, size in zip(given, sizes, strict=True)]
+
+
+# ---- All ranks leave a loop at the same step: what one has heard, all hear, at the same call. Knows one
+# small all_reduce; leaves signals and files to `notice`.
+
+
+def combined(told: Sequence[tuple[str, float] | None], now: float) -> Notice:
+    """One notice of what the ranks have heard, (why, seconds left) or nothing: the reason of the first that
+    has one, the earliest deadline. Seconds, because clocks of two machines may be far apart.
+    """
+    heard = [each for each in told if each is not None]
+    return Notice(heard[0][0], now + min(left for _, left in heard))
+
+
+class Agreement:
+    """Asked by all ranks equally often, it answers all of them alike.
+
+    A rank alone that left would let the others wait for it in their next all_reduce for ever: signals reach
+    ranks at different steps.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._agreed: Notice | None = None
+
+    def on(self, mine: Notice | None) -> Notice | None:
+        """A notice as soon as any rank has one: the reason of the lowest such rank, and the earliest deadline
+        by this machine's own clock. From then on the same again, without the others.
+
+        Raises what torch does when a rank is gone.
+        """
+        if self._agreed is None and self._anyone(mine is not None):
+            self._agreed = self._together(mine)
+        return self._agreed
+
+    def _anyone(self, mine: bool) -> bool:
+        if dist.get_world_size() == 1:
+            return mine
+        heard = torch.tensor([int(mine)])
+        dist.all_reduce(heard, op=dist.ReduceOp.MAX, group=cpu_group())
+        return bool(heard.item())
+
+    def _together(self, mine: Notice | None) -> Notice:
+        told: list[Any] = [None] * dist.get_world_size()
+        own = None if mine is None else (mine.why, mine.deadline - self._wall())
+        if len(told) > 1:
+            dist.all_gather_object(told, own, group=cpu_group())
+        else:
+            told = [own]
+        return combined(told, self._wall())
+
+
+# ---- Paddle's short way to data parallel training: `init_parallel_env`, `get_rank`, `get_world_size`.
+
+
+def init_parallel_env() -> None:
+    """Join the process group that the environment describes; a process on its own is a group of one."""
+    install_exit_hooks()
+    identity = current_identity()
+    if identity.launched_as_ps:
+        raise UsageError(
+            "init_parallel_env() is collective, and this job was started with parameter servers; "
+            "start it without --server_num and --trainer_num, or use fleet.init(is_collective=False)"
+        )
+    start(identity)
+
+
+def get_rank() -> int:
+    """This process's rank, before init_parallel_env too."""
+    return dist.get_rank() if dist.is_initialized() else current_identity().index
+
+
+def get_world_size() -> int:
+    """The number of processes (in a parameter-server job: of trainers), before init_parallel_env too."""
+    return dist.get_world_size() if dist.is_initialized() else current_identity().worker_num
+
+
+# ---- The device that an example trains on.
+
+
+def current_device() -> torch.device:
+    """This trainer's GPU, where its launcher gave it one, or the CPU. Paddle's scripts write
+    `CUDAPlace(int(os.environ["FLAGS_selected_gpus"]))`, which fleetrun sets and torchrun does not.
+    """
+    return choose_device(current_identity(), torch.cuda.is_available(), torch.cuda.device_count())

@@ -1,5 +1,7 @@
-"""Collective training behind the fleet API: the process group, models and optimizers in any order. Leaves
-what a strategy changes in them to `wrapping`.
+"""Collective training behind the fleet API: the process group, and models and optimizers in any order.
+
+`wrapped`, `shaped`, `replaced` and `stepping` apply the parts of a strategy to a model and to an optimizer;
+the order of the calls in them is the order that the parts need. Each part is in a file of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 import torch.distributed as dist
 
-from trainers.collective.agreement import Agreement
-from trainers.collective.cadence import Cadence
-from trainers.collective.gathering import gather
-from trainers.collective.group import start
-from trainers.collective.settings import CollectiveSettings
-from trainers.collective.wrapping import replaced, stepping, wrapped
-from trainers.data.ahead import Batch
+from trainers.collective.configs import CollectiveSettings, CompileConfigs, RecomputeConfigs
+from trainers.collective.data_parallel import Cadence, DataParallel, Reducing, compute_in, pace, set_reducing
+from trainers.collective.group import Agreement, gather, start
+from trainers.collective.modules import compile_in_place, recompute, with_synchronized_batch_norm
+from trainers.data.loop import AnyBatch
 from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
 from trainers.ps.tables.shrink import ShrinkPolicy
@@ -24,6 +24,114 @@ from trainers.ps.trainer.prefetch import Ids
 from trainers.roles.identity import Identity
 from trainers.runtime import Where
 from trainers.strategy import DistributedStrategy
+
+# ---- What a strategy changes in a model before it is wrapped, and in which order.
+
+SMALLEST_BUCKET_MB = 1.0
+"""torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; a compiled DDP model wants no smaller ones."""
+
+
+def shaped(model: torch.nn.Module, strategy: DistributedStrategy) -> torch.nn.Module:
+    """The model as the strategy wants it, before it is wrapped: `sync_batch_norm`, `recompute`, `compile`.
+    Parameters keep their names and stay the same objects, so that an optimizer may have been made before.
+
+    Raises UsageError for names that are no module's, NotSupportedError where something is missing.
+    """
+    if strategy.compile and strategy.fuse_grad_size_in_MB < SMALLEST_BUCKET_MB:
+        raise UsageError(
+            f"strategy.compile with fuse_grad_size_in_MB {strategy.fuse_grad_size_in_MB}: torch cuts a "
+            f"compiled program at the buckets, and the first has {SMALLEST_BUCKET_MB} MB; give at least that"
+        )
+    if strategy.sync_batch_norm and dist.get_world_size() > 1:
+        model = with_synchronized_batch_norm(model)
+    if strategy.recompute:
+        recompute(model, RecomputeConfigs(**strategy.recompute_configs), compiled=strategy.compile)
+    if strategy.compile:
+        compile_in_place(model, CompileConfigs(**strategy.compile_configs))
+    return model
+
+
+# ---- A model as the strategy of a collective job wants it, and an optimizer likewise. Knows in which order
+# the parts of a strategy are applied; leaves each to its file.
+
+Names = dict[torch.Tensor, str]
+
+
+def wrapped(
+    model: torch.nn.Module, strategy: DistributedStrategy, settings: CollectiveSettings, cadence: Cadence
+) -> torch.nn.Module:
+    """DataParallel around the model, or, sharded, the model itself. Raises UsageError for one without
+    parameters.
+    """
+    if not any(True for _ in model.parameters()):
+        raise UsageError(
+            f"fleet.distributed_model() was given a {type(model).__name__} without parameters, of which "
+            "ranks have nothing to tell each other; use it as it is"
+        )
+    model = shaped(model, strategy)
+    if settings.sharded and settings.sharding is not None:
+        from trainers.collective.sharding import shard
+
+        model = shard(model, settings.sharding)
+    else:
+        model = DataParallel(
+            model,
+            find_unused_parameters=settings.find_unused_parameters,
+            bucket_cap_mb=settings.fuse_grad_size_in_MB,
+        )
+    world = dist.get_world_size()
+    divisor = settings.divisor(world)
+    if divisor != world or settings.fp16_allreduce:
+        set_reducing(model, Reducing(divisor, torch.float16 if settings.fp16_allreduce else None))
+    if settings.amp is not None:
+        compute_in(model, getattr(torch, settings.amp.dtype))
+    if settings.paced:
+        pace(model, cadence)
+    return model
+
+
+def replaced(
+    optimizer: torch.optim.Optimizer, settings: CollectiveSettings, names: Names
+) -> torch.optim.Optimizer:
+    """The optimizer that updates: the one given, LARS or LAMB in its place, its state divided or not."""
+    if settings.lars is not None or settings.lamb is not None:
+        from trainers.collective import large_batch
+
+        if settings.lars is not None:
+            optimizer = large_batch.lars(optimizer, settings.lars, names)
+        elif settings.lamb is not None:
+            optimizer = large_batch.lamb(optimizer, settings.lamb, names)
+    if settings.sharding is not None and not settings.sharded:
+        from trainers.collective.sharding import zero_optimizer
+
+        optimizer = zero_optimizer(optimizer)
+    return optimizer
+
+
+def stepping(
+    optimizer: torch.optim.Optimizer,
+    settings: CollectiveSettings,
+    cadence: Cadence,
+    average: Callable[[], None],
+) -> DistributedOptimizer:
+    """In fleet's clothes: the plain ones when each step is an update and no loss is scaled."""
+    own_backward = settings.scale_strategy == "customized"
+    if not (settings.paced or settings.float16 or own_backward):
+        return DistributedOptimizer(optimizer)
+    from trainers.collective.stepping import SteppingOptimizer, scaler_of
+
+    scaler = None
+    if settings.float16 and settings.amp is not None:
+        scaler = scaler_of(settings.amp, _device_of(optimizer))
+    return SteppingOptimizer(optimizer, cadence, average, scaler=scaler, own_backward=own_backward)
+
+
+def _device_of(optimizer: torch.optim.Optimizer) -> str:
+    return next((param.device.type for group in optimizer.param_groups for param in group["params"]), "cpu")
+
+
+# ---- Collective training behind the fleet API: the process group, models and optimizers in any order. Leaves
+# what a strategy changes in them to `wrapping`.
 
 
 class _Made:
@@ -96,7 +204,7 @@ class CollectiveRuntime:
     def gather(self, mine: bytes, call: str) -> list[bytes]:
         return gather(mine)
 
-    def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
+    def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
         return iter(batches)  # every row is here already
 
     def resume_step(self) -> int:
@@ -140,7 +248,7 @@ class CollectiveRuntime:
         return settings
 
     def _average(self) -> None:
-        from trainers.collective.averaging import average_model
+        from trainers.collective.stepping import average_model
 
         for each in self._models:
             average_model(each.model)

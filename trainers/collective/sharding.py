@@ -1,20 +1,235 @@
-"""What ranks divide among themselves: the optimizer's state (stage 1), gradients too (2), parameters too (3).
-Knows torch's FSDP2; leaves stage 1 to `zero`.
+"""What ranks divide among themselves: the optimizer's state (stage 1), gradients too (2), parameters too
+(3).
+
+Stage 1 is that of ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): each parameter is
+updated by one rank, which has the state for it and sends the result to all. Stages 2 and 3 are torch's
+FSDP2; the units are the modules that it fetches and frees as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from trainers.collective.names import matching
-from trainers.collective.shardingconfigs import ShardingConfigs
-from trainers.collective.units import check_unit, units
-from trainers.collective.zero import ZeroOptimizer, check_divisible
+from trainers.collective.configs import ShardingConfigs
+from trainers.collective.modules import matching_modules
 from trainers.errors import NotSupportedError, UsageError
+
+# ---- Stage 1 of ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): the state of each
+# parameter's update is with one rank, which updates it and sends it to all. Knows optimizers and broadcasts;
+# no model.
+
+MESSAGE_BYTES = 25 << 20
+"""Parameters are sent in messages of about this size, as DDP sends gradients."""
+
+AS_ONE = frozenset(("AliG", "AdaGC", "LBFGS", "Prodigy"))
+"""Optimizers, torch's and pytorch_optimizer's, that look at all gradients to update one parameter."""
+
+
+class ZeroOptimizer(torch.optim.Optimizer):
+    """Any optimizer that treats each parameter by itself, divided among the ranks. All ranks must have the
+    same gradients, as DDP leaves them, and step together.
+
+    It shares groups and hyperparameters with the one given, so that either may be given to a scheduler.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, inner.defaults)  # the same group dicts: a change shows in both
+        self.inner = inner
+        self._rank, self._world = dist.get_rank(), dist.get_world_size()
+        self._owners: dict[torch.Tensor, int] = {}
+        self._bytes = [0] * self._world
+        self._give_owners(self._params())
+        self.state = inner.state
+        inner.register_load_state_dict_post_hook(self._share)
+        if self.state:
+            self.load_state_dict(inner.state_dict())
+
+    def owned_params(self) -> list[torch.Tensor]:
+        """The parameters that this rank updates and whose state it has."""
+        return [param for param in self._params() if self._owners[param] == self._rank]
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        changed = [param for param in self._params() if param.grad is not None]
+        with self._only_mine():
+            self.inner.step()
+        self._send(changed)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if "inner" in self.__dict__:
+            if all(param_group is not group for group in self.inner.param_groups):
+                self.inner.add_param_group(param_group)
+            self._give_owners(param for param in self._params() if param not in self._owners)
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's, without the state that is with other ranks. Saved by fleet.save_checkpoint it is whole."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keeps this rank's part of what may be the whole."""
+        owned = {
+            index: entry
+            for index, param in enumerate(self._params())
+            if self._owners[param] == self._rank and (entry := state_dict["state"].get(index)) is not None
+        }
+        self.inner.load_state_dict({**state_dict, "state": owned})
+
+    def _share(self, loaded: torch.optim.Optimizer) -> None:
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def _params(self) -> list[torch.Tensor]:
+        return [param for group in self.param_groups for param in group["params"]]
+
+    def _give_owners(self, params: Iterable[torch.Tensor]) -> None:
+        """The largest first, each to the rank with least: equal on all ranks."""
+        for param in sorted(params, key=lambda each: -each.numel()):
+            least = min(range(self._world), key=lambda rank: self._bytes[rank])
+            self._owners[param] = least
+            self._bytes[least] += param.numel() * param.element_size()
+
+    @contextmanager
+    def _only_mine(self) -> Iterator[None]:
+        whole = [group["params"] for group in self.param_groups]
+        for group, params in zip(self.param_groups, whole, strict=True):
+            group["params"] = [param for param in params if self._owners[param] == self._rank]
+        try:
+            yield
+        finally:
+            for group, params in zip(self.param_groups, whole, strict=True):
+                group["params"] = params
+
+    @torch.no_grad()
+    def _send(self, params: Sequence[torch.Tensor]) -> None:
+        underway = []
+        for message in _messages_by_owner(params, self._owners):
+            owner = self._owners[message[0]]
+            if owner == self._rank:
+                flat = torch.cat([param.reshape(-1) for param in message])
+            else:
+                flat = message[0].new_empty(sum(param.numel() for param in message))
+            underway.append((message, owner, flat, dist.broadcast(flat, owner, async_op=True)))
+        for message, owner, flat, work in underway:
+            work.wait()
+            if owner != self._rank:
+                pieces = torch.split(flat, [param.numel() for param in message])
+                for param, piece in zip(message, pieces, strict=True):
+                    param.copy_(piece.view_as(param))
+
+
+def check_divisible(optimizer: torch.optim.Optimizer) -> None:
+    """Raises NotSupportedError for an optimizer whose update of a parameter depends on all others."""
+    name = type(optimizer).__name__
+    if name in AS_ONE or name.startswith("DAdapt"):
+        what, instead = name, "another optimizer, or strategy.sharding = False"
+    elif optimizer.defaults.get("max_grad_norm") and getattr(optimizer, "pre_norm", True):  # Lamb has both
+        what, instead = f"max_grad_norm of {name}", "torch.nn.utils.clip_grad_norm_"
+    else:
+        return
+    raise NotSupportedError(
+        f"NotSupported: sharding stage 1 gives each rank some of the parameters, and {what} looks at all of "
+        f"them; use {instead}"
+    )
+
+
+def _messages_by_owner(
+    params: Iterable[torch.Tensor], owners: dict[torch.Tensor, int]
+) -> list[list[torch.Tensor]]:
+    """Parameters that travel together: of one owner, type and device."""
+    by_kind: dict[Any, list[list[torch.Tensor]]] = {}
+    sizes: dict[Any, int] = {}
+    for param in params:
+        kind = (owners[param], param.dtype, param.device)
+        size = param.numel() * param.element_size()
+        if kind not in by_kind or sizes[kind] + size > MESSAGE_BYTES:
+            by_kind.setdefault(kind, []).append([])
+            sizes[kind] = 0
+        by_kind[kind][-1].append(param)
+        sizes[kind] += size
+    return [message for messages in by_kind.values() for message in messages]
+
+
+# ---- Which modules of a model FSDP2 fetches and frees as one. Pure: knows modules and their sizes.
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+"""Nobody calls them, so nobody would fetch their parameters."""
+
+WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""They use the parameters of modules inside them without calling those."""
+
+
+def units(model: nn.Module, least: int) -> list[str]:
+    """Names of modules, the inner ones first: each has `least` bytes of parameters that are in no unit inside
+    it. What is left is the model's own. The rule of torch's `size_based_auto_wrap_policy`.
+    """
+    found: list[str] = []
+    _rest(model, model, "", least, found)
+    return found
+
+
+def _rest(model: nn.Module, module: nn.Module, name: str, least: int, found: list[str]) -> int:
+    """How many bytes of the module's parameters are in no unit."""
+    if isinstance(module, WHOLE):
+        size = _bytes_of(module.parameters())
+    else:
+        size = _bytes_of(module.parameters(recurse=False))
+        prefix = f"{name}." if name else ""
+        size += sum(
+            _rest(model, child, f"{prefix}{at}", least, found) for at, child in module.named_children()
+        )
+    if size < least or not name or isinstance(module, CONTAINERS) or is_shared(model, module):
+        return size
+    found.append(name)
+    return 0
+
+
+def is_shared(model: nn.Module, module: nn.Module) -> bool:
+    """Whether the module, or a parameter in it, has another place in the model too."""
+    everywhere = Counter(map(id, _named_params(model)))
+    inside = Counter(map(id, _named_params(module)))
+    modules = Counter(id(each) for _, each in model.named_modules(remove_duplicate=False))
+    return modules[id(module)] > 1 or any(everywhere[key] > count for key, count in inside.items())
+
+
+def check_unit(model: nn.Module, name: str) -> None:
+    """Raises UsageError for a module that cannot be one."""
+    module = model.get_submodule(name)
+    why = None
+    if isinstance(module, CONTAINERS):
+        why = f"is a {type(module).__name__}, which is never called; name what is in it, as `{name}.*`"
+    elif not any(True for _ in module.parameters()):
+        why = "has no parameters"
+    elif is_shared(model, module):
+        why = "has parameters that are used elsewhere too; name a module around both, or none"
+    if why is not None:
+        raise UsageError(f"sharding_configs segment_anchors names {name!r}, which {why}")
+
+
+def _named_params(module: nn.Module) -> list[nn.Parameter]:
+    """Every parameter, as often as it has a name."""
+    return [param for _, param in module.named_parameters(remove_duplicate=False)]
+
+
+def _bytes_of(params: Iterable[torch.Tensor]) -> int:
+    return sum(param.numel() * param.element_size() for param in params)
+
+
+# ---- What ranks divide among themselves: the optimizer's state (stage 1), gradients too (2), parameters too
+# (3). Knows torch's FSDP2; leaves stage 1 to `zero`.
 
 
 class Sharded(torch.nn.Module):
@@ -112,7 +327,7 @@ def whole_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _units(model: torch.nn.Module, configs: ShardingConfigs) -> list[str]:
     if not configs.segment_anchors:
         return units(model, int(configs.segment_broadcast_MB * (1 << 20)))
-    names = matching(model, configs.segment_anchors, "sharding_configs segment_anchors")
+    names = matching_modules(model, configs.segment_anchors, "sharding_configs segment_anchors")
     for name in names:
         check_unit(model, name)
     return names

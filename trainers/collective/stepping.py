@@ -1,21 +1,176 @@
 """The optimizer of a collective job whose strategy changes what a step is: merged gradients, scaled losses,
-models that are averaged. Leaves counting to the cadence and scaling to the scaler.
+averaged models.
+
+The scaler makes all ranks skip a step in which one of them found gradients that are not finite. Models are
+averaged as localsgd does (Lin et al. 2018, https://arxiv.org/abs/1808.07217).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from trainers import progress
-from trainers.collective.averaging import average_state
-from trainers.collective.cadence import Cadence
-from trainers.collective.scaling import DistributedScaler
+from trainers.collective.configs import AmpConfigs
+from trainers.collective.data_parallel import Cadence
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
+
+# ---- Loss scaling for float16 among ranks. Knows torch's GradScaler; leaves updates to the optimizer.
+
+
+class DistributedScaler(torch.amp.GradScaler):
+    """A GradScaler on which all ranks agree: where one finds gradients that are not finite, none updates, and
+    all lower their scale. It has the state of the scaler that it is made of.
+
+    While an optimizer of `fleet.distributed_optimizer` merges gradients, `unscale_`, `step` and `update` wait
+    for the step that updates.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler, configs: AmpConfigs | None = None) -> None:
+        self.__dict__ = scaler.__dict__
+        self._configs = configs
+        self._bad = 0  # steps in a row that found something
+        self._waits = False
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        if _merges(optimizer):
+            return
+        super().unscale_(optimizer)
+        if self.is_enabled() and dist.is_initialized() and dist.get_world_size() > 1:
+            for found in self._found_inf_per_device(optimizer).values():
+                dist.all_reduce(found, op=dist.ReduceOp.MAX)
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        if not isinstance(optimizer, DistributedOptimizer):
+            return super().step(optimizer, *args, **kwargs)
+        if optimizer.merges:
+            self._waits = True
+            optimizer.step()
+            return None
+        with optimizer.unscaled():
+            return super().step(optimizer, *args, **kwargs)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        if self._waits:
+            self._waits = False
+        elif self._configs is None or new_scale is not None or not self.is_enabled():
+            super().update(new_scale)
+        else:
+            self._update(self._configs)
+
+    def minimize(self, optimizer: DistributedOptimizer, loss: torch.Tensor) -> None:
+        """Paddle's name for what follows `scale(loss).backward()`: step, update, gradients cleared."""
+        self.step(optimizer)
+        self.update()
+        optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return state | {"_bad_steps": self._bad} if state else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._bad = int(state_dict.get("_bad_steps", 0))
+
+    def _update(self, configs: AmpConfigs) -> None:
+        scale = self.get_scale()
+        found = any(
+            bool(found.item())
+            for state in self._per_optimizer_states.values()
+            for found in state["found_inf_per_device"].values()
+        )
+        self._bad = self._bad + 1 if found else 0
+        if not configs.use_dynamic_loss_scaling:
+            super().update(scale)
+        elif found and self._bad < configs.decr_every_n_nan_or_inf:
+            super().update(scale)
+            self.load_state_dict(self.state_dict() | {"_growth_tracker": 0})  # good steps are counted anew
+        else:
+            super().update()
+            self._bad = 0
+
+
+def scaler_of(configs: AmpConfigs, device: str) -> DistributedScaler:
+    """The scaler that the keys of amp_configs describe, for parameters on a device of this type."""
+    scaler = torch.amp.GradScaler(
+        device,
+        init_scale=configs.init_loss_scaling,
+        growth_factor=configs.incr_ratio,
+        backoff_factor=configs.decr_ratio,
+        growth_interval=configs.incr_every_n_steps,
+    )
+    return DistributedScaler(scaler, configs)
+
+
+def _merges(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, DistributedOptimizer) and optimizer.merges
+
+
+# ---- Models of all ranks averaged, as localsgd does (Lin et al. 2018, https://arxiv.org/abs/1808.07217).
+# Knows tensors; leaves when to the cadence.
+
+MESSAGE_BYTES = 25 << 20
+"""Tensors travel in messages of about this size, as DDP sends gradients."""
+
+
+@torch.no_grad()
+def average_model(model: torch.nn.Module) -> None:
+    """Bring parameters and floating point buffers to their average over all ranks; all ranks call it. State
+    of optimizers stays each rank's own.
+    """
+    trained = [param for param in model.parameters() if param.requires_grad]
+    average_tensors([*trained, *(buffer for buffer in model.buffers() if buffer.is_floating_point())])
+
+
+@torch.no_grad()
+def average_state(optimizer: torch.optim.Optimizer) -> None:
+    """The same for the state of an optimizer, as far as all ranks have it: a checkpoint has only one."""
+    mine = {
+        (place, key): value
+        for place, param in enumerate(param for group in optimizer.param_groups for param in group["params"])
+        for key, value in optimizer.state.get(param, {}).items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    told: list[list[tuple[int, str]]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(told, sorted(mine))
+    average_tensors(mine[name] for name in told[0] if all(name in names for names in told))
+
+
+@torch.no_grad()
+def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """The same for tensors of equal shapes and order on all ranks, in place. torch's own averager gives
+    parameters new memory, all of them one block, which files of tensors do not take.
+    """
+    for message in _messages(tensors):
+        flat = torch.cat([tensor.reshape(-1) for tensor in message])
+        flat.div_(dist.get_world_size())  # before adding up: no sum may overflow
+        dist.all_reduce(flat)
+        pieces = torch.split(flat, [tensor.numel() for tensor in message])
+        for tensor, piece in zip(message, pieces, strict=True):
+            tensor.copy_(piece.view_as(tensor))
+
+
+def _messages(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors that travel together: of one type and device."""
+    messages: list[list[torch.Tensor]] = []
+    last: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kind = (tensor.dtype, tensor.device)
+        message = last.get(kind)
+        if message is None or sum(each.nbytes for each in message) + tensor.nbytes > MESSAGE_BYTES:
+            last[kind] = message = []
+            messages.append(message)
+        message.append(tensor)
+    return messages
+
+
+# ---- The optimizer of a collective job whose strategy changes what a step is: merged gradients, scaled
+# losses, models that are averaged. Leaves counting to the cadence and scaling to the scaler.
 
 
 class SteppingOptimizer(DistributedOptimizer):

@@ -1,26 +1,38 @@
-"""Examples from trainer to trainer: every one goes to a trainer chosen at random. Knows the process group and
-the bytes of columns; leaves why to the data set.
+"""Examples from trainer to trainer: every one goes to a trainer chosen at random.
 
 A block of examples at a time: each trainer sorts its block by destination, all of them tell each other how
-much comes, and one all-to-all moves the bytes. What was sent is given back at once, so a trainer never holds
-much more than its examples.
+much comes, and one all-to-all moves the bytes. What was sent is given back at once, so a trainer never
+holds much more than its examples. The process group is the job's, or one over Gloo that is made here.
 """
 
 from __future__ import annotations
 
+import datetime
+import functools
 import hashlib
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from trainers.data import columns_kernels as kernels
-from trainers.data.columns import Columns
+from trainers.data import kernels
 from trainers.data.images import DataError
 from trainers.data.slots import Kind, Layout
-from trainers.data.store import Store
+from trainers.data.store import Columns, Store
 from trainers.errors import TrainerLostError, UsageError
+from trainers.roles.environment import current_identity
+from trainers.roles.identity import Identity
+
+# ---- Examples from trainer to trainer: every one goes to a trainer chosen at random. Knows the process group
+# and the bytes of columns; leaves why to the data set.
+#
+# A block of examples at a time: each trainer sorts its block by destination, all of them tell each other how
+# much comes, and one all-to-all moves the bytes. What was sent is given back at once, so a trainer never
+# holds much more than its examples.
 
 _BLOCK_BYTES = 16 << 20
 
@@ -184,3 +196,47 @@ def _offsets(layout: Layout, rows: int, bags: int, weights: int) -> list[int]:
     fours = [rows * layout.varying, rows * widths[Kind.DENSE], weights]
     ends = np.cumsum([0, *(8 * n for n in eights), *(4 * n for n in fours)]).tolist()
     return [*ends[:-1], -(-ends[-1] // 8) * 8]
+
+
+# ---- The other trainers, for data sets that are shuffled across them. Knows how a process group is found or
+# made; leaves what is sent to `exchange`.
+
+_GROUP_TIMEOUT = datetime.timedelta(minutes=30)
+
+
+def peers_of(group: object) -> Peers | None:
+    """A process group, what a callable returns, or for anything else (None, Paddle's `fleet`) the job's own.
+    None for a trainer without others.
+    """
+    if callable(group) and not hasattr(group, "alltoall_base"):
+        group = cast(Callable[[], object], group)()
+    found = cast(Peers, group) if hasattr(group, "alltoall_base") else default_peers()
+    return None if found is None or found.size() == 1 else found
+
+
+def default_peers() -> Peers | None:
+    """The default process group when there is one; else one of its own over Gloo, made at MASTER_ADDR and
+    MASTER_PORT as the launcher gave them; None for a process on its own.
+    """
+    if dist.is_initialized():
+        return cast(Peers, dist.group.WORLD)
+    identity = current_identity()
+    if identity.is_server:
+        raise UsageError("data sets are shuffled by trainers, and this process is a server")
+    return None if identity.alone or identity.worker_num == 1 else _own_group(identity)
+
+
+@functools.cache
+def _own_group(identity: Identity) -> Peers:
+    """One for the life of the process: a second one could not have the same port."""
+    host, _, port = identity.meeting().rpartition(":")
+    rank, size = identity.index, identity.worker_num
+    meeting = TCPStore(host.strip("[]"), int(port), size, rank == 0, timeout=_GROUP_TIMEOUT)
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the only way to give a device
+    options._timeout = _GROUP_TIMEOUT
+    if identity.trainers:  # the address that the others know; the host's own name may resolve to nothing
+        mine = identity.trainers[rank].rpartition(":")[0].strip("[]")
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=mine)]
+    else:
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    return cast(Peers, dist.ProcessGroupGloo(PrefixStore("data", meeting), rank, size, options))

@@ -1,20 +1,26 @@
-"""The loop over a data set: a step for every batch, and a line every so often, as Paddle prints it. Knows
-batches and what is told of them; leaves the training to the step.
+"""The loop over a data set: a step for every batch, and a line every so often, as Paddle prints it.
+
+`prefetched` takes batches ahead of the one that is trained, for what can be prepared early. Leaves the
+training to the step.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
 import torch
 
 from trainers import progress
-from trainers.data.batch import Batch
+from trainers.data.slots import Batch
 from trainers.errors import UsageError
+
+# ---- The loop over a data set: a step for every batch, and a line every so often, as Paddle prints it. Knows
+# batches and what is told of them; leaves the training to the step.
 
 Number = torch.Tensor | float
 Step = Callable[[Batch], Mapping[str, Number] | Number | None]
@@ -147,3 +153,25 @@ def _shown(value: Number) -> str:
     """`[count]:[v1,v2]`."""
     flat = torch.as_tensor(value).detach().reshape(-1).tolist()
     return f"[{len(flat)}]:[{','.join(f'{number:.6g}' for number in flat)}]"
+
+
+# ---- Ahead: some batches ahead of the one that is trained. Knows iterators; what is prepared is its
+# caller's.
+
+AnyBatch = TypeVar("AnyBatch")
+
+
+def prefetched(
+    batches: Iterable[AnyBatch], prepare: Callable[[AnyBatch], object], ahead: int = 1
+) -> Iterator[AnyBatch]:
+    """The same batches; each but the first is prepared before the one `ahead` places before it is given
+    out.
+    """
+    coming: deque[AnyBatch] = deque()
+    for number, batch in enumerate(batches):
+        if number:
+            prepare(batch)
+        coming.append(batch)
+        if len(coming) > ahead:
+            yield coming.popleft()
+    yield from coming

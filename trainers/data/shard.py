@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from trainers import progress
-from trainers.data.passes import ResumableSampler
+from trainers.data.sampler import ResumableSampler
 from trainers.errors import UsageError
 
 T = TypeVar("T")

@@ -1,20 +1,28 @@
-"""Slots: what one example of a data set consists of, and where each value is kept. Knows names, types and
-lengths; leaves text to the parser and tensors to the batch.
+"""Slots: what one example of a data set consists of, and a batch of examples as tensors by the slots'
+names.
+
+`Layout` says where each value is kept. Leaves text to the parser, and where values come from to the data
+set.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trainers.errors import UsageError
+
+# ---- Slots: what one example of a data set consists of, and where each value is kept. Knows names, types and
+# lengths; leaves text to the parser and tensors to the batch.
 
 _TYPES = {
     "float32": "float32",
@@ -155,3 +163,135 @@ class Layout:
     def __str__(self) -> str:
         words = (f"{slot.name}:{_TYPES[slot.dtype]}[{slot.length or 'any'}]" for slot in self.slots)
         return " ".join(words)
+
+
+# ---- A batch: tensors by the names of the slots. Knows what an embedding wants; leaves where the values come
+# from to the data set.
+
+
+class Bag(NamedTuple):
+    """Values of any number per example: those of example i are values[offsets[i] : offsets[i + 1]].
+
+    `values` (n,) int64, or float32 for weights; `offsets` (examples + 1,) int64. It is what
+    `torch.nn.EmbeddingBag(..., include_last_offset=True)` takes.
+    """
+
+    values: Tensor
+    offsets: Tensor
+
+    @property
+    def ids(self) -> Tensor:
+        """(examples, 1), a view, when every example has exactly one value; otherwise UsageError."""
+        examples = len(self.offsets) - 1
+        if len(self.values) != examples or not bool((self.offsets.diff() == 1).all()):
+            raise UsageError(
+                f"{examples} examples have {len(self.values)} values, not one each; use values and offsets"
+            )
+        return self.values.view(-1, 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """`dense` (n, D) float32 and `ids` (n, I) int64: the slots of fixed length, side by side in the order of
+    the slots; `bags` and `weights`: the slots of any length, one after the other, as one Bag of slots x n.
+
+    `batch[name]` is one slot: a view (n, length) of a slot of fixed length, a Bag of any other. `joined` and
+    `joined_bags` are several slots at once, for one embedding table over all of them.
+    """
+
+    layout: Layout
+    dense: Tensor
+    ids: Tensor
+    bags: Bag | None = None
+    weights: Bag | None = None
+
+    def __len__(self) -> int:
+        return len(self.dense)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The slots, in order."""
+        return tuple(self.layout.places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.places
+
+    def __getitem__(self, name: str) -> Tensor | Bag:
+        place = self._place(name)
+        if place.kind is Kind.DENSE:
+            return self.dense[:, place.start : place.stop]
+        if place.kind is Kind.IDS:
+            return self.ids[:, place.start : place.stop]
+        return self._bags(place.kind, place.start, place.stop)
+
+    def tensor(self, name: str) -> Tensor:
+        """A slot of fixed length: (n, length). UsageError for a slot of any length."""
+        found = self[name]
+        if isinstance(found, Bag):
+            raise UsageError(f"slot {name!r} has no fixed length; batch.bag({name!r}) has its values")
+        return found
+
+    def bag(self, name: str) -> Bag:
+        """A slot as values and offsets, also when its length is fixed."""
+        found = self[name]
+        if isinstance(found, Bag):
+            return found
+        steps = torch.arange(len(self) + 1, device=found.device) * found.shape[1]
+        return Bag(found.reshape(-1), steps)
+
+    def joined(self, *names: str) -> Tensor:
+        """Slots of ids of fixed length side by side: (n, sum of lengths) int64; one slot of length 1 after
+        the other is (n, slots). A view when they are neighbours in the list of slots, else one copy.
+        """
+        places = [self._place(name, Kind.IDS) for name in names]
+        if _are_neighbours(places):
+            return self.ids[:, places[0].start : places[-1].stop]
+        columns = [column for place in places for column in range(place.start, place.stop)]
+        return self.ids[:, columns]
+
+    def joined_bags(self, *names: str) -> Bag:
+        """Slots of ids of any length as one Bag: first every example's bag of the first slot, then of the
+        second: offsets (slots * n + 1,). So one EmbeddingBag looks them all up, and `.view(slots, n, dim)`
+        takes them apart. Neighbours share the batch's memory.
+        """
+        places = [self._place(name, Kind.BAG) for name in names]
+        if _are_neighbours(places):
+            return self._bags(Kind.BAG, places[0].start, places[-1].stop)
+        bags = [self._bags(Kind.BAG, place.start, place.stop) for place in places]
+        starts = torch.tensor([0, *(len(bag.values) for bag in bags)]).cumsum(0).tolist()
+        offsets = [bag.offsets[1:] + start for bag, start in zip(bags, starts, strict=False)]
+        return Bag(torch.cat([bag.values for bag in bags]), torch.cat([bags[0].offsets[:1], *offsets]))
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """The batch on another device."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        bags, weights = (
+            None if bag is None else Bag(moved(bag.values), moved(bag.offsets))
+            for bag in (self.bags, self.weights)
+        )
+        return Batch(self.layout, moved(self.dense), moved(self.ids), bags, weights)
+
+    def _place(self, name: str, wanted: Kind | None = None) -> Place:
+        place = self.layout.places.get(name)
+        if place is None:
+            raise UsageError(f"the batch has no slot {name!r}; its slots are {', '.join(self.names)}")
+        if wanted is not None and place.kind is not wanted:
+            raise UsageError(f"slot {name!r} is {place.kind.name}; this call takes {wanted.name} slots")
+        return place
+
+    def _bags(self, kind: Kind, start: int, stop: int) -> Bag:
+        """Slots [start, stop) of a kind, out of the Bag of all of them."""
+        every = self.bags if kind is Kind.BAG else self.weights
+        assert every is not None, "the layout has such a slot"
+        offsets = every.offsets[start * len(self) : stop * len(self) + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        return Bag(every.values[first:last], offsets - first)
+
+
+def _are_neighbours(places: list[Place]) -> bool:
+    if not places:
+        raise UsageError("no slot was named; give the names of the slots to join")
+    return all(left.stop == right.start for left, right in itertools.pairwise(places))

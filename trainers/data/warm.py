@@ -8,10 +8,10 @@ import functools
 
 import numpy as np
 
-from trainers.data.columns import Columns
 from trainers.data.exchange import take
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout, Slot
+from trainers.data.store import Columns
 
 
 @functools.cache

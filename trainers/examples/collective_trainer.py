@@ -7,13 +7,16 @@ fleetrun --nproc_per_node 2 -m trainers.examples.collective_trainer --data DIR
 import torch
 
 from trainers import fleet
+from trainers.collective.group import current_device
 from trainers.data.shard import shard_loader
-from trainers.examples.devices import place
 from trainers.examples.mnist import mnist_on_mlp_model, options, report, test_accuracy
 
 
 def main() -> None:
-    args, device = options("Collective training of an MLP on digits", epochs=30).parse_args(), place()
+    args, device = (
+        options("Collective training of an MLP on digits", epochs=30).parse_args(),
+        current_device(),
+    )
     train_data, test_data, mlp = mnist_on_mlp_model(args.data, args.seed)
 
     fleet.init(is_collective=True)

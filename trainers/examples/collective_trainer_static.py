@@ -7,15 +7,15 @@ fleetrun --nproc_per_node 2 -m trainers.examples.collective_trainer_static --dat
 import torch
 
 from trainers import fleet, static
+from trainers.collective.group import current_device
 from trainers.data.shard import shard_loader
-from trainers.examples.devices import place
 from trainers.examples.mnist import feeds, mnist_on_mlp_model, network, options, report, tested
 
 
 def main() -> None:
     args = options("Collective training of an MLP on digits, in static style", epochs=30).parse_args()
     train_data, test_data, mlp = mnist_on_mlp_model(args.data, args.seed)
-    device = place()
+    device = current_device()
 
     fleet.init(is_collective=True)
     strategy = fleet.DistributedStrategy()

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import trainers
+from trainers.collective.group import current_device
 from trainers.data.shard import ShardSampler
-from trainers.examples.devices import place
 from trainers.examples.resnet_common import (
     Pictures,
     optimizer_setting,
@@ -42,7 +42,7 @@ def loader(dataset: Pictures, args: argparse.Namespace, epoch: int) -> DataLoade
 def train_resnet() -> None:
     parser = options("ResNet on pictures, DataParallel")
     parser.set_defaults(num_workers=2)
-    args, device = parser.parse_args(), place()
+    args, device = parser.parse_args(), current_device()
     trainers.init_parallel_env()
 
     net = resnet(args).to(device)

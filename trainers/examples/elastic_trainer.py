@@ -15,9 +15,9 @@ import xxhash
 from torch.utils.data import DataLoader
 
 from trainers import fleet
+from trainers.collective.group import current_device
 from trainers.data.sampler import ElasticBatchSampler
-from trainers.examples.counts import count, positive
-from trainers.examples.devices import place
+from trainers.examples.arguments import count, positive
 from trainers.examples.mnist import mnist_on_mlp_model, test_accuracy
 
 
@@ -44,7 +44,7 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def main() -> None:
-    args, device = options(), place()
+    args, device = options(), current_device()
     train_data, test_data, mlp = mnist_on_mlp_model(args.data, args.seed)
 
     fleet.init(is_collective=True)

@@ -22,13 +22,12 @@ from torch.utils.data import default_collate
 from trainers import fleet, static
 from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
 from trainers.data.clicks import ClickModel
-from trainers.data.inmemory import InMemoryDataset
-from trainers.examples.counts import count, positive
-from trainers.examples.folders import files_in, folder_with_train
+from trainers.data.dataset import InMemoryDataset
+from trainers.examples.arguments import count, files_in, folder_with_train, positive
 from trainers.metrics import Auc, auc
 from trainers.ps import SparseEmbedding, Uniform
 from trainers.roles.identity import RoleMaker
-from trainers.zoo.wide_deep import WideDeep
+from trainers.zoo.click_models import WideDeep
 
 DIM = 8
 

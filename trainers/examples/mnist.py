@@ -1,5 +1,5 @@
-"""What both MNIST trainers share: options, data and model in one call, a line for each batch, the
-accuracy at the end.
+"""What the MNIST trainers share: the model, which is the MLP of Paddle's quick start, options and data, a
+line for each batch, the accuracy at the end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,29 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from trainers import static
 from trainers.data.images import digits, mnist
-from trainers.examples.counts import count, positive
-from trainers.zoo.mnist_mlp import MnistMlp
+from trainers.examples.arguments import count, positive
+
+# ---- The two-layer MLP of Paddle's quick start: 784 -> 128 tanh -> 128 tanh -> 10.
+
+
+class MnistMlp(torch.nn.Module):
+    """(batch, ...) float32 images of `inputs` values -> (batch, classes) logits."""
+
+    def __init__(self, inputs: int = 784, classes: int = 10, hidden: int = 128) -> None:
+        super().__init__()
+        self.fc_1 = torch.nn.Linear(inputs, hidden)
+        self.fc_2 = torch.nn.Linear(hidden, hidden)
+        self.prediction = torch.nn.Linear(hidden, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        flat = images.flatten(1)
+        hidden = torch.tanh(self.fc_1(flat))
+        logits: torch.Tensor = self.prediction(torch.tanh(self.fc_2(hidden)))
+        return logits
+
+
+# ---- What both MNIST trainers share: options, data and model in one call, a line for each batch, the
+# accuracy at the end.
 
 
 def options(description: str, *, epochs: int) -> argparse.ArgumentParser:

@@ -11,11 +11,10 @@ from typing import Any, SupportsFloat
 import torch
 from torch.utils.data import DataLoader
 
-from trainers.data.flowers import Flowers, flowers
-from trainers.data.pictures import SyntheticPictures
+from trainers.data.flowers import Flowers, SyntheticPictures, flowers
 from trainers.data.shard import shard_loader
 from trainers.errors import UsageError
-from trainers.examples.counts import count, positive
+from trainers.examples.arguments import count, positive
 from trainers.zoo.resnet import ResNet
 
 Pictures = Flowers | SyntheticPictures

@@ -7,7 +7,7 @@ fleetrun --nproc_per_node 2 -m trainers.examples.resnet_dygraph --layers 18 --im
 import torch
 
 from trainers import fleet
-from trainers.examples.devices import place
+from trainers.collective.group import current_device
 from trainers.examples.resnet_common import (
     optimizer_setting,
     options,
@@ -19,7 +19,7 @@ from trainers.metrics import topk_accuracy
 
 
 def train_resnet() -> None:
-    args, device = options("ResNet on pictures, data parallel").parse_args(), place()
+    args, device = options("ResNet on pictures, data parallel").parse_args(), current_device()
     fleet.init(is_collective=True)
 
     net = resnet(args).to(device)

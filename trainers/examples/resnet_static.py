@@ -8,7 +8,7 @@ fleetrun --nproc_per_node 2 -m trainers.examples.resnet_static --layers 18 --ima
 import torch
 
 from trainers import fleet, static
-from trainers.examples.devices import place
+from trainers.collective.group import current_device
 from trainers.examples.resnet_common import (
     optimizer_setting,
     options,
@@ -31,7 +31,7 @@ def network(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[st
 def train_resnet() -> None:
     parser = options("ResNet on pictures, data parallel, in static style")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
-    args, device = parser.parse_args(), place()
+    args, device = parser.parse_args(), current_device()
     image = static.data(name="x", shape=[None, 3, args.image_size, args.image_size], dtype="float32")
     label = static.data(name="y", shape=[None], dtype="int64")
 

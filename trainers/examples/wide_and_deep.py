@@ -20,12 +20,12 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from trainers import fleet
 from trainers.data.click_files import CLICK_SLOTS, ID_SLOTS
 from trainers.data.clicks import ClickModel, Clicks
-from trainers.data.inmemory import InMemoryDataset
+from trainers.data.dataset import InMemoryDataset
 from trainers.examples import click_log
-from trainers.examples.counts import count, positive
+from trainers.examples.arguments import count, positive
 from trainers.metrics import Auc
 from trainers.ps import SparseEmbedding, Uniform
-from trainers.zoo.wide_deep import WideDeep
+from trainers.zoo.click_models import WideDeep
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
 REPORT_EVERY = 20

@@ -21,10 +21,9 @@ import torch
 from trainers import QueueDataset, fleet, static
 from trainers.data.click_files import ID_SLOTS, write_tsv
 from trainers.data.clicks import DENSE, SLOTS, ClickModel
-from trainers.examples.counts import count, positive
-from trainers.examples.folders import files_in, folder_of_files
+from trainers.examples.arguments import count, files_in, folder_of_files, positive
 from trainers.ps import SparseEmbedding, Uniform
-from trainers.zoo.wide_deep import WideDeep
+from trainers.zoo.click_models import WideDeep
 
 READER = Path(__file__).with_name("criteo_reader.py")
 GENERATED = Path("wide_and_deep_data")

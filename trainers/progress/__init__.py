@@ -18,9 +18,8 @@ import atexit
 import os
 from typing import Any
 
-from trainers.progress.activity import Activity
 from trainers.progress.channel import MARK_VARIABLE, channel_of
-from trainers.progress.meter import Meter
+from trainers.progress.meter import Activity, Meter
 
 __all__ = ["Activity", "Counter", "activity", "heartbeat", "log_scalar", "meter", "report", "step"]
 

@@ -1,16 +1,21 @@
-"""The way to the launcher: a datagram socket that is never waited for. Knows sockets; leaves what is said to
-others.
+"""The way to the launcher: JSON reports of at most 8 KiB through a datagram socket that is never waited
+for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# ---- The way to the launcher: a datagram socket that is never waited for. Knows sockets; leaves what is said
+# to others.
 
 SOCKET_VARIABLE = "FLEETRUN_PROGRESS"
 """The launcher's datagram socket."""
@@ -93,3 +98,32 @@ def _connected(path: str) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+# ---- A report as the launcher reads it: JSON objects of at most 8 KiB. Knows names and sizes; no socket.
+
+LARGEST = 8192
+"""Bytes of a datagram."""
+LONGEST_NAME = 100
+LONGEST_WHAT = 120
+
+
+def datagrams(said: Mapping[str, Any], values: Mapping[str, float]) -> Iterator[bytes]:
+    """`said` once for as many values as fit beside it; once without any, if there are none."""
+    head = json.dumps(said, separators=(",", ":"))[:-1] + ',"values":{'
+    items: list[str] = []
+    size = len(head) + 2
+    for name, value in values.items():
+        item = f"{json.dumps(name)}:{json.dumps(value)}"
+        if items and size + len(item) + 1 > LARGEST:
+            yield f"{head}{','.join(items)}}}}}".encode()
+            items, size = [], len(head) + 2
+        items.append(item)
+        size += len(item) + 1
+    yield f"{head}{','.join(items)}}}}}".encode()
+
+
+def shown(text: object, longest: int) -> str:
+    """What the launcher takes as a name: not too long, no control characters, not empty."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in str(text)[:longest])
+    return line or "?"

@@ -1,8 +1,9 @@
-"""The progress of this process: counts what is told, and tells the launcher twice a second. Nothing here
-waits, and nothing raises into a training. Knows no torch.
+"""The progress of this process: counts steps and samples, and reports them to the launcher twice a second.
 
-Who says it goes before who counts it: once a script tells its steps or its samples itself, what optimizers
-and loops count is not looked at any more.
+Nothing here waits, and nothing raises into a training. Knows no torch. What a script reports itself goes
+before what is counted for it: once a script reports its steps or its samples, those that optimizers and
+loops count are ignored. An `Activity` is something that takes long and is not a step: a load, a save, a
+wait.
 """
 
 from __future__ import annotations
@@ -11,13 +12,78 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from numbers import Integral, Real
+from types import TracebackType
+from typing import Any, Protocol
 
-from trainers.glog import glog
-from trainers.progress.activity import Activity
-from trainers.progress.channel import Channel, is_child
-from trainers.progress.reading import Reader, kept, whole
-from trainers.progress.wire import LONGEST_NAME, datagrams, shown
+from trainers.process.log import glog
+from trainers.progress.channel import LONGEST_NAME, LONGEST_WHAT, Channel, datagrams, is_child, shown
+from trainers.progress.values import Reader, kept, whole
+
+# ---- Something that takes long and is no step: a load, a save, a wait. Knows how far it is; leaves telling
+# to the meter.
+
+
+class Teller(Protocol):
+    """Who is told that an activity begins, gets on, and is over."""
+
+    def begins(self, activity: Activity) -> None: ...
+    def gets_on(self) -> None: ...
+    def is_over(self, activity: Activity) -> None: ...
+
+
+class Activity:
+    """`with activity("loading tables", of=10) as loading: ... loading.advance()`"""
+
+    def __init__(self, teller: Teller, what: str, of: float | None = None) -> None:
+        self.what = shown(what, LONGEST_WHAT)
+        self.of = of
+        self.done: float | None = None if of is None else 0
+        self.told = False
+        """Whether the launcher has heard of it."""
+        self._teller = teller
+
+    def advance(self, parts: float = 1) -> None:
+        """So many parts more are done."""
+        self.at((self.done or 0) + parts)
+
+    def at(self, done: float) -> None:
+        """So many parts are done."""
+        self.done = done
+        self._teller.gets_on()
+
+    def fields(self) -> dict[str, Any]:
+        """As a report says it."""
+        return {"what": self.what, "done": _amount(self.done), "of": _amount(self.of)}
+
+    def __enter__(self) -> Activity:
+        self._teller.begins(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._teller.is_over(self)
+
+
+def _amount(number: object) -> float | None:
+    """None for what is no number of parts. NumPy's numbers are some, which JSON does not know."""
+    if not isinstance(number, Real):
+        return None
+    try:
+        amount = float(number)
+    except OverflowError:
+        return None
+    if not 0 <= amount < 1e18:
+        return None
+    return int(amount) if isinstance(number, Integral) else amount
+
+
+# ---- The progress of this process: counts what is told, and tells the launcher twice a second. Nothing here
+# waits, and nothing raises into a training. Knows no torch.
+#
+# Who says it goes before who counts it: once a script tells its steps or its samples itself, what optimizers
+# and loops count is not looked at any more.
 
 PERIOD = 0.5
 """Seconds between two reports; an activity's begin and end may come between."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from trainers.glog import glog
+from trainers.process.log import glog
 from trainers.ps.allkernels import use_all
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from trainers.data.ahead import Batch, prefetched
+from trainers.data.loop import AnyBatch, prefetched
 from trainers.errors import FleetError, UsageError
-from trainers.glog import glog
-from trainers.lastwords import failed, leave_dismissed
 from trainers.notice import notice_file, read_notice
 from trainers.optimizer import DistributedOptimizer
+from trainers.process.hooks import failed, leave_dismissed
+from trainers.process.log import glog
 from trainers.ps.net.keys import keys_of
 from trainers.ps.saved.modes import SaveMode
 from trainers.ps.saved.saves import current
@@ -56,7 +56,7 @@ class ServerRuntime:
     def gather(self, mine: bytes, call: str) -> list[bytes]:
         raise _not_a_trainer(call)
 
-    def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
+    def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
         raise _not_a_trainer("prefetch")
 
     def resume_step(self) -> int:
@@ -202,8 +202,8 @@ class TrainerRuntime:
     def gather(self, mine: bytes, call: str) -> list[bytes]:
         return self._training(call).gather(mine)
 
-    def prefetch(self, batches: Iterable[Batch], ids: Callable[[Batch], Ids]) -> Iterator[Batch]:
-        def prepare(batch: Batch) -> None:
+    def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
+        def prepare(batch: AnyBatch) -> None:
             worker = self._training("prefetch")
             worker.prefetch(by_module(ids(batch), worker.served_modules()))
 
@@ -219,7 +219,7 @@ class TrainerRuntime:
     def stand_ins(self, model: torch.nn.Module, where: Where) -> dict[torch.nn.Module, torch.nn.Module]:
         if not self.serving or model is not self._model:
             return {}
-        from trainers.serving.served import stand_ins_of
+        from trainers.ps.trainer.stand_ins import stand_ins_of
 
         worker = self._training("save_inference_model")
         found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES))

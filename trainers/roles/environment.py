@@ -1,21 +1,123 @@
-"""This process's place in the job, out of its environment. Knows where each launcher keeps it; leaves what to
-do with it to others.
+"""This process's place in the job, out of its environment. Knows the variables of each launcher.
 
-`EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those of
-mpirun, or nothing at all (a process on its own).
+`EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those
+of mpirun, or nothing at all (a process on its own). `current_identity` asks `fleet.init` first, where a
+script has called it.
+
+Paddle's launchers, servers: TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, POD_IP and PADDLE_PORT. Trainers:
+PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ENDPOINTS. Where they contradict each other, the
+error says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 from fleetrun.envs import contract, mpi
 from trainers.errors import NotSupportedError, UsageError
-from trainers.roles import paddle
-from trainers.roles.endpoints import endpoints
 from trainers.roles.identity import EVALUATOR, Identity
-from trainers.roles.variables import Variables
+from trainers.roles.parsing import Variables, apart, endpoints, position
+
+# ---- This process's place out of the variables of Paddle's own launchers, and of platforms that start
+# Paddle's jobs. Knows their names; where they contradict each other it says so.
+#
+# Servers: TRAINING_ROLE, PADDLE_PSERVERS_IP_PORT_LIST, POD_IP and PADDLE_PORT. Trainers: PADDLE_TRAINER_ID,
+# PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ENDPOINTS.
+
+_PADDLE_SERVERS, _PADDLE_TRAINERS = "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_TRAINER_ENDPOINTS"
+PADDLES_LAUNCHER = "Paddle's launcher"
+
+
+def has_paddles_variables(environ: Mapping[str, str]) -> bool:
+    """Whether somebody has started this process as one of Paddle's."""
+    return bool(environ.get("TRAINING_ROLE") or environ.get("PADDLE_TRAINER_ID"))
+
+
+def paddle_identity(environ: Mapping[str, str]) -> Identity:
+    """Raises UsageError for variables that are missing, malformed or contradict each other."""
+    found = Variables(environ, "TRAINING_ROLE or PADDLE_TRAINER_ID is; Paddle's launchers set all of them")
+    servers = endpoints(_PADDLE_SERVERS, found.listed(_PADDLE_SERVERS))
+    trainers = endpoints(_PADDLE_TRAINERS, found.listed(_PADDLE_TRAINERS))
+    apart(servers, trainers, (_PADDLE_SERVERS, _PADDLE_TRAINERS))
+    role = environ.get("TRAINING_ROLE") or "TRAINER"
+    if role not in ("TRAINER", "PSERVER"):
+        raise NotSupportedError(
+            f"TRAINING_ROLE is {role!r}; this version of trainers runs TRAINER and PSERVER"
+        )
+    if environ.get("TRAINING_ROLE"):
+        found.text(_PADDLE_SERVERS)  # only jobs with servers have roles
+    count = _trainers_num(found, trainers)
+    index = _server_index(found, servers) if role == "PSERVER" else _trainer_index(found, trainers, count)
+    return Identity(
+        index=index,
+        worker_num=count,
+        trainers=trainers,
+        servers=servers,
+        is_server=role == "PSERVER",
+        launched_as_ps=bool(servers),
+        local_rank=position(trainers[index], trainers) if trainers and role == "TRAINER" else 0,
+        master=_paddle_master(found, trainers, count),
+        device=found.first("FLAGS_selected_gpus"),
+        backend=environ.get("PADDLE_DISTRI_BACKEND"),
+        restart_count=found.number("PADDLE_RESTART_COUNT", 0),
+        source=PADDLES_LAUNCHER,
+    )
+
+
+def _trainers_num(found: Variables, trainers: tuple[str, ...]) -> int:
+    count = found.number("PADDLE_TRAINERS_NUM", len(trainers) or None)
+    if trainers and count != len(trainers):
+        raise UsageError(
+            f"PADDLE_TRAINERS_NUM is {count}, but {_PADDLE_TRAINERS} has {len(trainers)} endpoints"
+        )
+    if not count:
+        raise UsageError("PADDLE_TRAINERS_NUM is 0; a job has at least one trainer")
+    return count
+
+
+def _trainer_index(found: Variables, trainers: tuple[str, ...], count: int) -> int:
+    index = found.number("PADDLE_TRAINER_ID")
+    if index >= count:
+        raise UsageError(f"PADDLE_TRAINER_ID is {index} of {count} trainers; they are counted from 0")
+    own = found.environ.get("PADDLE_CURRENT_ENDPOINT")
+    if own and trainers and trainers[index] != own:
+        raise UsageError(
+            f"PADDLE_TRAINER_ID is {index}, which is {trainers[index]} in {_PADDLE_TRAINERS}, but "
+            f"PADDLE_CURRENT_ENDPOINT is {own}"
+        )
+    for name, mine in (("RANK", index), ("WORLD_SIZE", count)):
+        if found.environ.get(name) not in (None, "", str(mine)):
+            raise UsageError(
+                f"{name} is {found.environ[name]!r}, but by PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM it is "
+                f"{mine}: two launchers contradict each other. Unset the variables of one, or give "
+                "fleet.init a role maker"
+            )
+    return index
+
+
+def _server_index(found: Variables, servers: tuple[str, ...]) -> int:
+    own = found.environ.get("PADDLE_CURRENT_ENDPOINT") or (
+        f"{found.text('POD_IP')}:{found.number('PADDLE_PORT')}"
+    )
+    if own not in servers:
+        raise UsageError(f"this server is {own}, which is not in {_PADDLE_SERVERS}: {', '.join(servers)}")
+    return servers.index(own)
+
+
+def _paddle_master(found: Variables, trainers: tuple[str, ...], count: int) -> str:
+    """Where trainers meet: PADDLE_MASTER, else the first of them; nowhere when it is not told."""
+    told = endpoints("PADDLE_MASTER", found.listed("PADDLE_MASTER"))
+    master = (told or trainers or ("",))[0]
+    return master if count > 1 or found.environ.get("TRAINING_ROLE") else ""
+
+
+# ---- This process's place in the job, out of its environment. Knows where each launcher keeps it; leaves
+# what to do with it to others.
+#
+# `EnvironmentRoleMaker` reads fleetrun's contract, torchrun's variables, those of Paddle's launchers, those
+# of mpirun, or nothing at all (a process on its own).
 
 MpiProcess = mpi.MpiProcess
 
@@ -24,7 +126,7 @@ class Starter(Enum):
     """Who started this process, as far as its environment tells. The value is for messages."""
 
     FLEETRUN = "fleetrun"
-    PADDLE = paddle.SOURCE
+    PADDLE = PADDLES_LAUNCHER
     TORCHRUN = "torchrun"
     MPIRUN = "mpirun"
     NOBODY = "nobody"
@@ -37,7 +139,7 @@ def starter(environ: Mapping[str, str]) -> Starter:
     """
     if contract.inside_container(environ):
         return Starter.FLEETRUN
-    if paddle.speaks(environ):
+    if has_paddles_variables(environ):
         return Starter.PADDLE
     if "RANK" in environ or "WORLD_SIZE" in environ:
         return Starter.TORCHRUN
@@ -55,7 +157,7 @@ class EnvironmentRoleMaker:
     def identity(self) -> Identity:
         read = {
             Starter.FLEETRUN: _of_fleetrun,
-            Starter.PADDLE: paddle.identity,
+            Starter.PADDLE: paddle_identity,
             Starter.TORCHRUN: _of_torchrun,
             Starter.MPIRUN: _of_mpi,
             Starter.NOBODY: _of_nobody,
@@ -162,3 +264,26 @@ def _of_evaluator(member: contract.Member) -> Identity:
 
 def _first_gpu(member: contract.Member) -> int | None:
     return member.devices[0] if member.devices and member.device_kind == "gpu" else None
+
+
+# ---- Who this process is, for those that are called without a Fleet: what `fleet.init` found out, else what
+# the environment says.
+
+IdentitySource = Callable[[], Identity | None]
+
+_identity_sources: list[IdentitySource] = []
+
+
+def ask_first(source: IdentitySource) -> IdentitySource | None:
+    """From now on `source` is asked before the environment, and no longer the one that is given back. It
+    answers None while it does not know.
+    """
+    former = _identity_sources.pop() if _identity_sources else None
+    _identity_sources.append(source)
+    return former
+
+
+def current_identity() -> Identity:
+    """Raises UsageError as EnvironmentRoleMaker does."""
+    found = _identity_sources[0]() if _identity_sources else None
+    return EnvironmentRoleMaker(os.environ).identity() if found is None else found

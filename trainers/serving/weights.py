@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from trainers.checkpoints.optimizer import OptimizerState
-from trainers.checkpoints.state import bare
+from trainers.checkpoints.state import OptimizerState, bare
 from trainers.checkpoints.tensors import is_sharded
 from trainers.collective.sharding import Sharded, whole_state_dict
 from trainers.errors import NotSupportedError

@@ -23,8 +23,7 @@ from typing import Any
 
 from trainers.errors import NotSupportedError
 from trainers.static.executor import Executor
-from trainers.static.feeds import Data, data
-from trainers.static.program import Program
+from trainers.static.program import Data, Program, data
 
 __all__ = ["Data", "Executor", "Program", "data"]
 

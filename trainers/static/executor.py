@@ -13,10 +13,9 @@ from torch import Tensor
 
 from trainers import progress
 from trainers.data import loop
-from trainers.data.batch import Bag, Batch
+from trainers.data.slots import Bag, Batch
 from trainers.errors import UsageError
-from trainers.static.feeds import Data, Fed
-from trainers.static.program import Program, Values
+from trainers.static.program import Data, Fed, Program, Values
 
 Feed: TypeAlias = Mapping[str, Any] | Sequence[Any]
 """Values by the names of the feeds, or in the order of the program's feeds, as a DataLoader gives them."""
@@ -141,7 +140,7 @@ class _Feeding:
     def _made(self, batch: Batch) -> Feeds:
         if not isinstance(batch, Batch):
             raise UsageError(
-                f"a data set gives trainers.data.batch.Batch, and this one a {type(batch).__name__}; "
+                f"a data set gives trainers.data.slots.Batch, and this one a {type(batch).__name__}; "
                 "loop over it with exe.run(program, feed=...)"
             )
         return {feed.name: _moved(feed.of(batch), self._device) for feed in self._program.feeds}

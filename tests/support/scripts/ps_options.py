@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from trainers import InMemoryDataset, Slot, fleet
-from trainers.data.batch import Batch
+from trainers.data.slots import Batch
 from trainers.errors import ServerError
 from trainers.ps import (
     Adagrad,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.calls.payload import packed, reduced, unpacked
 from trainers.errors import UsageError
+from trainers.util import packed, reduced, unpacked
 
 
 def alike(left: Any, right: Any) -> bool:

@@ -6,12 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from trainers.calls.metrics import DistributedMetrics
-from trainers.calls.util import Util
 from trainers.errors import NotSupportedError, UsageError
 from trainers.fleet import Fleet
-from trainers.metrics import Auc
+from trainers.metrics import Auc, DistributedMetrics
 from trainers.roles.identity import Identity
+from trainers.util import Util
 
 
 class Alone:

@@ -12,7 +12,7 @@ import torch
 from tests.support.cluster import PATH
 from tests.support.stores import GATE, register
 from trainers.checkpoints import checkpoint
-from trainers.checkpoints.background import Background
+from trainers.checkpoints.checkpoint import Background
 from trainers.checkpoints.manifest import CheckpointError
 from trainers.errors import UsageError
 

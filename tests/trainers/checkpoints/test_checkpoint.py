@@ -13,8 +13,8 @@ import torch
 
 from tests.support.cluster import PATH
 from trainers.checkpoints import checkpoint
-from trainers.checkpoints.local import LocalShelf
 from trainers.checkpoints.manifest import CheckpointError
+from trainers.checkpoints.shelf import LocalShelf
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
 

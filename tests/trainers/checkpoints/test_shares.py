@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from trainers.checkpoints.shares import share
-from trainers.checkpoints.state import Contents
+from trainers.checkpoints.state import Contents, share
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])

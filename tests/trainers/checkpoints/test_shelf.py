@@ -12,9 +12,8 @@ import xxhash
 
 from tests.support.stores import register
 from trainers.checkpoints import shelf as shelves
-from trainers.checkpoints.local import LocalShelf
 from trainers.checkpoints.manifest import CheckpointError, Manifest
-from trainers.checkpoints.shelf import Shelf, open_shelf, step_of
+from trainers.checkpoints.shelf import LocalShelf, Shelf, open_shelf, step_of
 from trainers.errors import NotSupportedError, UsageError
 
 KINDS = ("", "file://", "objects://", "torn://")

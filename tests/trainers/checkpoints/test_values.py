@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from trainers.checkpoints.values import from_json, to_json
+from trainers.checkpoints.manifest import from_json, to_json
 from trainers.errors import UsageError
 
 

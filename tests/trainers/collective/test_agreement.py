@@ -2,7 +2,7 @@
 
 import math
 
-from trainers.collective.agreement import combined
+from trainers.collective.group import combined
 from trainers.notice import Notice
 
 

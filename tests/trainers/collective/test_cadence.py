@@ -1,5 +1,5 @@
-from trainers.collective.cadence import Cadence
 from trainers.collective.configs import LocalSGDConfigs
+from trainers.collective.data_parallel import Cadence
 
 
 def test_every_backward_pass_is_an_update_by_default() -> None:

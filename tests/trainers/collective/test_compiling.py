@@ -8,11 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainers.collective.compiling import compile_in_place
+from trainers.collective.configs import CompileConfigs, RecomputeConfigs
 from trainers.collective.data_parallel import DataParallel
-from trainers.collective.recompute import recompute
-from trainers.collective.shaping import shaped
-from trainers.collective.shardingconfigs import CompileConfigs, RecomputeConfigs
+from trainers.collective.modules import compile_in_place, recompute
+from trainers.collective.runtime import shaped
 from trainers.errors import UsageError
 from trainers.strategy import DistributedStrategy
 

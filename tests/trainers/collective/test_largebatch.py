@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainers.collective import largebatch
+from trainers.collective import large_batch
 from trainers.collective.configs import LambConfigs, LarsConfigs
 from trainers.errors import FleetError
 
@@ -27,7 +27,7 @@ def test_what_lars_refuses(kind: Any, options: dict[str, Any], words: str) -> No
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     configs = LarsConfigs(exclude_from_weight_decay=("weight",))
     with pytest.raises(FleetError, match=words):
-        largebatch.lars(optimizer, configs, {weight: "weight"})
+        large_batch.lars(optimizer, configs, {weight: "weight"})
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_what_lars_refuses(kind: Any, options: dict[str, Any], words: str) -> No
 def test_what_lamb_refuses(kind: Any, options: dict[str, Any], words: str) -> None:
     optimizer = kind([torch.nn.Parameter(torch.ones(2, 2))], lr=0.1, **options)
     with pytest.raises(FleetError, match=words):
-        largebatch.lamb(optimizer, LambConfigs(exclude_from_weight_decay=("bias",)), {})
+        large_batch.lamb(optimizer, LambConfigs(exclude_from_weight_decay=("bias",)), {})
 
 
 def test_an_optimizer_that_has_made_steps_is_not_replaced() -> None:
@@ -51,4 +51,4 @@ def test_an_optimizer_that_has_made_steps_is_not_replaced() -> None:
     weight.sum().backward()
     optimizer.step()
     with pytest.raises(FleetError, match="has made steps; give it a new one"):
-        largebatch.lamb(optimizer, LambConfigs(), {})
+        large_batch.lamb(optimizer, LambConfigs(), {})

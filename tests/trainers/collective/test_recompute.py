@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.collective.recompute import recompute
-from trainers.collective.shardingconfigs import RecomputeConfigs
+from trainers.collective.configs import RecomputeConfigs
+from trainers.collective.modules import recompute
 from trainers.errors import NotSupportedError, UsageError
 
 

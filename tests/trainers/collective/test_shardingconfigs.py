@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.collective.compiling import check_compiler
-from trainers.collective.names import matching, outermost
-from trainers.collective.shardingconfigs import compile_configs, recompute_configs, sharding_configs
-from trainers.collective.zero import check_divisible
+from trainers.collective.configs import compile_configs, recompute_configs, sharding_configs
+from trainers.collective.modules import check_compiler, matching_modules, outermost_modules
+from trainers.collective.sharding import check_divisible
 from trainers.errors import FleetError, NotSupportedError, UsageError
 
 Check = Callable[[str, Any], Mapping[str, Any]]
@@ -56,9 +55,9 @@ def test_settings_that_can_be() -> None:
 
 def test_a_star_is_one_step_of_a_name() -> None:
     model = nn.ModuleDict({"a": nn.Sequential(nn.ReLU(), nn.Sequential(nn.ReLU())), "b0": nn.ReLU()})
-    assert matching(model, ["a.*"], "x") == ["a.0", "a.1"]
-    assert matching(model, ["b?", "a.1.*"], "x") == ["a.1.0", "b0"]
-    assert outermost(["a.1.0", "a.0", "a.1"]) == ["a.0", "a.1"]
+    assert matching_modules(model, ["a.*"], "x") == ["a.0", "a.1"]
+    assert matching_modules(model, ["b?", "a.1.*"], "x") == ["a.1.0", "b0"]
+    assert outermost_modules(["a.1.0", "a.0", "a.1"]) == ["a.0", "a.1"]
 
 
 def test_an_optimizer_that_looks_at_all_gradients_is_not_divided() -> None:

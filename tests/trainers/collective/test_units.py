@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from trainers.collective.units import check_unit, units
+from trainers.collective.sharding import check_unit, units
 from trainers.errors import UsageError
 
 

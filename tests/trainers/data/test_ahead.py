@@ -1,6 +1,6 @@
 import pytest
 
-from trainers.data.ahead import prefetched
+from trainers.data.loop import prefetched
 
 
 def said(batches: str, ahead: int) -> list[str]:

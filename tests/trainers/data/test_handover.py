@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.support.waiting import eventually
-from trainers.data.handover import HandOver
+from trainers.data.reading import HandOver
 
 
 def produce(queue: HandOver[int], items: range, put: list[int]) -> threading.Thread:

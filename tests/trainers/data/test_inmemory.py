@@ -17,9 +17,9 @@ from fleetrun.envs.contract import Role
 from tests.support.cluster import PATH
 from tests.support.forking import Forker
 from tests.support.waiting import eventually
+from trainers.data.dataset import InMemoryDataset
 from trainers.data.exchange import pack, take, unpack
 from trainers.data.images import DataError
-from trainers.data.inmemory import InMemoryDataset
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout, Slot
 from trainers.data.store import GrowingArray, Store

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainers.data.ahead import prefetched
-from trainers.data.batch import Batch
 from trainers.data.dataset import QueueDataset
-from trainers.data.loop import infer_from_dataset, train_from_dataset
-from trainers.data.slots import Slot
+from trainers.data.loop import infer_from_dataset, prefetched, train_from_dataset
+from trainers.data.slots import Batch, Slot
 from trainers.errors import UsageError
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainers.data.pictures import SyntheticPictures
+from trainers.data.flowers import SyntheticPictures
 from trainers.errors import UsageError
 
 

@@ -8,9 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from trainers.data.exchange import Peers
-from trainers.data.inmemory import InMemoryDataset
-from trainers.data.peers import default_peers
+from trainers.data.dataset import InMemoryDataset
+from trainers.data.exchange import Peers, default_peers
 from trainers.data.slots import Slot
 from trainers.errors import FleetError
 

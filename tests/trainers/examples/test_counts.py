@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from trainers.examples.counts import count, positive
+from trainers.examples.arguments import count, positive
 
 
 def test_numbers_that_can_be_meant() -> None:

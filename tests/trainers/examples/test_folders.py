@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.examples.folders import files_in, folder_of_files, folder_with_train
+from trainers.examples.arguments import files_in, folder_of_files, folder_with_train
 
 
 @pytest.fixture

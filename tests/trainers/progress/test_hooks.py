@@ -11,7 +11,7 @@ import torch
 
 import trainers
 from trainers import fleet, progress, static
-from trainers.collective.cadence import Cadence
+from trainers.collective.data_parallel import Cadence
 from trainers.collective.stepping import SteppingOptimizer
 from trainers.data import loop
 from trainers.data.loop import infer_from_dataset, train_from_dataset

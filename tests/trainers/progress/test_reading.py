@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.progress.reading import Accelerator, Reader, kept, whole
+from trainers.progress.values import Accelerator, Reader, kept, whole
 
 
 class Stranger(torch.Tensor):

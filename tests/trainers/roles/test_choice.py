@@ -8,11 +8,14 @@ from fleetrun.envs import contract
 from fleetrun.envs.contract import Cluster, Member, Mode
 from fleetrun.envs.contract import Role as LaunchedRole
 from trainers.errors import UsageError
-from trainers.roles.choice import choose, settle
-from trainers.roles.cloud import PaddleCloudRoleMaker
 from trainers.roles.identity import Identity
-from trainers.roles.symmetric import MPISymmetricRoleMaker
-from trainers.roles.userdefined import UserDefinedRoleMaker
+from trainers.roles.makers import (
+    MPISymmetricRoleMaker,
+    PaddleCloudRoleMaker,
+    UserDefinedRoleMaker,
+    choose,
+    settle,
+)
 
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from trainers import fleet, get_rank, get_world_size
-from trainers.data.peers import default_peers
+from trainers.data.exchange import default_peers
 from trainers.errors import UsageError
-from trainers.roles.current import ask_first
-from trainers.roles.userdefined import UserDefinedRoleMaker
+from trainers.roles.environment import ask_first
+from trainers.roles.makers import UserDefinedRoleMaker
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import pytest
 from fleetrun.envs import contract
 from fleetrun.envs.contract import Cluster, Member, Mode, Role
 from trainers.errors import NotSupportedError, UsageError
-from trainers.roles.choice import settle
 from trainers.roles.environment import EnvironmentRoleMaker
 from trainers.roles.identity import Identity
+from trainers.roles.makers import settle
 
 CLUSTER = Cluster(
     mode=Mode.PS,

@@ -11,7 +11,7 @@ from fleetrun.envs.mpi import MpiProcess
 from tests.support.cluster import reserved_endpoints
 from trainers.errors import FleetError, UsageError
 from trainers.roles.identity import Identity
-from trainers.roles.symmetric import Card, MPISymmetricRoleMaker, is_server, own_host, placed
+from trainers.roles.makers import Card, MPISymmetricRoleMaker, is_server, own_host, placed
 
 
 def process(rank: int, size: int, local_rank: int = 0, local_size: int = 0) -> MpiProcess:

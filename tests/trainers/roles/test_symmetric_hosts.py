@@ -15,7 +15,7 @@ from tests.support.mpi import mpirun
 pytestmark = [*needs_hosts, pytest.mark.mpi, pytest.mark.slow]
 
 SCRIPT = """
-from trainers.roles.symmetric import MPISymmetricRoleMaker
+from trainers.roles.makers import MPISymmetricRoleMaker
 me = MPISymmetricRoleMaker().identity()
 hosts = [each.rpartition(":")[0] for each in (*me.servers, *me.trainers)]
 print(os.uname().nodename, "server" if me.is_server else "worker", me.index, *hosts, flush=True)

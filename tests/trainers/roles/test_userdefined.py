@@ -6,7 +6,7 @@ import pytest
 
 from trainers.errors import UsageError
 from trainers.roles.identity import Identity, Role
-from trainers.roles.userdefined import UserDefinedRoleMaker
+from trainers.roles.makers import UserDefinedRoleMaker
 
 SERVERS = ["127.0.0.1:6001", "127.0.0.1:6002"]
 WORKERS = ["10.0.0.1:7001", "10.0.0.2:7001", "10.0.0.2:7002"]

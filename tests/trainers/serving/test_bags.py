@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainers.serving.bags import Bags
+from trainers.serving.program import Bags
 
 
 @pytest.mark.parametrize("padding", [None, 2])

@@ -12,7 +12,7 @@ from tests.support.cluster import ROOT
 from trainers.errors import NotSupportedError, UsageError
 from trainers.inference import load_inference_model
 from trainers.ps.saved.errors import LoadError
-from trainers.serving.inference import save_program
+from trainers.serving.export import save_program
 from trainers.zoo.resnet import ResNet
 
 RECIPE = re.compile(r"```python\n(import json\n.*?)```", re.DOTALL)

@@ -7,7 +7,7 @@ from trainers.ps import Normal, Uniform
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, RowOptions, TableKind, TableSpec
-from trainers.serving.rows import SavedRows, initial
+from trainers.ps.trainer.stand_ins import SavedRows, initial_rows
 
 LAST, FIRST = 2**63 - 1, -(2**63)
 
@@ -25,7 +25,7 @@ def test_an_unknown_id_reads_as_the_servers_would_begin_it(init: Initializer, di
     generator = torch.Generator().manual_seed(0)
     ids = torch.cat([torch.randint(FIRST, LAST, (500,), generator=generator), torch.arange(-9, 9)])
     ids = torch.cat([ids, torch.tensor([FIRST, LAST])])
-    assert torch.equal(initial(init, ids, dim), table(init, dim).pull(ids, insert=False))
+    assert torch.equal(initial_rows(init, ids, dim), table(init, dim).pull(ids, insert=False))
 
 
 @pytest.mark.parametrize("keys", [[], [-5, 3, 8], [FIRST, 0, LAST]])

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from trainers import static
-from trainers.data.batch import Bag, Batch
-from trainers.data.slots import Layout, Slot
+from trainers.data.slots import Bag, Batch, Layout, Slot
 from trainers.errors import UsageError
 
 BAG = Bag(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 3]))

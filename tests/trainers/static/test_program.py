@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from trainers import static
-from trainers.data.ahead import prefetched
 from trainers.data.dataset import QueueDataset
+from trainers.data.loop import prefetched
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
 

@@ -8,9 +8,7 @@ import torch
 
 from trainers.data.clicks import SLOTS, ClickModel
 from trainers.metrics import auc
-from trainers.zoo.click_layers import FoldedEmbedding, linear
-from trainers.zoo.deepfm import DeepFM, pairs
-from trainers.zoo.wide_deep import WideDeep
+from trainers.zoo.click_models import DeepFM, FoldedEmbedding, WideDeep, linear, pairs
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ import numpy as np
 from numba.core import event
 from numpy.typing import NDArray
 
-from trainers.glog import glog
+from trainers.process.log import glog
 
 Keys: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float32]

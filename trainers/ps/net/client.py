@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import zmq
 
 from trainers.errors import FleetError, ServerError, TrainerLostError
-from trainers.glog import glog
+from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.net.keys import JobKeys
 from trainers.ps.net.transport import client_socket, receive, send

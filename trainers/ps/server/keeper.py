@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from trainers.errors import ServerError
-from trainers.glog import glog
+from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.durable import Durable
 from trainers.ps.durable.errors import JournalFullError

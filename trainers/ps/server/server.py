@@ -15,7 +15,7 @@ from pathlib import Path
 
 import zmq
 
-from trainers.glog import glog
+from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.net.keys import JobKeys
 from trainers.ps.net.transport import Gate, receive, send, server_socket

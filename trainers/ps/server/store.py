@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import torch
 
-from trainers.glog import glog
+from trainers.process.log import glog
 from trainers.ps.kernels.finite import all_finite
 from trainers.ps.net.wire import MAX_FRAME_BYTES, Code, Field, Part
 from trainers.ps.saved.errors import LoadError

@@ -13,7 +13,7 @@ import torch
 
 from trainers import progress
 from trainers.errors import NotSupportedError, ServerError
-from trainers.glog import glog
+from trainers.process.log import glog
 from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.net.client import Client, Request
 from trainers.ps.net.keys import JobKeys

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support import owners as reference
-from trainers.data.ahead import prefetched
+from trainers.data.loop import prefetched
 from trainers.ps.configs import AsyncConfigs
 from trainers.ps.net.client import Client, Request
 from trainers.ps.net.wire import Field, Kind, Message, Part

@@ -1,9 +1,14 @@
-"""Last words: what a process leaves in a file for the launcher when it ends. Knows torchrun's shape of it;
-leaves the report to the launcher and the printing to the hook that was there before.
+"""Hooks that a process of a job installs for its launcher: the error file at its end, its stacks on a
+signal.
+
+Standard library only, and little of it: every script that imports `trainers` runs this, also a reader that
+is started once for every file. The hooks that were there before are called as well.
 """
 
+import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -12,7 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
+# ---- Last words: what a process leaves in a file for the launcher when it ends. Knows torchrun's shape of
+# it; leaves the report to the launcher and the printing to the hook that was there before.
+
+ERROR_FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
 
 _failed = False
 
@@ -22,7 +30,7 @@ def failed() -> bool:
     return _failed
 
 
-def document(
+def error_document(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None, now_ns: int
 ) -> str:
     """The JSON text: `{"message": {"message": ..., "extraInfo": {"py_callstack", "timestamp",
@@ -41,10 +49,10 @@ def document(
 
 def error_file(environ: Mapping[str, str]) -> str:
     """The file that the launcher reads, or an empty string."""
-    return next((environ[name] for name in FILE_VARIABLES if environ.get(name)), "")
+    return next((environ[name] for name in ERROR_FILE_VARIABLES if environ.get(name)), "")
 
 
-def install() -> None:
+def install_exit_hooks() -> None:
     """Chain the hook in front of `sys.excepthook`, and note what `sys.exit` is called with: no hook sees
     that. Calling it again changes nothing.
     """
@@ -57,7 +65,7 @@ def install() -> None:
         _failed = True
         path = error_file(os.environ)
         if path:
-            _write(Path(path), document(kind, error, trace, time.time_ns()))
+            _write_error_file(Path(path), error_document(kind, error, trace, time.time_ns()))
         previous(kind, error, trace)
 
     leave = sys.exit
@@ -76,10 +84,10 @@ def leave_dismissed() -> None:
     """For a server whose trainers have all let it go: the launcher must not take its end for a failure."""
     path = error_file(os.environ)
     if path:
-        _write(Path(path), json.dumps({"dismissed": True}))
+        _write_error_file(Path(path), json.dumps({"dismissed": True}))
 
 
-def _write(path: Path, text: str) -> None:
+def _write_error_file(path: Path, text: str) -> None:
     try:
         aside = path.with_name(f"{path.name}.{os.getpid()}")
         aside.touch(mode=0o600)  # a traceback may hold values that are nobody else's business
@@ -87,3 +95,29 @@ def _write(path: Path, text: str) -> None:
         aside.replace(path)  # the launcher never reads half a file
     except OSError as problem:
         sys.stderr.write(f"fleetrun: the last words could not be written to {path}: {problem}\n")
+
+
+# ---- Lets a process of a job write its own stacks when the launcher asks, also while it is stuck in C code:
+# for hangs, where a debugger may not attach. Standard library only; does nothing outside a job.
+
+STACKS_SIGNAL = signal.SIGRTMIN + 12
+"""The signal. The same as in `fleetrun/stacks/asking.py`; SIGUSR1 and SIGUSR2 are the scripts'."""
+
+_STDERR = 2
+
+
+def install_stack_dump(environ: Mapping[str, str]) -> bool:
+    """From now on `NUMBER` writes the stacks of all threads to stderr, which is the log; whether that is so.
+
+    Not where somebody has a handler for it already.
+    """
+    if not environ.get("FLEETRUN_CONTAINER") or sys.platform != "linux":
+        return False
+    try:
+        if signal.getsignal(STACKS_SIGNAL) is not signal.SIG_DFL:
+            return False
+        os.fstat(_STDERR)
+        faulthandler.register(STACKS_SIGNAL, file=_STDERR, all_threads=True)
+    except (OSError, ValueError, RuntimeError):  # stderr is closed, or no signal can be had
+        return False
+    return True

@@ -1,9 +1,9 @@
-"""The kernel of the MultiSlot text. It knows arrays only and runs without the GIL; `multislot` gives it its
-meaning.
+"""Kernels of the data sets: MultiSlot text into rows, and rows into batches. They know arrays only and run
+without the GIL.
 
-It takes whole lines. Where a line is broken, or a float is so close to the middle of two float32
-values that double arithmetic cannot decide, it stops in front of that line and leaves it to `lines`, which is
-slow and exact.
+The text kernel takes whole lines. Where a line is broken, or a float is so close to the middle of two
+float32 values that double arithmetic cannot decide, it stops in front of that line and leaves it to
+`read_line` of `multislot`, which is slow and exact.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainers.ps.kernels.compiled import compiled
+
+# ---- The kernel of the MultiSlot text. It knows arrays only and runs without the GIL; `multislot` gives it
+# its meaning.
+#
+# It takes whole lines. Where a line is broken, or a float is so close to the middle of two float32 values
+# that double arithmetic cannot decide, it stops in front of that line and leaves it to `lines`, which is slow
+# and exact.
 
 Int64s = NDArray[np.int64]
 
@@ -251,3 +258,65 @@ def parse(
         starts[row + 1, 0] = marks[BAGS]
         starts[row + 1, 1] = marks[WEIGHTS]
     return DONE
+
+
+# ---- Kernels that put examples together. They know arrays only and run without the GIL; `columns` and
+# `exchange` give them their meaning.
+
+Indices = NDArray[np.int64]
+
+
+@compiled
+def take_rows(source: NDArray[Any], rows: Indices, out: NDArray[Any]) -> None:
+    """out[i] = source[rows[i]]; both (n, width)."""
+    width = source.shape[1]
+    for i in range(len(rows)):
+        row = rows[i]
+        for j in range(width):
+            out[i, j] = source[row, j]
+
+
+@compiled
+def bag_offsets(counts: NDArray[np.int32], columns: Indices, rows: Indices, out: Indices) -> None:
+    """Where each bag begins when the slots stand one after the other: out (slots * n + 1,), from 0."""
+    total = 0
+    at = 0
+    for slot in range(len(columns)):
+        for i in range(len(rows)):
+            out[at] = total
+            at += 1
+            total += counts[rows[i], columns[slot]]
+    out[at] = total
+
+
+@compiled
+def take_bags(
+    counts: NDArray[np.int32],
+    columns: Indices,
+    rows: Indices,
+    values: NDArray[Any],
+    starts: Indices,
+    which: int,
+    offsets: Indices,
+    out: NDArray[Any],
+) -> None:
+    """The values of these rows' bags from example by example to slot by slot; `offsets` are bag_offsets'.
+    starts[:, which] (all rows + 1,) is where each example's values begin.
+    """
+    for i in range(len(rows)):
+        at = starts[rows[i], which]
+        for slot in range(len(columns)):
+            to = offsets[slot * len(rows) + i]
+            for j in range(counts[rows[i], columns[slot]]):
+                out[to + j] = values[at + j]
+            at += counts[rows[i], columns[slot]]
+
+
+@compiled
+def take_values(values: NDArray[Any], starts: Indices, which: int, rows: Indices, out: NDArray[Any]) -> None:
+    """The values of these examples, one after the other; starts[:, which] is where each example's begin."""
+    to = 0
+    for i in range(len(rows)):
+        for at in range(starts[rows[i], which], starts[rows[i] + 1, which]):
+            out[to] = values[at]
+            to += 1

@@ -1,0 +1,286 @@
+"""Changes to the modules of a model before it is wrapped: torch.compile, recomputed activations, batch
+norms over all ranks.
+
+Recomputed activations go through torch.utils.checkpoint. Batch norm over the batches of all ranks works on
+CPUs too, where torch's own refuses. Modules are found by name and pattern.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from trainers.collective.configs import CompileConfigs, RecomputeConfigs
+from trainers.errors import NotSupportedError, UsageError
+from trainers.ps.configs import nearest
+
+# ---- torch.compile for a model that is to be wrapped. Knows what has to be there for it.
+
+
+def compile_in_place(model: torch.nn.Module, configs: CompileConfigs) -> None:
+    """The module's calls are compiled from the first on; it keeps its type and its names. DDP, wrapped around
+    it, still has torch cut the program at its buckets, so that gradients travel during the backward pass.
+
+    Raises NotSupportedError where inductor has no C++ compiler: it would fail at the first step.
+    """
+    check_compiler(configs.backend, "strategy.compile")
+
+    # What `model.compile()` does but for this frame: torch compiles no frame of its own modules, and a
+    # Sequential, or another of them, would stay as it is without a word.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch's
+
+    model._compiled_call_impl = torch.compile(
+        call,
+        backend=configs.backend,
+        mode=configs.mode,
+        dynamic=configs.dynamic,
+        fullgraph=configs.fullgraph,
+    )
+
+
+def check_compiler(backend: str, asked: str, path: str | None = None) -> None:
+    """Raises NotSupportedError, with what `asked` for it, where a backend of torch.compile lacks the program
+    that it calls. `path`: where to look for that, if not at PATH.
+    """
+    compiler = _compiler()
+    if backend == "inductor" and shutil.which(compiler, path=path) is None:
+        raise NotSupportedError(
+            f"NotSupported: {asked} needs a C++ compiler, and {compiler!r} is not here; install g++, or set "
+            'the variable CXX, or use the backend "aot_eager"'
+        )
+
+
+def _compiler() -> str:
+    """As torch._inductor chooses it."""
+    return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+
+
+# ---- Modules of a model by name and pattern. Pure.
+
+
+def matching_modules(model: torch.nn.Module, patterns: Iterable[str], what: str) -> list[str]:
+    """The names of the modules that the patterns name, as in the model. A star stands for one step of a
+    name or a part of it: `blocks.*` is each of the blocks, and nothing in them.
+
+    Raises UsageError, with `what`, for a pattern that names none.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = {name for name in names if _fits_pattern(name.split("."), pattern.split("."))}
+        if not matched:
+            raise UsageError(
+                f"{what} names {pattern!r}, and the model has no such module{nearest(pattern, names)}"
+            )
+        found |= matched
+    return [name for name in names if name in found]
+
+
+def outermost_modules(names: Iterable[str]) -> list[str]:
+    """Without those that are inside another one of them."""
+    kept: list[str] = []
+    for name in sorted(names, key=lambda each: each.count(".")):
+        if not any(name.startswith(f"{outer}.") for outer in kept):
+            kept.append(name)
+    return kept
+
+
+def _fits_pattern(steps: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(steps) == len(pattern) and all(map(fnmatchcase, steps, pattern))
+
+
+# ---- Activations that are computed again in the backward pass instead of kept. Knows torch.utils.checkpoint;
+# leaves which modules to the strategy.
+
+
+def recompute(model: torch.nn.Module, configs: RecomputeConfigs, *, compiled: bool = False) -> None:
+    """From now on only the inputs of the named modules are kept for the backward pass. Gradients, buffers
+    and random numbers are those of training without; names stay. A module inside another named one is
+    computed again with that.
+
+    Raises UsageError for a name that is no module's, and when none is named; NotSupportedError for what a
+    `compiled` model cannot do.
+    """
+    if not configs.checkpoints:
+        children = ", ".join(name for name, _ in model.named_children())
+        raise UsageError(
+            "strategy.recompute is True and recompute_configs names no checkpoints; give names of modules, "
+            f'as {{"checkpoints": ["blocks.*"]}}; this model has {children or "none"}'
+        )
+    names = outermost_modules(matching_modules(model, configs.checkpoints, "recompute_configs checkpoints"))
+    if compiled:
+        _check_buffers(model, names)
+    for name in names:
+        module = model.get_submodule(name)
+        # On the object: hooks, FSDP2's among them, stay around it, and names have no prefix.
+        module.forward = _Recomputed(module, module.forward)
+
+
+def _check_buffers(model: torch.nn.Module, names: Iterable[str]) -> None:
+    for name in names:
+        if any(True for _ in model.get_submodule(name).buffers()):
+            raise NotSupportedError(
+                f"NotSupported: strategy.compile with strategy.recompute of {name!r}, which has buffers: "
+                "compiled, what the forward pass writes there would be written twice; leave it out of "
+                "recompute_configs, or set strategy.compile = False"
+            )
+
+
+class _Recomputed:
+    """A module's forward that keeps its inputs only."""
+
+    def __init__(self, module: torch.nn.Module, forward: Callable[..., Any]) -> None:
+        self._module, self._forward = module, forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self._forward(*args, **kwargs)
+        if torch.compiler.is_compiling():  # there the contexts below have no meaning
+            return checkpoint(self._forward, *args, use_reentrant=False, **kwargs)
+        return checkpoint(
+            self._forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _buffers_kept(self._module)),
+            **kwargs,
+        )
+
+
+@contextmanager
+def _buffers_kept(module: torch.nn.Module) -> Iterator[None]:
+    """On copies of the buffers: a batch norm's running statistics would count every batch twice."""
+    places = [
+        (owner, name, buffer)
+        for owner in module.modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+    ]
+    for owner, name, buffer in places:
+        owner._buffers[name] = buffer.clone()
+    try:
+        yield
+    finally:
+        for owner, name, buffer in places:
+            owner._buffers[name] = buffer
+
+
+# ---- Batch norm over the batches of all ranks, on CPUs too, where torch's own refuses to work. Knows what
+# ranks tell each other for it.
+
+
+def with_synchronized_batch_norm(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, its batch norms over the batches of all ranks; the parameters are the same objects. torch's
+    SyncBatchNorm on GPUs; on CPUs, where that does not work and DDP refuses it, our own.
+    """
+    if next(model.parameters()).device.type != "cpu":
+        converted: torch.nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]  # torch's
+        return converted
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.__class__ = CpuSyncBatchNorm
+    return model
+
+
+class CpuSyncBatchNorm(_BatchNorm):
+    """A batch norm's place, and in training its values for the batches of all ranks together.
+
+    (batch, channels, ...) floats in, as many out; a rank may have none.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(input)
+        normed, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]  # torch's
+        if self.running_mean is not None and self.running_var is not None:
+            self._track(mean, variance * (count / (count - 1)))
+        out: torch.Tensor = normed
+        return out
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """Any number of dimensions."""
+
+    @torch.no_grad()
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        share = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, variance)):
+            assert running is not None
+            running.lerp_(new.to(running.dtype), share)
+
+
+class _Normalize(torch.autograd.Function):
+    """Ioffe and Szegedy 2015, https://arxiv.org/abs/1502.03167, with mean and variance over all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        values = input.to(torch.promote_types(input.dtype, torch.float32))
+        mean, variance, count = _moments_of_all(values)
+        if count.item() < 2:
+            raise ValueError(
+                f"batch norm in training wants more than 1 value per channel, got {count.item():.0f}"
+            )
+        scale = torch.rsqrt(variance + eps)
+        normed = (values - _by_channel(mean, values)) * _by_channel(scale, values)
+        ctx.save_for_backward(normed, weight, scale, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        out = normed if weight is None else normed * _by_channel(weight, values)
+        out = out if bias is None else out + _by_channel(bias, values)
+        return out.to(input.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, *unused: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        normed, weight, scale, count = ctx.saved_tensors
+        grads = grad.to(normed.dtype)
+        sums = torch.stack([_sum_by_channel(grads), _sum_by_channel(grads * normed)])
+        of_bias, of_weight = sums.clone()  # this rank's; DDP averages them as it does all gradients
+        dist.all_reduce(sums)
+        shift, slope = sums / count
+        of_input = (grads - _by_channel(shift, grads) - normed * _by_channel(slope, grads)) * _by_channel(
+            scale, grads
+        )
+        if weight is not None:
+            of_input = of_input * _by_channel(weight, grads)
+        wanted = ctx.needs_input_grad
+        return of_input.to(grad.dtype), of_weight if wanted[1] else None, of_bias if wanted[2] else None, None
+
+
+def _moments_of_all(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mean and variance of each channel, and how many values of it there are. From the ranks' own means, as
+    in Chan, Golub and LeVeque 1979: sums of squares would lose digits.
+    """
+    count = values.numel() // values.shape[1]
+    mine = values.new_zeros(3, values.shape[1])
+    if count:
+        dims = [dim for dim in range(values.dim()) if dim != 1]
+        variance, mean = torch.var_mean(values, dims, correction=0)
+        mine = torch.stack([mean, variance, torch.full_like(mean, count)])
+    told = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(told, mine)
+    means, variances, counts = torch.stack(told, dim=1)
+    total = counts.sum(dim=0)
+    mean = (means * counts).sum(dim=0) / total
+    variance = ((variances + (means - mean).square()) * counts).sum(dim=0) / total
+    return mean, variance, total[0]
+
+
+def _sum_by_channel(values: torch.Tensor) -> torch.Tensor:
+    return values.sum([dim for dim in range(values.dim()) if dim != 1])
+
+
+def _by_channel(channels: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """(channels) as (1, channels, 1, ...)"""
+    return channels.view(1, -1, *[1] * (like.dim() - 2))

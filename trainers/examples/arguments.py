@@ -1,0 +1,62 @@
+"""Arguments of the examples' command lines: a number or a folder that cannot be used is an error at once,
+where a restart would not help.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+# ---- Numbers on a command line: one that cannot be meant is said at once.
+
+
+def count(text: str) -> int:
+    """A whole number from 0 on, for `type=` of an argument."""
+    return _at_least(text, 0)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for `type=` of an argument."""
+    return _at_least(text, 1)
+
+
+def _at_least(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{number} is too small; it must be at least {least}")
+    return number
+
+
+# ---- Folders of data on a command line: one that cannot be read is said at once, where no restart helps.
+
+
+def files_in(folder: Path) -> list[Path]:
+    """In the order of their names. Hidden ones are left out: half-written, or an editor's."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def folder_of_files(text: str) -> Path:
+    """A folder with files and no folders in it, for `type=` of an argument."""
+    return _checked_folder(Path(text))
+
+
+def folder_with_train(text: str) -> Path:
+    """A folder whose folder "train" is such a one, for `type=` of an argument."""
+    folder = Path(text)
+    _checked_folder(folder / "train")
+    return folder
+
+
+def _checked_folder(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{folder} is not a folder of files")
+    files = files_in(folder)
+    if not files:
+        raise argparse.ArgumentTypeError(f"{folder} has no files")
+    folders = [path for path in files if path.is_dir()]
+    if folders:
+        raise argparse.ArgumentTypeError(f"{folders[0]} is a folder; give the one that has the files")
+    return folder

@@ -1,0 +1,172 @@
+"""Ordinary modules in place of embeddings whose rows are on parameter servers: for a program that runs
+without them.
+
+The servers save their values, and this process reads them. `SavedRows` knows how an id finds its row, and
+what an unknown id reads as. Leaves programs to `serving.program`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from trainers.ps.saved.folder import open_folder
+from trainers.ps.saved.reading import open_saves
+from trainers.ps.saved.values import SparseValues, read_values
+from trainers.ps.tables.spec import Initializer, InitKind
+from trainers.ps.trainer.modules import EmbeddingModule, bound, find
+from trainers.serving.program import Bags
+
+# ---- Embeddings whose rows were on parameter servers, as modules over the rows that were saved: what a
+# program does in their place. Knows how an id finds its row, and what an unknown one reads as.
+
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_WORD = 1 << 64
+_LAST_KEY = (1 << 63) - 1
+
+
+class SavedRows(torch.nn.Module):
+    """Any int64 ids (...) to rows (..., dim) float32. `keys` (n + 1,) int64 ascending, `rows` (n + 1, dim):
+    the last is nobody's, so that there is always one to point at. An id without a row reads as its initial
+    value, as in evaluation beside the servers; `padding_idx` as zeros.
+    """
+
+    keys: torch.Tensor
+    rows: torch.Tensor
+
+    def __init__(
+        self, keys: torch.Tensor, rows: torch.Tensor, init: Initializer, padding_idx: int | None
+    ) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.cat([keys, torch.tensor([_LAST_KEY])]))
+        self.register_buffer("rows", torch.cat([rows, torch.zeros(1, rows.shape[1])]))
+        self._init = init
+        self._padding = padding_idx
+
+    def forward(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
+        ids = ids.to(torch.int64).contiguous()
+        place = torch.searchsorted(self.keys, ids)
+        known = (self.keys[place] == ids) & (place < self.keys.shape[0] - 1)
+        rows = functional.embedding(place, self.rows)
+        rows = torch.where(known[..., None], rows, initial_rows(self._init, ids, self.rows.shape[1]))
+        if self._padding is not None:
+            rows = torch.where((ids == self._padding)[..., None], 0.0, rows)
+        return rows
+
+
+def initial_rows(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
+    """(..., dim) float32: the initial values of these keys, by the formula of `ps.kernels.initial` in torch's
+    operations.
+    """
+    start = _finalized(ids ^ _signed(_finalized_int((init.seed + _GOLDEN) % _WORD)))
+    a, b = float(torch.tensor(init.a)), float(torch.tensor(init.b))  # as float32
+    if init.kind is InitKind.UNIFORM:
+        words = _finalized(start[..., None] + _steps(dim, ids.device))
+        width = float(torch.tensor(b) - torch.tensor(a))
+        return (_shifted(words, 40).to(torch.float32) * 2.0**-24) * width + a
+    pairs = -(-dim // 2)
+    words = _finalized(start[..., None] + _steps(2 * pairs, ids.device)).reshape(*ids.shape, pairs, 2)
+    shares = _shifted(words, 11).to(torch.float64)
+    radius = torch.sqrt(-2.0 * torch.log((shares[..., 0] + 1.0) * 2.0**-53))
+    angle = 2.0 * math.pi * (shares[..., 1] * 2.0**-53)
+    both = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1).flatten(-2)
+    return both[..., :dim].to(torch.float32) * b + a
+
+
+def _steps(count: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, count + 1, device=device) * _signed(_GOLDEN)
+
+
+def _finalized(words: torch.Tensor) -> torch.Tensor:
+    words = (words ^ _shifted(words, 30)) * _signed(_FIRST)
+    words = (words ^ _shifted(words, 27)) * _signed(_SECOND)
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, zeros from the left: torch's shift keeps the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _finalized_int(word: int) -> int:
+    word = (word ^ (word >> 30)) * _FIRST % _WORD
+    word = (word ^ (word >> 27)) * _SECOND % _WORD
+    return word ^ (word >> 31)
+
+
+def _signed(word: int) -> int:
+    """The int64 with the same bits."""
+    return word - _WORD if word >> 63 else word
+
+
+# ---- Served embeddings as they are at the moment, as modules that need no servers. Knows how a save becomes
+# rows in this process; leaves saving to the caller and programs to `program`.
+
+_ASIDE = re.compile(r"tables-[0-9a-f]{8}")
+
+StandIns = dict[torch.nn.Module, torch.nn.Module]
+
+
+def stand_ins_of(
+    model: torch.nn.Module, where: str | os.PathLike[str], save: Callable[[str], None]
+) -> StandIns:
+    """For each served embedding a module with its rows, all as of one moment. `save(folder)`: have the
+    servers save their values; into a folder inside of `where`, which is gone afterwards. The rows of all of
+    them must fit into this process. Raises what `save` raises, and LoadError.
+    """
+    served = find(model)
+    if not served:
+        return {}
+    folder = open_folder(where)
+    for left in filter(_ASIDE.fullmatch, folder.names()):  # by a trainer that was killed here
+        folder.remove(left)
+    name = f"tables-{secrets.token_hex(4)}"
+    try:
+        save(folder.path(name))
+        values = read_values(folder.path(name)).sparse
+        inits = {
+            table: saved.spec.rows.init for table, saved in open_saves(folder.path(name)).tables().items()
+        }
+    finally:
+        folder.remove(name)
+    found: StandIns = {}
+    for path, module in served:
+        table = f"{path}.weight" if path else "weight"
+        found[module] = _stand_in(module, values[table], inits[table])
+    return found
+
+
+def _stand_in(module: EmbeddingModule, saved: SparseValues, init: Initializer) -> torch.nn.Module:
+    total = bound(module)
+    if total is None:
+        rows = SavedRows(saved.keys, saved.values, init, module.padding_idx)
+        return Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows
+    table: Any = torch.nn.Embedding if isinstance(module, torch.nn.Embedding) else torch.nn.EmbeddingBag
+    weight = _whole(total, saved, init)
+    own: torch.nn.Module = table(
+        *weight.shape, _weight=weight, padding_idx=module.padding_idx, **_options(module)
+    )
+    return own
+
+
+def _options(module: EmbeddingModule) -> dict[str, Any]:
+    if not isinstance(module, torch.nn.EmbeddingBag):
+        return {}
+    return {"mode": module.mode, "include_last_offset": module.include_last_offset}
+
+
+def _whole(total: int, saved: SparseValues, init: Initializer) -> torch.Tensor:
+    """(total, dim): rows that `shrink` has removed read as the servers read them."""
+    weight = torch.empty(total, saved.values.shape[1])
+    weight[saved.keys] = saved.values
+    if len(saved.keys) < total:
+        gone = torch.ones(total, dtype=torch.bool).index_fill_(0, saved.keys, False).nonzero()[:, 0]
+        weight[gone] = initial_rows(init, gone, weight.shape[1])
+    return weight

@@ -1,0 +1,382 @@
+"""Role makers: each is a way to find out this process's identity, and `settle` chooses one for
+`fleet.init`.
+
+PaddleCloudRoleMaker reads the environment, UserDefinedRoleMaker takes what the script says, and
+MPISymmetricRoleMaker makes every second process of an mpirun a server. The last calls no MPI library: every
+process writes to a store at the first of them where it will listen, and reads what the others wrote;
+Paddle's MPISymetricRoleMaker asks mpi4py for that.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from trainers.errors import FleetError, UsageError
+from trainers.roles.environment import (
+    EnvironmentRoleMaker,
+    MpiProcess,
+    Starter,
+    mpi_master,
+    mpi_process,
+    starter,
+)
+from trainers.roles.identity import EVALUATOR, Identity, Role, RoleMaker
+from trainers.roles.parsing import Variables, apart, endpoints, position
+
+# ---- The role maker of whoever was started by a launcher: everything is in the environment.
+
+
+class PaddleCloudRoleMaker:
+    """For processes of fleetrun, torchrun, mpirun (collective) and Paddle's launchers.
+
+    `is_collective` says which kind of training the job is for. `environ` replaces the process's environment.
+    `fleet.init` takes this one when it is given none.
+    """
+
+    def __init__(self, is_collective: bool = False, *, environ: Mapping[str, str] | None = None) -> None:
+        if not isinstance(is_collective, bool):
+            raise UsageError(
+                f"PaddleCloudRoleMaker is_collective is {is_collective!r}; it must be True or False"
+            )
+        self.is_collective = is_collective
+        self._environ = os.environ if environ is None else environ
+
+    def identity(self) -> Identity:
+        """Raises UsageError naming the variable that is missing, malformed or contradicts another."""
+        return EnvironmentRoleMaker(self._environ).identity()
+
+
+# ---- The role maker of `mpirun -n 4 python train.py`: on every machine each second process is a server.
+# Knows how the processes find each other; leaves mpirun's variables to `environment`.
+#
+# No MPI library is called. Every process says in a store at the first of them where it will listen, and reads
+# what the others have said: Paddle's MPISymetricRoleMaker asks mpi4py for that.
+
+_TIMEOUT = datetime.timedelta(minutes=5)
+_ANYWHERE = ("192.0.2.1", 9)
+"""An address of nobody (RFC 5737), and nothing is sent there: which of ours would a packet have?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a process says about itself."""
+
+    is_server: bool
+    endpoint: str
+
+    def __str__(self) -> str:
+        return f"{'server' if self.is_server else 'worker'} {self.endpoint}"
+
+    @classmethod
+    def parse(cls, text: str) -> Card:
+        role, _, endpoint = text.partition(" ")
+        return cls(role == "server", endpoint)
+
+
+class MPISymmetricRoleMaker:
+    """A server and a worker alternate on each machine, a server first, as in Paddle: so many of one as of the
+    other. They are counted in the order of their ranks. `fleet.init()` under mpirun takes this one when it is
+    given none.
+
+    On several machines PADDLE_MASTER=host:port says where they meet when mpirun's variables do not, and
+    POD_IP under which address the others reach this machine when that cannot be told.
+    """
+
+    is_collective = False
+
+    def __init__(self, *, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._identity: Identity | None = None
+
+    def identity(self) -> Identity:
+        """Waits until all processes are there, the first time. Raises UsageError for a number of processes
+        that cannot be halved, FleetError when they do not meet within 5 minutes.
+        """
+        if self._identity is None:
+            self._identity = self._found()
+        return self._identity
+
+    def _found(self) -> Identity:
+        process = mpi_process(self._environ)
+        if process is None:
+            raise UsageError(
+                "MPISymmetricRoleMaker is for the processes of an mpirun, at least two of them, and mpirun "
+                "did not start this one so; start it with `mpirun -n 4 python train.py`, or with fleetrun"
+            )
+        server = is_server(process)
+        master = mpi_master(process, self._environ)
+        host, holder = own_host(process, master, self._environ), _reserve_port()
+        try:
+            cards = _exchanged(process, master, Card(server, f"{host}:{holder.getsockname()[1]}"))
+        except (RuntimeError, ValueError) as error:
+            holder.close()
+            raise FleetError(
+                f"the {process.size} processes of mpirun did not meet at {master}: {error}. "
+                "Set PADDLE_MASTER=host:port to a free port of the machine of the first"
+            ) from error
+        holder.detach()  # open as long as the process: closing it would give the port away
+        return placed(process, cards, self._environ.get("PADDLE_DISTRI_BACKEND"))
+
+
+def is_server(process: MpiProcess) -> bool:
+    """The first, third, ... process of a machine; of the job, where the machine's are not counted."""
+    number, what, count = process.local_rank, "on this machine", process.local_size
+    if not count:
+        number, what, count = process.rank, "in all", process.size
+    if count % 2:
+        raise UsageError(
+            f"MPISymmetricRoleMaker makes every second process a server, and mpirun started {count} {what}; "
+            "start an even number on each machine"
+        )
+    return number % 2 == 0
+
+
+def placed(process: MpiProcess, cards: Sequence[Card], backend: str | None = None) -> Identity:
+    """The identity of one process out of what all have said, in the order of their ranks."""
+    mine = cards[process.rank]
+    trainers = tuple(card.endpoint for card in cards if not card.is_server)
+    servers = tuple(card.endpoint for card in cards if card.is_server)
+    return Identity(
+        index=sum(card.is_server == mine.is_server for card in cards[: process.rank]),
+        worker_num=len(trainers),
+        trainers=trainers,
+        servers=servers,
+        is_server=mine.is_server,
+        launched_as_ps=True,
+        local_rank=process.local_rank // 2,
+        master=trainers[0],
+        backend=backend,
+        source="mpirun",
+    )
+
+
+def _exchanged(process: MpiProcess, master: str, own: Card) -> list[Card]:
+    """What all processes say, in the order of their ranks."""
+    host, _, port = master.rpartition(":")
+    store = TCPStore(host.strip("[]"), int(port), process.size, process.rank == 0, _TIMEOUT)
+    job = PrefixStore(f"roles/{process.job}", store)  # another mpirun may have taken the same port
+    job.set(str(process.rank), str(own))
+    cards = [Card.parse(job.get(str(rank)).decode()) for rank in range(process.size)]
+    job.set(f"left/{process.rank}", "")
+    if process.rank == 0:  # the store goes with this process's reference to it: not before all have read
+        job.wait([f"left/{rank}" for rank in range(process.size)], _TIMEOUT)
+    return cards
+
+
+def _reserve_port() -> socket.socket:
+    """It holds a port that the kernel gives to nobody else while it is open; servers can still bind it."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("", 0))
+    return holder
+
+
+def own_host(process: MpiProcess, master: str, environ: Mapping[str, str]) -> str:
+    """The address under which the others reach this machine."""
+    if environ.get("POD_IP"):
+        return environ["POD_IP"]
+    if process.one_host:
+        return "127.0.0.1"
+    host, _, port = master.rpartition(":")
+    for place in ((host.strip("[]"), int(port)), _ANYWHERE):
+        address = _source_address(*place)
+        if address is not None and not address.startswith("127.") and address != "::1":
+            return f"[{address}]" if ":" in address else address
+    raise UsageError(
+        f"{socket.gethostname()} cannot tell under which address the other machines reach it; set POD_IP"
+    )
+
+
+def _source_address(host: str, port: int) -> str | None:
+    """The address that packets to a place would have as their source; None where there is no way."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+# ---- Which role maker decides who a process is: the script's, or the one that its environment calls for.
+
+
+def settle(
+    role_maker: RoleMaker | None, is_collective: bool, environ: Mapping[str, str]
+) -> tuple[bool, Identity]:
+    """Whether the job is collective, and who this process is.
+
+    Raises UsageError for what is no role maker, and when it, the wish and the way in which the job was
+    started do not fit together.
+    """
+    if not isinstance(is_collective, bool):
+        raise UsageError(f"fleet.init is_collective is {is_collective!r}; it must be True or False")
+    chosen = choose(is_collective, environ) if role_maker is None else _checked(role_maker)
+    collective = bool(getattr(chosen, "is_collective", is_collective))
+    if is_collective and not collective:
+        raise UsageError(
+            f"fleet.init(is_collective=True), but its {type(chosen).__name__} is for parameter servers; "
+            "make a role maker with is_collective=True, or leave one of the two out"
+        )
+    identity = chosen.identity()
+    _check_launch(collective, identity)
+    return collective, identity
+
+
+def choose(is_collective: bool, environ: Mapping[str, str]) -> RoleMaker:
+    """What `fleet.init` takes when it is given no role maker.
+
+    mpirun alone names no servers: there, a job that is not collective makes them itself, as Paddle's fleet
+    does.
+    """
+    if not is_collective and starter(environ) is Starter.MPIRUN:
+        return MPISymmetricRoleMaker(environ=environ)
+    return PaddleCloudRoleMaker(is_collective, environ=environ)
+
+
+def _checked(role_maker: object) -> RoleMaker:
+    if isinstance(role_maker, bool):
+        raise UsageError(
+            f"fleet.init({role_maker}): the first argument is a role maker; write "
+            f"fleet.init(is_collective={role_maker})"
+        )
+    if isinstance(role_maker, type):
+        name = role_maker.__name__
+        raise UsageError(f"fleet.init was given the class {name}; give an object of it: {name}(...)")
+    if not isinstance(role_maker, RoleMaker):
+        raise UsageError(
+            f"fleet.init was given {role_maker!r} as its role maker; give a fleet.PaddleCloudRoleMaker, "
+            "UserDefinedRoleMaker or MPISymmetricRoleMaker, or any object with an identity() method"
+        )
+    return role_maker
+
+
+def _check_launch(is_collective: bool, identity: Identity) -> None:
+    if is_collective and identity.launched_as_ps:
+        raise UsageError(
+            "fleet.init(is_collective=True), but this job was started with parameter servers; "
+            "start it without --server_num and --trainer_num, or call fleet.init(is_collective=False)"
+        )
+    if not is_collective and identity.source == EVALUATOR:
+        raise UsageError(
+            "fleet.init(is_collective=False) in an evaluator, which has no part in the training and no "
+            "servers; call fleet.init(is_collective=True), which makes it a job of its own, and load what "
+            "the trainers save"
+        )
+    if not is_collective and not identity.servers:
+        also = "take fleet.MPISymmetricRoleMaker(), " if identity.source == Starter.MPIRUN.value else ""
+        raise UsageError(
+            f"fleet.init(is_collective=False) wants parameter servers, and {identity.source} has none; {also}"
+            "start with `fleetrun --server_num=1 --trainer_num=2`, or call fleet.init(is_collective=True)"
+        )
+
+
+# ---- The role maker of whoever starts the processes by hand: the script says who it is.
+
+_WHO = "UserDefinedRoleMaker"
+
+
+class UserDefinedRoleMaker:
+    """Process `current_id` of its role. Servers and workers are counted on their own, from 0 each.
+
+    All processes of a job give the same lists: `server_endpoints` are `host:port` of every server, which
+    binds its own; `worker_endpoints`, those of the workers, are needed for collective training of several
+    (the first is where they meet), and with servers only for what workers do among themselves, as
+    `global_shuffle`. `worker_num` may be left out when they are given.
+
+    Raises UsageError at once for what cannot be: an id out of range, an endpoint that is malformed or there
+    twice, a server in a collective job, and so on.
+    """
+
+    def __init__(
+        self,
+        current_id: int = 0,
+        role: Role = Role.WORKER,
+        worker_num: int = 0,
+        server_endpoints: Sequence[str] | None = None,
+        worker_endpoints: Sequence[str] | None = None,
+        is_collective: bool = False,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.is_collective = is_collective
+        self._role = _role(role)
+        self._servers = endpoints(f"{_WHO} server_endpoints", server_endpoints)
+        self._workers = endpoints(f"{_WHO} worker_endpoints", worker_endpoints)
+        apart(self._servers, self._workers, ("server_endpoints", "worker_endpoints"))
+        self._check_kind()
+        self._worker_num = self._count(worker_num)
+        self._index = self._place(current_id)
+        self._environ = os.environ if environ is None else environ
+
+    def identity(self) -> Identity:
+        """Who was said. The variables PADDLE_DISTRI_BACKEND, FLAGS_selected_gpus and PADDLE_RESTART_COUNT
+        say the rest.
+        """
+        told = Variables(self._environ, "it is needed")
+        here = self._servers if self._role is Role.SERVER else self._workers
+        return Identity(
+            index=self._index,
+            worker_num=self._worker_num,
+            trainers=self._workers,
+            servers=self._servers,
+            is_server=self._role is Role.SERVER,
+            launched_as_ps=not self.is_collective,
+            local_rank=position(here[self._index], here) if here else self._index,
+            master=self._workers[0] if self._workers and self._worker_num > 1 else "",
+            device=told.first("FLAGS_selected_gpus"),
+            backend=self._environ.get("PADDLE_DISTRI_BACKEND"),
+            restart_count=told.number("PADDLE_RESTART_COUNT", 0),
+            source=_WHO,
+        )
+
+    def _check_kind(self) -> None:
+        if not isinstance(self.is_collective, bool):
+            raise UsageError(f"{_WHO} is_collective is {self.is_collective!r}; it must be True or False")
+        if self.is_collective and (self._servers or self._role is Role.SERVER):
+            raise UsageError(
+                f"{_WHO} is_collective is True, and there are server_endpoints or the role is SERVER; "
+                "collective jobs have workers only"
+            )
+        if not self.is_collective and not self._servers:
+            raise UsageError(
+                f"{_WHO} has no server_endpoints; give those of all servers, or is_collective=True"
+            )
+
+    def _count(self, worker_num: int) -> int:
+        if isinstance(worker_num, bool) or not isinstance(worker_num, int) or worker_num < 0:
+            raise UsageError(f"{_WHO} worker_num is {worker_num!r}; it must be a whole number")
+        known = len(self._workers)
+        if worker_num and known and worker_num != known:
+            raise UsageError(f"{_WHO} worker_num is {worker_num}, but there are {known} worker_endpoints")
+        count = worker_num or known
+        if not count:
+            raise UsageError(f"{_WHO} has neither worker_num nor worker_endpoints; give one of them")
+        if self.is_collective and count > 1 and not known:
+            raise UsageError(
+                f"{_WHO} has {count} collective workers and no worker_endpoints; give them, the workers meet "
+                "at the first"
+            )
+        return count
+
+    def _place(self, current_id: int) -> int:
+        if isinstance(current_id, bool) or not isinstance(current_id, int):
+            raise UsageError(f"{_WHO} current_id is {current_id!r}; it must be a whole number")
+        count = len(self._servers) if self._role is Role.SERVER else self._worker_num
+        if not 0 <= current_id < count:
+            raise UsageError(
+                f"{_WHO} current_id is {current_id}; {self._role.name}s of this job are 0 to {count - 1}"
+            )
+        return current_id
+
+
+def _role(role: object) -> Role:
+    if isinstance(role, bool) or role not in tuple(Role):
+        raise UsageError(f"{_WHO} role is {role!r}; it must be Role.WORKER or Role.SERVER")
+    return Role(role)  # type: ignore[arg-type]  # one of its values
