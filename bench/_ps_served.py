@@ -18,13 +18,13 @@ from typing import Self
 
 import torch
 
+from trainers.ps.client import Client, Request, Ticket
 from trainers.ps.configs import DURABILITIES, LOG_FSYNCS, PsConfigs
-from trainers.ps.net.client import Client, Request, Ticket
-from trainers.ps.net.keys import TOKEN, keys_of
-from trainers.ps.net.wire import Field, Kind, Message, Part, bytes_part
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.spec import TableSpec, job_words
 from trainers.ps.tables.warm import warm_up_server
+from trainers.ps.transport import TOKEN, keys_of
+from trainers.ps.wire import Field, Kind, Message, Part, bytes_part
 
 
 class Served:

@@ -27,10 +27,10 @@ import torch
 from _marks import check_marks, publish
 from _ps_served import Served, table_line
 
-from trainers.ps.net.client import Ticket
-from trainers.ps.net.wire import Field, Kind, Part
+from trainers.ps.client import Ticket
 from trainers.ps.tables.rules import Adam, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.wire import Field, Kind, Part
 
 NAME = "ps_durability.py"
 KEYS, DIM = 5_000, 9

@@ -29,7 +29,7 @@ from _marks import check_marks, publish
 from _paddle_memory import bytes_a_row
 from _ps_jobs import PADDLE
 
-from trainers.ps.kernels.unique import unique
+from trainers.ps.kernels.batch import unique
 from trainers.ps.tables.rules import Adagrad, AnyRule, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec

@@ -29,9 +29,9 @@ import zmq
 from _marks import check_marks, publish
 from _ps_served import Served, free_endpoint, table_line
 
-from trainers.ps.net.wire import Field, Kind, Part
 from trainers.ps.tables.rules import Adagrad
 from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.wire import Field, Kind, Part
 
 NAME = "ps_micro.py"
 SIZES = (5_000, 100_000)

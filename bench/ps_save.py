@@ -23,12 +23,9 @@ from pathlib import Path
 import torch
 from _marks import check_marks, publish
 
-from trainers.ps.saved.loading import Place, load_tables
-from trainers.ps.saved.modes import SaveMode
-from trainers.ps.saved.saves import commit, new_id
-from trainers.ps.saved.source import cut_tables
-from trainers.ps.saved.task import SaveTask
-from trainers.ps.saved.writing import SHARD_BYTES, SaveOrder
+from trainers.ps.saves.manifest import SaveMode, commit_save, new_id
+from trainers.ps.saves.read import Place, load_tables
+from trainers.ps.saves.write import SHARD_BYTES, SaveOrder, SaveTask, cut_tables
 from trainers.ps.tables.rules import Adagrad
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableKind, TableSpec
@@ -114,7 +111,7 @@ def saved(table: SparseTable, where: Path, shard_bytes: int, *, training: bool) 
         table.pull(keys[batches % 50])
         table.apply(keys[batches % 50], grad, 0.1)
         batches += 1
-    commit(where, order.id, order.mode, order.step, [task.result()])
+    commit_save(where, order.id, order.mode, order.step, [task.result()])
     took = time.perf_counter() - began
     task.close(saved=True)
     return took, batches * BATCH / took

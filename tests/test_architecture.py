@@ -144,7 +144,7 @@ def test_the_contract_is_the_only_bridge_between_the_packages():
     assert bridges == {
         ("trainers.roles.environment", "fleetrun.envs.contract"),
         ("trainers.roles.environment", "fleetrun.envs.mpi"),  # the same question, asked of mpirun's variables
-        ("trainers.ps.net.keys", "fleetrun.envs.contract"),
+        ("trainers.ps.transport", "fleetrun.envs.contract"),
     }
 
 

@@ -26,12 +26,11 @@ from trainers.metrics import DistributedMetrics
 from trainers.notice import Notice, StopSignals, notice_file
 from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import install_exit_hooks
-from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.trainer.prefetch import Ids
+from trainers.ps.tables.spec import ShrinkPolicy
 from trainers.roles.environment import ask_first
 from trainers.roles.identity import Identity, Role, RoleMaker
 from trainers.roles.makers import MPISymmetricRoleMaker, PaddleCloudRoleMaker, UserDefinedRoleMaker, settle
-from trainers.runtime import Runtime, Where
+from trainers.runtime import Ids, Runtime, Where
 from trainers.strategy import DistributedStrategy, DistributeTranspilerConfig, strategy_of
 from trainers.util import Util
 
@@ -369,7 +368,7 @@ class Saving(Begun):
                 "fleet.save_inference_model() wants example_inputs with the model: a batch for its forward()"
             )
         if self._who("save_inference_model").index == 0 or not isinstance(runtime, CollectiveRuntime):
-            from trainers.serving.export import save_program
+            from trainers.export import save_program
 
             with progress.activity("saving the model for serving"):
                 stand_ins = runtime.stand_ins(model, dirname)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from trainers.errors import UsageError
-from trainers.ps.saved.container import EVERY_TYPE, ContainerError, unpack
-from trainers.ps.saved.errors import LoadError
 from trainers.serving.bundle import read_bundle
 from trainers.serving.program import pickled
+from trainers.storage.errors import LoadError
+from trainers.storage.safetensors import EVERY_TYPE, ContainerError, unpack
 
 KIND = "inference"
 

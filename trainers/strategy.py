@@ -37,13 +37,14 @@ from trainers.ps.configs import (
     SPLIT_METHODS,
     AsyncConfigs,
     PsConfigs,
+    TableConfigs,
     a_sync_configs,
     flag,
     nearest,
     positive,
     ps_configs,
+    sparse_table_configs,
 )
-from trainers.ps.tableconfigs import TableConfigs, sparse_table_configs
 from trainers.ps.tables.rules import RULES
 from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind
 

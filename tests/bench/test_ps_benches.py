@@ -173,7 +173,7 @@ def test_marks(bench):
 COUNT = """
 import json, sys, zmq
 from _wire import Wire
-from trainers.ps.net.transport import receive, send
+from trainers.ps.transport import receive, send
 endpoint = sys.argv[1]
 socket = zmq.Context().socket(zmq.DEALER)
 socket.connect(f"tcp://{endpoint}")

@@ -16,12 +16,11 @@ import torch
 from fleetrun.verbs import VERBS
 from tests.support.cluster import PATH
 from tests.support.command import FLEETRUN, environment
-from trainers.ps.configs import AsyncConfigs, PsConfigs
-from trainers.ps.net.wire import VERSION, Code, Field, Kind, Message, Part, decode, encode
-from trainers.ps.tableconfigs import TableConfigs
+from trainers.ps.configs import AsyncConfigs, PsConfigs, TableConfigs
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.tables.storage import Storage
+from trainers.ps.wire import VERSION, Code, Field, Kind, Message, Part, decode, encode
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "parameter-server.md"

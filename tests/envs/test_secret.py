@@ -9,7 +9,7 @@ from fleetrun.envs import contract
 from fleetrun.envs.inherited import GIVEN
 from fleetrun.envs.secret import TOKEN, derive_key, token_flaw
 from fleetrun.errors import UsageError
-from trainers.ps.net.keys import keys_of
+from trainers.ps.transport import keys_of
 
 SECRET = "correct horse battery"
 

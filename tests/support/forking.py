@@ -203,12 +203,10 @@ def _warm() -> None:
     from tests.support import training  # noqa: F401
     from trainers import fleet  # noqa: F401
     from trainers.ps import SparseEmbedding, read_values  # noqa: F401
-    from trainers.ps.kernels.merge import merge_rows
-    from trainers.ps.kernels.owners import split
-    from trainers.ps.kernels.unique import unique
+    from trainers.ps.kernels.batch import merge_rows, split_by_server, unique
     from trainers.ps.tables.rules import SGD, SparseAdam
+    from trainers.ps.tables.sparse import make_table
     from trainers.ps.tables.spec import TableKind, TableSpec
-    from trainers.ps.tables.table import make_table
 
     torch.set_num_threads(1)
     weight = torch.nn.Parameter(torch.ones(1))
@@ -218,7 +216,7 @@ def _warm() -> None:
     torch.save(weight, io.BytesIO())
     keys, rows = torch.arange(3), torch.ones(3, 4)
     unique(keys)
-    split(keys, 2)
+    split_by_server(keys, 2)
     merge_rows([(keys, rows), (keys, rows)])
     for rule in (SGD(), SparseAdam()):
         table = make_table(TableSpec(kind=TableKind.SPARSE, name="warm", size=4, rule=rule))

@@ -9,8 +9,8 @@ import torch
 from trainers import fleet
 from trainers.errors import NotSupportedError, UsageError
 from trainers.fleet import Fleet
-from trainers.ps.saved.errors import LoadError
 from trainers.roles.identity import Identity
+from trainers.storage.errors import LoadError
 from trainers.strategy import DistributedStrategy
 
 PS = {

@@ -16,7 +16,7 @@ import uuid
 from typing import BinaryIO, cast
 
 from trainers.checkpoints.manifest import MANIFEST, is_ended
-from trainers.ps.saved.folder import file_system
+from trainers.storage.folder import file_system
 
 _NAME = re.compile(r"step-(\d{8,})(\.[0-9a-f]{8})?")
 

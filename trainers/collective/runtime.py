@@ -19,10 +19,9 @@ from trainers.collective.modules import compile_in_place, recompute, with_synchr
 from trainers.data.loop import AnyBatch
 from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
-from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.trainer.prefetch import Ids
+from trainers.ps.tables.spec import ShrinkPolicy
 from trainers.roles.identity import Identity
-from trainers.runtime import Where
+from trainers.runtime import Ids, Where
 from trainers.strategy import DistributedStrategy
 
 # ---- What a strategy changes in a model before it is wrapped, and in which order.

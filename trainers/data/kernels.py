@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.ps.kernels.compiled import compiled
+from trainers.kernels.compiled import compiled
 
 # ---- The kernel of the MultiSlot text. It knows arrays only and runs without the GIL; `multislot` gives it
 # its meaning.

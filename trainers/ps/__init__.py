@@ -8,10 +8,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainers.ps.saved.values import read_values
+    from trainers.ps.saves.read import read_values
     from trainers.ps.tables.rules import FTRL, SGD, Adagrad, SparseAdam
-    from trainers.ps.tables.shrink import ShrinkPolicy
-    from trainers.ps.trainer.sparse_embedding import (
+    from trainers.ps.tables.spec import ShrinkPolicy
+    from trainers.ps.trainer.modules import (
         Constant,
         CountFilterEntry,
         Normal,
@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 _RULES = "trainers.ps.tables.rules"
-_EMBEDDING = "trainers.ps.trainer.sparse_embedding"
+_EMBEDDING = "trainers.ps.trainer.modules"
 _HOMES = {
     "FTRL": _RULES,
     "SGD": _RULES,
     "Adagrad": _RULES,
     "SparseAdam": _RULES,
-    "ShrinkPolicy": "trainers.ps.tables.shrink",
-    "read_values": "trainers.ps.saved.values",
+    "ShrinkPolicy": "trainers.ps.tables.spec",
+    "read_values": "trainers.ps.saves.read",
 }
 
 

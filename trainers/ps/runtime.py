@@ -1,38 +1,172 @@
 """Parameter-server training behind the fleet API: which call may come when, on a server and on a trainer.
-Leaves tables to `server` and `worker`.
+
+Includes what torch's own calls on model and optimizer mean while the servers hold the values. Tables belong
+to `server` and `trainer`.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from trainers.data.loop import AnyBatch, prefetched
-from trainers.errors import FleetError, UsageError
+from trainers.errors import FleetError, NotSupportedError, UsageError
 from trainers.notice import notice_file, read_notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import failed, leave_dismissed
 from trainers.process.log import glog
-from trainers.ps.net.keys import keys_of
-from trainers.ps.saved.modes import SaveMode
-from trainers.ps.saved.saves import current
+from trainers.ps.saves.manifest import SaveMode, current_manifest
 from trainers.ps.server.server import Server, ServerPlan
-from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.tables.spec import start_of
+from trainers.ps.tables.spec import ShrinkPolicy, start_of
 from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
-from trainers.ps.trainer.layout import Wishes, dense_of, plan
-from trainers.ps.trainer.optimizers import check_supported
-from trainers.ps.trainer.prefetch import Ids, by_module
-from trainers.ps.trainer.served import ServedOptimizer, watch_model
+from trainers.ps.trainer.layout import Wishes, check_supported, dense_of, options_snapshot, plan_layout
 from trainers.ps.trainer.worker import Local, Worker
+from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
-from trainers.runtime import Where
+from trainers.runtime import Ids, Where, ids_by_module
 from trainers.strategy import DistributedStrategy
+
+# ---- Model and optimizer of a trainer while the servers hold the values: what torch's own calls on them mean
+# then.
+
+_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+"""Whether torch.export traces a copy of the model: with values of its own, which nobody refreshes."""
+
+
+class Stepper(Protocol):
+    """The trainer behind an optimizer."""
+
+    @property
+    def serving(self) -> bool: ...
+
+    def step(self) -> None: ...
+
+    def has_rows(self) -> bool: ...
+
+    def drop_rows(self) -> None: ...
+
+
+class Source(Protocol):
+    """The trainer behind a model."""
+
+    def refresh(self) -> None: ...
+
+    def drop_rows(self) -> None: ...
+
+
+class ServedOptimizer(DistributedOptimizer):
+    """`step` pushes the gradients; the servers do the arithmetic and keep the state (momentum, moments).
+
+    Learning rates may change from step to step: they travel with the push. Other options are those of
+    init_worker.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, stepper: Stepper) -> None:
+        super().__init__(inner)
+        self._stepper = stepper
+        self._local = False
+        self._frozen: list[dict[str, Any]] | None = None
+
+    def freeze_options(self) -> None:
+        """From now on only the learning rate may change, and steps go through this optimizer."""
+        self._frozen = options_snapshot(self.inner)
+        self.inner.register_step_pre_hook(self._refuse_direct_step)
+
+    def _refuse_direct_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._local and self._stepper.serving:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() was called on the optimizer that was given to "
+                "fleet.distributed_optimizer(), which trains nothing that is served; call step() or "
+                "minimize() of the one that it returned"
+            )
+
+    def has_gradients(self) -> bool:
+        return super().has_gradients() or self._stepper.has_rows()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._frozen is not None and options_snapshot(self.inner) != self._frozen:
+            raise NotSupportedError(
+                f"an option of {type(self.inner).__name__} besides lr has changed since fleet.init_worker(); "
+                "the servers keep the options they were given (a scheduler with cycle_momentum changes them)"
+            )
+        self._stepper.step()
+        return loss
+
+    def local_step(self) -> None:
+        """The arithmetic in this process: for parameters that no server trains."""
+        self._local = True
+        try:
+            self.inner.step()
+        finally:
+            self._local = False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._stepper.drop_rows()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict.get("state"):
+            raise NotSupportedError(
+                "this optimizer state cannot be loaded: the servers keep the state, and this version of "
+                "them does not load any"
+            )
+        super().load_state_dict(state_dict)
+
+
+def watch_model(model: torch.nn.Module, source: Source, *, refresh: bool) -> Callable[[], None]:
+    """Keep `state_dict()`, evaluation and `zero_grad()` true, and refuse `load_state_dict`, until the
+    returned call ends it.
+
+    `refresh`: dense values change between this trainer's own steps (async), so pull them before they are
+    looked at.
+    """
+    handles = [model.register_load_state_dict_pre_hook(_refuse_loading)]  # type: ignore[no-untyped-call]  # torch's
+    if refresh:
+
+        def before_forward(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            if not (module.training or _exporting()):
+                source.refresh()
+
+        def before_state_dict(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+            source.refresh()
+
+        handles.append(model.register_forward_pre_hook(before_forward))
+        handles.append(model.register_state_dict_pre_hook(before_state_dict))  # type: ignore[no-untyped-call]  # torch's
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        type(model).zero_grad(model, set_to_none)
+        source.drop_rows()
+
+    model.__dict__["zero_grad"] = zero_grad
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+        for name in ("zero_grad", "clear_gradients"):  # closures would keep the model from being copied
+            model.__dict__.pop(name, None)
+
+    return end
+
+
+def _refuse_loading(module: torch.nn.Module, state_dict: Mapping[str, Any], *rest: Any) -> None:
+    raise UsageError(
+        "load_state_dict() was called after fleet.init_worker(), and the servers hold the values; "
+        "load before fleet.init_worker()"
+    )
+
+
+# ---- Parameter-server training behind the fleet API: which call may come when, on a server and on a trainer.
+# Leaves tables to `server` and `worker`.
 
 
 class ServerRuntime:
@@ -76,7 +210,7 @@ class ServerRuntime:
             raise UsageError("fleet.init_server() was called twice")
         identity, configs = self._identity, self.strategy.ps()
         if dirname is not None:
-            current(dirname)  # says at once that there is no save
+            current_manifest(dirname)  # says at once that there is no save
         warm_up_server()
         self._server = Server(
             ServerPlan(
@@ -173,7 +307,7 @@ class TrainerRuntime:
         asynchronous = strategy.asynchronous() if strategy.a_sync else None
         geo = asynchronous is not None and asynchronous.k_steps > 0
         wishes = Wishes(configs=configs, tables=strategy.tables(), geo=geo, dense=strategy.dense == "servers")
-        layout = plan(self._model, self._optimizer.inner, len(self._identity.servers), wishes)
+        layout = plan_layout(self._model, self._optimizer.inner, len(self._identity.servers), wishes)
         local = None
         if geo:
             local = Local(self._optimizer.local_step)
@@ -205,7 +339,7 @@ class TrainerRuntime:
     def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
         def prepare(batch: AnyBatch) -> None:
             worker = self._training("prefetch")
-            worker.prefetch(by_module(ids(batch), worker.served_modules()))
+            worker.prefetch(ids_by_module(ids(batch), worker.served_modules()))
 
         yield from prefetched(batches, prepare, self._training("prefetch").ahead)
 

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import xxhash
 
-from trainers.ps.saved.descriptors import Buffer
-from trainers.ps.saved.errors import LoadError, SaveError
-from trainers.ps.saved.folder import Folder, open_folder
-from trainers.ps.saved.manifest import FileRecord, is_name
+from trainers.ps.saves.manifest import FileRecord, is_name
+from trainers.storage.errors import LoadError, SaveError
+from trainers.storage.files import Buffer
+from trainers.storage.folder import Folder, open_folder
 
 VERSION = 1
 

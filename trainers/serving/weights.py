@@ -17,10 +17,10 @@ from trainers.checkpoints.state import OptimizerState, bare
 from trainers.checkpoints.tensors import is_sharded
 from trainers.collective.sharding import Sharded, whole_state_dict
 from trainers.errors import NotSupportedError
-from trainers.ps.saved.container import EVERY_TYPE, ContainerError, pack, unpack
-from trainers.ps.saved.descriptors import Buffer
-from trainers.ps.saved.errors import LoadError
 from trainers.serving.bundle import Bundle, read_bundle, write_bundle
+from trainers.storage.errors import LoadError
+from trainers.storage.files import Buffer
+from trainers.storage.safetensors import EVERY_TYPE, ContainerError, pack, unpack
 
 KIND = "state"
 _SUFFIX = ".safetensors"

@@ -10,7 +10,7 @@ import torch
 from trainers import fleet
 from trainers.errors import FleetError
 from trainers.ps import Normal, ShrinkPolicy, SparseEmbedding, read_values
-from trainers.ps.saved.values import ModelValues
+from trainers.ps.saves.read import ModelValues
 
 MIDDLE, STEPS = 15, 30
 KEYS = torch.arange(-40, 40)

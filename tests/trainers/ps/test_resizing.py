@@ -16,9 +16,8 @@ from fleetrun.envs.contract import Role
 from tests.support.cluster import Job
 from tests.support.forking import Forker
 from tests.trainers.ps.test_recovery import counting, counts_of, held, restart, wait_until
-from trainers.ps.durable.journal import journal_files
-from trainers.ps.durable.records import FILE_HEAD, BadRecordError, read_file_head, read_record
-from trainers.ps.net.wire import Kind, decode
+from trainers.ps.durable.journal import FILE_HEAD, BadRecordError, journal_files, read_file_head, read_record
+from trainers.ps.wire import Kind, decode
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from trainers.errors import UsageError
-from trainers.ps.saved.errors import LoadError, SaveError
 from trainers.serving.bundle import read_bundle, write_bundle
+from trainers.storage.errors import LoadError, SaveError
 
 PARTS = ("one", "two")
 

@@ -10,9 +10,9 @@ import torch
 
 from tests.support.cluster import ROOT
 from trainers.errors import NotSupportedError, UsageError
+from trainers.export import save_program
 from trainers.inference import load_inference_model
-from trainers.ps.saved.errors import LoadError
-from trainers.serving.export import save_program
+from trainers.storage.errors import LoadError
 from trainers.zoo.resnet import ResNet
 
 RECIPE = re.compile(r"```python\n(import json\n.*?)```", re.DOTALL)

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from trainers.errors import NotSupportedError
-from trainers.ps.saved.errors import LoadError
 from trainers.serving.weights import load_state, save_state
+from trainers.storage.errors import LoadError
 
 
 class Mixed(torch.nn.Module):

@@ -1,37 +1,226 @@
 """Durable: the folder from which a server comes back as it was. Knows the order of journal, snapshot and
-removal; leaves their bytes to `journal`, `snapshots` and `recovery`.
+removal, and whose folder it is; the journal's bytes belong to `journal`.
 
-A server's state is its newest complete snapshot and the journal records after it. Step by step, with a
-crash possible anywhere between:
+A server's state is its newest complete snapshot and the journal records after it. Step by step, with a crash
+possible anywhere between:
 
     rotate      a new journal file begins with record N; state = former snapshot + all records
     cut         the tables and the service's blob, of the same moment
     write       the snapshot's files, in the background          (a crash leaves an unfinished folder)
     manifest    snapshot N counts; state = snapshot N + records from N on
-    remove      journal files and snapshots before N             (a crash leaves some, which nobody reads)
+    remove      journal files and snapshots before N             (a crash leaves some, which are ignored)
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainers.errors import UsageError
-from trainers.ps.durable import owner, recovery, snapshots
-from trainers.ps.durable.errors import DurabilityError
-from trainers.ps.durable.journal import Journal
-from trainers.ps.durable.syncing import Fsync
-from trainers.ps.saved.descriptors import Buffer
-from trainers.ps.saved.modes import SaveMode
-from trainers.ps.saved.source import close_cuts, cut_tables
-from trainers.ps.saved.task import SaveTask
-from trainers.ps.saved.writing import SHARD_BYTES
+from trainers.ps.durable import journal
+from trainers.ps.durable.journal import DamagedError, DurabilityError, Fsync, Journal
+from trainers.ps.saves.manifest import MANIFEST, FileRecord, SaveMode, commit_save, new_id
+from trainers.ps.saves.read import OpenFolder, Place, load_tables, open_saves, read_file
+from trainers.ps.saves.write import SHARD_BYTES, SaveOrder, SaveTask, TableCut, Target, close_cuts, cut_tables
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import TableSpec
+from trainers.storage.errors import LoadError
+from trainers.storage.files import Buffer, sync_folder, write_file
+
+# ---- Owner: a folder belongs to one server of one job, and to one process at a time. Knows the lock and the
+# identity; leaves the rest of the folder to others.
+
+OWNER_VERSION = 2
+_LOCK = "lock"
+_OWNER = "owner.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """`job`: a text that is equal for all incarnations of a job's servers and differs between jobs; the
+    number of trainers, which may change, is not in it.
+    `journal`: whether there is a journal beside the snapshots.
+    """
+
+    job: str
+    server: int
+    journal: bool
+
+
+def lock_folder(folder: Path) -> int:
+    """Take the folder for this process; returns the descriptor that holds it, to be closed at the end. The
+    kernel lets it go when the process ends, however it ends. Raises DurabilityError when another has it.
+    """
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise DurabilityError(
+            f"another process uses {folder}: two servers cannot share it. Stop that server, or give this "
+            "job a durability_dir of its own."
+        ) from error
+    return descriptor
+
+
+def claim_folder(folder: Path, owner: Owner) -> None:
+    """Write down whose folder it is, or check it. Raises DurabilityError for another's."""
+    path = folder / _OWNER
+    if not path.exists():
+        content = json.dumps({"version": OWNER_VERSION, **asdict(owner)}, indent=1).encode()
+        write_file(path, [content])
+        return
+    found = _read_owner(path)
+    if found != owner:
+        raise DurabilityError(
+            f"{folder} belongs to {_describe_owner(found)}, and this is {_describe_owner(owner)}. "
+            "Choose another durability_dir, or remove that folder if its state is no longer wanted."
+        )
+
+
+def _read_owner(path: Path) -> Owner:
+    try:
+        body = json.loads(path.read_bytes())
+        version = body.pop("version")
+        if version == OWNER_VERSION:
+            return Owner(**body)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DurabilityError(
+            f"{path} is damaged: {error}. Choose another durability_dir or remove it."
+        ) from error
+    raise DurabilityError(
+        f"{path.parent} was written by another fleetrun (format {version}, this one has {OWNER_VERSION}). "
+        "Go on with that version, or choose another durability_dir."
+    )
+
+
+def _describe_owner(owner: Owner) -> str:
+    kept = "snapshots and a journal" if owner.journal else "snapshots only"
+    return f"server {owner.server} of the job {owner.job!r} with {kept}"
+
+
+# ---- Snapshots: a server's whole state at one moment, in a durable folder. Knows their names, which one
+# counts and when an older one may go; leaves the files to `saved`.
+
+_SNAPSHOT_PREFIX = "snapshot-"
+_ALONE = Place(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A complete snapshot. `number`: of the first journal record that is not in it. `blob`: what the
+    service gave for itself.
+    """
+
+    number: int
+    step: int
+    blob: bytes
+    _opened: OpenFolder
+
+    @property
+    def specs(self) -> list[TableSpec]:
+        return [table.spec for table in self._opened.tables().values()]
+
+    def load(self, tables: Sequence[Target]) -> None:
+        """Load everything into empty tables of the snapshot's specs. Raises DamagedError."""
+        try:
+            load_tables(self._opened, tables, _ALONE)
+        except LoadError as error:
+            raise DamagedError(_damaged_snapshot(error)) from error
+
+
+def newest_snapshot(folder: Path) -> Snapshot | None:
+    """The last complete snapshot. Raises DamagedError when its files are not as they were written."""
+    complete = [number for number, path in _snapshot_paths(folder) if (path / MANIFEST).exists()]
+    if not complete:
+        return None
+    try:
+        opened = open_saves(_snapshot_path(folder, complete[-1]))
+        save = opened.saves[-1]
+        blob = save.parts[0].blob
+        content = b"" if blob is None else read_file(opened.folder, save.id, blob).numpy().tobytes()
+    except LoadError as error:
+        raise DamagedError(_damaged_snapshot(error)) from error
+    return Snapshot(complete[-1], save.step, content, opened)
+
+
+def start_snapshot(
+    folder: Path,
+    number: int,
+    step: int,
+    cuts: Sequence[TableCut],
+    blob: bytes,
+    *,
+    then: Callable[[], None],
+    done: Callable[[SaveTask], None] | None,
+    shard_bytes: int = SHARD_BYTES,
+) -> SaveTask:
+    """Write a snapshot of the moment before journal record `number` in the background. When it counts,
+    `then` is called in the writing thread.
+    """
+    where = _snapshot_path(folder, number)
+    where.mkdir(mode=0o700, exist_ok=True)
+    order = SaveOrder(
+        id=new_id(step), mode=SaveMode.ALL, step=step, server=0, servers=1, shard_bytes=shard_bytes
+    )
+
+    def finish(part: FileRecord) -> None:
+        commit_save(where, order.id, order.mode, step, [part])
+        sync_folder(folder)  # before anything older goes: the snapshot must be found after a power failure
+        then()
+
+    return SaveTask(where, order, cuts, blob=blob, then=finish, done=done)
+
+
+def remove_snapshots_before(folder: Path, number: int) -> None:
+    """Remove the snapshots before that of `number`, and unfinished ones, but for one that is being written.
+    Raises OSError.
+    """
+    for found, path in _snapshot_paths(folder):
+        if found < number:
+            # The manifest first: what is left of a removal must not pass for a snapshot.
+            (path / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(path)
+
+
+def remove_unfinished_snapshots(folder: Path) -> None:
+    """Remove what crashes left behind. Raises OSError."""
+    for _, path in _snapshot_paths(folder):
+        if not (path / MANIFEST).exists():
+            shutil.rmtree(path)
+
+
+def _snapshot_path(folder: Path, number: int) -> Path:
+    return folder / f"{_SNAPSHOT_PREFIX}{number:020d}"
+
+
+def _snapshot_paths(folder: Path) -> list[tuple[int, Path]]:
+    found = [(path.name.removeprefix(_SNAPSHOT_PREFIX), path) for path in folder.glob(f"{_SNAPSHOT_PREFIX}*")]
+    return sorted((int(digits), path) for digits, path in found if digits.isdigit())
+
+
+def _damaged_snapshot(error: LoadError) -> str:
+    return f"the snapshot cannot be used: {error} Or remove the folder and begin anew from the last save."
+
+
+# ---- Durable: the folder from which a server comes back as it was. Knows the order of journal, snapshot and
+# removal; leaves their bytes to `journal`, `snapshots` and `recovery`.
+#
+# A server's state is its newest complete snapshot and the journal records after it. Step by step, with a
+# crash possible anywhere between:
+#
+# rotate a new journal file begins with record N; state = former snapshot + all records cut the tables and the
+# service's blob, of the same moment write the snapshot's files, in the background (a crash leaves an
+# unfinished folder) manifest snapshot N counts; state = snapshot N + records from N on remove journal files
+# and snapshots before N (a crash leaves some, which nobody reads)
 
 
 class Durable:
@@ -47,7 +236,7 @@ class Durable:
         self._folder = Path(where) / f"server-{server}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = owner.lock(self._folder)
+            self._lock = lock_folder(self._folder)
         except OSError as error:
             raise DurabilityError(f"the durable folder {self._folder} cannot be used: {error}") from error
         self._journal: Journal | None = None
@@ -55,9 +244,9 @@ class Durable:
         try:
             with contextlib.ExitStack() as half:
                 half.callback(self.close)
-                owner.claim(self._folder, owner.Owner(job, server, journal=fsync is not None))
-                snapshots.remove_unfinished(self._folder)
-                self.snapshot = snapshots.newest(self._folder)
+                claim_folder(self._folder, Owner(job, server, journal=fsync is not None))
+                remove_unfinished_snapshots(self._folder)
+                self.snapshot = newest_snapshot(self._folder)
                 self._number = 0 if self.snapshot is None else self.snapshot.number
                 if fsync is not None:
                     self._journal = Journal(self._folder, fsync)
@@ -70,7 +259,7 @@ class Durable:
         taken to the end before the first append. Raises DamagedError.
         """
         if self._journal is not None:
-            yield from recovery.recover(self._folder, self._number, self._journal)
+            yield from journal.recover_records(self._folder, self._number, self._journal)
 
     def append(self, frames: Sequence[Buffer]) -> None:
         """Keep one record; when this has returned, the request may be acknowledged. Does nothing without a
@@ -113,7 +302,7 @@ class Durable:
         with contextlib.ExitStack() as half:
             half.callback(close_cuts, cuts, saved=False)
             number = self._number + 1 if self._journal is None else self._journal.rotate()
-            self._task = snapshots.begin(
+            self._task = start_snapshot(
                 self._folder,
                 number,
                 step,
@@ -180,4 +369,4 @@ class Durable:
         with contextlib.suppress(OSError):
             if self._journal is not None:
                 self._journal.remove_before(number)
-            snapshots.remove_before(self._folder, number)
+            remove_snapshots_before(self._folder, number)

@@ -1,4 +1,4 @@
-"""Index: from int64 keys to slots, by hash. Knows keys and slots; where the rows are is told by `records`.
+"""From int64 keys to slots, by hash. Knows keys and slots; where the rows are is told by `records`.
 
 Segments of 4096 entries of 64 bits: a tag of 32 bits (12 of the hash: the place in the segment where the
 search begins; 20 more: which segment) and slot + 1; 0 is empty. Linear probing inside a segment. A full
@@ -7,20 +7,62 @@ leading bits leads to the segments (extendible hashing: Fagin, Nievergelt, Pippe
 moves 3,277 entries at a time, whatever the size.
 
 The hash is spread unevenly over the segments, twice as densely at one end as at the other (as in spiral
-storage, Martin 1979). Else all segments would be full at the same time, and one request would have to split
-very many.
+storage, Martin 1979). Otherwise all segments would be full at the same time, and one request would have to
+split very many.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.ps.kernels.compiled import Keys, Scalar, Words, compiled
-from trainers.ps.kernels.mixing import keyed_hash
+from trainers.kernels.compiled import Keys, Scalar, Words, compiled
+
+# ---- Mixing: hashes of int64 keys. Pure arithmetic on 64-bit words, to be inlined into kernels.
+
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+SECRET = np.frombuffer(secrets.token_bytes(16), dtype=np.uint64).copy()
+"""Two words that nobody outside of this process knows: nobody can choose keys that meet in one place."""
+
+
+@compiled
+def finalize(word: Scalar) -> Scalar:
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a permutation of the 64-bit words."""
+    word = (word ^ (word >> np.uint64(30))) * _FIRST
+    word = (word ^ (word >> np.uint64(27))) * _SECOND
+    return word ^ (word >> np.uint64(31))
+
+
+@compiled
+def keyed_hash(key: Scalar, first: Scalar, second: Scalar) -> Scalar:
+    """A hash of one key under two secret words, well mixed in all bits."""
+    word = np.uint64(key) ^ first
+    word = (word ^ (word >> np.uint64(32))) * _FIRST
+    word = (word ^ (word >> np.uint64(29))) + second
+    word = word * _SECOND
+    word = (word ^ (word >> np.uint64(32))) * GOLDEN
+    return word ^ (word >> np.uint64(29))
+
+
+# ---- Index: from int64 keys to slots, by hash. Knows keys and slots; where the rows are is told by
+# `records`.
+#
+# Segments of 4096 entries of 64 bits: a tag of 32 bits (12 of the hash: the place in the segment where the
+# search begins; 20 more: which segment) and slot + 1; 0 is empty. Linear probing inside a segment. A full
+# segment (80 %) is split in two by the next bit of its hashes, without a look at the keys; a directory of the
+# leading bits leads to the segments (extendible hashing: Fagin, Nievergelt, Pippenger, Strong 1979). So
+# growth moves 3,277 entries at a time, whatever the size.
+#
+# The hash is spread unevenly over the segments, twice as densely at one end as at the other (as in spiral
+# storage, Martin 1979). Else all segments would be full at the same time, and one request would have to split
+# very many.
 
 SEGMENT = 4096
 FULL = 3277

@@ -1,4 +1,6 @@
-"""Memory: what the processor does beside a loop's arithmetic, as functions to be inlined into kernels."""
+"""Processor instructions on memory, inlined into kernels: prefetch, fence, fused multiply-add, touching of
+pages.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from trainers.kernels.compiled import Keys, Scalar, compiled
+
+# ---- Memory: what the processor does beside a loop's arithmetic, as functions to be inlined into kernels.
 
 
 def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
@@ -68,3 +74,15 @@ fma = cast(Callable[[Any, Any, Any], Any], intrinsic(_fma))
 
 touch = cast(Callable[[Any, Any], None], intrinsic(_touch))
 """touch(array, index) writes array[index], an int64, as it is, in one indivisible step."""
+
+
+# ---- Touching: pages of memory, so that the system provides them.
+
+_PAGE = 4096 // 8  # words of the smallest pages; of larger ones this touches every part
+
+
+@compiled
+def touch_pages(words: Keys, start: Scalar, stop: Scalar) -> None:
+    """Words [start, stop) get memory and stay as they are, whatever others do with them meanwhile."""
+    for place in range(start, stop, _PAGE):
+        touch(words, place)

@@ -1,5 +1,8 @@
 """Rows: records of key, values, optimizer state and statistics in one block of memory, found by an index.
 
+Everything that knows the layout of a record, except the steps of optimizers (`updates`): finding and
+inserting, initial values, cuts that are read while another thread changes the rows, statistics, removal.
+
 Record: key int64 | values float32 x dim | each state float32 x dim | show, click, unseen days float32, if
 kept; a multiple of 8 bytes. Loops go in blocks: ask for the entries' cache lines, then for the records', then
 work; so many reads of memory are under way at the same time.
@@ -7,27 +10,89 @@ work; so many reads of memory are under way at the same time.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.ps.kernels.compiled import Floats, Keys, Scalar, Words, compiled
+from trainers.kernels.compiled import Flags, Floats, Keys, Mask, Scalar, Words, compiled
 from trainers.ps.kernels.index import (
     BLOCK,
     ENOUGH,
     FULL,
+    GOLDEN,
     SEGMENT,
     Index,
+    finalize,
     home,
     probe,
+    remove_entry,
     search,
     slot_at,
     split,
     where,
 )
-from trainers.ps.kernels.initial import NOTHING, Fresh, fill_values
 from trainers.ps.kernels.memory import fence, prefetch
+
+# ---- Initial values: a pure function of (seed, key, column), so that they depend neither on the order of
+# arrival nor on the number of servers.
+
+UNIFORM, NOTHING = 1, 0
+
+_UNIT24 = np.float32(2.0**-24)
+_UNIT53 = 2.0**-53
+_TURN = 2.0 * math.pi
+
+
+class Fresh(NamedTuple):
+    """What a new row is filled with. Kind 1: uniform from a up to b; 2: normal, mean a, deviation b; 0: what
+    is there, state and statistics included, because all of it will be overwritten.
+    """
+
+    kind: int
+    a: np.float32
+    b: np.float32
+    seed: np.uint64
+    state: np.float32
+
+
+@compiled
+def fill_values(fresh: Fresh, key: Scalar, floats: Floats, start: Scalar, dim: Scalar) -> None:
+    """floats[start : start + dim] = the initial values of a key: splitmix64's sequence from a start that is
+    made of seed and key; 24 bits of a word for a uniform value, two words for two normal ones (Box-Muller).
+    """
+    word = finalize(finalize(fresh.seed + GOLDEN) ^ np.uint64(key))
+    if fresh.kind == UNIFORM:
+        width = fresh.b - fresh.a
+        for column in range(dim):
+            word += GOLDEN
+            part = np.float32(np.int64(finalize(word) >> np.uint64(40)))
+            floats[start + column] = fresh.a + width * (part * _UNIT24)
+        return
+    for column in range(0, dim, 2):
+        word += GOLDEN
+        above_zero = (np.float64(np.int64(finalize(word) >> np.uint64(11))) + 1.0) * _UNIT53
+        word += GOLDEN
+        angle = _TURN * (np.float64(np.int64(finalize(word) >> np.uint64(11))) * _UNIT53)
+        radius = math.sqrt(-2.0 * math.log(above_zero))
+        floats[start + column] = fresh.a + fresh.b * np.float32(radius * math.cos(angle))
+        if column + 1 < dim:
+            floats[start + column + 1] = fresh.a + fresh.b * np.float32(radius * math.sin(angle))
+
+
+@compiled
+def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: Scalar) -> None:
+    """Rows `positions` of `flat` = the initial values of their keys: those of all `keys` are not asked."""
+    for position in positions:
+        fill_values(fresh, keys[position], flat, position * dim, dim)
+
+
+# ---- Rows: records of key, values, optimizer state and statistics in one block of memory, found by an index.
+#
+# Record: key int64 | values float32 x dim | each state float32 x dim | show, click, unseen days float32, if
+# kept; a multiple of 8 bytes. Loops go in blocks: ask for the entries' cache lines, then for the records',
+# then work; so many reads of memory are under way at the same time.
 
 COUNT, STRIDE, DIM, STATES, STATISTICS = 0, 1, 2, 3, 4
 """`Rows.numbers`: rows in use, 8-byte words a record, columns, state values a row, statistics a row."""
@@ -236,3 +301,183 @@ def write(
             place += dim
         for column in range(numbers[STATISTICS]):
             floats[place + column] = statistics[i, column] if len(statistics) else np.float32(0)
+
+
+# ---- Reading: rows of a cut, copied while another thread changes them.
+
+
+@compiled
+def copy_record(
+    floats: Floats, place: Scalar, dim: Scalar, to: Scalar, values: Floats, state: Floats, statistics: Floats
+) -> None:
+    """What follows the key of a record, from `place` on."""
+    source, target = floats[place : place + dim], values[to]  # slices, so that loops become vectors
+    for column in range(dim):
+        target[column] = source[column]
+    for which in range(len(state)):
+        place += dim
+        source, target = floats[place : place + dim], state[which, to]
+        for column in range(dim):
+            target[column] = source[column]
+    place += dim
+    for column in range(statistics.shape[1]):
+        statistics[to, column] = floats[place + column]
+
+
+@compiled
+def read(
+    rows: Rows,
+    start: Scalar,
+    stop: Scalar,
+    changed_only: Scalar,
+    keys: Keys,
+    values: Floats,
+    state: Floats,
+    statistics: Floats,
+) -> int:
+    """Rows [start, stop) as of the cut; returns how many of them were wanted. values (n, dim), state
+    (states, n, dim), statistics (n, 3 or 0).
+
+    Without a lock: a row is copied first, and then its flag is looked at. A writer keeps the image, sets
+    the flag and only then changes the row; so where the flag is not set, the copy is of before.
+    """
+    words, floats, flags = rows.words, rows.floats, rows.flags
+    image_of, image_floats = rows.image_of, rows.images.view(np.float32)
+    stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
+    found = np.int64(0)  # numba would compile what it calls for a literal 0, too
+    for slot in range(start, stop):
+        if changed_only and not flags[slot] & np.uint8(CHANGED):
+            continue
+        keys[found] = words[slot * stride]
+        copy_record(floats, slot * stride * 2 + 2, dim, found, values, state, statistics)
+        fence()
+        if flags[slot] & np.uint8(SINCE_CUT):
+            fence()
+            place = np.int64(image_of[slot]) * stride * 2 + 2
+            copy_record(image_floats, place, dim, found, values, state, statistics)
+        found += 1
+    return int(found)
+
+
+@compiled
+def settle_flags(flags: Flags, saved: Scalar) -> None:
+    """After a cut: what has changed since then is what has changed; and, if it was not saved, what had
+    before.
+    """
+    for slot in range(len(flags)):
+        later = flags[slot] >> np.uint8(1)
+        flags[slot] = later if saved else (flags[slot] | later) & np.uint8(CHANGED)
+
+
+# ---- Revise: new values for rows that are there; their optimizer state stays.
+
+
+@compiled
+def revise(rows: Rows, slots: Keys, values: Floats) -> None:
+    """The values of slots[i] = values[i]. For tables of which nobody makes cuts: no image is kept."""
+    stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
+    for i in range(len(slots)):
+        start = slots[i] * stride * 2 + 2
+        target, source = rows.floats[start : start + dim], values[i]
+        for column in range(dim):
+            target[column] = source[column]
+
+
+# ---- Seen: statistics of rows, counts of candidates, and the removal of rows that are not worth their
+# memory.
+
+
+@compiled
+def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
+    """Add shows and clicks (n, 2) to the rows of keys, where there are any, and note that they were seen
+    today. `stats` (0, 2): only the latter.
+    """
+    numbers = rows.numbers
+    offset = 2 + numbers[DIM] + numbers[STATES]
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, numbers[STRIDE], bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                continue
+            place = slots[i] * numbers[STRIDE] * 2 + offset
+            if len(stats):
+                rows.floats[place] += stats[start + i, 0]
+                rows.floats[place + 1] += stats[start + i, 1]
+            rows.floats[place + 2] = np.float32(0)
+
+
+@compiled
+def count_up(rows: Rows, slots: Keys, needed: Scalar, admitted: Mask) -> None:
+    """Count the candidates in `slots` (the first value of a record is its count); admitted[i] = whether it
+    has been seen often enough.
+    """
+    for i in range(len(slots)):
+        place = slots[i] * rows.numbers[STRIDE] * 2 + 2
+        rows.floats[place] += np.float32(1)
+        admitted[i] = rows.floats[place] >= needed
+
+
+@compiled
+def drawn(keys: Keys, seed: Scalar, chance: Scalar, admitted: Mask) -> None:
+    """admitted[i] = whether keys[i] is among the share `chance` of all keys that the seed draws."""
+    start = finalize(~seed)
+    for i in range(len(keys)):
+        word = finalize(finalize(np.uint64(keys[i]) ^ start))
+        admitted[i] = np.float64(np.int64(word >> np.uint64(11))) * 2.0**-53 < chance
+
+
+@compiled
+def position_of(index: Index, rows: Rows, key: Scalar) -> Scalar:
+    """The position of the key's entry, or of the empty one where it belongs."""
+    base, tag = where(index, key)
+    return search(index.entries, rows.words, rows.numbers[STRIDE], key, base, tag, home(tag))
+
+
+@compiled
+def remove_slot(index: Index, rows: Rows, slot: Scalar) -> None:
+    """Remove a row; the last row takes its place."""
+    numbers, words = rows.numbers, rows.words
+    stride, last = numbers[STRIDE], numbers[COUNT] - 1
+    remove_entry(index, position_of(index, rows, words[slot * stride]))
+    if slot != last:
+        position = position_of(index, rows, words[last * stride])
+        index.entries[position] += np.uint64(slot) - np.uint64(last)
+        for word in range(stride):
+            words[slot * stride + word] = words[last * stride + word]
+        rows.flags[slot] = rows.flags[last]
+    numbers[COUNT] = last
+
+
+@compiled
+def remove_keys(index: Index, rows: Rows, keys: Keys) -> None:
+    """Remove the rows of keys, where there are any."""
+    for key in keys:
+        entry = index.entries[position_of(index, rows, key)]
+        if entry != np.uint64(0):
+            remove_slot(index, rows, np.int64(entry & np.uint64(0xFFFFFFFF)) - 1)
+
+
+@compiled
+def shrink(index: Index, rows: Rows, policy: Floats) -> int:
+    """One day passes, and rows go; returns how many. policy: decay, coefficients of show - click and of
+    click, the least score, the most unseen days. Not while there is a cut.
+    """
+    decay, shown, clicked, least, oldest = policy[0], policy[1], policy[2], policy[3], policy[4]
+    numbers, floats, flags = rows.numbers, rows.floats, rows.flags
+    offset = 2 + numbers[DIM] + numbers[STATES]
+    before, slot = numbers[COUNT], np.int64(0)  # numba would compile what it calls for a literal 0, too
+    while slot < numbers[COUNT]:
+        place = slot * numbers[STRIDE] * 2 + offset
+        show = floats[place] * decay
+        click = floats[place + 1] * decay
+        days = floats[place + 2] + np.float32(1)
+        if shown * (show - click) + clicked * click < least or days > oldest:
+            remove_slot(index, rows, slot)
+            continue
+        flags[slot] |= np.uint8(CHANGED)  # no cut is open
+        floats[place], floats[place + 1], floats[place + 2] = show, click, days
+        slot += 1
+    return int(before - numbers[COUNT])

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from trainers.ps.net.wire import Code, Message
+from trainers.ps.wire import Code, Message
 
 Reachable = Callable[[bytes], bool]
 

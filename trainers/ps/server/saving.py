@@ -1,5 +1,5 @@
-"""Saving: a server's part of one save, ordered by a trainer. Knows which save is under way; leaves files to
-`saved` and messages to `service`.
+"""What trainers ask of the tables as a whole: a server's part of a save, and the removal of rows. Knows which
+save is under way and what waits for it; files belong to `saves`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 
-from trainers.ps.net.wire import Code
-from trainers.ps.saved.modes import SaveMode
-from trainers.ps.saved.source import close_cuts, cut_tables
-from trainers.ps.saved.task import SaveTask
-from trainers.ps.saved.writing import SaveOrder
-from trainers.ps.server.members import Refusal
-from trainers.ps.server.parts import AnyTable
+from trainers.ps.saves.manifest import SaveMode
+from trainers.ps.saves.write import SaveOrder, SaveTask, close_cuts, cut_tables
+from trainers.ps.server.members import Member, Members, Refusal
+from trainers.ps.server.store import AnyTable, Store
+from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
+
+# ---- Saving: a server's part of one save, ordered by a trainer. Knows which save is under way; leaves files
+# to `saved` and messages to `service`.
 
 _LONGEST_ORDER = 8192
 _REMEMBERED = 64
@@ -24,9 +25,7 @@ _REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """What a trainer orders: where, which id (of trainers.ps.saved.saves.new_id), which mode, and for a delta
-    after which save.
-    """
+    """What a trainer orders: where, which id (`manifest.new_id`), which mode, and for a delta after which save."""
 
     where: str
     id: str
@@ -144,3 +143,52 @@ def _refusing(order: Ordered, at_error: Callable[[], None] = lambda: None) -> It
     except Exception as error:
         at_error()
         raise Refusal(Code.FAILED, f"cannot save to {order.where!r}: {error or repr(error)}") from error
+
+
+# ---- Upkeep: what trainers ask of the tables as a whole - saves, and the removal of rows. Knows which of it
+# waits for what; leaves messages about training to `service`.
+
+
+class Upkeep:
+    """Every method answers one kind of request; None: later."""
+
+    def __init__(
+        self, members: Members, store: Store, saving: Saving, record: Callable[[Message], None]
+    ) -> None:
+        self._members = members
+        self._store = store
+        self._saving = saving
+        self._record = record
+
+    def save(self, member: Member, request: Message, step: int) -> Message | None:
+        """Write this server's part of a save, as of now."""
+        order = Ordered.decode(request.text)
+        by = (request.rank, request.incarnation)
+        record = self._saving.part(order, by, step, list(self._store.tables.values()))
+        return None if record is None else request.reply(Kind.DONE, parts=(bytes_part(Field.TEXT, record),))
+
+    def saved(self, member: Member, request: Message) -> Message:
+        """A save was committed, or given up."""
+        self._saving.end(request.text, saved=request.number == 1)
+        return request.reply(Kind.DONE)
+
+    def shrink(self, member: Member, request: Message) -> Message | None:
+        """A day has passed in some tables."""
+        if self._saving.reading:
+            return None
+        if request.sequence in member.applied:
+            return request.reply(Kind.DONE)
+        checked = self._store.read_shrink(request.parts)
+        self._record(request)
+        member.applied.add(request.sequence)
+        self._saving.since = None  # a delta does not tell which rows went
+        return request.reply(Kind.DONE, number=self._store.shrink(checked))
+
+    def release(self) -> None:
+        """A save whose trainer is gone will not be committed."""
+        if self._saving.orderer is None:
+            return
+        rank, incarnation = self._saving.orderer
+        lost = {member.rank for member in self._members.lost()}
+        if self._members.incarnation(rank) != incarnation or rank in lost:
+            self._saving.give_up()

@@ -1,5 +1,5 @@
-"""Server: one endpoint, one loop. Knows sockets, signals and the clock; leaves every answer to `service`, and
-what outlives the process to `keeper`.
+"""Server: one endpoint, one loop. Knows sockets, signals and the clock; every answer belongs to `service`,
+and what outlives the process to `state`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,50 @@ import zmq
 
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
-from trainers.ps.net.keys import JobKeys
-from trainers.ps.net.transport import Gate, receive, send, server_socket
-from trainers.ps.net.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
-from trainers.ps.saved.fit import check_small
-from trainers.ps.saved.loading import Place, load_tables
-from trainers.ps.saved.reading import open_saves
-from trainers.ps.server.keeper import Keeper
-from trainers.ps.server.looks import Looks
+from trainers.ps.saves.read import Place, check_small, load_tables, open_saves
 from trainers.ps.server.members import Members
-from trainers.ps.server.parts import AnyTable
 from trainers.ps.server.saving import Saving
 from trainers.ps.server.service import Outgoing, Service
+from trainers.ps.server.state import Keeper
 from trainers.ps.server.steps import AsyncSteps, SyncSteps
-from trainers.ps.server.store import Store
+from trainers.ps.server.store import AnyTable, Store
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import job_words, kept_words
+from trainers.ps.transport import Gate, JobKeys, receive, send, server_socket
+from trainers.ps.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
+
+# ---- Looks: when a server looks after its trainers, and which time it is for them then. Knows no clock.
+#
+# While a server stands still - suspended, or at its disk - nobody looks: that is no trainer's absence.
+
+
+class Looks:
+    """One look every so many seconds. Times are of a clock that also runs while nobody looks."""
+
+    def __init__(self, every: float, now: float) -> None:
+        self._every = every
+        self._next = now + every
+        self._missed = 0.0
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next one."""
+        return max(0.0, self._next - now)
+
+    def due(self, now: float) -> float | None:
+        """The time that trainers are told, without what was missed; None before the next look."""
+        if now < self._next:
+            return None
+        self._missed += now - self._next
+        self._next = now + self._every
+        return now - self._missed
+
+    def unneeded(self, now: float) -> None:
+        """Nobody waits for a look: no time is missed, and the next one comes as soon as somebody does."""
+        self._next = max(self._next, now)
+
+
+# ---- Server: one endpoint, one loop. Knows sockets, signals and the clock; leaves every answer to `service`,
+# and what outlives the process to `keeper`.
 
 _LOOK_EVERY_S = 0.5
 _PROBE = encode(Message(kind=Kind.PROBE))

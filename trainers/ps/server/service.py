@@ -1,5 +1,5 @@
-"""Service: what a server answers. Pure: messages, connections and time come as arguments, replies go back
-as values.
+"""Service: what a server answers. Pure: messages, connections and time come as arguments, replies go back as
+values.
 
 A request that cannot be answered yet waits; whenever something has changed for others, all waiting requests
 are tried again. A trainer that asks again for a waiting request gets WAIT at once, so it can tell a server
@@ -10,17 +10,215 @@ Every request that changes what must survive goes through `record` first, and `r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
-from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
-from trainers.ps.server.meetings import Meetings
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
-from trainers.ps.server.rounds import Gradient
-from trainers.ps.server.saving import Saving
+from trainers.ps.server.saving import Saving, Upkeep
 from trainers.ps.server.steps import Steps
-from trainers.ps.server.store import Store
-from trainers.ps.server.upkeep import Upkeep
-from trainers.ps.server.waiting import MEETINGS, MOST_WAITING, WaitingRequests
+from trainers.ps.server.store import Gradient, Store
+from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
+
+# ---- Waiting: requests without an answer yet, and when trainers wait for each other so that none can go on.
+# Pure: leaves answers to `service`.
+
+MOST_WAITING = 4096
+"""Requests of one trainer."""
+MEETINGS = (Kind.BARRIER, Kind.GATHER)
+"""What all trainers must come to."""
+_ENOUGH = 2
+
+Sender = tuple[int, int]
+"""Rank and incarnation."""
+
+
+def _sender(request: Message) -> Sender:
+    return (request.rank, request.incarnation)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """`repeats`: how often this was asked again since its trainer last asked anything new: a trainer that
+    computes asks nothing, one that waits asks again and again.
+    """
+
+    route: bytes
+    request: Message
+    repeats: int = 0
+
+
+class WaitingRequests:
+    """By sender and sequence; those of one sender in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._all: dict[Sender, dict[int, Waiting]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def repeats(self, request: Message) -> int | None:
+        """How often this request has been repeated; one that is new means that its trainer goes on. None
+        when too many of this trainer wait.
+        """
+        mine = self._all.get(_sender(request))
+        if mine is None:
+            return 0
+        if request.sequence in mine:
+            return mine[request.sequence].repeats + 1
+        for waiting in mine.values():
+            waiting.repeats = 0
+        return None if len(mine) >= MOST_WAITING else 0
+
+    def park(self, route: bytes, request: Message, repeats: int) -> None:
+        mine = self._all.setdefault(_sender(request), {})
+        mine[request.sequence] = Waiting(route, request, repeats)
+
+    def drop(self, request: Message) -> None:
+        """It has been answered."""
+        mine = self._all.get(_sender(request))
+        if mine is not None:
+            mine.pop(request.sequence, None)
+            if not mine:
+                del self._all[_sender(request)]
+
+    def all(self) -> list[Waiting]:
+        return [waiting for mine in self._all.values() for waiting in mine.values()]
+
+    def standstill(self, active: Collection[Member], needs_others: Callable[[Message], bool]) -> str | None:
+        """Why nobody can go on: some wait at a barrier, or in a gathering, and all others for something else
+        that needs others. None while somebody can.
+        """
+        barrier: set[int] = set()
+        gathering: set[int] = set()
+        step: set[int] = set()
+        places = {Kind.BARRIER: barrier, Kind.GATHER: gathering}
+        for each in self.all():
+            if each.repeats >= _ENOUGH and needs_others(each.request):
+                places.get(each.request.kind, step).add(each.request.rank)
+        step -= barrier | gathering  # who waits there may have a push underway
+        waits = [
+            f"trainer {_listed(ranks)} {where}"
+            for ranks, where in (
+                (barrier, "waits at fleet.barrier_worker()"),
+                (gathering, "waits in fleet.util"),
+                (step, "waits for the others' next step"),
+            )
+            if ranks
+        ]
+        if len(waits) < 2 or not all(member.rank in barrier | gathering | step for member in active):
+            return None
+        return (
+            f"{', '.join(waits)}: none can go on. All trainers must come to these calls after the same steps"
+        )
+
+
+def _listed(ranks: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
+# ---- Meetings: what all trainers must come to - barriers, and the exchange of what each of them has. Pure:
+# leaves who has joined to `members`, and when to try again to `service`.
+#
+# Gatherings follow each other: one ends when every trainer has given something to it, and its answer is kept
+# until the next one ends, for those who did not get it. The trainers count them. A server that was restarted
+# in the middle of one knows nothing of it: the counts of those who have ended it and of those who have not
+# differ.
+
+ANY = 0
+"""The count of a trainer that has ended no gathering: it joins the one that the others are in."""
+_MOST = 1 << 62
+
+
+class Meetings:
+    """Every method answers one kind of request; None: later. `expect_everyone` raises Refusal when somebody
+    is gone for good.
+    """
+
+    def __init__(
+        self, members: Members, record: Callable[[Message], None], expect_everyone: Callable[[], None]
+    ) -> None:
+        self._members = members
+        self._record = record
+        self._expect_everyone = expect_everyone
+        self._given: dict[int, Message] = {}
+        self._answered: dict[int, Message] = {}
+        self._result: tuple[Part, ...] = ()
+        self._next = 1
+
+    def barrier(self, member: Member, request: Message) -> Message | None:
+        """Answered when all active trainers have come as far."""
+        if request.number > member.barrier:
+            self._record(request)
+            member.barrier = request.number
+        if all(other.barrier >= request.number for other in self._members.active()):
+            return request.reply(Kind.DONE)
+        self._expect_everyone()
+        return None
+
+    def gather(self, member: Member, request: Message) -> Message | None:
+        """What each trainer has given, a TEXT part for each. Raises Refusal when a trainer has finished, and
+        when the sender means another gathering than the others.
+        """
+        if _same(self._answered.get(member.rank), request):
+            return self._answer(request)
+        if [part.field for part in request.parts] != [Field.TEXT] or request.number > _MOST:
+            raise Refusal(Code.BAD_MESSAGE, "a GATHER gives one TEXT part")
+        if finished := [other.rank for other in self._members if other.finished]:
+            raise Refusal(
+                Code.TRAINER_LOST, f"trainer {finished[0]} has called fleet.stop_worker() and gives nothing"
+            )
+        self._given[member.rank] = request
+        given = [self._given[other.rank] for other in self._members if self._gave(other)]
+        _expect_one({each.number for each in given} - {ANY})
+        if len(given) < len(self._members):
+            self._expect_everyone()
+            return None
+        self._result = tuple(each.parts[0] for each in given)
+        self._answered, self._given = self._given, {}
+        self._next = max(1, *(each.number for each in given)) + 1
+        return self._answer(request)
+
+    def break_up(self) -> None:
+        """Nobody waits any more: what was given to a gathering that has not ended is taken back."""
+        self._given = {}
+
+    def awaited(self, request: Message) -> Sequence[Member]:
+        """Those who have not come yet to what this request waits for."""
+        if request.kind is Kind.BARRIER:
+            return [other for other in self._members.active() if other.barrier < request.number]
+        return [other for other in self._members if not self._gave(other)]
+
+    def _gave(self, member: Member) -> bool:
+        """What a former self of a trainer gave does not count."""
+        given = self._given.get(member.rank)
+        return given is not None and given.incarnation == member.incarnation
+
+    def _answer(self, request: Message) -> Message:
+        return request.reply(Kind.DATA, number=self._next, parts=self._result)
+
+
+def _expect_one(counts: set[int]) -> None:
+    if len(counts) > 1:
+        raise Refusal(
+            Code.MISMATCH,
+            f"trainers gather for the {min(counts)}. and for the {max(counts)}. time: this server was "
+            "restarted while they did, and what some of them gave is gone",
+        )
+
+
+def _same(one: Message | None, other: Message) -> bool:
+    """Whether it is the same request, sent again."""
+    return one is not None and (one.incarnation, one.sequence) == (other.incarnation, other.sequence)
+
+
+# ---- Service: what a server answers. Pure: messages, connections and time come as arguments, replies go back
+# as values.
+#
+# A request that cannot be answered yet waits; whenever something has changed for others, all waiting requests
+# are tried again. A trainer that asks again for a waiting request gets WAIT at once, so it can tell a server
+# that waits from one that is gone.
+#
+# Every request that changes what must survive goes through `record` first, and `replay` does it again.
 
 Outgoing = tuple[bytes, Message]
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from trainers.ps.net.wire import Code, Part
 from trainers.ps.server.members import Member, Refusal
-from trainers.ps.server.overlay import Overlay
-from trainers.ps.server.rounds import Gradient, Round
-from trainers.ps.server.store import Store
+from trainers.ps.server.store import Gradient, Overlay, Round, Store
+from trainers.ps.wire import Code, Part
 
 
 class Steps(Protocol):

@@ -1,40 +1,206 @@
 """Store: the tables of one server, made once from the trainers' specs, and the parts of messages that touch
-them.
+them: gradients of a push, their average over trainers, values of a pull.
 
-Knows what is asked of tables, and that all trainers must describe the same model; leaves the order of parts
-to `parts`.
+Knows what is asked of tables, and that all trainers must describe the same model; when a push is applied is
+decided by `steps`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
 from trainers.process.log import glog
-from trainers.ps.kernels.finite import all_finite
-from trainers.ps.net.wire import MAX_FRAME_BYTES, Code, Field, Part
-from trainers.ps.saved.errors import LoadError
-from trainers.ps.saved.source import counts_of
+from trainers.ps.kernels.batch import all_finite, merge_rows
+from trainers.ps.saves.write import counts_of
 from trainers.ps.server.members import Refusal
-from trainers.ps.server.overlay import Overlay
-from trainers.ps.server.parts import AnyTable, run_of, sort_parts
-from trainers.ps.server.rounds import Gradient
-from trainers.ps.tables.dense import DenseTable
-from trainers.ps.tables.run import DenseRun
-from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import EntryKind, SpecError, TableSpec
-from trainers.ps.tables.table import KeysError, NotFiniteError, ShapeError, TableError, make_table
+from trainers.ps.tables.dense import DenseRun, DenseTable
+from trainers.ps.tables.sparse import (
+    KeysError,
+    NotFiniteError,
+    ShapeError,
+    SparseTable,
+    TableError,
+    make_table,
+)
+from trainers.ps.tables.spec import EntryKind, ShrinkPolicy, SpecError, TableSpec
+from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Part
+from trainers.storage.errors import LoadError
+
+# ---- Rounds: gradients of one push, and the average of a step over trainers. Pure arithmetic; leaves tables
+# to others.
+
+
+class Gradient(NamedTuple):
+    """One table's share of a push: `values` is (size,), or (keys, dim) with `keys`; `stats` is (keys, 2).
+    Or that of a run of dense blocks, the first of which is `table`, with the `sizes` of all of them.
+    """
+
+    table: int
+    values: torch.Tensor
+    keys: torch.Tensor | None
+    lr: float
+    stats: torch.Tensor | None = None
+    sizes: Sequence[int] = ()
+
+    def blocks(self) -> Sequence[Gradient]:
+        """One gradient for each table."""
+        if len(self.sizes) < 2:
+            return (self,)
+        shares = self.values.split_with_sizes(self.sizes)
+        return [Gradient(table, share, None, self.lr) for table, share in enumerate(shares, self.table)]
+
+    def tables(self) -> range:
+        """The numbers of the tables."""
+        return range(self.table, self.table + max(1, len(self.sizes)))
+
+
+class Round:
+    """The pushes of one step, one for each trainer. Kept apart until all are there, and added in rank
+    order: the result does not depend on who came first.
+    """
+
+    def __init__(self) -> None:
+        self._pushes: dict[int, Sequence[Gradient]] = {}
+
+    @property
+    def pushes(self) -> Mapping[int, Sequence[Gradient]]:
+        return MappingProxyType(self._pushes)
+
+    def add(self, rank: int, push: Sequence[Gradient]) -> None:
+        """Runs are taken apart: another trainer's may be others."""
+        self._pushes[rank] = [block for gradient in push for block in gradient.blocks()]
+
+    def ranks(self) -> Collection[int]:
+        return self._pushes.keys()
+
+    def average(self) -> list[Gradient]:
+        """For each table the sum over trainers divided by their number; who pushed nothing for a table
+        pushed zero.
+
+        The learning rate is that of the lowest rank with a gradient for the table.
+        """
+        by_table: dict[int, list[Gradient]] = {}
+        for rank in sorted(self._pushes):
+            for gradient in self._pushes[rank]:
+                by_table.setdefault(gradient.table, []).append(gradient)
+        return [_mean(gradients, len(self._pushes)) for gradients in by_table.values()]
+
+
+def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
+    first = gradients[0]
+    if trainers == 1:
+        return first
+    if first.keys is None:
+        values = first.values.clone()
+        for gradient in gradients[1:]:
+            values.add_(gradient.values)
+        return Gradient(first.table, values.div_(trainers), None, first.lr)
+    keys, values = merge_rows([(each.keys, each.values) for each in gradients if each.keys is not None])
+    stats = [
+        (each.keys, each.stats) for each in gradients if each.keys is not None and each.stats is not None
+    ]
+    # The same keys in the same order: merge_rows numbers them by first appearance.
+    counted = merge_rows(stats)[1] if len(stats) == len(gradients) else None
+    return Gradient(first.table, values.div_(trainers), keys, first.lr, counted)
+
+
+# ---- Parts: which parts of a message belong together - KEYS, then ROWS, then perhaps STATS - and that a
+# VALUES part may run over several dense blocks. Leaves what is done with them to `store`.
+
+AnyTable = DenseTable | SparseTable
+
+
+def sort_parts(
+    parts: Sequence[Part], table: Callable[[int], AnyTable], run: Callable[[int, int], DenseRun]
+) -> tuple[list[Gradient], list[Part]]:
+    """What is brought - an entry for each run of dense blocks and each KEYS + ROWS (+ STATS) - and the parts
+    that ask: WANT, and KEYS that no rows follow. `table` finds a table by its number, `run` a run by its
+    first block and its elements, or raises Refusal, as this does for parts in the wrong order.
+    """
+    brought: list[Gradient] = []
+    asking: list[Part] = []
+    before: Part | None = None
+    for part in parts:
+        number, field, data, lr = part
+        if field is Field.VALUES:
+            sizes = run(number, data.shape[0]).sizes
+            brought.append(Gradient(number, data.float(), None, lr, None, sizes))
+        elif field is Field.KEYS or field is Field.WANT:
+            table(number)
+            asking.append(part)
+        elif before is None or before.table != number or before.field is not _FOLLOWS.get(field):
+            raise Refusal(Code.BAD_MESSAGE, f"a {field.name} part in the wrong place")
+        elif field is Field.ROWS:
+            brought.append(Gradient(number, data.float(), asking.pop().data, lr))
+        else:
+            brought.append(_with_stats(brought.pop(), part))
+        before = part
+    return brought, asking
+
+
+_FOLLOWS = {Field.ROWS: Field.KEYS, Field.STATS: Field.ROWS}
+
+
+def _with_stats(gradient: Gradient, part: Part) -> Gradient:
+    if gradient.keys is None or part.data.shape != (gradient.keys.shape[0], 2):
+        raise Refusal(Code.BAD_SHAPE, f"statistics of shape {list(part.data.shape)}")
+    return gradient._replace(stats=part.data)
+
+
+def run_of(first: int, elements: int, table: Callable[[int], AnyTable]) -> DenseRun:
+    """The dense blocks from `first` on that so many elements fill. Raises Refusal when they do not."""
+    blocks: list[DenseTable] = []
+    left = elements
+    while left or not blocks:
+        block = table(first + len(blocks))
+        if not isinstance(block, DenseTable) or block.spec.size > left:
+            raise Refusal(
+                Code.BAD_SHAPE, f"{elements} values from table {first} on do not fill whole dense blocks"
+            )
+        blocks.append(block)
+        left -= block.spec.size
+    return DenseRun(blocks)
+
+
+# ---- Overlay: values that stand for those of the tables.
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What dense blocks, and rows by (keys, rows), were before the last step; by number of the table."""
+
+    dense: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    rows: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def lay_over(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        """Replace those of `rows` (n, dim), of these keys (n,), that are known here."""
+        known, instead = self.rows.get(table, (keys[:0], rows[:0]))
+        if not len(known) or not len(keys):
+            return
+        order = torch.argsort(known)
+        near = torch.searchsorted(known[order], keys).clamp_(max=len(known) - 1)
+        place = order[near]
+        same = known[place] == keys
+        rows[same] = instead[place[same]]
+
+
+# ---- Store: the tables of one server, made once from the trainers' specs, and the parts of messages that
+# touch them.
+#
+# Knows what is asked of tables, and that all trainers must describe the same model; leaves the order of parts
+# to `parts`.
 
 _CODES: dict[type[TableError], Code] = {
     ShapeError: Code.BAD_SHAPE,
     KeysError: Code.BAD_KEYS,
     NotFiniteError: Code.NOT_FINITE,
 }
-_POLICY = [field.name for field in fields(ShrinkPolicy)]
+_POLICY = [each.name for each in fields(ShrinkPolicy)]
 _MOST_ASKS = 4096
 _ASKS = (Field.KEYS, Field.PEEK)
 

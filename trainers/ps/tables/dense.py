@@ -1,18 +1,118 @@
-"""DenseTable: a block of a dense parameter with its optimizer state. Knows memory; leaves the network and
-averaging over trainers to others.
+"""DenseTable: a block of a dense parameter with its optimizer state; and from a rule to the kernel of its
+step.
+
+A run of adjacent blocks takes their gradients as one tensor. Averaging over trainers is done before.
 """
 
 from __future__ import annotations
 
-import torch
+import math
+from collections.abc import Callable, Sequence
 
-from trainers.ps.kernels.arrays import array_of
-from trainers.ps.kernels.finite import all_finite
-from trainers.ps.tables.cut import DenseCut, DenseRows
-from trainers.ps.tables.errors import KeysError, NotFiniteError, ShapeError, TableError
-from trainers.ps.tables.rules import Fixed
-from trainers.ps.tables.spec import TableSpec
-from trainers.ps.tables.updates import Floats, block_kernel_of, block_numbers_of
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.ps.kernels import updates
+from trainers.ps.kernels.batch import all_finite, array_of
+from trainers.ps.kernels.index import Index
+from trainers.ps.kernels.rows import Rows
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, SparseAdam
+from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError, TableError, TableSpec
+from trainers.ps.tables.storage import DenseCut, DenseRows
+
+# ---- Updates: from a rule to the kernel that does it on rows, or on a whole block. Knows which number of a
+# rule goes where; leaves the arithmetic to the kernels.
+
+Floats = NDArray[np.float32]
+Keys = NDArray[np.int64]
+Kernel = Callable[[Index, Rows, Keys, Floats, Floats, Keys], int]
+BlockKernel = Callable[..., None]
+
+_KERNELS: dict[type[AnyRule], Kernel] = {
+    SGD: updates.sgd,
+    Adagrad: updates.adagrad,
+    SparseAdam: updates.sparse_adam,
+    FTRL: updates.ftrl,
+}
+
+
+def kernel_of(rule: AnyRule, table: str) -> Kernel | None:
+    """The kernel of a rule; None for Fixed. Raises TableError for a rule that has none on rows."""
+    if isinstance(rule, Fixed):
+        return None
+    kernel = _KERNELS.get(type(rule))
+    if kernel is None or (isinstance(rule, SGD) and rule.momentum):
+        raise TableError(
+            f"sparse table {table!r} cannot be trained by {rule}, which moves every row at every step; "
+            "take SGD without momentum, Adagrad, SparseAdam or FTRL"
+        )
+    return kernel
+
+
+def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
+    """What the kernel of a rule takes after the bounds, at the step-th update of the table."""
+    match rule:
+        case SGD():
+            return lr, rule.weight_decay
+        case Adagrad():
+            return lr / (1 + (step - 1) * rule.lr_decay), rule.weight_decay, rule.eps
+        case SparseAdam():
+            size = lr * math.sqrt(1 - rule.beta2**step) / (1 - rule.beta1**step)
+            return size, 1 - rule.beta1, 1 - rule.beta2, rule.eps
+        case FTRL():
+            return lr, rule.l1, rule.l2, -rule.lr_power, rule.beta
+        case _:
+            raise AssertionError(f"{rule} has no kernel on rows")
+
+
+def block_kernel_of(rule: AnyRule) -> BlockKernel | None:
+    """The kernel of a rule on a dense block, to be called with values, gradient, each state and
+    `block_numbers_of`. None where torch's operations are to be used.
+    """
+    match rule:
+        case SGD(momentum=0.0, weight_decay=0.0):
+            return None  # one torch operation, which begins sooner than a kernel
+        case SGD(momentum=0.0):
+            return updates.sgd_block
+        case SGD():
+            return updates.momentum_block
+        case Adagrad():
+            return updates.adagrad_block
+        case Adam():
+            return updates.adam_block
+        case FTRL(lr_power=-0.5):
+            return updates.ftrl_block
+        case _:
+            return None
+
+
+def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
+    """What the kernel of a rule takes last, at the step-th update of the block."""
+    numbers: tuple[float, ...]
+    match rule:
+        case Adam():
+            corrected, root = -lr / (1 - rule.beta1**step), math.sqrt(1 - rule.beta2**step)
+            shares = (1 - rule.beta1, rule.beta2, 1 - rule.beta2)
+            numbers = (corrected, rule.weight_decay, *shares, root, rule.eps)
+        case Adagrad():
+            numbers = (-lr / (1 + (step - 1) * rule.lr_decay), rule.weight_decay, rule.eps)
+        case FTRL():
+            numbers = (lr, rule.l1, 2 * rule.l2, rule.beta)
+        case SGD(momentum=0.0):
+            numbers = (-lr, rule.weight_decay)
+        case SGD():
+            # torch begins the buffer with the whole gradient.
+            moving = (0.0, 1.0) if step == 1 else (rule.momentum, 1 - rule.dampening)
+            used = (rule.momentum, 1.0) if rule.nesterov else (1.0, 0.0)
+            numbers = (-lr, rule.weight_decay, *moving, *used)
+        case _:
+            raise AssertionError(f"{rule} has no kernel on blocks")
+    return np.array(numbers, np.float32)
+
+
+# ---- DenseTable: a block of a dense parameter with its optimizer state. Knows memory; leaves the network and
+# averaging over trainers to others.
 
 
 class DenseTable:
@@ -90,3 +190,30 @@ class DenseTable:
         self._values.copy_(rows.values)
         for mine, theirs in zip(self.state, rows.state, strict=True):
             mine.copy_(theirs)
+
+
+# ---- Run: adjacent dense blocks whose gradients come together. Knows how they share one tensor; leaves what
+# is done with a share to the block.
+
+
+class DenseRun:
+    """Takes gradients of (sum of `sizes`,) float32: those of the blocks, one behind the other."""
+
+    def __init__(self, blocks: Sequence[DenseTable]) -> None:
+        self._blocks = blocks
+        self._trained = not any(isinstance(block.spec.rule, Fixed) for block in blocks)
+        self.sizes = [block.spec.size for block in blocks]
+
+    def check(self, grad: torch.Tensor) -> None:
+        """Raises TableError where a block would."""
+        if self._trained and all_finite(grad):
+            return
+        for block, share in zip(self._blocks, grad.split_with_sizes(self.sizes), strict=True):
+            block.check(None, share)
+
+    def apply(self, grad: torch.Tensor, lr: float) -> None:
+        """One update of every block."""
+        slopes, start = array_of(grad), 0
+        for block, size in zip(self._blocks, self.sizes, strict=True):
+            block.update(slopes[start : start + size], lr)
+            start += size

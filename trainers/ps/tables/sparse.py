@@ -1,26 +1,138 @@
-"""SparseTable: rows of float32 by int64 key, with update rule, entry filter and statistics. Knows what the
-verbs mean; leaves memory to `storage` and the arithmetic to the kernels.
+"""SparseTable: rows of float32 by int64 key, with update rule, entry filter and statistics; and `make_table`,
+from a spec to a table of either kind.
+
+Knows what the verbs mean; memory belongs to `storage`, arithmetic to the kernels. A call that is refused
+(TableError) leaves the table as it was.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainers.ps.kernels.arrays import array_of
-from trainers.ps.kernels.finite import all_finite
-from trainers.ps.kernels.initial import NOTHING, Fresh, initial_rows
-from trainers.ps.kernels.reading import settle
-from trainers.ps.kernels.rows import gather, pull, write
-from trainers.ps.kernels.seen import add_seen, shrink
-from trainers.ps.tables.cut import Cut, Rows
-from trainers.ps.tables.entry import Candidates, Filter, filter_of
-from trainers.ps.tables.errors import KeysError, NotFiniteError, ShapeError, TableError
-from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.tables.spec import EntryKind, TableSpec
-from trainers.ps.tables.storage import Keys, Storage
-from trainers.ps.tables.updates import Floats, Kernel, kernel_of, numbers_of
+from trainers.ps.kernels.batch import all_finite, array_of
+from trainers.ps.kernels.rows import (
+    NOTHING,
+    UNIFORM,
+    Fresh,
+    add_seen,
+    count_up,
+    drawn,
+    gather,
+    initial_rows,
+    pull,
+    remove_keys,
+    settle_flags,
+    shrink,
+    write,
+)
+from trainers.ps.tables.dense import DenseTable, Floats, Kernel, kernel_of, numbers_of
+from trainers.ps.tables.spec import (
+    EntryKind,
+    FullError,
+    KeysError,
+    NotFiniteError,
+    RowOptions,
+    ShapeError,
+    ShrinkPolicy,
+    TableError,
+    TableKind,
+    TableSpec,
+)
+from trainers.ps.tables.storage import Cut, Keys, SparseRows, Storage
+
+# ---- Entry filters: which keys get a row. Knows keys and counts; leaves the rows to the table.
+
+KeyArray = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class Filter(Protocol):
+    """Asked about keys that have no row. `pulled`: to be read in training; `pushed`: to be updated."""
+
+    def pulled(self, keys: KeyArray) -> Mask | None: ...
+
+    def pushed(self, keys: KeyArray) -> Mask | None: ...
+
+
+class Everyone:
+    """None stands for all: nobody needs a mask of ones."""
+
+    def pulled(self, keys: KeyArray) -> Mask | None:
+        return None
+
+    def pushed(self, keys: KeyArray) -> Mask | None:
+        return None
+
+
+class Lottery:
+    """A key is admitted or not for good, by a pure function of seed and key."""
+
+    def __init__(self, chance: float, seed: int) -> None:
+        self._chance, self._seed = float(chance), np.uint64(seed)
+
+    def pulled(self, keys: KeyArray) -> Mask | None:
+        admitted = np.empty(len(keys), np.bool_)
+        drawn(keys, self._seed, self._chance, admitted)
+        return admitted
+
+    def pushed(self, keys: KeyArray) -> Mask | None:
+        return self.pulled(keys)
+
+
+class Candidates:
+    """A key is admitted when it was pulled in training `needed` times; until then it is counted here, at
+    about 30 bytes. A push admits nobody.
+    """
+
+    def __init__(self, needed: float) -> None:
+        self._needed = np.float32(needed)
+        self._storage = Storage(1, 0, 0)
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+    def pulled(self, keys: KeyArray) -> Mask | None:
+        admitted = np.empty(len(keys), np.bool_)
+        slots = self._storage.insert(keys, _NOTHING)  # before `rows`: it may grow
+        count_up(self._storage.rows, slots, self._needed, admitted)
+        if admitted.any():
+            remove_keys(self._storage.index, self._storage.rows, keys[admitted])
+        return admitted
+
+    def pushed(self, keys: KeyArray) -> Mask | None:
+        return np.zeros(len(keys), np.bool_)
+
+    def counts(self) -> tuple[KeyArray, NDArray[np.float32]]:
+        """The candidates (n,) int64 and how often each was pulled, (n,) float32: copies."""
+        rows, size, stride = self._storage.rows, len(self), self._storage.stride
+        keys = rows.words[: size * stride : stride].copy()
+        return keys, rows.floats[2 : 2 + 2 * size * stride : 2 * stride].copy()
+
+    def load(self, keys: KeyArray, counts: NDArray[np.float32]) -> None:
+        """Candidates and their counts, as `counts` gave them."""
+        slots = self._storage.insert(keys, _NOTHING)
+        self._storage.rows.floats[slots * (2 * self._storage.stride) + 2] = counts
+
+
+_NOTHING = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
+
+
+def filter_of(options: RowOptions) -> Filter:
+    match options.entry.kind:
+        case EntryKind.PROBABILITY:
+            return Lottery(options.entry.a, options.init.seed)
+        case EntryKind.COUNT:
+            return Candidates(options.entry.a)
+        case _:
+            return Everyone()
+
+
+# ---- SparseTable: rows of float32 by int64 key, with update rule, entry filter and statistics. Knows what
+# the verbs mean; leaves memory to `storage` and the arithmetic to the kernels.
 
 _AT_ONCE = 4096
 """Rows that are inserted and then written: few enough to be in the caches still."""
@@ -141,7 +253,7 @@ class SparseTable:
         states = self.spec.rule.states
 
         def ended(saved: bool) -> None:
-            settle(self._storage.rows.flags[: len(self._storage)], saved and mark)
+            settle_flags(self._storage.rows.flags[: len(self._storage)], saved and mark)
             self._storage.end_cut()
             self._cut = None
 
@@ -152,7 +264,7 @@ class SparseTable:
         """So many rows in all are about to be loaded. Without this it takes longer."""
         self._storage.expect(rows)
 
-    def load(self, chunk: Rows) -> None:
+    def load(self, chunk: SparseRows) -> None:
         """Insert or overwrite rows with state and statistics, as a cut gave them. The step is set apart
         from this. Raises ShapeError for rows of another table.
         """
@@ -240,3 +352,42 @@ class SparseTable:
     ) -> None:
         slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))
         write(self._storage.rows, slots, values, state, statistics, self._fresh.state)
+
+
+# ---- Table: what dense blocks and sparse rows have in common, and the way from a spec to a table.
+#
+# A call that is refused (TableError) leaves the table as it was.
+
+__all__ = ["FullError", "KeysError", "NotFiniteError", "ShapeError", "Table", "TableError", "make_table"]
+
+
+class Table(Protocol):
+    """The same verbs for dense blocks and sparse rows. `keys` is None for a dense block, with values or
+    gradients of (size,) float32; for a sparse table it is (n,) int64, with (n, dim) float32.
+
+    `check` refuses what `apply` would, `fits` what `assign` would.
+    """
+
+    spec: TableSpec
+    step: int
+
+    def __len__(self) -> int: ...
+
+    def fits(self, keys: torch.Tensor | None, values: torch.Tensor) -> None: ...
+
+    def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None: ...
+
+    def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor: ...
+
+    def check(
+        self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None
+    ) -> None: ...
+
+    def apply(
+        self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
+    ) -> None: ...
+
+
+def make_table(spec: TableSpec) -> DenseTable | SparseTable:
+    """An empty table. Raises TableError for a rule that does not work on rows."""
+    return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec)

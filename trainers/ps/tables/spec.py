@@ -1,18 +1,26 @@
-"""TableSpec: what a table is, before there is one; its form on the wire. Leaves memory to `dense` and
-`sparse`.
+"""What a table is before there is one: its spec and the form of that on the wire, which server holds which
+dense block, which rows `shrink` removes, and the errors of requests that do not fit.
+
+Imports no kernels: a process without tables imports this too. Memory belongs to `dense` and `sparse`.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from trainers.ps.tables.rules import RULES, AnyRule, options_of
+
+# ---- TableSpec: what a table is, before there is one; its form on the wire. Leaves memory to `dense` and
+# `sparse`.
 
 MAX_BLOCK = 1 << 24
 MAX_DIM = 512
@@ -176,3 +184,86 @@ def kept_words(sync: bool, servers: int, index: int, settings: str = "") -> str:
 
 def _words(sync: bool, *more: str) -> str:
     return ", ".join(filter(None, ("sync training" if sync else "async training", *more)))
+
+
+# ---- What a table refuses. Ground of the tables: imports nothing.
+
+
+class TableError(ValueError):
+    """A request that does not fit the table."""
+
+
+class ShapeError(TableError):
+    """Values of another shape than the table's."""
+
+
+class KeysError(TableError):
+    """Keys where there are none, none where they are needed, or not (n,) int64."""
+
+
+class NotFiniteError(TableError):
+    """NaN or infinity among the gradients."""
+
+
+class FullError(TableError):
+    """No room for more rows."""
+
+
+# ---- ShrinkPolicy: which rows are not worth their memory. Pure numbers; leaves the removal to the table.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShrinkPolicy:
+    """Each `shrink` is a day: shows and clicks are multiplied by `show_click_decay_rate`, and the unseen
+    days of a row (0 after a push) grow by 1. Then a row goes whose score,
+
+        nonclk_coeff * (show - click) + click_coeff * click,
+
+    is below `delete_threshold`, or which was unseen for more than `delete_after_unseen_days`. Names and
+    defaults are those of Paddle's ctr accessor.
+    """
+
+    show_click_decay_rate: float = 0.98
+    nonclk_coeff: float = 0.1
+    click_coeff: float = 1.0
+    delete_threshold: float = 0.8
+    delete_after_unseen_days: float = 30.0
+
+    def numbers(self) -> NDArray[np.float32]:
+        """In the order in which the kernel takes them."""
+        coefficients = self.show_click_decay_rate, self.nonclk_coeff, self.click_coeff
+        return np.array([*coefficients, self.delete_threshold, self.delete_after_unseen_days], np.float32)
+
+
+# ---- Partition: which server holds what. Pure: names, sizes and keys in, server numbers out.
+
+SLICE_ABOVE = 8192
+"""Dense parameters with more elements than this are sliced (Paddle's `slice_var_up` with its
+`min_block_size`).
+"""
+
+
+def block_slices(
+    elements: int, row: int, servers: int, slice_up: bool, largest: int
+) -> list[tuple[int, int]]:
+    """`[start, stop)` of the blocks of a dense parameter of `elements`, whose rows have `row` elements.
+
+    One block for up to 8192 elements; above, as many as there are servers while each keeps at least 8192
+    elements (the rule of Paddle's slice_variable), cut between rows where rows are short enough. No block
+    is larger than `largest`.
+    """
+    if not elements:
+        return []
+    count = min(servers, elements // SLICE_ABOVE) if slice_up and elements > SLICE_ABOVE else 1
+    block = -(-elements // max(count, 1))
+    if row <= block:
+        block = -(-block // row) * row
+    block = min(block, largest)
+    return [(start, min(start + block, elements)) for start in range(0, elements, block)]
+
+
+def place_blocks(names: Sequence[str], servers: int, method: str) -> list[int]:
+    """The server of each dense block: in turn (RoundRobin), or by a hash of its name (HashName)."""
+    if method == "HashName":
+        return [zlib.crc32(name.encode()) % servers for name in names]
+    return [index % servers for index in range(len(names))]

@@ -1,26 +1,156 @@
-"""Storage: the memory of sparse rows and of their index, and its growth. Knows arrays and kernels; leaves
-what the numbers mean to the table.
+"""Memory of sparse rows and of their index: how it grows in place, and how it is read as of one moment while
+training goes on.
+
+Knows the operating system's memory calls, and the order in which the reader of a cut and the writer of rows
+must work. What the numbers mean is the table's matter.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import resource
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from trainers.ps.kernels.index import (
     DEEPEST,
     DEPTH,
     NEEDS_DIRECTORY,
+    SECRET,
     SEGMENT,
     SEGMENTS,
     Index,
     laid_out,
 )
-from trainers.ps.kernels.initial import Fresh
-from trainers.ps.kernels.mixing import SECRET
-from trainers.ps.kernels.rows import COUNT, Rows, insert
-from trainers.ps.tables.arena import Arena, reservation
-from trainers.ps.tables.errors import FullError
+from trainers.ps.kernels.memory import touch_pages
+from trainers.ps.kernels.rows import COUNT, READ, TAKEN, Fresh, Rows, insert, read
+from trainers.ps.tables.spec import FullError, TableError
+
+# ---- Touching: memory that is asked from the system before it is written. Knows a thread; leaves when and
+# how much to the arena.
+#
+# The system clears a page when it is first touched. On a virtual machine its host may have to find one first:
+# then this takes longer than anything else that happens to a new row, up to 3 ms per MiB.
+
+
+def in_background(words: NDArray[np.int64], start: int, stop: int) -> Future[None]:
+    """Touch bytes [start, stop), in one thread for all; others may read and write them meanwhile."""
+    return _thread().submit(touch_pages, words, start // 8, stop // 8)
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "memory")
+
+
+# ---- Arena: one block of zeroed memory that grows in place. Knows the operating system's memory calls;
+# leaves what is in it to others.
+#
+# A lot of address space is reserved at the start and costs nothing: memory comes page by page when it is
+# first written. So what is in it never moves. Where the system refuses such a reservation (`ulimit -v`,
+# vm.overcommit_memory=2), the block starts small and is copied to one of twice the size when it is full.
+
+_NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python 3.11 does not name
+_SMALL = 4 << 20  # bytes in pages of 4 KiB before larger ones: a small table shall stay small
+_HUGE = 2 << 20  # bytes of a page there
+_AHEAD = 32 << 20  # bytes
+_FIRST = 1 << 20  # bytes of an arena without reservation
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+
+
+@cache
+def reservation() -> int:
+    """Bytes of address space for one arena: as much as the machine has memory; 0 where that would be taken
+    from others.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        strict = _OVERCOMMIT.read_text().strip() == "2"
+    except OSError:
+        strict = False
+    if strict or limit != resource.RLIM_INFINITY:
+        return 0
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class Arena:
+    """`words` is the memory as int64. After `grow` it may be another array; old views keep the old memory.
+
+    `reserve` bytes of address space are asked for; with 0, or when that is refused, the arena grows by
+    copying.
+    """
+
+    words: NDArray[np.int64]
+
+    def __init__(self, reserve: int) -> None:
+        self._there = self._used = 0
+        self._coming: Future[None] | None = None
+        self._reserved = reserve > 0
+        try:
+            self._map(max(reserve, _FIRST), _NORESERVE if reserve else 0)
+        except OSError:
+            self._map(_FIRST, 0)
+            self._reserved = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that may be used."""
+        return self.words.nbytes
+
+    def grow(self, size: int) -> None:
+        """Make room for `size` bytes. Raises FullError."""
+        if size <= self.size:
+            return
+        old = self.words
+        try:
+            self._map(max(size, 2 * self.size), 0)
+        except OSError as error:
+            raise FullError(
+                f"no memory for {size >> 20} MiB of rows ({error}); start more servers, or shrink the table"
+            ) from error
+        self.words[: len(old)] = old
+
+    def expect(self, size: int, scale: int | None = None) -> None:
+        """The first `size` bytes are about to be in use: get memory for them and some more in the background,
+        at most 32 MiB and an eighth of `scale` (of `size`, if not given). A large arena that grows steadily
+        then finds its memory there. Not without reservation: a thread needs address space of its own.
+        """
+        begin, more = max(self._there, self._used), min((scale or size) // 8, _AHEAD)
+        self._used = size
+        if more < _HUGE or not self._reserved:
+            return
+        stop = min(size + more, self.size) // _HUGE * _HUGE
+        if stop - begin >= _HUGE and (self._coming is None or self._coming.done()):
+            self._coming = in_background(self.words, begin, stop)
+            self._there = stop
+
+    def give_back(self, size: int) -> None:
+        """Return the memory behind the first `size` bytes to the system; it reads as zeros from now on."""
+        self._there, self._used = min(self._there, size), size
+        start = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if start < self.size:
+            self._block.madvise(mmap.MADV_DONTNEED, start, self.size - start)
+
+    def _map(self, size: int, flags: int) -> None:
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+        if size > _SMALL:
+            block.madvise(mmap.MADV_HUGEPAGE, _SMALL, size - _SMALL)
+        self._block, self.words = block, np.frombuffer(block, np.int64)
+
+
+# ---- Storage: the memory of sparse rows and of their index, and its growth. Knows arrays and kernels; leaves
+# what the numbers mean to the table.
 
 Keys = NDArray[np.int64]
 
@@ -145,3 +275,110 @@ class Storage:
             fill, depths = np.append(fill, np.zeros_like(fill)), np.append(depths, np.zeros_like(depths))
         entries = self._entries.words.view(np.uint64)
         self.index = self.index._replace(entries=entries, fill=fill, depths=depths)
+
+
+# ---- Cuts: what a table held at one moment, to be read while training goes on. Knows the order in which
+# reader and writer must work; leaves the copying to the kernels and files to others.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseRows:
+    """Rows of a sparse table: keys (n,) int64, values (n, dim) float32, a (n, dim) float32 for each state,
+    statistics (n, 3) float32 (show, click, unseen days) or None.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    state: tuple[torch.Tensor, ...]
+    statistics: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseRows:
+    """A dense table: values (size,) float32, and a (size,) float32 for each state."""
+
+    values: torch.Tensor
+    state: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseCut:
+    """A copy of a dense table as of its step."""
+
+    rows: DenseRows
+    step: int
+
+
+class Cut:
+    """Copy-on-write view of a sparse table as of the moment when `SparseTable.cut` was called.
+
+    `rows` slots are to be walked from 0 up; `step` is the table's then. `read` may run in another thread
+    than the table's. `close` belongs into the table's thread; leaving a `with` block closes too.
+    """
+
+    def __init__(
+        self, storage: Storage, states: int, step: int, changed_only: bool, ended: Callable[[bool], None]
+    ) -> None:
+        self.rows, self.step = len(storage), step
+        self._storage, self._states, self._changed_only, self._ended = storage, states, changed_only, ended
+        self._images, self._image_of = _room_for(self.rows, storage.stride)
+        self._open = True
+        storage.begin_cut(self._images.words, self._image_of.words.view(np.uint32))
+        self.expect(0)
+
+    def expect(self, changes: int) -> None:
+        """Up to so many rows are about to change: see to memory for their images. In the table's thread."""
+        record = 8 * self._storage.stride
+        taken = min(int(self._storage.rows.cut[TAKEN]) + changes, self.rows)
+        self._images.expect(taken * record, self.rows * record)
+
+    def read(self, start: int, stop: int) -> SparseRows:
+        """Slots [start, stop) as of the cut; of a cut of changed rows only those, so perhaps fewer rows.
+
+        Must go upwards: rows that were read are no longer kept. Raises TableError for a step back, a range
+        outside of the cut, and after `close`.
+        """
+        rows = self._storage.rows
+        if not self._open:
+            raise TableError("this cut was closed and cannot be read any more")
+        if not int(rows.cut[READ]) <= start <= stop <= self.rows:
+            raise TableError(
+                f"slots {start} to {stop} of a cut of {self.rows}, of which {int(rows.cut[READ])} were read"
+            )
+        dim, statistics = self._storage.dim, self._storage.statistics
+        keys, values = np.empty(stop - start, np.int64), np.empty((stop - start, dim), np.float32)
+        state = np.empty((self._states, stop - start, dim), np.float32)
+        counts = np.empty((stop - start, statistics), np.float32)
+        found = read(rows, start, stop, self._changed_only, keys, values, state, counts)
+        rows.cut[READ] = stop
+        return SparseRows(
+            torch.from_numpy(keys[:found]),
+            torch.from_numpy(values[:found]),
+            tuple(torch.from_numpy(each[:found]) for each in state),
+            torch.from_numpy(counts[:found]) if statistics else None,
+        )
+
+    def close(self, *, saved: bool = True) -> None:
+        """End the cut and free its images. With `saved`, and if every row was read, a cut with `mark`
+        makes all rows count as unchanged that have not changed since. Closing twice is allowed.
+        """
+        if self._open:
+            self._open = False
+            self._ended(saved and int(self._storage.rows.cut[READ]) == self.rows)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(saved=kind is None)
+
+
+def _room_for(rows: int, stride: int) -> tuple[Arena, Arena]:
+    """Address space for an image of every row, and for the number of each row's image."""
+    sizes = (8 * rows * stride, 4 * rows)
+    arenas = tuple(Arena(size if reservation() else 0) for size in sizes)
+    for arena, size in zip(arenas, sizes, strict=True):
+        arena.grow(size)
+    return arenas[0], arenas[1]

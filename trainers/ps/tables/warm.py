@@ -15,17 +15,19 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from trainers.ps.kernels.finite import all_finite
-from trainers.ps.kernels.merge import merge_rows
-from trainers.ps.kernels.owners import split
-from trainers.ps.kernels.touching import touch_pages
-from trainers.ps.kernels.unique import unique
-from trainers.ps.tables.errors import TableError
+from trainers.ps.kernels.batch import all_finite, merge_rows, split_by_server, unique
+from trainers.ps.kernels.memory import touch_pages
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, SparseAdam
-from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
-from trainers.ps.tables.table import make_table
+from trainers.ps.tables.sparse import SparseTable, make_table
+from trainers.ps.tables.spec import (
+    Entry,
+    EntryKind,
+    RowOptions,
+    ShrinkPolicy,
+    TableError,
+    TableKind,
+    TableSpec,
+)
 
 _KEYS = torch.arange(3)
 _ROWS = torch.ones(3, 1)
@@ -51,7 +53,7 @@ def use_batches() -> None:
     """What a trainer does with a batch."""
     unique(_KEYS)
     merge_rows([(_KEYS, _ROWS)])
-    split(_KEYS, 2)
+    split_by_server(_KEYS, 2)
     all_finite(_ROWS)
 
 

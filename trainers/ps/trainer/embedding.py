@@ -1,9 +1,9 @@
-"""Served embeddings: modules whose rows live on the servers. Knows their forward and backward; leaves
-transport to the `Rows` that it is given.
+"""Served embeddings: modules whose rows live on the servers. Knows their forward and backward; transport
+belongs to the `Rows` that it is given.
 
-The module stays what it was (class, name, options); only its `forward` is replaced while training: the
-unique ids of a batch are pulled as one small leaf tensor, looked up by position, and the gradient of that
-leaf is already summed by id.
+The module stays what it was (class, name, options); only its `forward` is replaced while training: the unique
+ids of a batch are pulled as one small leaf tensor, looked up by position, and the gradient of that leaf is
+already summed by id.
 """
 
 from __future__ import annotations
@@ -12,14 +12,50 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.nn import functional
 
 from trainers.errors import UsageError
-from trainers.ps.trainer.gather import gathered
-from trainers.ps.trainer.lookup import Lookup
-from trainers.ps.trainer.modules import EmbeddingModule, bound
-from trainers.ps.trainer.sparse_embedding import SparseEmbedding
+from trainers.ps.kernels.batch import add_rows
+from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, row_limit
+from trainers.ps.trainer.remote import Lookup
+
+# ---- Gather: rows by position, and a backward pass that adds gradients up in one go: on a CPU torch's own
+# embedding backward takes seven times as long. Knows autograd; leaves keys to others.
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        ctx.place, ctx.count = place, len(rows)
+        return functional.embedding(place, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, torch.Tensor]:
+        (grad,) = grads
+        dim = grad.shape[-1]
+        out = np.zeros((ctx.count, dim), np.float32)
+        # The first gradient of a row is copied, so places must come in the order of their first appearance:
+        # with several lookups over the same keys they may not, and all are added to zeros.
+        add_rows(ctx.place.reshape(-1).numpy(), grad.reshape(-1, dim).contiguous().numpy(), ctx.count, out)
+        return None, torch.from_numpy(out)
+
+
+def gathered(place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """rows[place]: (...) int64 positions and (n, dim) -> (..., dim), differentiable in the rows."""
+    if rows.is_cpu and rows.dtype is torch.float32:
+        result: torch.Tensor = _Gather.apply(place, rows)  # type: ignore[no-untyped-call]  # torch's
+        return result
+    return functional.embedding(place.to(rows.device), rows)
+
+
+# ---- Served embeddings: modules whose rows live on the servers. Knows their forward and backward; leaves
+# transport to the `Rows` that it is given.
+#
+# The module stays what it was (class, name, options); only its `forward` is replaced while training: the
+# unique ids of a batch are pulled as one small leaf tensor, looked up by position, and the gradient of that
+# leaf is already summed by id.
 
 
 class Rows(Protocol):
@@ -46,7 +82,7 @@ class Serving:
         self._module = module
         self._rows = rows
         self._statistics = statistics
-        self._bound = bound(module)
+        self._bound = row_limit(module)
         self._device = torch.device("cpu") if module.weight.is_meta else module.weight.device
         module.weight.data = torch.empty(
             0, module.embedding_dim, device=module.weight.device

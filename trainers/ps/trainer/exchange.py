@@ -1,22 +1,258 @@
-"""Exchange: when a trainer's gradients leave and new values come, step by step with the others (sync) or on
-its own (async). Knows the order of messages; leaves their content to `dense` and `remote`.
+"""When a trainer's gradients leave and new values come: step by step with the others (sync) or on its own
+(async); and the dense parameters of both, as blocks on servers.
+
+Knows the order of messages, and how gradients of several steps become one push. Sparse tables belong to
+`remote`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from trainers.errors import NotSupportedError
+from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
-from trainers.ps.net.client import Client
-from trainers.ps.net.wire import Part
-from trainers.ps.trainer.dense import DenseParameters
-from trainers.ps.trainer.merging import Merging
-from trainers.ps.trainer.questions import Question, Underway, add_questions, ask, pushes
-from trainers.ps.trainer.remote import RemoteTable
+from trainers.ps.kernels.batch import merge_rows
+from trainers.ps.tables.rules import SGD, AnyRule
+from trainers.ps.trainer.layout import Block, DenseParameter
+from trainers.ps.trainer.remote import (
+    Merged,
+    Question,
+    RemoteTable,
+    Underway,
+    add_questions,
+    ask_servers,
+    push_requests,
+)
+from trainers.ps.wire import Field, Kind, Message, Part
+
+# ---- Dense parameters of a trainer: to blocks on servers and back. Knows slices; leaves sending to others.
+
+_LONGEST_RUN = 1 << 25
+"""Elements of one part: 128 MB."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """One block and the parameter that it is cut from."""
+
+    block: Block
+    dense: DenseParameter
+
+    @property
+    def size(self) -> int:
+        return self.block.stop - self.block.start
+
+    def of(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat[self.block.start : self.block.stop]
+
+
+class DenseParameters:
+    """All dense parameters of one model. A run is some blocks of one server with consecutive numbers."""
+
+    def __init__(self, parameters: Sequence[DenseParameter], servers: int) -> None:
+        self._parameters = parameters
+        self._rules = {dense.name: dense.rule for dense in parameters}
+        self._pieces: list[list[_Piece]] = [[] for _ in range(servers)]
+        for dense in parameters:
+            for block in dense.blocks:
+                self._pieces[block.server].append(_Piece(block, dense))
+        self._by_table = [{piece.block.table: piece for piece in pieces} for pieces in self._pieces]
+        self._all = [_wants(pieces) for pieces in self._pieces]
+        self.trained_wants = [
+            _wants([piece for piece in pieces if piece.dense.group is not None]) for pieces in self._pieces
+        ]
+        """For each server the parts that ask for every trained value."""
+
+    def rule(self, name: str) -> AnyRule:
+        """The update rule of this parameter."""
+        return self._rules[name]
+
+    def initial(self) -> Iterator[list[Request]]:
+        """The initial values, a parameter at a time."""
+        for dense in self._parameters:
+            flat = _flat(dense.parameter)
+            yield [
+                Request(
+                    server=block.server,
+                    kind=Kind.ASSIGN,
+                    parts=(Part(block.table, Field.VALUES, flat[block.start : block.stop]),),
+                )
+                for block in dense.blocks
+            ]
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """By name, flat and float32; a parameter without a gradient is left alone, as torch.optim does."""
+        return {
+            dense.name: _flat(dense.parameter.grad)
+            for dense in self._parameters
+            if dense.group is not None and _has_gradient(dense)
+        }
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """The trained parameters by name, flat copies."""
+        return {
+            dense.name: _flat(dense.parameter).clone()
+            for dense in self._parameters
+            if dense.group is not None
+        }
+
+    def add_push(
+        self, push: Sequence[list[Part]], flats: dict[str, torch.Tensor], lr: float | None = None
+    ) -> None:
+        """Append gradients (or, with a learning rate for all, other values) to each server's push."""
+        for parts, pieces in zip(push, self._pieces, strict=True):
+            with_gradient = [piece for piece in pieces if piece.dense.name in flats]
+            for rate, run in _runs(with_gradient, lr):
+                # A copy, of one piece too: the message may be sent again when the gradient has changed.
+                joined = torch.cat([piece.of(flats[piece.dense.name]) for piece in run])
+                parts.append(Part(run[0].block.table, Field.VALUES, joined, rate))
+
+    def pulls(self, step: int, *, trained_only: bool) -> list[Request]:
+        """Ask for the values as of `step`."""
+        wants = self.trained_wants if trained_only else self._all
+        return [
+            Request(server=server, kind=Kind.PULL, number=step, parts=parts)
+            for server, parts in enumerate(wants)
+            if parts
+        ]
+
+    def take(self, answers: Iterable[tuple[int, Message]]) -> None:
+        """Put values into the parameters: (server, its answer)."""
+        found = self.read(answers)
+        for dense in self._parameters:
+            if dense.name in found:
+                dense.parameter.data.copy_(found[dense.name].view_as(dense.parameter))
+
+    def read(self, answers: Iterable[tuple[int, Message]]) -> dict[str, torch.Tensor]:
+        """The values in answers, flat, of the parameters that are complete in them."""
+        blocks: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        for server, reply in answers:
+            by_table = self._by_table[server]
+            for part in reply.parts:
+                if part.field is not Field.VALUES:
+                    continue
+                at, table = 0, part.table
+                while at < len(part.data):
+                    piece = by_table[table]
+                    value = part.data[at : at + piece.size]
+                    blocks.setdefault(piece.dense.name, []).append((piece.block.start, value))
+                    at, table = at + piece.size, table + 1
+        return {name: _joined(pieces) for name, pieces in blocks.items()}
+
+
+def _joined(pieces: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    if len(pieces) == 1:
+        return pieces[0][1]
+    return torch.cat([value for _, value in sorted(pieces, key=lambda piece: piece[0])])
+
+
+def _has_gradient(dense: DenseParameter) -> bool:
+    grad = dense.parameter.grad
+    if grad is not None and grad.is_sparse:
+        raise NotSupportedError(
+            f"parameter {dense.name!r} has a sparse gradient and is no nn.Embedding(sparse=True); "
+            "only embedding modules are served by rows"
+        )
+    return grad is not None
+
+
+def _runs(pieces: Sequence[_Piece], lr: float | None) -> Iterator[tuple[float, list[_Piece]]]:
+    """Consecutive pieces with the same learning rate, up to the largest run."""
+    run: list[_Piece] = []
+    rate, total = 0.0, 0
+    for piece in pieces:
+        own = lr if lr is not None else float(piece.dense.group["lr"]) if piece.dense.group else 0.0
+        follows = run and piece.block.table == run[-1].block.table + 1 and own == rate
+        if run and not (follows and total + piece.size <= _LONGEST_RUN):
+            yield rate, run
+            run, total = [], 0
+        run.append(piece)
+        rate, total = own, total + piece.size
+    if run:
+        yield rate, run
+
+
+def _wants(pieces: Sequence[_Piece]) -> tuple[Part, ...]:
+    return tuple(
+        Part(run[0].block.table, Field.WANT, torch.tensor([len(run)])) for _, run in _runs(pieces, 0.0)
+    )
+
+
+def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
+    if tensor is None:
+        raise AssertionError("no gradient")
+    return tensor.detach().cpu().reshape(-1).contiguous()
+
+
+# ---- Merging: gradients of several steps become one push. Knows how rules want them merged; leaves sending
+# to `exchange`.
+
+
+class Merging:
+    """Plain SGD gets the sum, which is what the steps one by one would have been; every other rule the mean
+    over the steps, as in Paddle's AsyncCommunicator.
+    """
+
+    def __init__(self, tables: Sequence[RemoteTable]) -> None:
+        self._tables = tables
+        self._dense: list[dict[str, torch.Tensor]] = []
+        self._sparse: dict[int, list[Merged]] = {}
+        self.steps = 0
+
+    def add(self, dense: dict[str, torch.Tensor]) -> None:
+        """The gradients of one step: these dense ones, and those that the tables have kept."""
+        self._dense.append(dense)
+        for number, table in enumerate(self._tables):
+            merged = table.take_gradients()
+            if merged is not None:
+                self._sparse.setdefault(number, []).append(merged)
+        self.steps += 1
+
+    def add_push(self, parameters: DenseParameters, push: Sequence[list[Part]]) -> None:
+        """Append what has been added to each server's push, and begin anew."""
+        dense, sparse, steps = self._dense, self._sparse, self.steps
+        self._dense, self._sparse, self.steps = [], {}, 0
+        parameters.add_push(push, dense[0] if steps == 1 else _merged_dense(dense, parameters))
+        for number, pieces in sparse.items():
+            table = self._tables[number]
+            table.add_push(push, pieces[0] if steps == 1 else _merged_rows(pieces, table.sparse.rule, steps))
+
+
+def _merged_dense(
+    steps: list[dict[str, torch.Tensor]], parameters: DenseParameters
+) -> dict[str, torch.Tensor]:
+    total: dict[str, torch.Tensor] = {}
+    for step in steps:
+        for name, gradient in step.items():
+            if name in total:
+                total[name].add_(gradient)
+            else:
+                total[name] = gradient.clone()
+    for name, gradient in total.items():
+        if not _sums(parameters.rule(name)):
+            gradient.div_(len(steps))
+    return total
+
+
+def _merged_rows(pieces: list[Merged], rule: AnyRule, steps: int) -> Merged:
+    keys, rows = merge_rows([(piece.keys, piece.rows) for piece in pieces])
+    counted = [(piece.keys, piece.stats) for piece in pieces if piece.stats is not None]
+    stats = merge_rows(counted)[1] if counted else None
+    return Merged(keys, rows if _sums(rule) else rows.div_(steps), stats)
+
+
+def _sums(rule: AnyRule) -> bool:
+    return isinstance(rule, SGD) and not rule.momentum
+
+
+# ---- Exchange: when a trainer's gradients leave and new values come, step by step with the others (sync) or
+# on its own (async). Knows the order of messages; leaves their content to `dense` and `remote`.
 
 Batches = Mapping[RemoteTable, Sequence[torch.Tensor]]
 
@@ -79,14 +315,14 @@ class SyncExchange:
             parts += wants
         questions = for_training(self._tables)
         add_questions(push, questions)
-        requests = pushes(push, self.step)
+        requests = push_requests(push, self.step)
         self.start(self.step + 1)
         self._dense.take(Underway(self._client, requests, questions, self.step).wait())
 
     def prefetch(self, batches: Batches) -> None:
         """In training the rows come with the answer to the next push; otherwise by themselves."""
         asked = [table.expect(ids) for table, ids in batches.items()]
-        ask(self._client, self._servers, [each for each in asked if not each.insert], self.step)
+        ask_servers(self._client, self._servers, [each for each in asked if not each.insert], self.step)
 
     def refresh(self) -> None:
         pulls = self._dense.pulls(self.step, trained_only=True)
@@ -153,7 +389,7 @@ class AsyncExchange:
         if not self._carries:
             now = coming
         if self._configs.overlap:
-            ask(self._client, self._servers, now, self.step)
+            ask_servers(self._client, self._servers, now, self.step)
 
     def refresh(self) -> None:
         self.flush()
@@ -178,7 +414,7 @@ class AsyncExchange:
             for parts, wants in zip(push, self._dense.trained_wants, strict=True):
                 parts += wants
         add_questions(push, questions)
-        self._pushes.append(Underway(self._client, pushes(push, self.step - 1), questions, self.step))
+        self._pushes.append(Underway(self._client, push_requests(push, self.step - 1), questions, self.step))
 
     def _oldest(self) -> None:
         self._dense.take(self._pushes.popleft().wait())

@@ -1,5 +1,5 @@
-"""Layout: how one model becomes tables on servers. Pure: model, optimizer and settings in, numbered tables
-out; every trainer of a job computes the same.
+"""How one model becomes tables on servers: model, optimizer and settings in, numbered tables and their update
+rules out. Pure; every trainer of a job computes the same.
 
 Each server numbers its own tables: the sparse ones first, which are on all servers under the same number,
 then its dense blocks one after the other, so that one part of a message can run over several of them.
@@ -15,13 +15,119 @@ from typing import Any
 import torch
 
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.configs import PsConfigs, nearest
-from trainers.ps.partition import place, slices
-from trainers.ps.tableconfigs import TableConfigs
-from trainers.ps.tables.rules import SGD, AnyRule, Fixed
-from trainers.ps.tables.spec import MAX_BLOCK, MAX_DIM, EntryKind, RowOptions, TableKind, TableSpec
-from trainers.ps.trainer.modules import EmbeddingModule, find, rows_of
-from trainers.ps.trainer.optimizers import rule_for
+from trainers.ps.configs import PsConfigs, TableConfigs, nearest
+from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed, SparseAdam
+from trainers.ps.tables.spec import (
+    MAX_BLOCK,
+    MAX_DIM,
+    EntryKind,
+    RowOptions,
+    TableKind,
+    TableSpec,
+    block_slices,
+    place_blocks,
+)
+from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, rows_of
+
+# ---- From a torch optimizer to the rules of the servers. Knows torch.optim's option names; leaves the
+# formulas to `rules`.
+
+_KINDS = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.SparseAdam)
+# How torch computes, not what: no effect on the result.
+_IRRELEVANT = frozenset({"params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable"})
+_UNSUPPORTED = ("maximize", "amsgrad", "differentiable", "decoupled_weight_decay")
+
+
+def rule_for(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, sparse: bool, name: str
+) -> AnyRule:
+    """The rule of one parameter. On sparse tables Adam means torch.optim.SparseAdam (lazy): torch's Adam
+    has no meaning for sparse gradients. Raises NotSupportedError naming the optimizer or the option.
+    """
+    check_supported(optimizer)
+    kind = type(optimizer)
+    for option in _UNSUPPORTED:
+        if group.get(option):
+            raise NotSupportedError(
+                f"{kind.__name__}({option}=True) cannot run on parameter servers in this version; "
+                f"leave {option} out"
+            )
+    if kind is torch.optim.SGD:
+        return _sgd(group, sparse, name)
+    if kind is torch.optim.Adagrad:
+        _no_sparse(group, sparse, name, "weight_decay")
+        return Adagrad(
+            lr_decay=float(group["lr_decay"]),
+            weight_decay=float(group["weight_decay"]),
+            initial_accumulator_value=float(group["initial_accumulator_value"]),
+            eps=float(group["eps"]),
+        )
+    if kind is torch.optim.Adam:
+        return _adam(group, sparse, name)
+    if kind is torch.optim.SparseAdam:
+        if not sparse:
+            raise NotSupportedError(
+                f"SparseAdam on {name!r}, which is dense; give dense parameters to torch.optim.Adam "
+                "(which updates the rows of nn.Embedding(sparse=True) as SparseAdam does)"
+            )
+        return SparseAdam(*_betas(group), eps=float(group["eps"]))
+    raise AssertionError(f"{kind.__name__} was checked, and has no rule")
+
+
+def check_supported(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that has no rule. A subclass has none: it may compute anything."""
+    kind = type(optimizer)
+    if kind not in _KINDS:
+        raise NotSupportedError(
+            f"{kind.__module__}.{kind.__name__} cannot run on parameter servers; "
+            "use torch.optim.SGD, Adagrad, Adam or SparseAdam"
+        )
+
+
+def options_snapshot(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The options that servers keep from the start, for each group, to notice a later change."""
+    return [
+        {key: value for key, value in group.items() if key not in _IRRELEVANT}
+        for group in optimizer.param_groups
+    ]
+
+
+def _sgd(group: Mapping[str, Any], sparse: bool, name: str) -> SGD:
+    _no_sparse(group, sparse, name, "weight_decay")
+    _no_sparse(group, sparse, name, "momentum")
+    return SGD(
+        momentum=float(group["momentum"]),
+        dampening=float(group["dampening"]),
+        weight_decay=float(group["weight_decay"]),
+        nesterov=float(group["nesterov"]),
+    )
+
+
+def _adam(group: Mapping[str, Any], sparse: bool, name: str) -> Adam | SparseAdam:
+    _no_sparse(group, sparse, name, "weight_decay")
+    if sparse:
+        return SparseAdam(*_betas(group), eps=float(group["eps"]))
+    return Adam(*_betas(group), eps=float(group["eps"]), weight_decay=float(group["weight_decay"]))
+
+
+def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
+    beta1, beta2 = group["betas"]
+    return float(beta1), float(beta2)
+
+
+def _no_sparse(group: Mapping[str, Any], sparse: bool, name: str, option: str) -> None:
+    if sparse and group[option]:
+        raise NotSupportedError(
+            f"{option}={group[option]} on the sparse embedding {name!r} would move every row at every step; "
+            f"give the embedding a parameter group of its own with {option}=0"
+        )
+
+
+# ---- Layout: how one model becomes tables on servers. Pure: model, optimizer and settings in, numbered
+# tables out; every trainer of a job computes the same.
+#
+# Each server numbers its own tables: the sparse ones first, which are on all servers under the same number,
+# then its dense blocks one after the other, so that one part of a message can run over several of them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +211,9 @@ class Wishes:
     dense: bool = True
 
 
-def plan(model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int, wishes: Wishes) -> Layout:
+def plan_layout(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int, wishes: Wishes
+) -> Layout:
     """Raises UsageError or NotSupportedError for what cannot be served, naming the parameter."""
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     named = dict(model.named_parameters())
@@ -115,7 +223,7 @@ def plan(model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int,
             f"the optimizer has {len(strangers)} parameters that are not in the model given to "
             "fleet.distributed_model(); make it from that model's parameters()"
         )
-    embeddings = {id(module.weight): module for _, module in find(model)}
+    embeddings = {id(module.weight): module for _, module in find_embeddings(model)}
     sparse_names = [name for name, parameter in named.items() if id(parameter) in embeddings]
     _check_names(wishes.tables, sparse_names)
     sparse = [
@@ -134,7 +242,7 @@ def plan(model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int,
 
 def dense_of(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
     """The parameters that are trained and in no sparse embedding; other parameters and the buffers."""
-    sparse = {id(module.weight) for _, module in find(model)}
+    sparse = {id(module.weight) for _, module in find_embeddings(model)}
     dense = [each for each in model.parameters() if id(each) not in sparse]
     frozen = [each.data for each in dense if not each.requires_grad]
     return [each for each in dense if each.requires_grad], [*frozen, *model.buffers()]
@@ -200,7 +308,7 @@ def _plan_dense(
 ) -> list[DenseParameter]:
     cuts = {name: _cut(name, parameter, servers, wishes.configs) for name, parameter in named.items()}
     names = [f"{name}[{start}:{stop}]" for name, pieces in cuts.items() for start, stop in pieces]
-    homes = iter(zip(names, place(names, servers, wishes.configs.split_method), strict=True))
+    homes = iter(zip(names, place_blocks(names, servers, wishes.configs.split_method), strict=True))
     planned = []
     for name, parameter in named.items():
         group = groups.get(id(parameter))
@@ -235,7 +343,7 @@ def _cut(name: str, parameter: torch.nn.Parameter, servers: int, configs: PsConf
         raise NotSupportedError(f"parameter {name!r} is {parameter.dtype}; servers keep float32")
     elements = parameter.numel()
     row = elements // parameter.shape[0] if parameter.dim() > 1 and elements else 1
-    return slices(elements, row, servers, configs.slice_var_up, MAX_BLOCK)
+    return block_slices(elements, row, servers, configs.slice_var_up, MAX_BLOCK)
 
 
 def _rule(

@@ -1,5 +1,7 @@
-"""A sparse table seen from a trainer: rows pulled by key, gradients kept by key until they are pushed.
-Leaves lookups in a forward pass to `embedding` and the moment of a push to `exchange`.
+"""A sparse table as a trainer sees it: the ids of a batch, each of them once; rows asked for by key and put
+together from the servers' answers; gradients kept by key until they are pushed.
+
+Forward passes belong to `embedding`, the moment of a push to `exchange`.
 """
 
 from __future__ import annotations
@@ -11,14 +13,213 @@ from itertools import pairwise
 
 import torch
 
-from trainers.ps.kernels.merge import merge_rows
-from trainers.ps.kernels.owners import arranged
-from trainers.ps.net.client import Client, Request
-from trainers.ps.net.wire import Field, Kind, Part
+from trainers.errors import ServerError, UsageError
+from trainers.ps.client import Client, Request
+from trainers.ps.kernels.batch import arranged, merge_rows, unique
 from trainers.ps.trainer.layout import SparseParameter
-from trainers.ps.trainer.lookup import Lookup, lookup_of, lookups_of, same_ids, version_of
-from trainers.ps.trainer.modules import bound
-from trainers.ps.trainer.questions import Question, ask
+from trainers.ps.trainer.modules import row_limit
+from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part
+
+# ---- Lookups: the ids of a batch, each of them once, and where in the batch they stand. Knows tensors of
+# ids; leaves rows to `remote` and `local`.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """`keys` (u,) int64, all different, those of server s at [cuts[s], cuts[s + 1]); `place`: for each id of
+    the batch the position of its key, in the shape of the ids; `counts` (u,) int64: how often each key occurs
+    in it, which may be never.
+    """
+
+    keys: torch.Tensor
+    cuts: Sequence[int]
+    place: torch.Tensor
+    counts: torch.Tensor
+
+
+def lookup_of(ids: torch.Tensor, servers: int = 1) -> Lookup:
+    return _lookup(_flat(ids), ids.shape, servers)
+
+
+def lookups_of(batches: Sequence[torch.Tensor], servers: int = 1) -> list[Lookup]:
+    """One lookup over all these tensors: the same keys for each, and places of its own."""
+    if len(batches) == 1:
+        return [lookup_of(batches[0], servers)]
+    flat = torch.cat([_flat(ids) for ids in batches])
+    every = _lookup(flat, flat.shape, servers)
+    found, start = [], 0
+    for ids in batches:
+        place = every.place[start : start + ids.numel()]
+        counts = torch.bincount(place, minlength=len(every.keys))
+        found.append(Lookup(every.keys, every.cuts, place.view(ids.shape), counts))
+        start += ids.numel()
+    return found
+
+
+def same_ids(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether these are the same numbers in the same memory."""
+    return left is right or (
+        left.data_ptr() == right.data_ptr()
+        and left.shape == right.shape
+        and left.stride() == right.stride()
+        and left.dtype == right.dtype
+        and left.device == right.device
+    )
+
+
+def version_of(ids: torch.Tensor) -> int:
+    """Grows with every change in place; inference tensors cannot be changed."""
+    return 0 if ids.is_inference() else ids._version
+
+
+def _lookup(flat: torch.Tensor, shape: torch.Size, servers: int) -> Lookup:
+    keys, place, counts = unique(flat)
+    order, cuts = arranged(keys, servers)
+    if order is not None:
+        # index_select and scatter_ take a quarter of the time of indexing.
+        moved = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+        keys, counts = keys.index_select(0, order), counts.index_select(0, order)
+        place = moved.index_select(0, place)
+    return Lookup(keys, cuts, place.view(shape), counts)
+
+
+def _flat(ids: torch.Tensor) -> torch.Tensor:
+    return ids.detach().reshape(-1).to("cpu", torch.int64)
+
+
+# ---- Questions: rows of sparse tables that are asked for, and put together from the servers' answers. Knows
+# which server has a key; leaves the moment of asking to others.
+
+
+class Question:
+    """(n,) int64 different keys of one table. `cuts`: those of server s are at [cuts[s], cuts[s + 1]).
+    `insert`: keys without a row get one. `as_of`: the step whose rows have been asked for; None: none yet.
+    """
+
+    def __init__(
+        self, table: int, dim: int, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool
+    ) -> None:
+        if 4 * len(keys) * dim > MAX_FRAME_BYTES:
+            raise UsageError(
+                f"one batch asks for {len(keys)} rows of {dim} values, more than the "
+                f"{MAX_FRAME_BYTES >> 20} MB that a message may have; use smaller batches"
+            )
+        self.table = table
+        self.keys = keys
+        self.insert = insert
+        self.as_of: int | None = None
+        self._cuts = cuts
+        self._dim = dim
+        self._field = Field.KEYS if insert else Field.PEEK
+        self._underway: Underway | None = None
+        self._rows: torch.Tensor | None = None
+
+    def asks(self, server: int) -> bool:
+        """Whether this server has any of the keys."""
+        return self._cuts[server] < self._cuts[server + 1]
+
+    def part(self, server: int) -> Part:
+        """What to ask of this server."""
+        return Part(self.table, self._field, self.keys[self._cuts[server] : self._cuts[server + 1]])
+
+    def asked(self, underway: Underway, as_of: int) -> None:
+        """The parts have been sent."""
+        self._underway, self.as_of = underway, as_of
+
+    def answer(self, server: int, part: Part) -> None:
+        """Take this server's rows."""
+        start, stop = self._cuts[server], self._cuts[server + 1]
+        wanted = [stop - start, self._dim]
+        if part.field is not Field.ROWS or part.table != self.table or list(part.data.shape) != wanted:
+            raise ServerError(
+                f"server {server} answered a question for {wanted} values of table {self.table} with "
+                f"{part.field.name} {list(part.data.shape)} of table {part.table}"
+            )
+        if stop - start == len(self.keys):
+            self._rows = part.data.float()
+            return
+        if self._rows is None:
+            self._rows = torch.empty(len(self.keys), self._dim)
+        self._rows[start:stop] = part.data
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """(n, dim) float32 in the order of the keys; waits until every server that was asked has answered."""
+        if self._underway is not None:
+            self._underway.wait()
+            self._underway = None
+        return torch.empty(0, self._dim) if self._rows is None else self._rows
+
+
+class Underway:
+    """One message for each server, with questions or without: sent at construction. `as_of`: the step whose
+    rows are asked for.
+    """
+
+    def __init__(
+        self, client: Client, requests: Sequence[Request], questions: Sequence[Question], as_of: int
+    ) -> None:
+        self._client = client
+        self._requests = requests
+        self._questions = questions
+        self._ticket = client.send(requests)
+        self._answers: list[tuple[int, Message]] | None = None
+        for question in questions:
+            question.asked(self, as_of)
+
+    @property
+    def open(self) -> bool:
+        """Whether an answer is missing, as far as was looked."""
+        return self._ticket.open
+
+    def wait(self) -> list[tuple[int, Message]]:
+        """(server, its answer) of all; the questions have their rows then."""
+        if self._answers is None:
+            replies = self._client.wait(self._ticket)
+            servers = [request.server for request in self._requests]
+            self._answers = list(zip(servers, replies, strict=True))
+            for server, reply in self._answers:
+                self._hand_out(server, reply)
+            self._questions = ()
+        return self._answers
+
+    def _hand_out(self, server: int, reply: Message) -> None:
+        asked = [question for question in self._questions if question.asks(server)]
+        rows = [part for part in reply.parts if part.field is Field.ROWS]
+        if len(rows) != len(asked):
+            raise ServerError(f"server {server} answered {len(asked)} questions with rows for {len(rows)}")
+        for question, part in zip(asked, rows, strict=True):
+            question.answer(server, part)
+
+
+def add_questions(messages: Sequence[list[Part]], questions: Sequence[Question]) -> None:
+    """Append what is asked of each server to its message."""
+    for server, parts in enumerate(messages):
+        parts += [question.part(server) for question in questions if question.asks(server)]
+
+
+def ask_servers(client: Client, servers: int, questions: Sequence[Question], as_of: int) -> Underway:
+    """Questions in messages of their own, one for each server that has an answer."""
+    messages: list[list[Part]] = [[] for _ in range(servers)]
+    add_questions(messages, questions)
+    requests = [
+        Request(server=server, kind=Kind.PULL, number=as_of, parts=tuple(parts))
+        for server, parts in enumerate(messages)
+        if parts
+    ]
+    return Underway(client, requests, questions, as_of)
+
+
+def push_requests(messages: Sequence[Sequence[Part]], step: int) -> list[Request]:
+    """The gradients of `step`, a message for each server."""
+    return [
+        Request(server=server, kind=Kind.PUSH, number=step, parts=tuple(parts))
+        for server, parts in enumerate(messages)
+    ]
+
+
+# ---- A sparse table seen from a trainer: rows pulled by key, gradients kept by key until they are pushed.
+# Leaves lookups in a forward pass to `embedding` and the moment of a push to `exchange`.
 
 _CHUNK_BYTES = 4 << 20
 _MOST_AHEAD = 2
@@ -103,7 +304,7 @@ class RemoteTable:
 
     def _pull(self, lookup: Lookup, *, insert: bool) -> torch.Tensor:
         question = self.question(lookup.keys, lookup.cuts, insert=insert)
-        ask(self._client, self._servers, [question], self.as_of)
+        ask_servers(self._client, self._servers, [question], self.as_of)
         return question.rows
 
     def expect(self, batches: Sequence[torch.Tensor]) -> Question:
@@ -130,7 +331,7 @@ class RemoteTable:
         """(n, dim) float32 for (n,) int64 different keys."""
         order, cuts = arranged(keys, self._servers)
         question = self.question(keys if order is None else keys[order], cuts, insert=insert)
-        ask(self._client, self._servers, [question], self.as_of)
+        ask_servers(self._client, self._servers, [question], self.as_of)
         if order is None:
             return question.rows
         rows = torch.empty(len(keys), self.sparse.spec.size)
@@ -144,7 +345,7 @@ class RemoteTable:
 
     def pull_all(self) -> torch.Tensor | None:
         """Every row of the module's table, (num_embeddings, dim) float32; None when it has no end."""
-        total = bound(self.sparse.module)
+        total = row_limit(self.sparse.module)
         if total is None:
             return None
         rows = torch.empty(total, self.sparse.spec.size)
@@ -154,7 +355,7 @@ class RemoteTable:
 
     def initial(self) -> Iterator[list[Request]]:
         """The module's own weights, some rows at a time; nothing for a table without an end."""
-        total = bound(self.sparse.module)
+        total = row_limit(self.sparse.module)
         if total is None:
             return
         weight = self.sparse.module.weight.detach().cpu()

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainers.ps.saved.folder import open_folder
-from trainers.ps.saved.reading import open_saves
-from trainers.ps.saved.values import SparseValues, read_values
+from trainers.ps.saves.read import SparseValues, open_saves, read_values
 from trainers.ps.tables.spec import Initializer, InitKind
-from trainers.ps.trainer.modules import EmbeddingModule, bound, find
+from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit
 from trainers.serving.program import Bags
+from trainers.storage.folder import open_folder
 
 # ---- Embeddings whose rows were on parameter servers, as modules over the rows that were saved: what a
 # program does in their place. Knows how an id finds its row, and what an unknown one reads as.
@@ -121,7 +120,7 @@ def stand_ins_of(
     servers save their values; into a folder inside of `where`, which is gone afterwards. The rows of all of
     them must fit into this process. Raises what `save` raises, and LoadError.
     """
-    served = find(model)
+    served = find_embeddings(model)
     if not served:
         return {}
     folder = open_folder(where)
@@ -144,7 +143,7 @@ def stand_ins_of(
 
 
 def _stand_in(module: EmbeddingModule, saved: SparseValues, init: Initializer) -> torch.nn.Module:
-    total = bound(module)
+    total = row_limit(module)
     if total is None:
         rows = SavedRows(saved.keys, saved.values, init, module.padding_idx)
         return Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows

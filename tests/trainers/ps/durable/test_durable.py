@@ -10,9 +10,9 @@ import pytest
 from tests.trainers.ps.durable.frames import SPECS, State, recovered, request
 from trainers.errors import UsageError
 from trainers.ps.durable.durable import Durable
-from trainers.ps.durable.errors import DamagedError, DurabilityError
-from trainers.ps.saved.errors import SaveError
-from trainers.ps.tables.table import make_table
+from trainers.ps.durable.journal import DamagedError, DurabilityError
+from trainers.ps.tables.sparse import make_table
+from trainers.storage.errors import SaveError
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -12,10 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import eventually
-from trainers.ps.durable.errors import DamagedError, DurabilityError, JournalFullError
-from trainers.ps.durable.journal import Journal, journal_files
-from trainers.ps.durable.recovery import recover
-from trainers.ps.durable.syncing import Fsync, Syncing
+from trainers.ps.durable.journal import (
+    DamagedError,
+    DurabilityError,
+    Fsync,
+    Journal,
+    JournalFullError,
+    Syncing,
+    journal_files,
+    recover_records,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -28,7 +34,7 @@ def frames(number: int) -> list[bytes]:
 
 def opened(folder: Path, fsync: Fsync = "no", start: int = 0) -> tuple[Journal, list[list[bytes]]]:
     journal = Journal(folder, fsync)
-    return journal, [[bytes(frame) for frame in record] for record in recover(folder, start, journal)]
+    return journal, [[bytes(frame) for frame in record] for record in recover_records(folder, start, journal)]
 
 
 def written(folder: Path, count: int, rotate_at: tuple[int, ...] = ()) -> None:
@@ -57,7 +63,7 @@ def test_what_was_appended_comes_back_in_order(tmp_path, fsync):
 def test_frames_of_a_record_are_writable_memory_of_their_own(tmp_path):
     written(tmp_path, 8)
     journal = Journal(tmp_path, "no")
-    records = list(recover(tmp_path, 0, journal))
+    records = list(recover_records(tmp_path, 0, journal))
     records[3][0][:1] = b"x"
     assert [bytes(frame) for frame in records[7]] == frames(7)
 

@@ -4,10 +4,7 @@ import pytest
 import torch
 
 from tests.support import owners as reference
-from trainers.ps.kernels.finite import all_finite
-from trainers.ps.kernels.merge import merge_rows
-from trainers.ps.kernels.owners import owners, split
-from trainers.ps.kernels.unique import unique
+from trainers.ps.kernels.batch import all_finite, merge_rows, owners, split_by_server, unique
 
 EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1, 7 << 40, 7 << 41]
 
@@ -81,12 +78,12 @@ def test_owners_are_those_of_the_partition(servers: int) -> None:
 def test_split_gives_every_server_its_positions_ascending(servers: int) -> None:
     keys = some_ids(500, 400)
     home = reference.owners(keys, servers)
-    parts = split(keys, servers)
+    parts = split_by_server(keys, servers)
     assert [part.tolist() for part in parts] == [
         (home == server).nonzero().flatten().tolist() for server in range(servers)
     ]
     ordered = keys[torch.cat(parts)]
-    assert torch.equal(torch.cat(split(ordered, servers)), torch.arange(len(ordered)))
+    assert torch.equal(torch.cat(split_by_server(ordered, servers)), torch.arange(len(ordered)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

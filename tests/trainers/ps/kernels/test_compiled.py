@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[4]
 WARM = """
 from trainers.ps.tables.warm import warm_up_trainer
 warm_up_trainer([], geo=False)
-from trainers.ps.kernels.unique import unique_kernel
+from trainers.ps.kernels.batch import unique_kernel
 print(len(unique_kernel.stats.cache_misses))
 """
 SHARED = """
@@ -98,9 +98,9 @@ def test_a_process_that_dies_while_it_compiles_holds_up_nobody(tmp_path: Path) -
 
 
 CALL = "from kernels.outer import outer; print(outer(1))"
-INNER = "from trainers.ps.kernels.compiled import compiled\n\n@compiled\ndef inner(x):\n    return x + {}\n"
+INNER = "from trainers.kernels.compiled import compiled\n\n@compiled\ndef inner(x):\n    return x + {}\n"
 OUTER = (
-    "from trainers.ps.kernels.compiled import compiled\nfrom kernels.inner import inner\n\n"
+    "from trainers.kernels.compiled import compiled\nfrom kernels.inner import inner\n\n"
     "@compiled\ndef outer(x):\n    return inner(x)\n"
 )
 

@@ -11,9 +11,9 @@ import zmq
 
 from tests.support.cluster import reserved_endpoints
 from trainers.errors import ServerError, TrainerLostError
+from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
-from trainers.ps.net.client import Client, Request
-from trainers.ps.net.wire import VERSION, Code, Field, Kind, Message, bytes_part, decode, encode
+from trainers.ps.wire import VERSION, Code, Field, Kind, Message, bytes_part, decode, encode
 
 Answer = Callable[[int, Message], list[Message]]
 

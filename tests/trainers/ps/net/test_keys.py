@@ -14,13 +14,13 @@ import zmq
 
 from tests.support.cluster import reserved_endpoints
 from trainers.errors import ServerError, UsageError
+from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
-from trainers.ps.net.client import Client, Request
-from trainers.ps.net.keys import TOKEN, JobKeys, keys_of
-from trainers.ps.net.wire import Field, Kind, Message, Part, bytes_part
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.spec import TableKind, TableSpec, job_words
+from trainers.ps.transport import TOKEN, JobKeys, keys_of
+from trainers.ps.wire import Field, Kind, Message, Part, bytes_part
 
 SECRET = "correct horse battery"
 SPEC = TableSpec(kind=TableKind.DENSE, name="w", size=3, rule=SGD())

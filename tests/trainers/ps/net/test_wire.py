@@ -6,7 +6,7 @@ import pytest
 import torch
 import xxhash
 
-from trainers.ps.net.wire import (
+from trainers.ps.wire import (
     MAX_FRAME_BYTES,
     Code,
     Field,

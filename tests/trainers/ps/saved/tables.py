@@ -8,16 +8,12 @@ from pathlib import Path
 import torch
 
 from tests.support.owners import owners
-from trainers.ps.saved.loading import Place, load_tables
-from trainers.ps.saved.manifest import FileRecord, Manifest
-from trainers.ps.saved.modes import SaveMode
-from trainers.ps.saved.saves import commit, new_id
-from trainers.ps.saved.source import Candidates, TableCut
-from trainers.ps.saved.task import SaveTask
-from trainers.ps.saved.writing import SaveOrder
-from trainers.ps.tables.cut import DenseCut, DenseRows, Rows
+from trainers.ps.saves.manifest import FileRecord, Manifest, SaveMode, commit_save, new_id
+from trainers.ps.saves.read import Place, load_tables
+from trainers.ps.saves.write import Candidates, SaveOrder, SaveTask, TableCut
 from trainers.ps.tables.rules import Adagrad, Adam
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
+from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
 
 WORDS = TableSpec(kind=TableKind.SPARSE, name="words", size=4, rule=Adam(), rows=RowOptions(statistics=True))
 USERS = TableSpec(kind=TableKind.SPARSE, name="users", size=3, rule=Adagrad())
@@ -63,7 +59,7 @@ class MemoryTable:
         rows = [(key, self.rows[key]) for key in keys]
         return TableCut(self.spec, MemoryCut(self.spec, self.step, rows), waiting if self.waiting else None)
 
-    def load(self, rows: Rows | DenseRows) -> None:
+    def load(self, rows: SparseRows | DenseRows) -> None:
         columns = [rows.values, *rows.state]
         assert len(rows.state) == self.spec.rule.states
         if isinstance(rows, DenseRows):
@@ -90,13 +86,13 @@ class MemoryCut:
         self.rows = len(rows)
         self.saved: bool | None = None
 
-    def read(self, start: int, stop: int) -> Rows:
+    def read(self, start: int, stop: int) -> SparseRows:
         assert self.saved is None
         part = self._rows[start:stop]
         keys = torch.tensor([key for key, _ in part], dtype=torch.int64)
         columns = [torch.stack(column) for column in zip(*(row for _, row in part), strict=True)]
         statistics = columns.pop() if self._spec.rows.statistics else None
-        return Rows(keys, columns[0], tuple(columns[1:]), statistics)
+        return SparseRows(keys, columns[0], tuple(columns[1:]), statistics)
 
     def close(self, *, saved: bool = True) -> None:
         self.saved = saved
@@ -143,7 +139,7 @@ def save(
     shard_bytes: int = 400,
 ) -> Manifest:
     id, parts = start(where, servers, mode, step=step, shard_bytes=shard_bytes)
-    return commit(where, id, mode, step, parts, after=after)
+    return commit_save(where, id, mode, step, parts, after=after)
 
 
 def load(

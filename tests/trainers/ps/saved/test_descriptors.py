@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.waiting import eventually
-from trainers.ps.saved.descriptors import write_all, write_file
-from trainers.ps.saved.direct import write_direct
+from trainers.storage.files import write_all, write_direct, write_file
 
 
 def test_a_write_that_was_interrupted_goes_on_where_it_stopped():

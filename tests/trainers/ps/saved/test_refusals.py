@@ -26,20 +26,15 @@ from tests.trainers.ps.saved.tables import (
     start,
 )
 from trainers.errors import UsageError
-from trainers.ps.saved.container import ContainerError, pack, unpack
-from trainers.ps.saved.errors import LoadError, SaveError
-from trainers.ps.saved.fit import check_fit, check_small
-from trainers.ps.saved.folder import open_folder
-from trainers.ps.saved.manifest import MANIFEST
-from trainers.ps.saved.modes import SaveMode
-from trainers.ps.saved.saves import check_target, commit, current
-from trainers.ps.saved.source import TableCut
-from trainers.ps.saved.task import SaveTask
-from trainers.ps.saved.values import read_values
-from trainers.ps.saved.writing import CancelledError, SaveOrder
-from trainers.ps.tables.cut import Rows
+from trainers.ps.saves.manifest import MANIFEST, SaveMode, check_target, commit_save, current_manifest
+from trainers.ps.saves.read import check_fit, check_small, read_values
+from trainers.ps.saves.write import CancelledError, SaveOrder, SaveTask, TableCut
 from trainers.ps.tables.rules import SGD, Adagrad, Adam
 from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.tables.storage import SparseRows
+from trainers.storage.errors import LoadError, SaveError
+from trainers.storage.folder import open_folder
+from trainers.storage.safetensors import ContainerError, pack, unpack
 
 ROOT = Path(__file__).resolve().parents[4]
 KEYS = list(range(60))
@@ -247,8 +242,10 @@ class Endless:
         self.rows, self.step = 1 << 30, 1
         self.saved: bool | None = None
 
-    def read(self, start: int, stop: int) -> Rows:
-        return Rows(torch.arange(start, stop), torch.zeros(stop - start, 3), (torch.zeros(stop - start, 3),))
+    def read(self, start: int, stop: int) -> SparseRows:
+        return SparseRows(
+            torch.arange(start, stop), torch.zeros(stop - start, 3), (torch.zeros(stop - start, 3),)
+        )
 
     def close(self, *, saved: bool = True) -> None:
         self.saved = saved
@@ -306,7 +303,7 @@ def unprivileged(forbidden: Path, closed: Path) -> None:
     with pytest.raises(SaveError, match="no permission to save"):
         start(forbidden, [[MemoryTable(WORDS)]])
     with pytest.raises(LoadError, match="no permission to read"):
-        current(closed)
+        current_manifest(closed)
 
 
 @pytest.mark.slow
@@ -367,10 +364,10 @@ def test_read_values_of_a_damaged_save(saved):
 def test_commit_needs_every_server(tmp_path):
     id, parts = start(tmp_path, [[table] for table in spread(WORDS, KEYS, 2, 5)])
     with pytest.raises(SaveError, match="part of server 0 of 2, where server 0 of 1"):
-        commit(tmp_path, id, SaveMode.ALL, 17, parts[:1])
+        commit_save(tmp_path, id, SaveMode.ALL, 17, parts[:1])
     with pytest.raises(SaveError, match=r"server-1\.json is not what server 0 wrote"):
-        commit(tmp_path, id, SaveMode.ALL, 17, parts[::-1])
-    commit(tmp_path, id, SaveMode.ALL, 17, parts)
+        commit_save(tmp_path, id, SaveMode.ALL, 17, parts[::-1])
+    commit_save(tmp_path, id, SaveMode.ALL, 17, parts)
 
 
 def test_a_smaller_model_is_not_filled_with_a_part_of_a_larger_one() -> None:

@@ -19,13 +19,17 @@ from tests.trainers.ps.saved.tables import (
     spread,
     start,
 )
-from trainers.ps.saved.errors import LoadError, SaveError
-from trainers.ps.saved.loading import Place, load_tables
-from trainers.ps.saved.manifest import MANIFEST
-from trainers.ps.saved.modes import SaveMode
-from trainers.ps.saved.saves import abandon, check_target, commit, current
-from trainers.ps.saved.values import read_values
+from trainers.ps.saves.manifest import (
+    MANIFEST,
+    SaveMode,
+    abandon_save,
+    check_target,
+    commit_save,
+    current_manifest,
+)
+from trainers.ps.saves.read import Place, load_tables, read_values
 from trainers.ps.tables.spec import TableSpec
+from trainers.storage.errors import LoadError, SaveError
 
 KEYS = [0, -1, 1, 2**63 - 1, -(2**63), *range(100, 260), *range(-(10**15), -(10**15) + 7)]
 
@@ -117,8 +121,11 @@ def test_small_tables_share_a_file(tmp_path):
 def test_a_new_save_replaces_the_former(tmp_path):
     save(tmp_path, model(2, seed=1))
     save(tmp_path, model(3, seed=2), step=18)
-    assert current(tmp_path).saves[0].step == 18
-    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, current(tmp_path).saves[0].id]
+    assert current_manifest(tmp_path).saves[0].step == 18
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        MANIFEST,
+        current_manifest(tmp_path).saves[0].id,
+    ]
     assert all(map(same, load(tmp_path, specs(1))[0], model(1, seed=2)[0]))
 
 
@@ -126,14 +133,17 @@ def test_a_save_that_is_not_committed_changes_nothing(tmp_path):
     save(tmp_path, model(2, seed=1))
     id, _ = start(tmp_path, model(2, seed=2))
     assert all(map(same, load(tmp_path, specs(1))[0], model(1, seed=1)[0]))
-    abandon(tmp_path, id)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, current(tmp_path).saves[0].id]
+    abandon_save(tmp_path, id)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        MANIFEST,
+        current_manifest(tmp_path).saves[0].id,
+    ]
 
 
 def test_the_current_save_is_not_abandoned(tmp_path):
     manifest = save(tmp_path, model(1))
     with pytest.raises(SaveError, match="current"):
-        abandon(tmp_path, manifest.saves[0].id)
+        abandon_save(tmp_path, manifest.saves[0].id)
 
 
 def test_a_save_with_a_part_missing_is_not_committed(tmp_path):
@@ -141,7 +151,7 @@ def test_a_save_with_a_part_missing_is_not_committed(tmp_path):
     id, parts = start(tmp_path, model(2, seed=2))
     (tmp_path / id / "server-1.json").unlink()
     with pytest.raises(SaveError, match=r"server-1\.json"):
-        commit(tmp_path, id, SaveMode.ALL, 17, parts)
+        commit_save(tmp_path, id, SaveMode.ALL, 17, parts)
     assert all(map(same, load(tmp_path, specs(1))[0], model(1, seed=1)[0]))
 
 

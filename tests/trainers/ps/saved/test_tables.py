@@ -3,14 +3,9 @@
 import torch
 
 from tests.support.owners import owners
-from trainers.ps.saved.loading import Place, load_tables
-from trainers.ps.saved.manifest import Manifest
-from trainers.ps.saved.modes import SaveMode
-from trainers.ps.saved.saves import commit, new_id
-from trainers.ps.saved.source import cut_tables
-from trainers.ps.saved.task import SaveTask
-from trainers.ps.saved.values import read_values
-from trainers.ps.saved.writing import SaveOrder
+from trainers.ps.saves.manifest import Manifest, SaveMode, commit_save, new_id
+from trainers.ps.saves.read import Place, load_tables, read_values
+from trainers.ps.saves.write import SaveOrder, SaveTask, cut_tables
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import Adagrad, Adam, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
@@ -74,7 +69,7 @@ def saved(where, mine, mode=SaveMode.ALL, after=None, *, lost: bool = False) -> 
     id = new_id(mine[0].step)
     task = SaveTask(where, order(id, mode, mine[0].step), cut_tables(mine, mode))
     task.wait()
-    manifest = None if lost else commit(where, id, mode, mine[0].step, [task.result()], after=after)
+    manifest = None if lost else commit_save(where, id, mode, mine[0].step, [task.result()], after=after)
     task.close(saved=not lost)
     return manifest
 
@@ -109,7 +104,7 @@ def test_a_save_is_of_one_moment_while_training_goes_on(tmp_path):
     while not batches or not task.ended:
         train(*mine, 100 + batches, keys=20_000)
         batches += 1
-    commit(tmp_path, id, SaveMode.ALL, 20, [task.result()])
+    commit_save(tmp_path, id, SaveMode.ALL, 20, [task.result()])
     task.close(saved=True)
     found = tables()
     load_tables(tmp_path, found, Place(0, 1))

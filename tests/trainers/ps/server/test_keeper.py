@@ -11,10 +11,10 @@ import torch
 
 from tests.trainers.ps.server.test_service import Bench
 from trainers.ps.configs import PsConfigs
-from trainers.ps.durable.errors import DurabilityError
-from trainers.ps.net.wire import Field, Kind, Message, Part
-from trainers.ps.server.keeper import Keeper
+from trainers.ps.durable.journal import DurabilityError
+from trainers.ps.server.state import Keeper
 from trainers.ps.tables.spec import kept_words
+from trainers.ps.wire import Field, Kind, Message, Part
 
 
 class Kept(Bench):

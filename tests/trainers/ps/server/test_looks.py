@@ -1,6 +1,6 @@
 """Which time it is for trainers when a server looks after them."""
 
-from trainers.ps.server.looks import Looks
+from trainers.ps.server.server import Looks
 
 
 def test_time_passes_from_look_to_look() -> None:

@@ -1,7 +1,7 @@
 """Where all trainers must come: what each gave, to each, and who is not waited for."""
 
 from tests.trainers.ps.server.test_service import GRACE, Bench
-from trainers.ps.net.wire import Code, Field, Kind, Message, bytes_part
+from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
 
 
 def gift(words: str, rank: int, sequence: int, number: int = 0, life: int = 0) -> Message:

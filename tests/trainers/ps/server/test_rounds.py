@@ -1,6 +1,6 @@
 import torch
 
-from trainers.ps.server.rounds import Gradient, Round
+from trainers.ps.server.store import Gradient, Round
 
 
 def dense(*values: float, lr: float = 0.1) -> Gradient:

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 from tests.trainers.ps.server.test_service import JOB, SPECS
-from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
 from trainers.ps.server.members import Members
 from trainers.ps.server.saving import Ordered, Saving
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import AsyncSteps
 from trainers.ps.server.store import Store
+from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
 
 
 class Saver:

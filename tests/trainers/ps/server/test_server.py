@@ -19,12 +19,12 @@ import zmq
 from tests.support.cluster import reserved_endpoints
 from tests.trainers.ps.net.test_wire import mutate
 from trainers.errors import ServerError
+from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
-from trainers.ps.net.client import Client, Request
-from trainers.ps.net.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part, bytes_part, decode, encode
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import Adam, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec, job_words
+from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part, bytes_part, decode, encode
 
 CONFIGS = PsConfigs(request_timeout_s=60)
 SPECS = {

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from trainers.ps.net.wire import Code, Field, Kind, Message, Part, bytes_part
 from trainers.ps.server.members import Members
 from trainers.ps.server.saving import Saving
 from trainers.ps.server.service import Service
@@ -17,6 +16,7 @@ from trainers.ps.server.store import Store
 from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
+from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
 
 GRACE, JOIN = 5.0, 60.0
 JOB = "a job"

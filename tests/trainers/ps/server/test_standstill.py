@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.trainers.ps.server.test_service import WANT, Bench
-from trainers.ps.net.wire import Code, Field, Kind, Message, bytes_part
 from trainers.ps.server.saving import Ordered
+from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
 
 
 def waiting_for_each_other() -> tuple[Bench, Message, Message]:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.trainers.ps.server.test_service import INITIAL, SPECS, WANT, Bench
-from trainers.ps.net.wire import Field, Kind, Message, Part
 from trainers.ps.server.members import Applied, Members
-from trainers.ps.server.state import StateError, dump, restore, table_names
+from trainers.ps.server.state import StateError, dump_state, restore_state, table_names
 from trainers.ps.tables.rules import SparseAdam
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
+from trainers.ps.wire import Field, Kind, Message, Part
 
 ADAM = TableSpec(
     kind=TableKind.SPARSE, name="adam", size=2, rule=SparseAdam(), rows=RowOptions(statistics=True)
@@ -22,7 +22,7 @@ ADAM = TableSpec(
 
 def saved_and_back(bench: Bench) -> Bench:
     """Another server with the tables and the state of this one."""
-    blob = dump(bench.service._members, bench.store, bench.steps)
+    blob = dump_state(bench.service._members, bench.store, bench.steps)
     back = Bench(sync=bench.sync)
     names = table_names(blob)
     assert names == {number: table.spec.name for number, table in bench.store.tables.items()}
@@ -36,7 +36,7 @@ def saved_and_back(bench: Bench) -> Bench:
             mine.load(cut.read(0, cut.rows))
             cut.close(saved=False)
         mine.step = table.step
-    restore(blob, back.service._members, back.store, back.steps)
+    restore_state(blob, back.service._members, back.store, back.steps)
     back.sequence = bench.sequence
     return back
 
@@ -178,14 +178,14 @@ def test_a_server_before_its_initial_values_comes_back_so() -> None:
 def test_bytes_that_are_no_state_are_refused(blob: bytes) -> None:
     bench = Bench()
     with pytest.raises(StateError):
-        restore(blob, Members(2, 1.0, 1.0, 0.0), bench.store, bench.steps)
+        restore_state(blob, Members(2, 1.0, 1.0, 0.0), bench.store, bench.steps)
 
 
 def test_a_state_that_is_cut_off_is_refused() -> None:
     bench = Bench().opened()
     push(bench, 0, 0)
-    blob = dump(bench.service._members, bench.store, bench.steps)
+    blob = dump_state(bench.service._members, bench.store, bench.steps)
     assert len(SPECS) == len(table_names(blob))
     for cut in (1, 10, 40, len(blob) - 400):
         with pytest.raises(StateError):
-            restore(blob[:-cut], Members(2, 1.0, 1.0, 0.0), bench.store, bench.steps)
+            restore_state(blob[:-cut], Members(2, 1.0, 1.0, 0.0), bench.store, bench.steps)

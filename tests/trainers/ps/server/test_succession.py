@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.trainers.ps.server.test_service import JOB, Bench
-from trainers.ps.net.wire import Code, Field, Kind, Message, Part
-from trainers.ps.server.succession import succeed, successors
+from trainers.ps.server.state import succeed, successors
+from trainers.ps.wire import Code, Field, Kind, Message, Part
 
 
 def others(bench: Bench, count: int, start: str = "another") -> None:

@@ -5,11 +5,10 @@ import threading
 import pytest
 import torch
 
-from trainers.ps.tables.cut import Cut, Rows
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, AnyRule, SparseAdam
-from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.sparse import SparseTable, TableError
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
-from trainers.ps.tables.table import TableError
+from trainers.ps.tables.storage import Cut, SparseRows
 
 ROWS = RowOptions(init=Initializer(InitKind.UNIFORM, -1, 1, seed=1), statistics=True)
 
@@ -26,11 +25,11 @@ def ones(table: SparseTable, keys: torch.Tensor) -> None:
     table.apply(keys, torch.ones(len(keys), table.spec.size), 0.1, torch.ones(len(keys), 2))
 
 
-def read_all(cut: Cut, step: int = 100) -> Rows:
+def read_all(cut: Cut, step: int = 100) -> SparseRows:
     parts = [cut.read(start, min(start + step, cut.rows)) for start in range(0, cut.rows, step)]
     counts = [part.statistics for part in parts if part.statistics is not None]
     state = zip(*(part.state for part in parts), strict=True)
-    return Rows(
+    return SparseRows(
         torch.cat([part.keys for part in parts]),
         torch.cat([part.values for part in parts]),
         tuple(torch.cat(each) for each in state),
@@ -38,7 +37,7 @@ def read_all(cut: Cut, step: int = 100) -> Rows:
     )
 
 
-def same(left: Rows, right: Rows) -> bool:
+def same(left: SparseRows, right: SparseRows) -> bool:
     assert left.statistics is not None
     assert right.statistics is not None
     pairs = [(left.keys, right.keys), (left.values, right.values), (left.statistics, right.statistics)]
@@ -55,7 +54,7 @@ def test_a_reader_thread_sees_the_table_as_of_the_cut() -> None:
             wanted = read_all(cut, 10_000)
         before = cut.rows
         cut = table.cut()
-        got: list[Rows] = []
+        got: list[SparseRows] = []
         reader = threading.Thread(target=lambda cut=cut, got=got: got.append(read_all(cut, 37)))
         reader.start()
         pushes = 0

@@ -3,12 +3,19 @@
 import pytest
 import torch
 
-from trainers.ps.tables.cut import Rows
 from trainers.ps.tables.rules import SGD
-from trainers.ps.tables.shrink import ShrinkPolicy
-from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind, RowOptions, TableKind, TableSpec
-from trainers.ps.tables.table import TableError
+from trainers.ps.tables.sparse import SparseTable, TableError
+from trainers.ps.tables.spec import (
+    Entry,
+    EntryKind,
+    Initializer,
+    InitKind,
+    RowOptions,
+    ShrinkPolicy,
+    TableKind,
+    TableSpec,
+)
+from trainers.ps.tables.storage import SparseRows
 
 ALL = EntryKind.ALL
 
@@ -23,7 +30,7 @@ def numbers(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def everything(table: SparseTable) -> Rows:
+def everything(table: SparseTable) -> SparseRows:
     with table.cut() as cut:
         return cut.read(0, cut.rows)
 

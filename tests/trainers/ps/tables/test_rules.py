@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule
+from trainers.ps.tables.sparse import make_table
 from trainers.ps.tables.spec import TableKind, TableSpec
-from trainers.ps.tables.table import make_table
-from trainers.ps.trainer.optimizers import rule_for
+from trainers.ps.trainer.layout import rule_for
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 

@@ -5,11 +5,17 @@ import math
 import pytest
 import torch
 
-from trainers.ps.tables.cut import Rows
 from trainers.ps.tables.rules import SGD, Adagrad, Adam, Fixed, SparseAdam
-from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.sparse import (
+    KeysError,
+    NotFiniteError,
+    ShapeError,
+    SparseTable,
+    TableError,
+    make_table,
+)
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
-from trainers.ps.tables.table import KeysError, NotFiniteError, ShapeError, TableError, make_table
+from trainers.ps.tables.storage import SparseRows
 
 SOME = Initializer(InitKind.UNIFORM, -0.5, 0.5, seed=3)
 
@@ -200,7 +206,7 @@ def test_loaded_rows_go_on_as_the_saved_ones() -> None:
     assert torch.equal(mine.statistics, theirs.statistics)
 
 
-def whole(table: SparseTable) -> Rows:
+def whole(table: SparseTable) -> SparseRows:
     with table.cut() as cut:
         return cut.read(0, cut.rows)
 
@@ -215,6 +221,6 @@ def test_rows_of_another_table_are_not_loaded() -> None:
         sparse(3, SparseAdam()).load(rows)
 
 
-def whole_of_one(table: SparseTable) -> Rows:
+def whole_of_one(table: SparseTable) -> SparseRows:
     table.pull(keys(1))
     return whole(table)

@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 from trainers.ps.kernels.index import PLENTY, SEGMENT, SEGMENTS, laid_out
-from trainers.ps.kernels.initial import UNIFORM, Fresh
-from trainers.ps.kernels.rows import COUNT, pull
-from trainers.ps.kernels.seen import remove_keys
-from trainers.ps.tables.arena import Arena
-from trainers.ps.tables.storage import Keys, Storage
-from trainers.ps.tables.touching import in_background
+from trainers.ps.kernels.rows import COUNT, UNIFORM, Fresh, pull, remove_keys
+from trainers.ps.tables.storage import Arena, Keys, Storage, in_background
 
 FRESH = Fresh(UNIFORM, np.float32(-1), np.float32(1), np.uint64(7), np.float32(0))
 LARGE = 1 << 34
@@ -226,11 +222,11 @@ LIMITED = """
 import pathlib
 import resource
 import torch
-from trainers.ps.tables.arena import reservation
-from trainers.ps.tables.errors import FullError
+from trainers.ps.tables.storage import reservation
+from trainers.ps.tables.spec import FullError
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
-from trainers.ps.tables.table import make_table
+from trainers.ps.tables.sparse import make_table
 
 pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, ((300 << 20) + 4096 * pages,) * 2)

@@ -5,8 +5,8 @@ import torch
 
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import FTRL, SGD, Adam, Fixed
+from trainers.ps.tables.sparse import KeysError, NotFiniteError, ShapeError, TableError, make_table
 from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
-from trainers.ps.tables.table import KeysError, NotFiniteError, ShapeError, TableError, make_table
 
 
 def keys(*values: int) -> torch.Tensor:

@@ -2,7 +2,7 @@ import torch
 
 from trainers.ps.tables.rules import Adagrad
 from trainers.ps.tables.spec import RowOptions
-from trainers.ps.trainer.cache import Cache
+from trainers.ps.trainer.local import Cache
 
 
 def cache() -> Cache:

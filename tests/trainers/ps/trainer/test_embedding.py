@@ -9,9 +9,8 @@ import torch
 
 from trainers.errors import NotSupportedError
 from trainers.ps.trainer.embedding import Serving
-from trainers.ps.trainer.lookup import Lookup, lookup_of
-from trainers.ps.trainer.modules import EmbeddingModule, find
-from trainers.ps.trainer.sparse_embedding import SparseEmbedding
+from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, find_embeddings
+from trainers.ps.trainer.remote import Lookup, lookup_of
 
 MODULES: dict[str, Callable[[], EmbeddingModule]] = {
     "plain": lambda: torch.nn.Embedding(10, 3, sparse=True),
@@ -179,11 +178,11 @@ def tied() -> torch.nn.Module:
 )
 def test_an_embedding_that_cannot_be_served_is_named(model: torch.nn.Module, words: str) -> None:
     with pytest.raises(NotSupportedError, match=words):
-        find(model)
+        find_embeddings(model)
 
 
 def test_dense_embeddings_are_left_alone() -> None:
-    assert find(torch.nn.Sequential(torch.nn.Embedding(4, 2))) == []
+    assert find_embeddings(torch.nn.Sequential(torch.nn.Embedding(4, 2))) == []
 
 
 def test_shows_and_clicks_are_counted_by_id() -> None:

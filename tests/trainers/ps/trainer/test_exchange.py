@@ -12,18 +12,17 @@ import torch
 
 from tests.support import owners as reference
 from trainers.data.loop import prefetched
+from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
-from trainers.ps.net.client import Client, Request
-from trainers.ps.net.wire import Field, Kind, Message, Part
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
-from trainers.ps.trainer.dense import DenseParameters
-from trainers.ps.trainer.exchange import AsyncExchange, SyncExchange
-from trainers.ps.trainer.geo import CachedRows, GeoExchange
+from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, SyncExchange
 from trainers.ps.trainer.layout import SparseParameter
+from trainers.ps.trainer.local import CachedRows, GeoExchange
+from trainers.ps.trainer.modules import SparseEmbedding
 from trainers.ps.trainer.remote import RemoteTable
-from trainers.ps.trainer.sparse_embedding import SparseEmbedding
+from trainers.ps.wire import Field, Kind, Message, Part
 
 SERVERS = 3
 ZERO = RowOptions(init=Initializer(InitKind.UNIFORM, 0.0, 0.0))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainers.ps.trainer.gather import gathered
+from trainers.ps.trainer.embedding import gathered
 
 
 @pytest.mark.parametrize("places", [[[0, 1, 0], [2, 2, 2]], [[3, 0, 1], [0, 0, 3]], [[1, 1, 1], [1, 1, 1]]])

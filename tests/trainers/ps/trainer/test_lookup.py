@@ -2,8 +2,8 @@ from itertools import pairwise
 
 import torch
 
-from trainers.ps.kernels.owners import owners
-from trainers.ps.trainer.lookup import lookup_of, lookups_of, same_ids
+from trainers.ps.kernels.batch import owners
+from trainers.ps.trainer.remote import lookup_of, lookups_of, same_ids
 
 
 def test_every_id_finds_its_key() -> None:

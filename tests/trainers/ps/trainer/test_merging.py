@@ -5,15 +5,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from trainers.ps.net.client import Client
-from trainers.ps.net.wire import Field, Part
+from trainers.ps.client import Client
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec
-from trainers.ps.trainer.dense import DenseParameters
+from trainers.ps.trainer.exchange import DenseParameters, Merging
 from trainers.ps.trainer.layout import Block, DenseParameter, SparseParameter
-from trainers.ps.trainer.merging import Merging
+from trainers.ps.trainer.modules import SparseEmbedding
 from trainers.ps.trainer.remote import RemoteTable
-from trainers.ps.trainer.sparse_embedding import SparseEmbedding
+from trainers.ps.wire import Field, Part
 
 
 def parameter(rule: SGD | Adam, name: str, table: int) -> DenseParameter:

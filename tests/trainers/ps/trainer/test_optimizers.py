@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from trainers.errors import NotSupportedError
-from trainers.ps.trainer.optimizers import check_supported, rule_for
+from trainers.ps.trainer.layout import check_supported, rule_for
 
 
 def parameter() -> torch.nn.Parameter:

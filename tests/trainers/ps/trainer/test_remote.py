@@ -7,15 +7,14 @@ from typing import Any, cast
 
 import torch
 
-from trainers.ps.net.client import Client, Request
-from trainers.ps.net.wire import Field, Message, Part
+from trainers.ps.client import Client, Request
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.trainer.layout import SparseParameter
-from trainers.ps.trainer.questions import ask
-from trainers.ps.trainer.remote import RemoteTable
-from trainers.ps.trainer.sparse_embedding import SparseEmbedding
+from trainers.ps.trainer.modules import SparseEmbedding
+from trainers.ps.trainer.remote import RemoteTable, ask_servers
+from trainers.ps.wire import Field, Message, Part
 
 SPEC = TableSpec(kind=TableKind.SPARSE, name="t", size=1, rule=SGD())
 
@@ -49,7 +48,7 @@ def remote() -> tuple[OneServer, RemoteTable]:
 
 
 def prepare(server: OneServer, table: RemoteTable, ids: torch.Tensor) -> None:
-    ask(cast(Client, server), 1, [table.expect([ids])], table.as_of)
+    ask_servers(cast(Client, server), 1, [table.expect([ids])], table.as_of)
 
 
 def test_a_prepared_batch_is_asked_for_once() -> None:

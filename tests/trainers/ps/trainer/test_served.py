@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainers.errors import UsageError
-from trainers.ps.trainer.served import ServedOptimizer
+from trainers.ps.runtime import ServedOptimizer
 
 
 class Stepper:

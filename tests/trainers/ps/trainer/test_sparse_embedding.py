@@ -12,7 +12,7 @@ from trainers.ps import (
     Uniform,
 )
 from trainers.ps.tables.spec import EntryKind, Initializer, InitKind
-from trainers.ps.trainer.modules import bound, find, rows_of
+from trainers.ps.trainer.modules import find_embeddings, row_limit, rows_of
 
 
 def test_what_a_script_says_becomes_row_options() -> None:
@@ -34,7 +34,11 @@ def test_it_is_found_without_being_asked_and_has_no_end() -> None:
             "near": torch.nn.Embedding(10, 3, sparse=True),
         }
     )
-    assert {name: bound(module) for name, module in find(model)} == {"ids": None, "far": None, "near": 10}
+    assert {name: row_limit(module) for name, module in find_embeddings(model)} == {
+        "ids": None,
+        "far": None,
+        "near": 10,
+    }
     assert rows_of(model["far"]).init == Initializer(InitKind.NORMAL, 0, 1)
 
 

@@ -1,0 +1,50 @@
+"""Saving a model for serving: its program and its weights as one bundle. Knows which models it cannot be;
+leaves the program to `program`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+import torch
+
+from trainers.checkpoints.state import bare
+from trainers.errors import NotSupportedError, UsageError
+from trainers.ps.trainer.modules import SparseEmbedding
+from trainers.serving.bundle import write_bundle
+from trainers.serving.program import Inputs, program_of
+from trainers.serving.weights import is_divided, safetensors
+
+KIND = "inference"
+
+
+def save_program(
+    where: str | os.PathLike[str],
+    model: torch.nn.Module,
+    example: Inputs,
+    dynamic_shapes: object,
+    stand_ins: Mapping[torch.nn.Module, torch.nn.Module],
+) -> None:
+    """Raises SaveError; the former bundle counts then. And what `program_of` raises."""
+    plain = bare(model)
+    if is_divided(plain):
+        raise NotSupportedError(
+            "a model that ranks have sharded (strategy.sharding) cannot be exported; fleet.save() it, "
+            "fleet.load() it into an ordinary model, and give that to fleet.save_inference_model()"
+        )
+    missing = [
+        name
+        for name, module in plain.named_modules()
+        if isinstance(module, SparseEmbedding) and module not in stand_ins
+    ]
+    if missing:
+        raise UsageError(
+            f"the rows of {missing[0]!r} are with the servers; call fleet.save_inference_model() between "
+            "fleet.init_worker() and fleet.stop_worker()"
+        )
+    program = program_of(plain, example, dynamic_shapes, stand_ins)
+    about = {"weights": list(program.weights), "inputs": program.inputs, "torch": str(torch.__version__)}
+    files = {"program": (".pt2", [program.file]), "weights": safetensors(program.weights)}
+    write_bundle(where, KIND, json.loads(json.dumps(about)), files)

@@ -1,0 +1,235 @@
+"""One step of an optimizer, in place: on the rows of a push, and on a whole dense block.
+
+`tables.rules` has the same formulas as torch operations. float32 throughout.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from trainers.kernels.compiled import Floats, Keys, Scalar, compiled
+from trainers.ps.kernels.index import BLOCK, Index
+from trainers.ps.kernels.memory import fma
+from trainers.ps.kernels.rows import DIM, STRIDE, Rows, locate, will_change
+
+# ---- Update: one step of an optimizer on the rows of a push, in place. Knows the formulas on rows;
+# `tables.rules` has the same on whole tensors.
+#
+# float32 throughout, in the order of torch.optim's formulas for sparse gradients. Each kernel updates the
+# rows that there are, in the order of the keys (a key that stands twice is updated twice), and gives the
+# positions of the others back in `missing`; returns how many those are.
+
+
+@compiled
+def bounded(value: Scalar, low: Scalar, high: Scalar) -> Scalar:
+    """NaN stays NaN."""
+    return low if value < low else (high if value > high else value)
+
+
+@compiled
+def sgd(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+    """options: low, high, lr, weight decay."""
+    low, high, lr, decay = options[0], options[1], options[2], options[3]
+    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    floats = rows.floats
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            place = slots[i] * stride * 2 + 2
+            value, slopes = floats[place : place + dim], grad[start + i]
+            for column in range(dim):
+                slope = slopes[column] + decay * value[column]
+                value[column] = bounded(value[column] - lr * slope, low, high)
+    return count
+
+
+@compiled
+def adagrad(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+    """options: low, high, lr after its decay, weight decay, eps."""
+    low, high, lr, decay, eps = options[0], options[1], options[2], options[3], options[4]
+    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    floats = rows.floats
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            place = slots[i] * stride * 2 + 2
+            value, slopes = floats[place : place + dim], grad[start + i]
+            total = floats[place + dim : place + 2 * dim]
+            for column in range(dim):
+                slope = slopes[column] + decay * value[column]
+                squares = total[column] + slope * slope
+                total[column] = squares
+                moved = value[column] - lr * (slope / (math.sqrt(squares) + eps))
+                value[column] = bounded(moved, low, high)
+    return count
+
+
+@compiled
+def sparse_adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+    """options: low, high, step size (lr with both corrections), 1 - beta1, 1 - beta2, eps."""
+    low, high, size, fast, slow, eps = options[0], options[1], options[2], options[3], options[4], options[5]
+    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    floats = rows.floats
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            place = slots[i] * stride * 2 + 2
+            value, slopes = floats[place : place + dim], grad[start + i]
+            first, second = floats[place + dim : place + 2 * dim], floats[place + 2 * dim : place + 3 * dim]
+            for column in range(dim):
+                slope = slopes[column]
+                mean = first[column] + (slope - first[column]) * fast
+                square = second[column] + (slope * slope - second[column]) * slow
+                first[column] = mean
+                second[column] = square
+                moved = value[column] - size * mean / (math.sqrt(square) + eps)
+                value[column] = bounded(moved, low, high)
+    return count
+
+
+@compiled
+def ftrl(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+    """options: low, high, lr, l1, l2, power, beta. State: sum of squares, then linear term."""
+    low, high, lr, l1, l2 = options[0], options[1], options[2], options[3], options[4]
+    power, beta = options[5], options[6]
+    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    floats = rows.floats
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            value = slots[i] * stride * 2 + 2
+            for column in range(dim):
+                place = value + column
+                moved = ftrl_step(floats, place, dim, grad[start + i, column], lr, l1, l2, power, beta)
+                floats[place] = bounded(moved, low, high)
+    return count
+
+
+@compiled
+def ftrl_step(
+    floats: Floats,
+    place: Scalar,
+    dim: Scalar,
+    slope: Scalar,
+    lr: Scalar,
+    l1: Scalar,
+    l2: Scalar,
+    power: Scalar,
+    beta: Scalar,
+) -> Scalar:
+    """The new value at `place`, where sum of squares and linear term follow dim and 2 * dim further."""
+    old = floats[place + dim]
+    new = old + slope * slope
+    if power == np.float32(0.5):
+        old_root, new_root = math.sqrt(old), math.sqrt(new)
+    else:
+        old_root, new_root = old**power, new**power
+    linear = floats[place + 2 * dim] + (slope - (new_root - old_root) / lr * floats[place])
+    floats[place + dim] = new
+    floats[place + 2 * dim] = linear
+    if abs(linear) <= l1:
+        return np.float32(0)
+    pull = l1 - linear if linear > np.float32(0) else -l1 - linear
+    return pull / ((new_root + beta) / lr + np.float32(2) * l2)
+
+
+# ---- Dense: one step of an optimizer on a whole block, in place, in one pass. Knows the formulas on blocks;
+# `tables.rules` has the same as torch operations.
+#
+# float32 throughout. Products are added with one rounding (`fma`) just where torch's vectorized operations do
+# so (add with alpha, addcmul, lerp). So results are torch's bit for bit, but for its square roots: those of
+# MKL, which torch takes where it can, are not always the nearest number; here they are. All arrays are (n,).
+
+
+@compiled
+def sgd_block(values: Floats, grad: Floats, options: Floats) -> None:
+    """options: -lr, weight decay."""
+    back, decay = options[0], options[1]
+    for i in range(len(values)):
+        values[i] = fma(fma(values[i], decay, grad[i]), back, values[i])
+
+
+@compiled
+def momentum_block(values: Floats, grad: Floats, buffer: Floats, options: Floats) -> None:
+    """options: -lr, weight decay, how much of the buffer stays, how much of the gradient joins it, and how
+    much of the buffer and of the gradient make the step.
+    """
+    back, decay, kept, added = options[0], options[1], options[2], options[3]
+    ahead, share = options[4], options[5]
+    for i in range(len(values)):
+        slope = fma(values[i], decay, grad[i])
+        moving = fma(slope, added, buffer[i] * kept)
+        buffer[i] = moving
+        values[i] = fma(fma(moving, ahead, share * slope), back, values[i])
+
+
+@compiled
+def adagrad_block(values: Floats, grad: Floats, total: Floats, options: Floats) -> None:
+    """options: -lr after its decay, weight decay, eps."""
+    back, decay, eps = options[0], options[1], options[2]
+    for i in range(len(values)):
+        slope = fma(values[i], decay, grad[i])
+        squares = fma(slope, slope, total[i])
+        total[i] = squares
+        values[i] += back * slope / (math.sqrt(squares) + eps)
+
+
+@compiled
+def adam_block(values: Floats, grad: Floats, mean: Floats, square: Floats, options: Floats) -> None:
+    """options: -lr / correction of the mean, weight decay, 1 - beta1, beta2, 1 - beta2, root of the
+    square's correction, eps.
+    """
+    back, decay, fast, kept = options[0], options[1], options[2], options[3]
+    slow, root, eps = options[4], options[5], options[6]
+    for i in range(len(values)):
+        slope = fma(values[i], decay, grad[i])
+        first = fma(fast, slope - mean[i], mean[i])
+        second = fma(slow * slope, slope, square[i] * kept)
+        mean[i] = first
+        square[i] = second
+        values[i] += back * first / (math.sqrt(second) / root + eps)
+
+
+@compiled
+def ftrl_block(values: Floats, grad: Floats, squares: Floats, linear: Floats, options: Floats) -> None:
+    """options: lr, l1, 2 * l2, beta; the power is 1/2."""
+    lr, l1, twice_l2, beta = options[0], options[1], options[2], options[3]
+    for i in range(len(values)):
+        slope = grad[i]
+        new = fma(slope, slope, squares[i])
+        root = math.sqrt(new)
+        term = linear[i] + (slope - (root - math.sqrt(squares[i])) / lr * values[i])
+        squares[i] = new
+        linear[i] = term
+        moved = (math.copysign(l1, term) - term) / ((root + beta) / lr + twice_l2)
+        values[i] = np.float32(0) if abs(term) <= l1 else moved

@@ -1,1 +1,0 @@
-"""The wire between trainers and servers: bytes, sockets, requests."""

@@ -1,0 +1,447 @@
+"""Which files make a save, with sizes and checksums; and which save a folder holds.
+
+A folder's `manifest.json` names the saves that make up its tables (one, or one and its deltas), each with one
+part per server. A part names its files and what is in them. Everything that is read is checked: whole, of a
+known version, and no name leaves the folder. The order keeps one save loadable at any time: parts, then the
+manifest, then the removal of what no manifest names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import xxhash
+
+from trainers.ps.tables.spec import SpecError, TableSpec
+from trainers.storage.errors import LoadError, SaveError, load_error, save_error
+from trainers.storage.files import Buffer
+from trainers.storage.folder import Folder, open_folder
+
+# ---- Modes: what a save keeps, by the numbers of Paddle's `save_persistables(mode=...)`. Ground: imports
+# nothing.
+#
+# Paddle's numbers are those of its accessors (`CtrCommonAccessor::Save` in
+# paddle/fluid/distributed/ps/table/ctr_accessor.cc). How they compare:
+#
+# | mode | Paddle | here | |---|---|---| | 0 | every row, with optimizer state and statistics | the same | | 1
+# | rows whose score is over base_threshold, whose score since the last save is over delta_threshold and that
+# were seen within delta_keep_days; values for serving | every row changed since the last save of mode 0, 1 or
+# 3, with state and statistics: mode 0 and its deltas load as one save. No thresholds | | 2 | rows over
+# base_threshold seen within delta_keep_days; values for serving | every row's values, without state and
+# statistics. No thresholds: `shrink` removes rows | | 3 | every row; after it each row's unseen days grow by
+# one | every row; the caller asks the tables to age the statistics |
+#
+# A delta knows rows that came or changed, not rows that `shrink` removed: after a shrink save with mode 0 or
+# 3.
+
+
+class SaveMode(IntEnum):
+    """Paddle's numbers."""
+
+    ALL = 0
+    DELTA = 1
+    VALUES = 2
+    AGED = 3
+
+
+# ---- Manifest: which files make a save, with sizes and checksums, as JSON. Pure: text in, values out, and
+# back.
+#
+# A folder's `manifest.json` names the saves that make up its tables (one, or one and its deltas), each with
+# one part per server. A part names its files and what is in them. Everything that is read is checked: whole,
+# of a known version, and no name leaves the folder.
+
+VERSION = 1
+MANIFEST = "manifest.json"
+_FORMAT = "fleetrun saved tables"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+
+
+class ManifestError(ValueError):
+    """Text that is not a manifest or part of this format."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file of a save: its name inside the save's folder, bytes, and xxh3-64 checksum in hex."""
+
+    name: str
+    size: int
+    xxh3_64: str
+
+    @classmethod
+    def of(cls, name: str, content: list[Buffer]) -> FileRecord:
+        digest = xxhash.xxh3_64()
+        for piece in content:
+            digest.update(piece)
+        return cls(name, sum(len(piece) for piece in content), digest.hexdigest())
+
+
+class PieceKind(StrEnum):
+    DENSE = "dense"
+    ROWS = "rows"
+    CANDIDATES = "candidates"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of one table in a file. Its tensors are named `TABLE/KIND/NUMBER/` and `values`, `state.0`
+    (dense); `keys`, `values`, `state.0`, `statistics` (rows); `keys`, `counts` (candidates, which are keys
+    that wait for a row).
+    """
+
+    table: str
+    kind: PieceKind
+    number: int
+    rows: int
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.table}/{self.kind}/{self.number}/"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    file: FileRecord
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTable:
+    """A table as one server had it. `step`: its updates so far; `rows`: of this part."""
+
+    spec: TableSpec
+    step: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPart:
+    """What one of `servers` servers saved. `blob`: a file of opaque bytes, where there is one."""
+
+    server: int
+    servers: int
+    tables: tuple[SavedTable, ...]
+    shards: tuple[Shard, ...]
+    blob: FileRecord | None = None
+
+    def spec_of(self, name: str) -> TableSpec:
+        """Of a table in this part."""
+        return next(table.spec for table in self.tables if table.spec.name == name)
+
+    def encode(self) -> bytes:
+        tables = [
+            {
+                "name": table.spec.name,
+                "kind": table.spec.kind.name.lower(),
+                "size": table.spec.size,
+                "rule": type(table.spec.rule).__name__,
+                "spec": table.spec.encode().hex(),
+                "step": table.step,
+                "rows": table.rows,
+            }
+            for table in self.tables
+        ]
+        shards = [
+            {"file": asdict(shard.file), "pieces": [asdict(piece) for piece in shard.pieces]}
+            for shard in self.shards
+        ]
+        blob = None if self.blob is None else asdict(self.blob)
+        body = {
+            "server": self.server,
+            "servers": self.servers,
+            "tables": tables,
+            "shards": shards,
+            "blob": blob,
+        }
+        return _sealed(body)
+
+    @classmethod
+    def decode(cls, text: bytes) -> SavedPart:
+        """Raises ManifestError."""
+        body = _opened(text)
+        tables = tuple(_table(entry) for entry in _list(body, "tables"))
+        shards = tuple(_shard(entry) for entry in _list(body, "shards"))
+        names = {table.spec.name for table in tables}
+        stray = [piece.table for shard in shards for piece in shard.pieces if piece.table not in names]
+        if stray:
+            raise ManifestError(f"its files hold rows of {stray[0]!r}, which is not among its tables")
+        blob = None if body.get("blob") is None else _file(body["blob"])
+        return cls(_count(body, "server"), _count(body, "servers"), tables, shards, blob)
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save of all servers: the folder of its files, and its parts, one per server in order."""
+
+    id: str
+    mode: SaveMode
+    step: int
+    parts: tuple[FileRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The saves that make up the tables, in the order in which they are applied."""
+
+    saves: tuple[Save, ...]
+
+    def encode(self) -> bytes:
+        saves = [
+            {
+                "id": save.id,
+                "mode": int(save.mode),
+                "step": save.step,
+                "parts": [asdict(part) for part in save.parts],
+            }
+            for save in self.saves
+        ]
+        return _sealed({"saves": saves})
+
+    @classmethod
+    def decode(cls, text: bytes) -> Manifest:
+        """Raises ManifestError."""
+        saves = tuple(_save(entry) for entry in _list(_opened(text), "saves"))
+        chained = all(save.mode is SaveMode.DELTA for save in saves[1:])
+        if not saves or saves[0].mode is SaveMode.DELTA or not chained:
+            raise ManifestError(
+                f"saves of modes {[int(save.mode) for save in saves]} are not one and its deltas"
+            )
+        return cls(saves)
+
+
+def is_name(name: object) -> bool:
+    """Whether it can name a file inside the folder, and nothing outside of it."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _sealed(body: Mapping[str, Any]) -> bytes:
+    head = {"format": _FORMAT, "version": VERSION}
+    return json.dumps({**head, **body, "checksum": _checksum(body)}, indent=1).encode() + b"\n"
+
+
+def _opened(text: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise ManifestError(f"it is not JSON: {error}") from error
+    if not isinstance(body, dict) or body.pop("format", None) != _FORMAT:
+        raise ManifestError("it does not describe saved tables")
+    version = body.pop("version", None)
+    if not isinstance(version, int) or version < 1:
+        raise ManifestError(f"it has the version {version!r}")
+    if version > VERSION:
+        raise ManifestError(
+            f"it is of format version {version}, and this fleetrun reads up to {VERSION}: use a newer one"
+        )
+    if body.pop("checksum", None) != _checksum(body):
+        raise ManifestError("its checksum is wrong: it was changed or damaged")
+    return body
+
+
+def _list(body: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    value = body.get(key)
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise ManifestError(f"{key!r} is no list of objects")
+    return value
+
+
+def _count(body: Mapping[str, Any], key: str) -> int:
+    value = body.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ManifestError(f"{key!r} is {value!r}, not a count")
+    return value
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str):
+        raise ManifestError(f"{key!r} is {value!r}, not a text")
+    return value
+
+
+def _name(body: Mapping[str, Any], key: str) -> str:
+    if not is_name(body.get(key)):
+        raise ManifestError(f"{body.get(key)!r} cannot be the name of a file of this save")
+    return str(body[key])
+
+
+def _file(body: Mapping[str, Any]) -> FileRecord:
+    return FileRecord(_name(body, "name"), _count(body, "size"), _text(body, "xxh3_64"))
+
+
+def _table(body: Mapping[str, Any]) -> SavedTable:
+    try:
+        spec = TableSpec.decode(bytes.fromhex(_text(body, "spec")))
+    except (SpecError, ValueError) as error:
+        raise ManifestError(f"table {body.get('name')!r}: {error}") from error
+    return SavedTable(spec, _count(body, "step"), _count(body, "rows"))
+
+
+def _shard(body: Mapping[str, Any]) -> Shard:
+    if not isinstance(body.get("file"), dict):
+        raise ManifestError("a shard without its file")
+    pieces = tuple(_piece(entry) for entry in _list(body, "pieces"))
+    return Shard(_file(body["file"]), pieces)
+
+
+def _piece(body: Mapping[str, Any]) -> Piece:
+    try:
+        kind = PieceKind(_text(body, "kind"))
+    except ValueError as error:
+        raise ManifestError(f"a piece of kind {body.get('kind')!r}") from error
+    return Piece(_text(body, "table"), kind, _count(body, "number"), _count(body, "rows"))
+
+
+def _save(body: Mapping[str, Any]) -> Save:
+    try:
+        mode = SaveMode(_count(body, "mode"))
+    except ValueError as error:
+        raise ManifestError(f"mode {body.get('mode')!r} is unknown") from error
+    parts = tuple(_file(entry) for entry in _list(body, "parts"))
+    return Save(_name(body, "id"), mode, _count(body, "step"), parts)
+
+
+# ---- Saves: which save a folder holds. Knows the order that keeps one loadable: parts, then the manifest,
+# then the removal of what no manifest names. Leaves the parts to `writing` and rows to `loading`.
+
+_PREFIX = "save-"
+
+
+def new_id(step: int) -> str:
+    """A name for a save that no other has."""
+    return f"{_PREFIX}{step:012d}-{secrets.token_hex(4)}"
+
+
+def current_manifest(where: str | os.PathLike[str]) -> Manifest:
+    """The manifest of the folder. Raises LoadError, which says what is there instead when there is none."""
+    folder = open_folder(where)
+    try:
+        names = folder.names()
+        if MANIFEST not in names:
+            raise LoadError(_no_manifest(folder, names))
+        return Manifest.decode(folder.read(MANIFEST).numpy().tobytes())
+    except OSError as error:
+        raise load_error(error, folder.path(MANIFEST)) from error
+    except ManifestError as error:
+        raise LoadError(f"{folder.path(MANIFEST)} cannot be used: {error}") from error
+
+
+def check_target(where: str | os.PathLike[str], mode: SaveMode, after: str | None) -> None:
+    """Whether a save of this mode may go there; ask before anything is written. `after`: the id of the save
+    since which the servers have noted changes, for mode 1. Raises SaveError.
+    """
+    _followed(open_folder(where), mode, after)
+
+
+def commit_save(
+    where: str | os.PathLike[str],
+    id: str,
+    mode: SaveMode,
+    step: int,
+    parts: Sequence[FileRecord],
+    *,
+    after: str | None = None,
+) -> Manifest:
+    """Make a save the current one, when every server has written its part; `parts` in the order of servers.
+
+    Raises SaveError and leaves the former save current when parts are missing, or a delta does not follow
+    the folder's last save.
+    """
+    folder = open_folder(where)
+    former = _followed(folder, mode, after)
+    save = Save(id, mode, step, tuple(parts))
+    try:
+        for number, record in enumerate(parts):
+            _check_part(folder, id, record, number, len(parts))
+        manifest = Manifest((*former, save))
+        folder.write(MANIFEST, [manifest.encode()])
+        # Only now: before the manifest was written, the former files were the only complete save.
+        _remove_unnamed(folder, manifest)
+    except OSError as error:
+        raise save_error(error, folder.path(id), folder.free()) from error
+    return manifest
+
+
+def abandon_save(where: str | os.PathLike[str], id: str) -> None:
+    """Remove a save that was not committed, because a server could not write its part. Raises SaveError."""
+    folder = open_folder(where)
+    named = {save.id for save in _saves(folder)}
+    if id in named:
+        raise SaveError(f"{folder.path(id)} is the current save and is not removed")
+    try:
+        folder.remove(id)
+    except OSError as error:
+        raise SaveError(f"{folder.path(id)} cannot be removed: {error}") from error
+
+
+def _followed(folder: Folder, mode: SaveMode, after: str | None) -> tuple[Save, ...]:
+    """The saves that stay current beside a new one of this mode."""
+    former = _saves(folder)
+    if mode is SaveMode.DELTA:
+        if not former or former[-1].id != after or former[0].mode is SaveMode.VALUES:
+            there = f"its last save is {former[-1].id}" if former else "there is no save"
+            raise SaveError(
+                f"mode 1 saves the rows changed since {after or 'a save that this job did not make'}, and in "
+                f"{folder.where} {there}. Save with mode 0 there first."
+            )
+        return former
+    training = bool(former) and former[0].mode is not SaveMode.VALUES
+    if mode is SaveMode.VALUES and training:
+        raise SaveError(
+            f"{folder.where} holds a save to go on training from (mode {int(former[0].mode)}); a save of "
+            "values only (mode 2) would replace it. Choose another folder."
+        )
+    return ()
+
+
+def _check_part(folder: Folder, id: str, record: FileRecord, server: int, servers: int) -> None:
+    content = folder.read(f"{id}/{record.name}").numpy().tobytes()
+    if record != FileRecord.of(f"server-{server}.json", [content]):
+        raise SaveError(f"{folder.path(id)}/{record.name} is not what server {server} wrote")
+    part = SavedPart.decode(content)
+    if (part.server, part.servers) != (server, servers):
+        raise SaveError(
+            f"{folder.path(id)}/{record.name} is the part of server {part.server} of {part.servers}, where "
+            f"server {server} of {servers} should be: not every server has saved"
+        )
+
+
+def _saves(folder: Folder) -> tuple[Save, ...]:
+    try:
+        if MANIFEST not in folder.names():
+            return ()
+        return Manifest.decode(folder.read(MANIFEST).numpy().tobytes()).saves
+    except OSError as error:
+        raise save_error(error, folder.where, folder.free()) from error
+    except ManifestError as error:
+        raise SaveError(
+            f"{folder.path(MANIFEST)} cannot be used: {error}. Choose another folder or remove it."
+        ) from error
+
+
+def _remove_unnamed(folder: Folder, manifest: Manifest) -> None:
+    named = {save.id for save in manifest.saves}
+    for name in folder.names():
+        if name.startswith(_PREFIX) and name not in named:
+            folder.remove(name)
+
+
+def _no_manifest(folder: Folder, names: Sequence[str]) -> str:
+    if not names:
+        return f"{folder.where} is empty or does not exist: there is no save"
+    unfinished = [name for name in names if name.startswith(_PREFIX)]
+    why = f" The save {unfinished[-1]} was interrupted." if unfinished else ""
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return f"{folder.where} has no {MANIFEST}, so there is no complete save in it.{why} It holds: {shown}"

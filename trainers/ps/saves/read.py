@@ -1,0 +1,577 @@
+"""From saved parts of any number of servers to the tables of one server, or to plain tensors without any
+server.
+
+Files are checked against the manifest, and the saved tables against those of the model, before any row is
+loaded.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import xxhash
+
+from trainers import progress
+from trainers.ps.kernels.batch import split_by_server
+from trainers.ps.saves.manifest import (
+    FileRecord,
+    ManifestError,
+    Piece,
+    PieceKind,
+    SavedPart,
+    SavedTable,
+    SaveMode,
+    Shard,
+    current_manifest,
+)
+from trainers.ps.saves.write import Candidates, Chunk, SparseTarget, Target, counts_of
+from trainers.ps.tables.rules import AnyRule, Fixed
+from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec
+from trainers.ps.tables.storage import DenseRows, SparseRows
+from trainers.storage.errors import LoadError, load_error
+from trainers.storage.folder import Folder, open_folder
+from trainers.storage.safetensors import ContainerError, unpack
+
+# ---- Reading: a save's parts and shards, checked against the manifest. Knows files and checksums; leaves who
+# needs which rows to `loading` and `values`.
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSave:
+    """One save and its parts, in the order of servers."""
+
+    id: str
+    mode: SaveMode
+    step: int
+    parts: tuple[SavedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFolder:
+    """The saves that make up the tables of a folder, in the order in which they are applied."""
+
+    folder: Folder
+    saves: tuple[OpenSave, ...]
+
+    @property
+    def values_only(self) -> bool:
+        return self.saves[0].mode is SaveMode.VALUES
+
+    def tables(self) -> dict[str, SavedTable]:
+        """Every table by name, as the last save that has it; sparse ones as the first of its servers."""
+        found: dict[str, SavedTable] = {}
+        for save in reversed(self.saves):
+            for part in save.parts:
+                for table in part.tables:
+                    found.setdefault(table.spec.name, table)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A shard to read, of a part in a save's folder."""
+
+    save: str
+    part: SavedPart
+    shard: Shard
+
+
+def open_saves(where: str | os.PathLike[str]) -> OpenFolder:
+    """Read the manifest and every part that it names. Raises LoadError."""
+    manifest = current_manifest(where)
+    folder = open_folder(where)
+    saves = []
+    for save in manifest.saves:
+        parts = tuple(_part(folder, save.id, record) for record in save.parts)
+        complete = [part.server for part in parts] == list(range(len(parts)))
+        if not parts or not complete or any(part.servers != len(parts) for part in parts):
+            servers = [f"{part.server} of {part.servers}" for part in parts]
+            raise LoadError(
+                f"{folder.path(save.id)} has the parts of servers {servers}: not all, or of several jobs"
+            )
+        saves.append(OpenSave(save.id, save.mode, save.step, parts))
+    return OpenFolder(folder, tuple(saves))
+
+
+def check_sizes(folder: Folder, wanted: Sequence[Wanted]) -> None:
+    """Whether every file is there with its size: cheap, and done before the first row is loaded."""
+    for want in wanted:
+        name = f"{want.save}/{want.shard.file.name}"
+        try:
+            size = folder.size(name)
+        except OSError as error:
+            raise load_error(error, folder.path(name)) from error
+        if size != want.shard.file.size:
+            raise LoadError(_wrong_size(folder.path(name), size, want.shard.file.size))
+
+
+def read_file(
+    folder: Folder, save: str, record: FileRecord, *, verify: bool = True, into: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(size,) uint8. `verify`: compare the checksum too, not only the size; `into`: see Folder.read. Raises
+    LoadError.
+    """
+    path = folder.path(f"{save}/{record.name}")
+    try:
+        content = folder.read(f"{save}/{record.name}", into)
+    except OSError as error:
+        raise load_error(error, path) from error
+    if len(content) != record.size:
+        raise LoadError(_wrong_size(path, len(content), record.size))
+    if verify:
+        digest = xxhash.xxh3_64_hexdigest(content.numpy().data)
+        if digest != record.xxh3_64:
+            raise LoadError(
+                f"{path} is damaged: its checksum (xxh3-64) is {digest}, and the save says {record.xxh3_64}. "
+                "Copy it again from where it came, or load another save."
+            )
+    return content
+
+
+def read_shards(
+    folder: Folder, wanted: Sequence[Wanted], *, verify: bool = True
+) -> Iterator[tuple[Wanted, dict[str, torch.Tensor]]]:
+    """The tensors of each shard in turn; while one is used the next is read. They are valid until the next
+    is asked for: two buffers serve all shards, because fresh memory costs more than reading into it. Raises
+    LoadError.
+    """
+    largest = max((want.shard.file.size for want in wanted), default=0)
+    buffers = [torch.from_numpy(np.empty(largest, np.uint8)) for _ in wanted[:2]]
+    with ThreadPoolExecutor(1, "load") as reader:
+        upcoming = deque(reader.submit(_tensors, folder, want, verify, buffers[0]) for want in wanted[:1])
+        for number, want in enumerate(wanted, 1):
+            for later in wanted[number : number + 1]:
+                upcoming.append(reader.submit(_tensors, folder, later, verify, buffers[number % 2]))
+            yield want, upcoming.popleft().result()
+
+
+def chunk_of(folder: Folder, want: Wanted, piece: Piece, tensors: dict[str, torch.Tensor]) -> Chunk:
+    """A piece of the shapes that its table's spec says. Raises LoadError naming the file."""
+    spec = want.part.spec_of(piece.table)
+    found = {name: tensors[piece.prefix + name] for name in _names(spec) if piece.prefix + name in tensors}
+    shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}
+    wanted = _tensor_shapes(spec, piece)
+    # A save of values only has the values' names and no others; state comes whole or not at all.
+    some = {name: wanted[name] for name in ("keys", "values") if name in wanted}
+    if shapes not in (wanted, some):
+        path = folder.path(f"{want.save}/{want.shard.file.name}")
+        raise LoadError(f"{path} does not hold what its part says of table {piece.table!r}: {shapes}")
+    if piece.kind is PieceKind.CANDIDATES:
+        return Candidates(found["keys"], found["counts"])
+    state = tuple(found[name] for name in found if name.startswith("state."))
+    if piece.kind is PieceKind.DENSE:
+        return DenseRows(found["values"], state)
+    return SparseRows(found["keys"], found["values"], state, found.get("statistics"))
+
+
+def _names(spec: TableSpec) -> list[str]:
+    states = [f"state.{number}" for number in range(spec.rule.states)]
+    return ["keys", "values", *states, "statistics", "counts"]
+
+
+def _tensor_shapes(spec: TableSpec, piece: Piece) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    keys: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"keys": ((piece.rows,), torch.int64)}
+    if piece.kind is PieceKind.CANDIDATES:
+        return {**keys, "counts": ((piece.rows,), torch.float32)}
+    dense = piece.kind is PieceKind.DENSE
+    shape: tuple[int, ...] = (spec.size,) if dense else (piece.rows, spec.size)
+    shapes = {} if dense else keys
+    for name in ("values", *(f"state.{number}" for number in range(spec.rule.states))):
+        shapes[name] = (shape, torch.float32)
+    if counts_of(spec):
+        shapes["statistics"] = ((piece.rows, counts_of(spec)), torch.float32)
+    return shapes
+
+
+def _part(folder: Folder, save: str, record: FileRecord) -> SavedPart:
+    content = read_file(folder, save, record)
+    try:
+        return SavedPart.decode(content.numpy().tobytes())
+    except ManifestError as error:
+        raise LoadError(f"{folder.path(f'{save}/{record.name}')} cannot be used: {error}") from error
+
+
+def _tensors(folder: Folder, want: Wanted, verify: bool, into: torch.Tensor) -> dict[str, torch.Tensor]:
+    content = read_file(folder, want.save, want.shard.file, verify=verify, into=into)
+    try:
+        return unpack(content)
+    except ContainerError as error:
+        path = folder.path(f"{want.save}/{want.shard.file.name}")
+        raise LoadError(f"{path} is no safetensors file as fleetrun writes them: {error}") from error
+
+
+def _wrong_size(path: str, size: int, wanted: int) -> str:
+    return f"{path} has {size} bytes, and the save says {wanted}: it was cut off or replaced. Copy it again."
+
+
+# ---- Fit: whether saved tables are those of a model. Pure: two sets of specs in, an error that says both
+# out.
+#
+# A dense block is named `parameter[start:stop]` and saved under that name. Another number of servers cuts a
+# parameter elsewhere, so dense tables are compared by parameter.
+
+_BLOCK = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Elements `[start, stop)` of a dense parameter."""
+
+    parameter: str
+    start: int
+    stop: int
+
+
+def block_of(spec: TableSpec) -> Block:
+    """Of a dense table; one whose name says no range is a whole parameter."""
+    found = _BLOCK.fullmatch(spec.name)
+    if found and int(found[3]) - int(found[2]) == spec.size:
+        return Block(found[1], int(found[2]), int(found[3]))
+    return Block(spec.name, 0, spec.size)
+
+
+def check_fit(
+    saved: Iterable[TableSpec], model: Iterable[TableSpec], where: str, *, whole: bool, values_only: bool
+) -> None:
+    """Raises LoadError when rows of `saved` cannot be rows of `model`: other names, row lengths, sizes or
+    rules. `whole`: `model` is all of it; otherwise it is what one server holds, that is all sparse tables
+    and some dense blocks. `values_only`: rules need not agree, because their state starts anew.
+
+    A rule's options may differ (another weight decay, say): the model's count from then on.
+    """
+    theirs, ours = _table_shapes(saved), _table_shapes(model)
+    missing = sorted(ours.keys() - theirs.keys())
+    extra = sorted(name for name in theirs.keys() - ours.keys() if whole or theirs[name].sparse)
+    if missing or extra:
+        raise LoadError(
+            f"the save in {where} is of another model: it has the tables {_listed(theirs)}; this model has "
+            f"{_listed(ours)}. Not in the save: {_listed(missing)}. Not in this model: {_listed(extra)}."
+        )
+    for name, mine in ours.items():
+        kept = theirs[name]
+        same_size = kept.size == mine.size if whole or mine.sparse else kept.size >= mine.size
+        if kept.sparse != mine.sparse or not same_size:
+            raise LoadError(f"table {name!r} of {where} is {kept.words}; in this model it is {mine.words}")
+        if not values_only and (type(kept.rule), kept.rule.states) != (type(mine.rule), mine.rule.states):
+            raise LoadError(
+                f"table {name!r} of {where} was trained with {kept.rule}, this model has {mine.rule}, "
+                "and the optimizer state does not fit. Use the saved rule, or load a save of mode 2 (values)."
+            )
+
+
+def check_small(saved: Iterable[TableSpec], model: Iterable[TableSpec], where: str) -> None:
+    """Raises LoadError for a dense parameter of another size, as far as one server can tell: small ones are
+    never sliced, so their one block is all of them.
+    """
+    theirs = _table_shapes(saved)
+    for name, mine in _table_shapes(model).items():
+        kept = theirs.get(name, mine)
+        if not mine.sparse and mine.size < SLICE_ABOVE and kept.size != mine.size:
+            raise LoadError(f"table {name!r} of {where} is {kept.words}; in this model it is {mine.words}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    sparse: bool
+    size: int
+    rule: AnyRule
+
+    @property
+    def words(self) -> str:
+        return f"sparse with rows of {self.size}" if self.sparse else f"dense with {self.size} elements"
+
+
+def _table_shapes(specs: Iterable[TableSpec]) -> dict[str, _Shape]:
+    shapes: dict[str, _Shape] = {}
+    for spec in specs:
+        if spec.kind is TableKind.SPARSE:
+            shapes[spec.name] = _Shape(True, spec.size, spec.rule)
+            continue
+        block = block_of(spec)
+        size = max(block.stop, shapes[block.parameter].size) if block.parameter in shapes else block.stop
+        shapes[block.parameter] = _Shape(False, size, spec.rule)
+    return shapes
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+# ---- Blocks: dense parameters cut in one way, put together in another. Knows ranges of elements; leaves
+# files to others.
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A block whose elements come in any order, some of them more than once."""
+
+    name: str
+    block: Block
+    values: torch.Tensor
+    seen: torch.Tensor
+    state: list[torch.Tensor] = field(default_factory=list)
+
+
+class Blocks:
+    """The dense blocks of one server, while they are filled."""
+
+    def __init__(self, specs: Sequence[TableSpec]) -> None:
+        self._by_parameter: dict[str, list[tuple[TableSpec, Block]]] = {}
+        self._filling: dict[str, _Filling] = {}
+        for spec in specs:
+            block = block_of(spec)
+            self._by_parameter.setdefault(block.parameter, []).append((spec, block))
+
+    def overlap(self, saved: TableSpec) -> bool:
+        """Whether a saved block has elements of any of these."""
+        return any(True for _ in self._overlapping(block_of(saved)))
+
+    def add(self, saved: TableSpec, rows: DenseRows) -> None:
+        """Take what there is in a saved block. A later one overwrites an earlier one."""
+        source = block_of(saved)
+        for spec, block in self._overlapping(source):
+            filling = self._filling.setdefault(spec.name, _empty(spec, block, len(rows.state)))
+            start, stop = max(block.start, source.start), min(block.stop, source.stop)
+            into = slice(start - block.start, stop - block.start)
+            out_of = slice(start - source.start, stop - source.start)
+            filling.values[into] = rows.values[out_of]
+            filling.seen[into] = True
+            for mine, theirs in zip(filling.state, rows.state, strict=True):
+                mine[into] = theirs[out_of]
+
+    def whole(self, where: str) -> Iterator[tuple[str, DenseRows]]:
+        """(table name, block) of each. Raises LoadError when elements are missing."""
+        for pieces in self._by_parameter.values():
+            for spec, block in pieces:
+                filling = self._filling.get(spec.name)
+                if filling is None or not bool(filling.seen.all()):
+                    raise LoadError(
+                        f"the save in {where} lacks elements of parameter {block.parameter!r} between "
+                        f"{block.start} and {block.stop}: it has another size now, or parts are missing"
+                    )
+                yield spec.name, DenseRows(filling.values, tuple(filling.state))
+
+    def _overlapping(self, source: Block) -> Iterator[tuple[TableSpec, Block]]:
+        for spec, block in self._by_parameter.get(source.parameter, []):
+            if block.start < source.stop and source.start < block.stop:
+                yield spec, block
+
+
+def _empty(spec: TableSpec, block: Block, states: int) -> _Filling:
+    values, seen = torch.empty(spec.size), torch.zeros(spec.size, dtype=torch.bool)
+    return _Filling(spec.name, block, values, seen, [torch.empty(spec.size) for _ in range(states)])
+
+
+# ---- Loading: from saved parts of any number of servers to the tables of one server. Knows who owns which
+# rows; leaves files to `reading`.
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Server `server` of `servers`: which rows of a save it owns."""
+
+    server: int
+    servers: int
+
+    def may_own_of(self, part: SavedPart) -> bool:
+        """Whether a part can have rows for this server. A key's owner is a hash modulo the servers, so the
+        two owners of a key are equal modulo the greatest common divisor of both numbers of servers.
+        """
+        return (part.server - self.server) % math.gcd(part.servers, self.servers) == 0
+
+    def share_of(self, part: SavedPart) -> float:
+        """About what share of a part's rows this server owns."""
+        return math.gcd(part.servers, self.servers) / self.servers if self.may_own_of(part) else 0.0
+
+    def owned(self, part: SavedPart, chunk: SparseRows | Candidates) -> SparseRows | Candidates:
+        """Those of a part's rows that this server owns."""
+        if part.servers % self.servers == 0:
+            return chunk  # then a part belongs to one server as a whole
+        mine = split_by_server(chunk.keys, self.servers)[self.server]
+        if isinstance(chunk, Candidates):
+            return Candidates(chunk.keys[mine], chunk.counts[mine])
+        statistics = None if chunk.statistics is None else chunk.statistics[mine]
+        state = tuple(tensor[mine] for tensor in chunk.state)
+        return SparseRows(chunk.keys[mine], chunk.values[mine], state, statistics)
+
+
+def load_tables(
+    where: str | os.PathLike[str] | OpenFolder, tables: Sequence[Target], place: Place, *, verify: bool = True
+) -> int:
+    """Load what this server owns into its tables, which must be empty; returns the save's step.
+
+    `verify`: compare checksums as well as sizes. Of a chain of deltas, save after save. From a save of mode
+    2 optimizer state and statistics start anew. Raises LoadError: for another model, missing files and
+    wrong sizes before any table was changed; for a wrong checksum in between, and then the tables hold a
+    part of the save and must not be used.
+    """
+    opened = where if isinstance(where, OpenFolder) else open_saves(where)
+    specs = [table.spec for table in tables]
+    by_name = {table.spec.name: table for table in tables}
+    expected = _expected(opened, place)
+    for name, chunk in owned_chunks(opened, specs, place, verify=verify):
+        table = by_name[name]
+        if isinstance(table, SparseTarget) and name in expected:
+            table.expect(expected.pop(name))
+        if not isinstance(chunk, Candidates):
+            table.load(chunk)
+        elif isinstance(table, SparseTarget):
+            table.load_candidates(chunk.keys, chunk.counts)
+    if not opened.values_only:
+        for name, step in _steps(opened, specs, place).items():
+            by_name[name].step = step
+    return opened.saves[-1].step
+
+
+def owned_chunks(
+    opened: OpenFolder, specs: Sequence[TableSpec], place: Place, *, verify: bool = True
+) -> Iterator[tuple[str, Chunk]]:
+    """(table name, what to load) for these tables, as `load_tables` does; valid until the next is asked for.
+    Raises LoadError.
+    """
+    saved = [table.spec for table in opened.tables().values()]
+    check_fit(saved, specs, opened.folder.where, whole=False, values_only=opened.values_only)
+    by_name = {spec.name: spec for spec in specs}
+    blocks = Blocks([spec for spec in specs if spec.kind is TableKind.DENSE])
+    wanted = list(_wanted(opened, blocks, place))
+    check_sizes(opened.folder, wanted)
+    last = opened.saves[-1].id
+    with progress.activity("loading tables", of=len(wanted)) as loading:
+        for want, tensors in read_shards(opened.folder, wanted, verify=verify):
+            for piece in want.shard.pieces:
+                chunk = chunk_of(opened.folder, want, piece, tensors)
+                if isinstance(chunk, DenseRows):
+                    blocks.add(want.part.spec_of(piece.table), chunk)
+                # Whoever waited for a row at an earlier save has one now, or waits in the last save too.
+                elif isinstance(chunk, SparseRows) or want.save == last:
+                    yield piece.table, _completed(place.owned(want.part, chunk), by_name[piece.table])
+            loading.advance()
+    for name, block in blocks.whole(opened.folder.where):
+        yield name, _completed(block, by_name[name])
+
+
+def _expected(opened: OpenFolder, place: Place) -> dict[str, int]:
+    """About how many rows of each sparse table this server will have, as the first save says: later ones
+    hold mostly the same rows.
+    """
+    rows: dict[str, float] = {}
+    for part in opened.saves[0].parts:
+        for table in part.tables:
+            if table.spec.kind is TableKind.SPARSE:
+                name = table.spec.name
+                rows[name] = rows.get(name, 0.0) + table.rows * place.share_of(part)
+    return {name: int(number) for name, number in rows.items()}
+
+
+def _wanted(opened: OpenFolder, blocks: Blocks, place: Place) -> Iterator[Wanted]:
+    """The shards that have something for this server."""
+    for save in opened.saves:
+        for part in save.parts:
+            mine = place.may_own_of(part)
+            for shard in part.shards:
+                found = [part.spec_of(piece.table) for piece in shard.pieces]
+                if any(mine if spec.kind is TableKind.SPARSE else blocks.overlap(spec) for spec in found):
+                    yield Wanted(save.id, part, shard)
+
+
+def _completed(chunk: Chunk, spec: TableSpec) -> Chunk:
+    """With fresh state and statistics where the save has none, and without where the table has none."""
+    if isinstance(chunk, Candidates):
+        return chunk
+    state = chunk.state
+    if len(state) != spec.rule.states:
+        state = tuple(torch.full_like(chunk.values, spec.rule.initial_state) for _ in range(spec.rule.states))
+    if isinstance(chunk, DenseRows):
+        return DenseRows(chunk.values, state)
+    statistics = chunk.statistics if counts_of(spec) else None
+    if counts_of(spec) and statistics is None:
+        statistics = torch.zeros(len(chunk.keys), counts_of(spec))
+    return SparseRows(chunk.keys, chunk.values, state, statistics)
+
+
+def _steps(opened: OpenFolder, specs: Sequence[TableSpec], place: Place) -> dict[str, int]:
+    """Each table's count of updates: the largest of those that its rows came from."""
+    steps = dict.fromkeys((spec.name for spec in specs), 0)
+    for part in opened.saves[-1].parts:
+        for table in part.tables:
+            for spec in specs:
+                if _comes_from(spec, part, table.spec, place):
+                    steps[spec.name] = max(steps[spec.name], table.step)
+    return steps
+
+
+def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, place: Place) -> bool:
+    if spec.kind is TableKind.SPARSE:
+        return spec.name == saved.name and place.may_own_of(part)
+    return saved.kind is TableKind.DENSE and Blocks([spec]).overlap(saved)
+
+
+# ---- Values: a save as plain tensors, without any server. Knows the whole model's tables; leaves files to
+# `reading`.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseValues:
+    """keys (n,) int64 ascending, values (n, dim) float32."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelValues:
+    """`dense`: parameter name -> (elements,) float32, flat, as saves know no shapes; `sparse`: by table."""
+
+    dense: dict[str, torch.Tensor]
+    sparse: dict[str, SparseValues]
+
+
+def read_values(where: str | os.PathLike[str], *, verify: bool = True) -> ModelValues:
+    """Every value of a save of any mode, from all servers, in memory at once. Raises LoadError."""
+    opened = open_saves(where)
+    specs = [table.spec for table in opened.tables().values()]
+    blocks = Blocks(_whole_parameters(specs))
+    found: dict[str, list[SparseValues]] = {s.name: [] for s in specs if s.kind is TableKind.SPARSE}
+    wanted = [
+        Wanted(save.id, part, shard) for save in opened.saves for part in save.parts for shard in part.shards
+    ]
+    check_sizes(opened.folder, wanted)
+    for want, tensors in read_shards(opened.folder, wanted, verify=verify):
+        for piece in want.shard.pieces:
+            chunk = chunk_of(opened.folder, want, piece, tensors)
+            if isinstance(chunk, DenseRows):
+                blocks.add(want.part.spec_of(piece.table), chunk)
+            elif isinstance(chunk, SparseRows):
+                # Copies: a view would keep the whole shard, with its optimizer state, in memory.
+                found[piece.table].append(SparseValues(chunk.keys.clone(), chunk.values.clone()))
+    dense = {name: rows.values for name, rows in blocks.whole(opened.folder.where)}
+    sizes = {spec.name: spec.size for spec in specs}
+    return ModelValues(dense, {name: _merged(pieces, sizes[name]) for name, pieces in found.items()})
+
+
+def _whole_parameters(specs: list[TableSpec]) -> list[TableSpec]:
+    """One block per dense parameter, over all of its saved blocks."""
+    stops: dict[str, int] = {}
+    for block in (block_of(spec) for spec in specs if spec.kind is TableKind.DENSE):
+        stops[block.parameter] = max(block.stop, stops.get(block.parameter, 0))
+    return [
+        TableSpec(kind=TableKind.DENSE, name=name, size=size, rule=Fixed()) for name, size in stops.items()
+    ]
+
+
+def _merged(pieces: list[SparseValues], dim: int) -> SparseValues:
+    """Pieces in the order of saves as one; of a key that comes again, the later values count."""
+    keys = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.keys for piece in pieces)])
+    values = torch.cat([torch.empty(0, dim), *(piece.values for piece in pieces)])
+    keys, order = torch.sort(keys, stable=True)
+    last = torch.ones(len(keys), dtype=torch.bool)
+    last[:-1] = keys[1:] != keys[:-1]
+    return SparseValues(keys[last], values[order[last]])

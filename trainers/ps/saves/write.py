@@ -1,0 +1,457 @@
+"""One server's part of a save: from its tables as of one moment to files, in the background while training
+goes on.
+
+Cuts of tables become pieces, pieces are gathered into shards, shards are files. Memory is bounded: three
+shards exist at once, one being filled from a cut and two being written, so that one is hashed and copied to
+the kernel while another waits for the disk.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from trainers.ps.saves.manifest import (
+    FileRecord,
+    Piece,
+    PieceKind,
+    SavedPart,
+    SavedTable,
+    SaveMode,
+    Shard,
+    is_name,
+)
+from trainers.ps.tables.dense import DenseTable
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import EntryKind, TableKind, TableSpec
+from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
+from trainers.storage.errors import SaveError, save_error
+from trainers.storage.folder import Folder, open_folder
+from trainers.storage.safetensors import pack
+
+# ---- Sources: a server's tables at one moment, for a save. Knows what belongs to a table beside its rows;
+# leaves tables themselves to `tables` and files to others.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Keys (n,) int64 that wait for a row, and how often each was pulled, (n,) float32."""
+
+    keys: torch.Tensor
+    counts: torch.Tensor
+
+
+Chunk = SparseRows | DenseRows | Candidates
+"""What a file holds of a table, and a table takes."""
+
+
+class SparseCut(Protocol):
+    """A consistent view of a sparse table. `rows`: slots to walk, upwards; `step`: updates so far."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> SparseRows: ...
+
+    def close(self, *, saved: bool = True) -> None: ...
+
+
+class Target(Protocol):
+    """A table that is loaded: Rows or DenseRows by `load`."""
+
+    spec: TableSpec
+    step: int
+
+    def load(self, rows: Any, /) -> None: ...
+
+
+@runtime_checkable
+class SparseTarget(Protocol):
+    """A sparse table, for which keys may wait. `expect`: so many rows are about to be loaded."""
+
+    def expect(self, rows: int) -> None: ...
+
+    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableCut:
+    """A table as of the moment that is saved."""
+
+    spec: TableSpec
+    cut: SparseCut | DenseCut
+    candidates: Candidates | None = None
+
+    @property
+    def slots(self) -> int:
+        return 1 if isinstance(self.cut, DenseCut) else self.cut.rows
+
+    def close(self, *, saved: bool) -> None:
+        if not isinstance(self.cut, DenseCut):
+            self.cut.close(saved=saved)
+
+
+def cut_tables(
+    tables: Iterable[SparseTable | DenseTable], mode: SaveMode, *, snapshot: bool = False
+) -> list[TableCut]:
+    """Cuts of all tables, for a save of this mode; in the thread of the tables, between two requests.
+    `snapshot`: for the server's own recovery; it leaves alone what the next delta will hold. Raises
+    TableError, with no cut open, when one is open already.
+    """
+    mark = not snapshot and mode is not SaveMode.VALUES
+    cuts: list[TableCut] = []
+    with contextlib.ExitStack() as half:
+        half.callback(close_cuts, cuts, saved=False)
+        for table in tables:
+            cuts.append(_cut(table, changed_only=mode is SaveMode.DELTA, mark=mark))  # noqa: PERF401  # see close_cuts
+        half.pop_all()
+    return cuts
+
+
+def close_cuts(cuts: Iterable[TableCut], *, saved: bool) -> None:
+    """In the thread of the tables, when nobody reads the cuts any more. `saved`: the save was committed."""
+    for cut in cuts:
+        cut.close(saved=saved)
+
+
+def _cut(table: SparseTable | DenseTable, *, changed_only: bool, mark: bool) -> TableCut:
+    if isinstance(table, DenseTable):
+        return TableCut(table.spec, table.cut())
+    keys, counts = table.candidates()
+    return TableCut(table.spec, table.cut(changed_only=changed_only, mark=mark), Candidates(keys, counts))
+
+
+def counts_of(spec: TableSpec) -> int:
+    """Floats of statistics in a row of this table."""
+    counted = spec.rows.statistics or spec.rows.entry.kind is EntryKind.SHOW_CLICK
+    return 3 if counted and spec.kind is TableKind.SPARSE else 0
+
+
+def row_bytes(spec: TableSpec) -> int:
+    """Of a row of a sparse table with everything."""
+    return 8 + 4 * (spec.size * (1 + spec.rule.states) + counts_of(spec))
+
+
+# ---- Packing: cuts of tables as pieces, and pieces gathered into shards. Knows how a table becomes named
+# tensors and how large a shard is; leaves files to `writing`.
+
+_PIECE_BYTES = 4 << 20
+"""Of rows that are read from a cut at once: small enough for the allocator and the caches."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A piece and its tensors by name."""
+
+    piece: Piece
+    tensors: dict[str, torch.Tensor]
+
+    @property
+    def size(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple[int, Packed]]:
+    """(slots walked, piece) of one table, none of them much larger than a shard."""
+    for number, (walked, kind, chunk) in enumerate(_chunks(table, mode, shard_bytes)):
+        tensors = _tensors(chunk, mode)
+        rows = len(tensors["values" if kind is PieceKind.DENSE else "keys"])
+        yield walked, Packed(Piece(table.spec.name, kind, number, rows), tensors)
+
+
+def shards_of(pieces: Iterator[Packed], shard_bytes: int, ahead: int) -> Iterator[list[Packed]]:
+    """Pieces in groups of about `shard_bytes`. A group is valid until `ahead` more were taken. Dense and
+    sparse pieces stay apart, because a server that loads needs other files of each.
+    """
+    rooms = [_Room(shard_bytes) for _ in range(ahead + 1)]
+    waiting: list[Packed] = []
+    size = number = 0
+    for packed in pieces:
+        dense = packed.piece.kind is PieceKind.DENSE
+        apart = waiting and dense != (waiting[0].piece.kind is PieceKind.DENSE)
+        if waiting and (apart or size + packed.size > shard_bytes):
+            yield waiting
+            waiting, size, number = [], 0, number + 1
+            rooms[number % len(rooms)].used = 0
+        waiting.append(rooms[number % len(rooms)].kept(packed))
+        size += packed.size
+    if waiting:
+        yield waiting
+
+
+class _Room:
+    """Memory for the pieces of one shard after another. The pieces' own memory is free again at once, so
+    that the next piece gets it: fresh pages cost several times more than a copy within the caches.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._bytes = torch.from_numpy(np.empty(size, np.uint8))
+        self.used = 0
+
+    def kept(self, packed: Packed) -> Packed:
+        """A copy in this memory, or the piece itself where there is no room for it."""
+        if self.used + packed.size + 8 * len(packed.tensors) > len(self._bytes):
+            return packed
+        return Packed(packed.piece, {name: self._copy(tensor) for name, tensor in packed.tensors.items()})
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        stop = self.used + tensor.numel() * tensor.element_size()
+        copy = self._bytes[self.used : stop].view(tensor.dtype).view(tensor.shape)
+        self.used = -(-stop // 8) * 8  # int64 must begin at a multiple of 8
+        np.copyto(copy.numpy(), tensor.numpy())  # in this thread: torch would wake all of its own
+        return copy
+
+
+def dense_first(cuts: Sequence[TableCut]) -> list[TableCut]:
+    return sorted(cuts, key=lambda table: table.spec.kind is TableKind.SPARSE)
+
+
+def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple[int, PieceKind, Chunk]]:
+    cut = table.cut
+    if isinstance(cut, DenseCut):
+        yield 1, PieceKind.DENSE, cut.rows
+        return
+    step = max(1, min(shard_bytes, _PIECE_BYTES) // row_bytes(table.spec))
+    for start in range(0, cut.rows, step):
+        stop = min(start + step, cut.rows)
+        yield stop, PieceKind.ROWS, cut.read(start, stop)
+    waiting = table.candidates
+    if waiting is not None and mode is not SaveMode.VALUES:
+        step = max(1, shard_bytes // 12)
+        for start in range(0, len(waiting.keys), step):
+            some = slice(start, start + step)
+            yield cut.rows, PieceKind.CANDIDATES, Candidates(waiting.keys[some], waiting.counts[some])
+
+
+def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, torch.Tensor]:
+    if isinstance(chunk, Candidates):
+        return {"keys": chunk.keys, "counts": chunk.counts}
+    tensors = {"values": chunk.values} if isinstance(chunk, DenseRows) else {"keys": chunk.keys}
+    tensors["values"] = chunk.values
+    if mode is not SaveMode.VALUES:
+        tensors |= {f"state.{number}": state for number, state in enumerate(chunk.state)}
+        if not isinstance(chunk, DenseRows) and chunk.statistics is not None:
+            tensors["statistics"] = chunk.statistics
+    return tensors
+
+
+# ---- Writing: one server's part of a save, from cuts of its tables to files. Knows the order of the files
+# and how many are under way; leaves threads to `task` and the manifest to `saves`.
+#
+# Memory is bounded: three shards exist at once, one being filled from a cut and two being written, so that
+# one is hashed and copied to the kernel while another waits for the disk.
+
+SHARD_BYTES = 64 << 20
+_WRITERS = 2
+_NICE = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOrder:
+    """What all servers of one save are told. `id`: from `new_id`, the same on every server; the mode
+    decides what is kept. `server` of `servers` is this one. A shard holds up to `shard_bytes`.
+    """
+
+    id: str
+    mode: SaveMode
+    step: int
+    server: int
+    servers: int
+    shard_bytes: int = SHARD_BYTES
+
+    def __post_init__(self) -> None:
+        if not is_name(self.id) or not 0 <= self.server < self.servers:
+            raise SaveError(f"a save of id {self.id!r} for server {self.server} of {self.servers}")
+
+    @property
+    def part(self) -> str:
+        return f"server-{self.server}"
+
+
+class CancelledError(SaveError):
+    """The save was given up because the server stops."""
+
+
+Watch = Callable[[int, int], None]
+"""Called now and then with (slots walked, bytes packed); may raise CancelledError."""
+
+
+def step_back() -> None:
+    """This thread gives way to those that train: on Linux a thread has a niceness of its own. In a process
+    that was started with a higher one it stays there.
+    """
+    thread = threading.get_native_id()
+    if os.getpriority(os.PRIO_PROCESS, thread) < _NICE:
+        os.setpriority(os.PRIO_PROCESS, thread, _NICE)
+
+
+def write_part(
+    folder: Folder, order: SaveOrder, cuts: Sequence[TableCut], blob: bytes | None, watch: Watch
+) -> FileRecord:
+    """Write this server's files into `folder`/`order.id` and return the record of the part, which is
+    written last. Leaves the cuts open. Raises SaveError; then what was written of this part is removed.
+    """
+    try:
+        with contextlib.ExitStack() as half:
+            half.callback(remove_part, folder, order)
+            record = _write(folder, order, cuts, blob, watch)
+            half.pop_all()
+            return record
+    except OSError as error:
+        raise save_error(error, folder.path(order.id), folder.free()) from error
+
+
+def remove_part(folder: Folder, order: SaveOrder) -> None:
+    """Remove what this server wrote of a save. The save's folder stays: others may be writing into it."""
+    for name in folder.names(order.id):
+        if name.lstrip(".").startswith((f"{order.part}.", f"{order.part}-")):
+            folder.remove(f"{order.id}/{name}")
+
+
+def _write(
+    folder: Folder, order: SaveOrder, cuts: Sequence[TableCut], blob: bytes | None, watch: Watch
+) -> FileRecord:
+    folder.make(order.id)
+    tables: list[SavedTable] = []
+    shards: list[Shard] = []
+    pending: deque[Future[Shard]] = deque()
+    pieces = _pieces(cuts, order, tables, watch)
+    with ThreadPoolExecutor(_WRITERS, "save", initializer=step_back) as writers:
+        for number, shard in enumerate(shards_of(pieces, order.shard_bytes, _WRITERS)):
+            if len(pending) == _WRITERS:
+                shards.append(pending.popleft().result())
+            name = f"{order.part}-{number:05d}.safetensors"
+            pending.append(writers.submit(_write_shard, folder, order.id, name, shard))
+        shards += [future.result() for future in pending]
+    record = None
+    if blob is not None:
+        record = FileRecord.of(f"{order.part}.blob", [blob])
+        folder.write(f"{order.id}/{record.name}", [blob])
+    text = SavedPart(order.server, order.servers, tuple(tables), tuple(shards), record).encode()
+    folder.write(f"{order.id}/{order.part}.json", [text])
+    return FileRecord.of(f"{order.part}.json", [text])
+
+
+def _write_shard(folder: Folder, save: str, name: str, shard: Sequence[Packed]) -> Shard:
+    tensors = {
+        packed.piece.prefix + key: tensor for packed in shard for key, tensor in packed.tensors.items()
+    }
+    content = pack(tensors, {"save": save})
+    record = FileRecord.of(name, content)
+    folder.write(f"{save}/{name}", content)
+    return Shard(record, tuple(packed.piece for packed in shard))
+
+
+def _pieces(
+    cuts: Sequence[TableCut], order: SaveOrder, tables: list[SavedTable], watch: Watch
+) -> Iterator[Packed]:
+    """Pieces of all tables; `tables` gets a record as each is done."""
+    before = packed_bytes = 0
+    for table in dense_first(cuts):
+        rows = 0
+        for walked, packed in pieces_of(table, order.mode, order.shard_bytes):
+            packed_bytes += packed.size
+            watch(before + walked, packed_bytes)
+            rows += packed.piece.rows if packed.piece.kind is not PieceKind.CANDIDATES else 0
+            if packed.piece.rows:
+                yield packed
+        before += table.slots
+        tables.append(SavedTable(table.spec, table.cut.step, rows))
+
+
+# ---- Task: a part that is written in the background while training goes on. Knows a thread; leaves the files
+# to `writing`.
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Slots of the tables walked so far, of how many, and bytes packed so far."""
+
+    walked: int
+    slots: int
+    packed: int
+
+
+class SaveTask:
+    """Begins to write at construction. When it has ended, by itself or because of `cancel`, the thread of
+    the tables must call `close`.
+
+    `then` is called in the writing thread with the part's record when the part is written; what it raises
+    is the task's error. `done` is called with this task when all of that has ended, in the writing thread
+    or, when it has ended before, in this one: to wake up who waits.
+    """
+
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        order: SaveOrder,
+        cuts: Sequence[TableCut],
+        *,
+        blob: bytes | None = None,
+        then: Callable[[FileRecord], None] | None = None,
+        done: Callable[[SaveTask], None] | None = None,
+    ) -> None:
+        self.order = order
+        self._folder = open_folder(where)
+        self._cuts = cuts
+        self._then = then
+        self._progress = Progress(0, sum(table.slots for table in cuts), 0)
+        self._cancelled = threading.Event()
+        thread = ThreadPoolExecutor(1, "save", initializer=step_back)
+        self._future: Future[FileRecord] = thread.submit(self._run, blob)
+        if done is not None:
+            self._future.add_done_callback(lambda _: done(self))
+        thread.shutdown(wait=False)
+
+    @property
+    def progress(self) -> Progress:
+        return self._progress
+
+    @property
+    def ended(self) -> bool:
+        return self._future.done()
+
+    def cancel(self) -> None:
+        """Give up soon; `result` then raises CancelledError, unless everything was written already."""
+        self._cancelled.set()
+
+    def wait(self) -> None:
+        """Until it has ended, in whatever way."""
+        concurrent.futures.wait([self._future])
+
+    def result(self, timeout: float | None = None) -> FileRecord:
+        """The record of the part, for `commit`. Raises SaveError, or TimeoutError after `timeout` seconds."""
+        return self._future.result(timeout)
+
+    def close(self, *, saved: bool) -> None:
+        """Close the cuts, once the task has ended; in the thread of the tables. `saved`: the save was
+        committed, so that the next delta begins here.
+        """
+        close_cuts(self._cuts, saved=saved)
+
+    def _run(self, blob: bytes | None) -> FileRecord:
+        record = write_part(self._folder, self.order, self._cuts, blob, self._watch)
+        if self._then is not None:
+            try:
+                self._then(record)
+            except OSError as error:
+                raise save_error(error, self._folder.where, self._folder.free()) from error
+        return record
+
+    def _watch(self, walked: int, packed: int) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError(f"the save to {self._folder.path(self.order.id)} was given up and removed")
+        self._progress = Progress(walked, self._progress.slots, packed)

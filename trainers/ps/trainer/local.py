@@ -1,0 +1,321 @@
+"""Training in the trainer's own process: rows and dense values between two exchanges of geo training, and
+dense parameters that no server holds, by all-reduce.
+
+What a trainer sends in geo training is divided by the number of trainers, as in Paddle's GeoCommunicator:
+servers add up, so values move by the average of what trainers did with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from trainers.collective.group import start as join_group
+from trainers.ps.client import Client
+from trainers.ps.kernels.rows import pull, revise
+from trainers.ps.tables.rules import AnyRule, Fixed
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
+from trainers.ps.trainer.embedding import Rows
+from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange
+from trainers.ps.trainer.remote import (
+    Lookup,
+    Merged,
+    Question,
+    RemoteTable,
+    Underway,
+    add_questions,
+    ask_servers,
+    push_requests,
+)
+from trainers.ps.wire import Part
+from trainers.roles.identity import Identity
+
+# ---- Cache: rows that a trainer keeps and trains itself in geo training. Knows which rows are here and what
+# they were at the last exchange; leaves the exchange to `geo`.
+
+
+class _KeptTable(SparseTable):
+    """A table that tells what it lacks, and takes new values without forgetting its optimizer state."""
+
+    def known(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(n, dim) values, and the positions of the keys that have none, (m,) int64."""
+        wanted = self._array(keys)
+        out = np.empty((len(wanted), self.spec.size), np.float32)
+        missing = np.empty(len(wanted), np.int64)
+        count = pull(self._storage.index, self._storage.rows, wanted, out, missing)
+        return torch.from_numpy(out), torch.from_numpy(missing[:count])
+
+    def revise(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """New values of rows that are here."""
+        slots = self._storage.insert(self._array(keys), self._fresh)
+        revise(self._storage.rows, slots, values.contiguous().numpy())
+
+    def everything(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys (n,) and values (n, dim); copies."""
+        with self.cut() as cut:
+            rows = cut.read(0, cut.rows)
+        return rows.keys, rows.values
+
+
+class Cache:
+    """The rows of one table in one trainer. `rule` and `rows` are those of training."""
+
+    def __init__(self, name: str, dim: int, rule: AnyRule, rows: RowOptions) -> None:
+        bounds = RowOptions(low=rows.low, high=rows.high)
+        self._table = _KeptTable(
+            TableSpec(kind=TableKind.SPARSE, name=name, size=dim, rule=rule, rows=bounds)
+        )
+        self._touched_spec = TableSpec(kind=TableKind.SPARSE, name=name, size=dim, rule=Fixed())
+        self._touched = _KeptTable(self._touched_spec)
+
+    def known(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(n, dim) values, and the positions of the keys that are not here."""
+        return self._table.known(keys)
+
+    def add(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Rows that came from the servers."""
+        self._table.assign(keys, values)
+
+    def train(self, keys: torch.Tensor, grad: torch.Tensor, lr: float) -> None:
+        """One update; rows that change for the first time since the last exchange are noted before it."""
+        _, first = self._touched.known(keys)
+        if len(first):
+            new = keys[first]
+            self._touched.assign(new, self._table.pull(new, insert=False))
+        self._table.check(keys, grad)
+        self._table.apply(keys, grad, lr)
+
+    def changes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys that were trained since the last call, and by how much their values have changed."""
+        keys, before = self._touched.everything()
+        self._touched = _KeptTable(self._touched_spec)
+        return keys, self._table.pull(keys, insert=False) - before
+
+    def revise(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """The servers' values of rows that are here."""
+        self._table.revise(keys, values)
+
+
+# ---- Geo training: trainers train on rows and dense values of their own, and every k steps exchange what has
+# changed. Knows changes; leaves messages to `questions` and `dense`.
+#
+# What a trainer sends is divided by the number of trainers, as in Paddle's GeoCommunicator: servers add up,
+# so values move by the average of what trainers did with them.
+
+_LONGEST_SHARE = 1 << 24
+"""Values of one table in one message: 64 MB."""
+_AS_THEY_ARE = 0
+"""Step whose rows are asked for: rows wait for nobody here, whatever max_staleness says."""
+_ADD = -1.0
+"""Servers add what they get: SGD with this learning rate."""
+
+
+class CachedRows(Rows):
+    """A table as a forward pass sees it in geo training."""
+
+    def __init__(self, remote: RemoteTable) -> None:
+        self.remote = remote
+        sparse = remote.sparse
+        self.cache = Cache(sparse.name, sparse.spec.size, sparse.rule, sparse.spec.rows)
+        self._coming: Question | None = None
+
+    def prepare(self, batches: Sequence[torch.Tensor]) -> Question | None:
+        """What to ask for ahead of a batch in training: its rows that are not here, if there are any."""
+        self._settle()
+        question = self.remote.expect(batches)
+        _, missing = self.cache.known(question.keys)
+        if not question.insert or not len(missing):
+            return None
+        self._coming = self.remote.asking(question.keys[missing])
+        return self._coming
+
+    def _settle(self) -> None:
+        """Keep the rows that were asked for ahead. Nobody else has kept one of them meanwhile."""
+        if self._coming is not None:
+            coming, self._coming = self._coming, None
+            self.cache.add(coming.keys, coming.rows)
+
+    def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
+        lookup = self.remote.prepared(ids)
+        if not insert:  # evaluation: what others have done with rows that are kept here counts too
+            return lookup, self.remote.pull_rows(lookup.keys, insert=False)
+        rows, missing = self.cache.known(lookup.keys)
+        if len(missing) and self._coming is not None:
+            self._settle()
+            rows, missing = self.cache.known(lookup.keys)
+        if len(missing):
+            keys = lookup.keys[missing]
+            rows[missing] = pulled = self.remote.pull_rows(keys, insert=True)
+            self.cache.add(keys, pulled)
+        return lookup, rows
+
+    def pull_all(self) -> torch.Tensor | None:
+        return self.remote.pull_all()
+
+    def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
+        self.remote.add_gradient(keys, grad)
+
+    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
+        raise AssertionError("statistics in geo training should have been refused")
+
+
+class GeoExchange:
+    """`local_step` trains the dense parameters here."""
+
+    def __init__(
+        self,
+        client: Client,
+        dense: DenseParameters,
+        tables: Sequence[CachedRows],
+        servers: int,
+        *,
+        k_steps: int,
+        trainers: int,
+        local_step: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._dense = dense
+        self._tables = tables
+        self._servers = servers
+        self._k_steps = k_steps
+        self._trainers = trainers
+        self._local_step = local_step
+        self._before: dict[str, torch.Tensor] = {}
+        self._local_steps = 0
+        self.step = 0
+        self.ahead = 1
+
+    def start(self, step: int) -> None:
+        self.step = step
+
+    def push(self) -> None:
+        """Train here; exchange after every k-th step."""
+        if not self._before:
+            self._before = self._dense.values()
+        for table in self._tables:
+            merged = table.remote.take_gradients()
+            if merged is not None:
+                table.cache.train(merged.keys, merged.rows, table.remote.sparse.lr)
+        self._local_step()
+        self._local_steps += 1
+        self.step += 1
+        if self._local_steps >= self._k_steps:
+            self.flush()
+
+    def prefetch(self, batches: Batches) -> None:
+        cached = {table.remote: table for table in self._tables}
+        asked = [cached[remote].prepare(ids) for remote, ids in batches.items()]
+        ask_servers(self._client, self._servers, [each for each in asked if each is not None], _AS_THEY_ARE)
+
+    def refresh(self) -> None:
+        """What was trained here since the last exchange is exchanged first."""
+        self.flush()
+        pulls = self._dense.pulls(self.step, trained_only=True)
+        self._dense.take(Underway(self._client, pulls, [], self.step).wait())
+        self._before = {}
+
+    def flush(self) -> None:
+        """Send all changes, and go on from the servers' values."""
+        if not self._local_steps:
+            return
+        self._local_steps = 0
+        self._exchange_dense()
+        for table in self._tables:
+            keys, changes = table.cache.changes()
+            longest = max(1, _LONGEST_SHARE // changes.shape[1])
+            for start in range(0, len(keys), longest):
+                stop = start + longest
+                self._exchange_rows(table, keys[start:stop], changes[start:stop])
+
+    def _exchange_dense(self) -> None:
+        values = self._dense.values()
+        changes = {name: (value - self._before[name]) / self._trainers for name, value in values.items()}
+        push: list[list[Part]] = [[] for _ in range(self._servers)]
+        self._dense.add_push(push, changes, lr=_ADD)
+        for parts, wants in zip(push, self._dense.trained_wants, strict=True):
+            parts += wants
+        self._dense.take(Underway(self._client, push_requests(push, self.step - 1), [], self.step).wait())
+        self._before = {}
+
+    def _exchange_rows(self, table: CachedRows, keys: torch.Tensor, changes: torch.Tensor) -> None:
+        push: list[list[Part]] = [[] for _ in range(self._servers)]
+        merged, cuts = table.remote.in_order(Merged(keys, changes / self._trainers, None))
+        table.remote.add_push(push, merged, lr=_ADD)
+        question = table.remote.question(merged.keys, cuts, insert=True)
+        add_questions(push, [question])
+        Underway(self._client, push_requests(push, self.step - 1), [question], self.step)
+        table.cache.revise(merged.keys, question.rows)
+
+
+# ---- Dense parameters that no server holds: gradients averaged among the trainers, updated in each of them.
+# Knows torch.distributed; leaves sparse tables to the exchange that it wraps.
+
+
+class AllReduced:
+    """Steps of all trainers go together, whatever the servers do: an all-reduce waits for everyone."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        identity: Identity,
+        parameters: Sequence[torch.nn.Parameter],
+        buffers: Sequence[torch.Tensor],
+        local_step: Callable[[], None],
+    ) -> None:
+        self._exchange = exchange
+        self._parameters = parameters
+        self._local_step = local_step
+        join_group(identity)
+        for tensor in (*parameters, *buffers):  # all begin with trainer 0's values
+            dist.broadcast(tensor.data, src=0)
+
+    @property
+    def step(self) -> int:
+        return self._exchange.step
+
+    @property
+    def ahead(self) -> int:
+        return self._exchange.ahead
+
+    def start(self, step: int) -> None:
+        self._exchange.start(step)
+
+    def push(self) -> None:
+        self._average()
+        self._exchange.push()
+        self._local_step()
+
+    def prefetch(self, batches: Batches) -> None:
+        self._exchange.prefetch(batches)
+
+    def refresh(self) -> None:
+        self._exchange.refresh()
+
+    def flush(self) -> None:
+        self._exchange.flush()
+
+    def _average(self) -> None:
+        """One all-reduce over all gradients; who has none for a parameter counts as zero."""
+        if not self._parameters:
+            return
+        flat = torch.cat(
+            [
+                torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1).cpu()
+                for parameter in self._parameters
+            ]
+        )
+        dist.all_reduce(flat)
+        flat.div_(dist.get_world_size())
+        start = 0
+        for parameter in self._parameters:
+            stop = start + parameter.numel()
+            averaged = flat[start:stop].view_as(parameter).to(parameter.device)
+            if parameter.grad is None:
+                parameter.grad = averaged.clone()
+            else:
+                parameter.grad.copy_(averaged)
+            start = stop

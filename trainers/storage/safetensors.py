@@ -1,0 +1,103 @@
+"""Container: the safetensors format, written and read piece by piece.
+
+Knows https://github.com/huggingface/safetensors#format : u64 length of the header, a JSON header, the
+tensors' bytes without gaps. Written here and not by the library, because its `serialize` copies all tensors
+into one bytes object first; here header and tensors are views of the memory where they are. Leaves writing,
+checksums and names of files to others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from trainers.storage.files import Buffer
+
+_LENGTH = struct.Struct("<Q")
+_MOST_HEADER = 100_000_000  # as the library's own limit
+_NAMES = {torch.int64: "I64", torch.float32: "F32"}
+
+EVERY_TYPE = {
+    **_NAMES,
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+"""What models have besides, and the format a name for."""
+
+
+class ContainerError(ValueError):
+    """Bytes that are no safetensors file of tensors of these types."""
+
+
+def pack(
+    tensors: Mapping[str, torch.Tensor],
+    about: Mapping[str, str],
+    types: Mapping[torch.dtype, str] = _NAMES,
+) -> list[Buffer]:
+    """A file's content without a copy: header and views of the tensors, which must be contiguous, on the CPU.
+
+    The widest come first, so that every tensor starts at a multiple of its item size.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    header: dict[str, object] = {"__metadata__": dict(about)}
+    start = 0
+    for name, tensor in ordered:
+        stop = start + tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        header[name] = {"dtype": types[tensor.dtype], "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [_LENGTH.pack(len(text)) + text, *(view_of(tensor) for _, tensor in ordered)]
+
+
+def view_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, not a copy."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+
+
+def unpack(content: torch.Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[str, torch.Tensor]:
+    """Tensors by name, views into `content` (uint8). Raises ContainerError for anything off the format."""
+    if len(content) < _LENGTH.size:
+        raise ContainerError(f"{len(content)} bytes are too few for a header")
+    (length,) = _LENGTH.unpack(content[: _LENGTH.size].numpy().tobytes())
+    if length > min(len(content) - _LENGTH.size, _MOST_HEADER):
+        raise ContainerError(f"a header of {length} bytes in a file of {len(content)}")
+    begin = _LENGTH.size + length
+    try:
+        header = json.loads(content[_LENGTH.size : begin].numpy().tobytes())
+    except ValueError as error:
+        raise ContainerError(f"a header that is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise ContainerError("a header that is no object")
+    header.pop("__metadata__", None)
+    known = {word: dtype for dtype, word in types.items()}
+    return {name: _tensor(name, entry, content[begin:], known) for name, entry in header.items()}
+
+
+def _tensor(name: str, entry: Any, data: torch.Tensor, types: Mapping[str, torch.dtype]) -> torch.Tensor:
+    try:
+        dtype, shape, (start, stop) = types[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+        numbers = all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ContainerError(f"tensor {name!r} is not described: {entry!r}") from error
+    if not numbers or not start <= stop <= len(data) or stop - start != math.prod(shape) * dtype.itemsize:
+        raise ContainerError(f"tensor {name!r} of shape {shape} at {start} to {stop} of {len(data)} bytes")
+    piece = data[start:stop]
+    if piece.storage_offset() % dtype.itemsize:  # a file of another writer
+        piece = piece.clone()
+    return piece.view(dtype).view(shape)
