@@ -25,7 +25,7 @@ _REMEMBERED = 64
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """What a trainer orders: where, which id (`manifest.new_id`), which mode, and for a delta after which save."""
+    """What a trainer orders: where, which id (`manifest.new_id`), which mode, and after which save."""
 
     where: str
     id: str
