@@ -93,7 +93,8 @@ def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> Job
     given = [word for word in line.given if word.option.name == "config"]
     if not given:
         return NOTHING
-    from fleetrun.jobfile.meaning import load  # late: a TOML reader, which launches without one need not load
+    # Late: a TOML reader, which a launch without a job file need not load.
+    from fleetrun.jobfile.meaning import load
 
     return load(given[-1].text, environ, given[-1].spelling)
 

@@ -22,7 +22,8 @@ from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rounds.policy import Policy, Waiting
 from fleetrun.elastic.rounds.records import Cause, Node, Why
-from fleetrun.envs.network import LOOPBACK, Ports, split_endpoint
+from fleetrun.envs.addresses import split_endpoint
+from fleetrun.envs.network import LOOPBACK, Ports
 from fleetrun.envs.offers import Host, Offer
 from fleetrun.envs.secret import TOKEN
 from fleetrun.envs.settings import LaunchSettings, Resolved

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 from fleetrun.doctor.facts import Wanted
 from fleetrun.doctor.finding import Finding, failed, passed, warned
+from fleetrun.envs.addresses import split_endpoint
 from fleetrun.envs.contract import Role
-from fleetrun.envs.network import Ports, split_endpoint
+from fleetrun.envs.network import Ports
 from fleetrun.envs.offers import Host, Offer, counts
 from fleetrun.envs.secret import TOKEN
 from fleetrun.envs.settings import LaunchSettings, Resolved

@@ -21,7 +21,8 @@ from fleetrun.doctor.gathering import Gathering, Party
 from fleetrun.doctor.plan import Plan
 from fleetrun.doctor.surveyor import Surveyor, open_door
 from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
-from fleetrun.envs.network import Ports, split_endpoint
+from fleetrun.envs.addresses import split_endpoint
+from fleetrun.envs.network import Ports
 from fleetrun.envs.secret import TOKEN
 from fleetrun.envs.settings import Resolved
 from fleetrun.envs.shown import agreed, words

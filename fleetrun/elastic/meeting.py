@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fleetrun.elastic.stores.store import Store
-from fleetrun.envs.network import Ports, is_this_host, join_endpoint, split_endpoint
+from fleetrun.envs.addresses import join_endpoint, split_endpoint
+from fleetrun.envs.network import Ports, is_this_host
 from fleetrun.errors import LaunchError, PortError, ReservedPortError, UsageError
 from fleetrun.pod.loop import Loop
 

@@ -145,3 +145,13 @@ def meeting_point(text: str) -> str:
 
 def _missing() -> tuple[str, ...]:
     raise BadValue(_ENDPOINT)
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` -> host without brackets, port."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def join_endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

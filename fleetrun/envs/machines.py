@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from fleetrun.envs.addresses import join_endpoint
 from fleetrun.envs.choices import Choice, Choices, Placed, Source, parsed
-from fleetrun.envs.network import join_endpoint
 from fleetrun.envs.settings import OPTIONS
 from fleetrun.errors import UsageError
 

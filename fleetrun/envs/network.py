@@ -169,16 +169,6 @@ def _process_on(port: int) -> str | None:
     return "by a process of another user" if os.getuid() else None
 
 
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port` -> host without brackets, port."""
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def join_endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def is_this_host(host: str) -> bool:
     """Whether `host`, a name or an address, is one of this machine's own. The kernel decides: only those can
     be bound.

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fleetrun.envs.network import join_endpoint, split_endpoint
+from fleetrun.envs.addresses import join_endpoint, split_endpoint
 from fleetrun.envs.settings import LaunchSettings
 from fleetrun.errors import PortError, UsageError
 from fleetrun.frozen import dataclass

@@ -44,8 +44,8 @@ def make(runtime: Path) -> None:
 @contextlib.contextmanager
 def short(path: Path) -> Iterator[str]:
     """A name of this path that fits a socket address, which takes 107 bytes. Raises OSError."""
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
+        yield f"/proc/self/fd/{fd}/{path.name}"
     finally:
-        os.close(folder)
+        os.close(fd)

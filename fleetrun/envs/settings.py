@@ -227,7 +227,8 @@ class LaunchSettings:
         10.0, values.seconds_from(2.0), "TIME", env=("FLEETRUN_HEARTBEAT_TIMEOUT",),
         help="How long a machine may be silent before it counts as lost; 2 s or more.", shown_default="10s")
     elastic_level: int = _machine(
-        -1, values.whole(-1, 1), "LEVEL", env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
+        -1, values.whole(-1, 1), "LEVEL",
+        env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
         help="When a machine is lost: -1: end the job; 0: hold for another in its place, also for one whose "
              "process failed; 1: go on with those that are left, if enough.",
         shown_default="-1; 1 with MIN:MAX")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from fleetrun.envs.addresses import join_endpoint, split_endpoint
 from fleetrun.envs.machines import STORE_PORT
-from fleetrun.envs.network import LOOPBACK, is_this_host, join_endpoint, split_endpoint
+from fleetrun.envs.network import LOOPBACK, is_this_host
 from fleetrun.envs.settings import LaunchSettings
 from fleetrun.errors import UsageError
 from fleetrun.frozen import dataclass

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from fleetrun.envs.addresses import join_endpoint, split_endpoint
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role
 from fleetrun.envs.evaluators import evaluators
-from fleetrun.envs.network import join_endpoint, split_endpoint
 from fleetrun.envs.offers import Host, Offer
 from fleetrun.envs.ranges import written
 from fleetrun.envs.settings import LaunchSettings

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun.envs import companion
-from fleetrun.envs.network import Ports, split_endpoint
+from fleetrun.envs.addresses import split_endpoint
+from fleetrun.envs.network import Ports
 from fleetrun.envs.requirements import check_package
 from fleetrun.envs.settings import LaunchSettings
 from fleetrun.errors import LaunchError, PortError, UsageError

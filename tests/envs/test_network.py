@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.network import Ports, is_this_host, join_endpoint, split_endpoint
+from fleetrun.envs.addresses import join_endpoint, split_endpoint
+from fleetrun.envs.network import Ports, is_this_host
 from fleetrun.errors import PortError
 from tests.support.ports import free_port
 

@@ -183,8 +183,8 @@ def _as_typed(example):
     if isinstance(example, dict):
         return [f"{key}={value}" for key, value in example.items()]
     if isinstance(example, list):
-        parts = [",".join(map(str, part)) if isinstance(part, list) else str(part) for part in example]
-        return [*parts, *(joint.join(parts) for joint in ",:;")]
+        joined = [",".join(map(str, part)) if isinstance(part, list) else str(part) for part in example]
+        return [*joined, *(joint.join(joined) for joint in ",:;")]
     return [str(example)]
 
 
