@@ -24,8 +24,8 @@ from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rounds.policy import Policy, Waiting
 from fleetrun.elastic.rounds.records import Cause, Node, Round, Why
 from fleetrun.elastic.stores.store import Store
-from fleetrun.envs.offers import Offer
 from fleetrun.errors import LaunchError
+from fleetrun.plan.topology import Offer
 from fleetrun.pod.loop import Loop
 
 JOB = "bench"

@@ -11,9 +11,8 @@ from typing import Any
 import click
 from mkdocs.structure.files import File
 
-from fleetrun import usage
-from fleetrun.envs.options import ACTIONS, Group
-from fleetrun.envs.settings import OPTIONS
+from fleetrun import help
+from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Group
 from fleetrun.verbs import ASKING, LAUNCHING
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +49,7 @@ def _row(option: Any) -> str:
     metavar = option.metavar.replace("|", "\\|")
     cells = [
         f"{names} {metavar}".strip() + (f" (also {also})" if also else ""),
-        usage.default(option) if option.metavar else "",
+        help.default_text(option) if option.metavar else "",
         ", ".join(f"`{name}`" for name in option.env),
         option.help.replace("|", "\\|") + choices,
     ]

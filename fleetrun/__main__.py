@@ -20,7 +20,7 @@ except KeyboardInterrupt:  # Ctrl-C, sooner than anything could see to it
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from fleetrun.envs.choices import Placed
+    from fleetrun.envs.settings.command_line import Placed
 
 
 def main() -> None:

@@ -8,14 +8,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from fleetrun import usage, verbs
-from fleetrun.envs import argv as command_line
-from fleetrun.envs.argv import Given
-from fleetrun.envs.choices import parsed
-from fleetrun.envs.machines import Place, nowhere
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import Resolved
-from fleetrun.envs.wishes import NOTHING, JobFile
+from fleetrun import help, verbs
+from fleetrun.envs.settings import command_line
+from fleetrun.envs.settings.command_line import Given, parsed
+from fleetrun.envs.settings.options import NOTHING, JobFile, Resolved
+from fleetrun.envs.settings.resolve import Place, nowhere, resolve
 from fleetrun.errors import LaunchError, ScriptNotFoundError
 
 Run = Callable[[Resolved], int]
@@ -58,7 +55,7 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: P
 
         return completion.answer(environ["_FLEETRUN_COMPLETE"])
     if not argv:
-        _write(sys.stderr, usage.SHORT)
+        _write(sys.stderr, help.SHORT)
         return 2
     verb = verbs.asked(argv)
     if verb is not None:
@@ -82,7 +79,7 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: P
 
 
 def _save(resolved: Resolved, name: str) -> None:
-    from fleetrun.jobfile.writing import save, typed
+    from fleetrun.envs.settings.write_job_file import save, typed
 
     save(resolved, name)
     _write(sys.stderr, f"fleetrun: wrote {name}; start it with: fleetrun up {typed(name)}\n")
@@ -94,15 +91,15 @@ def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> Job
     if not given:
         return NOTHING
     # Late: a TOML reader, which a launch without a job file need not load.
-    from fleetrun.jobfile.meaning import load
+    from fleetrun.envs.settings.job_file import load_job_file
 
-    return load(given[-1].text, environ, given[-1].spelling)
+    return load_job_file(given[-1].text, environ, given[-1].spelling)
 
 
 def _answer(action: Given) -> str:
     """What `--help`, `--version` or `--show_completion` prints."""
     if action.option.name == "help":
-        return usage.help_text(_columns(sys.stdout) or _asked_columns() or usage.WIDEST, verbs.VERBS)
+        return help.help_text(_columns(sys.stdout) or _asked_columns() or help.WIDEST, verbs.VERBS)
     if action.option.name == "version":
         from importlib.metadata import version
 
@@ -123,7 +120,7 @@ def _report(error: LaunchError) -> None:
         lines += [f"  {printable(line)}" for line in error.hint.splitlines()]
     columns = _columns(sys.stderr)
     if columns:
-        lines = [usage.wrapped(line, columns - 1, indent="    ", first="") for line in lines]
+        lines = [help.wrapped(line, columns - 1, indent="    ", first="") for line in lines]
     _write(sys.stderr, "\n".join(lines) + "\n")
 
 
@@ -142,9 +139,9 @@ def _columns(stream: TextIO | None) -> int | None:
     if stream is None or not stream.isatty():
         return None
     try:
-        return _asked_columns() or os.get_terminal_size(stream.fileno()).columns or usage.WIDEST
+        return _asked_columns() or os.get_terminal_size(stream.fileno()).columns or help.WIDEST
     except OSError:
-        return usage.WIDEST
+        return help.WIDEST
 
 
 def _asked_columns() -> int | None:

@@ -10,8 +10,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 from fleetrun import verbs
-from fleetrun.envs.options import ACTIONS, Option, Takes
-from fleetrun.envs.settings import OPTIONS
+from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Option, Takes
 
 VARIABLE = "_FLEETRUN_COMPLETE"
 """The shell's completion script sets it and calls the command again."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from fleetrun.console import narrator
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.display import console_for
-from fleetrun.envs.network import Ports
-from fleetrun.envs.secret import TOKEN
-from fleetrun.envs.settings import Resolved
-from fleetrun.envs.shown import banner as banner_rows
-from fleetrun.envs.site import Site, locate
+from fleetrun.envs.contract import TOKEN
+from fleetrun.envs.settings.options import Resolved
+from fleetrun.envs.settings.show import banner as banner_rows
+from fleetrun.host.network import Ports
+from fleetrun.plan.site import Site, locate
 from fleetrun.pod import logfiles
 from fleetrun.pod.guardian import Guard
 from fleetrun.pod.job import job_spec
@@ -66,7 +66,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
 
 def _submit(resolved: Resolved, stage: Stage, signals: Signals, guard: Guard) -> int:
     """Hand the job to an engine."""
-    from fleetrun.jobfile.carried import words_to_carry  # late: one machine needs none of these
+    from fleetrun.envs.settings.write_job_file import words_to_carry  # late: one machine needs none of these
     from fleetrun.schedulers.base import Submission, scheduler
 
     if "config" in resolved.words and not resolved.settings.dry_run:

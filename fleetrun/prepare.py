@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from fleetrun.envs import devices, topology
-from fleetrun.envs.contract import Role
-from fleetrun.envs.network import Ports, is_this_host
-from fleetrun.envs.offers import Host, Offer, offer
-from fleetrun.envs.secret import TOKEN, token_flaw
-from fleetrun.envs.settings import LaunchSettings, Resolved
-from fleetrun.envs.site import Site
+from fleetrun.envs.contract import TOKEN, Role, token_flaw
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.host import devices
+from fleetrun.host.network import Ports, is_this_host
+from fleetrun.plan import topology
+from fleetrun.plan.site import Site
+from fleetrun.plan.topology import Host, Offer, offer
 from fleetrun.pod import program
 from fleetrun.pod.job import command, pod_spec
 from fleetrun.pod.spec import PodSpec

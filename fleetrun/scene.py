@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleetrun import files
 from fleetrun.console.console import Console
 from fleetrun.console.text import printable
 from fleetrun.control.board import Board, facts_of_launch
 from fleetrun.control.service import Control
-from fleetrun.envs import runfolder
-from fleetrun.envs.settings import LaunchSettings, Resolved
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.observer import Observer
@@ -42,14 +42,14 @@ class Scene:
         self._resolved = resolved
         self._console = console
         self._loop = loop
-        self._runtime = runfolder.folder(os.environ)
+        self._runtime = files.run_folder(os.environ)
         log_dir = Path(self.settings.log_dir).absolute()
         self.journal = Journal(journal_path(log_dir, self.settings.job_id, pod))
         self.marks = Marks(marks_path(log_dir, self.settings.job_id, pod), loop)
         self.journal.listen(self.marks.heard)
         if (hear := console.listener) is not None:
             self.journal.listen(lambda event: hear(encoded(event)))
-        self.desk = Desk(loop, runfolder.progress_socket(self._runtime, pod), self.journal.write)
+        self.desk = Desk(loop, files.progress_socket(self._runtime, pod), self.journal.write)
         self.companions: set[int] = set()
         """The processes beside the job, by pid: what sweeps up behind containers spares them."""
         self.hurry: int | None = None

@@ -20,7 +20,7 @@ from fleetrun.console.narrator import (
     restarts_in_words,
 )
 from fleetrun.console.text import read_tail
-from fleetrun.envs.settings import LaunchSettings
+from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.pod import cgroup, logfiles
 from fleetrun.pod.follow import Watch
 from fleetrun.pod.gpulog import GpuLog

@@ -22,14 +22,13 @@ from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rounds.policy import Policy, Waiting
 from fleetrun.elastic.rounds.records import Cause, Node, Why
-from fleetrun.envs.addresses import split_endpoint
-from fleetrun.envs.network import LOOPBACK, Ports
-from fleetrun.envs.offers import Host, Offer
-from fleetrun.envs.secret import TOKEN
-from fleetrun.envs.settings import LaunchSettings, Resolved
-from fleetrun.envs.shown import agreed, words
-from fleetrun.envs.site import Site
-from fleetrun.envs.topology import check_complete, placed
+from fleetrun.envs.contract import TOKEN
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
+from fleetrun.envs.settings.parsing import split_endpoint
+from fleetrun.envs.settings.show import agreed, words
+from fleetrun.host.network import LOOPBACK, Ports
+from fleetrun.plan.site import Site
+from fleetrun.plan.topology import Host, Offer, check_complete, placed
 from fleetrun.pod import logfiles
 from fleetrun.pod.container import Ended
 from fleetrun.pod.peers import Peers

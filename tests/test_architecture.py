@@ -156,7 +156,7 @@ def test_the_contract_stands_on_the_standard_library():
         seen.add(module)
         waiting += [target for target in IMPORTS[module] if target in MODULES and target not in seen]
     outside = {package_of(target) for module in seen for target in IMPORTS[module] - seen}
-    assert seen - {"fleetrun.frozen"} == {
+    assert seen - {"fleetrun.values"} == {
         f"fleetrun.envs.{name}"
         for name in (
             "agreed",

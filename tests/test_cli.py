@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.cli import main
-from fleetrun.envs.settings import Resolved
+from fleetrun.envs.settings.options import Resolved
 from fleetrun.errors import ScriptNotFoundError
 from fleetrun.verbs import VERBS
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetrun import frozen
-from fleetrun.envs.settings import LaunchSettings
+from fleetrun import values as frozen
+from fleetrun.envs.settings.options import LaunchSettings
 
 
 @frozen.dataclass(frozen=True, slots=True, kw_only=True)

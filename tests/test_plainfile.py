@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.plainfile import open_plain, write_anew
+from fleetrun.files import open_plain, write_anew
 
 KINDS: list[Callable[[Path], object]] = [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")]
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from fleetrun.envs.options import ACTIONS, Group
-from fleetrun.envs.settings import OPTIONS
-from fleetrun.usage import SHORT, help_text, wrapped
+from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Group
+from fleetrun.help import SHORT, help_text, wrapped
 from fleetrun.verbs import VERBS
 
 

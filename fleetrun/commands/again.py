@@ -12,8 +12,8 @@ import click
 
 from fleetrun.commands.find import Past, find_past, history_of, of_any, still_running
 from fleetrun.console.text import printable
+from fleetrun.envs.settings.write_job_file import Recorded, again
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.jobfile.recorded import Recorded, again
 from fleetrun.record.history import History
 
 _HELP = """Launch JOB once more with exactly the same settings: the options that it was started with (typed,

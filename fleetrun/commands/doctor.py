@@ -13,11 +13,11 @@ import click
 
 from fleetrun.commands.output import room, write
 from fleetrun.doctor.visit import Visit
-from fleetrun.envs import argv as command_line
-from fleetrun.envs.argv import CommandLine
-from fleetrun.envs.wishes import NOTHING, JobFile
+from fleetrun.envs.settings import command_line
+from fleetrun.envs.settings.command_line import CommandLine
+from fleetrun.envs.settings.job_file import load_job_file
+from fleetrun.envs.settings.options import NOTHING, JobFile
 from fleetrun.errors import UsageError
-from fleetrun.jobfile.meaning import load
 
 _HELP = """Check this machine before a long job, and with --nnodes or --ips the others too.
 
@@ -85,7 +85,7 @@ _OF_A_PLAN = ("json", "dry_run", "save")
 def _job_file(line: CommandLine) -> JobFile:
     """What --config names."""
     given = [each for each in line.given if each.option.name == "config"]
-    return load(given[-1].text, os.environ, given[-1].spelling) if given else NOTHING
+    return load_job_file(given[-1].text, os.environ, given[-1].spelling) if given else NOTHING
 
 
 def _say(text: str) -> None:

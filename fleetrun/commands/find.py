@@ -20,7 +20,7 @@ import click
 
 from fleetrun.console.text import printable
 from fleetrun.control.running import Running, running
-from fleetrun.envs import ranges
+from fleetrun.envs.settings import parsing
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import History, Known, UnreadableError, names, read, records
 
@@ -278,7 +278,7 @@ def processes_elsewhere(history: History) -> list[Away]:
 
 def _processes_on(node: str, here: Mapping[str, Any]) -> Iterator[Away]:
     for role, text in here.items():
-        for rank in sorted(ranges.read(str(text)) or ()):
+        for rank in sorted(parsing.rank_set(str(text)) or ()):
             yield Away(node, role, rank)
 
 
@@ -333,7 +333,7 @@ def list_ranks(there: Iterable[Known | Away]) -> str:
     by_role: dict[str, list[int]] = {}
     for each in there:
         by_role.setdefault(each.role, []).extend([] if each.rank is None else [each.rank])
-    return ", ".join(f"{role} {ranges.written(ranks)}".strip() for role, ranks in by_role.items())
+    return ", ".join(f"{role} {parsing.written_ranks(ranks)}".strip() for role, ranks in by_role.items())
 
 
 def _where(others: Sequence[Away]) -> str:
@@ -360,7 +360,7 @@ def _roles(text: str, there: set[str]) -> set[str]:
 
 
 def _ranks(text: str) -> frozenset[int]:
-    found = ranges.read(text)
+    found = parsing.rank_set(text)
     if found is None:
         raise UsageError(f"--rank {text}: it must be ranks, such as 0, 0,3 or 0-2,5")
     return found

@@ -6,9 +6,8 @@ import sys
 
 import click
 
+from fleetrun.envs.settings.write_job_file import create, template, typed
 from fleetrun.errors import LaunchError
-from fleetrun.jobfile.template import template
-from fleetrun.jobfile.writing import create, typed
 
 _HELP = """Write a job file with every option, commented out, into FILE (job.toml). A file that is there stays
 as it is. To turn a command line into a job file, use `fleetrun OPTIONS --dry_run --save FILE SCRIPT`.

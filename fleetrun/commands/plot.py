@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fleetrun.commands.find import find_any, history_of, of_any
-from fleetrun.envs.requirements import check_package
+from fleetrun.host.interpreter import check_package
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from fleetrun.envs.argv import read
+from fleetrun.envs.settings.command_line import read
 from fleetrun.errors import UsageError
 
 DEFAULT = "job.toml"

@@ -13,8 +13,8 @@ import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleetrun.frozen import dataclass
-from fleetrun.plainfile import open_plain
+from fleetrun.files import open_plain
+from fleetrun.values import dataclass
 
 # ---- Text into rows of a terminal, broken between words. Some characters take two columns, and some none.
 

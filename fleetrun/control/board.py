@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetrun.envs.contract import Role
-from fleetrun.frozen import dataclass
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.pod import Pod
 from fleetrun.pod.restarts import Restart
 from fleetrun.pod.result import Failure, Hang
+from fleetrun.values import dataclass
 
 if TYPE_CHECKING:
     from fleetrun.progress.reports import Report

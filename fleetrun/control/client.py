@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun.control.server import peer
-from fleetrun.envs.runfolder import short
+from fleetrun.files import short_socket_path
 
 _LONGEST = 64 << 20
 
@@ -76,7 +76,7 @@ class Question:
     def _ask(self, path: Path, request: Mapping[str, Any]) -> None:
         self._patience()
         try:
-            with short(path) as name:
+            with short_socket_path(path) as name:
                 self._socket.connect(name)
         except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
             raise Gone("nobody listens there") from None

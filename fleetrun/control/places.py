@@ -12,7 +12,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleetrun.envs import runfolder
+from fleetrun import files
 
 SUFFIX = ".sock"
 
@@ -22,9 +22,9 @@ def folders(environ: Mapping[str, str]) -> list[Path]:
 
     A folder that somebody chose is the only one.
     """
-    first = runfolder.folder(environ)
+    first = files.run_folder(environ)
     login = Path(f"/run/user/{os.getuid()}/fleetrun")
-    plain = runfolder.folder({})
+    plain = files.run_folder({})
     return list(dict.fromkeys((first, login, plain))) if first in (login, plain) else [first]
 
 
@@ -68,7 +68,7 @@ def _deaf(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, kind) as probe, contextlib.suppress(OSError):
         probe.setblocking(False)
         try:
-            with runfolder.short(path) as name:
+            with files.short_socket_path(path) as name:
                 probe.connect(name)
         except ConnectionRefusedError:
             return True

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fleetrun.envs.runfolder import short
+from fleetrun.files import short_socket_path
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 
 Message = dict[str, Any]
@@ -92,7 +92,7 @@ def _listen(made: socket.socket, path: Path) -> int:
     """
     aside = path.with_name(f".{path.name}")
     aside.unlink(missing_ok=True)
-    with short(aside) as name:
+    with short_socket_path(aside) as name:
         made.bind(name)
     aside.chmod(0o600)
     made.listen(MOST)

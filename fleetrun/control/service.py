@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from fleetrun import files
 from fleetrun.control.board import Board
 from fleetrun.control.server import Later, Message, Say, Server
-from fleetrun.envs import runfolder
 from fleetrun.pod.loop import Loop
 
 Interrupt = Callable[[int], None]
@@ -44,8 +44,8 @@ class Control:
     def open(self, runtime: Path) -> None:
         """From now on people can ask. Without a place for the socket the job runs all the same."""
         try:
-            runfolder.make(runtime)
-            path = runfolder.control_socket(runtime, self.board.facts.pod)
+            files.make_run_folder(runtime)
+            path = files.control_socket(runtime, self.board.facts.pod)
             self._server = Server(self._loop, path, self.answer)
         except OSError as error:
             why = error.strerror or error

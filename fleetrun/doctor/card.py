@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fleetrun.doctor.finding import Finding, Verdict
-from fleetrun.envs import addresses
-from fleetrun.envs.values import BadValue
+from fleetrun.envs.settings import parsing
+from fleetrun.envs.settings.parsing import BadValue
 
 MOST_BYTES = 1 << 20
 _MOST_FINDINGS = 40
@@ -81,8 +81,8 @@ def unpack(data: bytes) -> Card:
         raise BadCardError("it lacks options or findings")
     port = _number(row, "port")
     try:
-        addresses.host(_text(row, "address"))
-        addresses.port(str(port))
+        parsing.host(_text(row, "address"))
+        parsing.port(str(port))
     except BadValue as error:
         raise BadCardError(f"where it is: {error}") from None
     return Card(

@@ -13,15 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fleetrun import files
 from fleetrun.doctor import drivers, judge_devices, judge_host, judge_network, measure, torchasked
 from fleetrun.doctor.facts import Machine, Wanted
 from fleetrun.doctor.finding import Finding, warned
 from fleetrun.doctor.plan import Plan
-from fleetrun.envs import runfolder
-from fleetrun.envs.contract import VISIBLE_VARIABLE
-from fleetrun.envs.inherited import without_contract
-from fleetrun.envs.secret import TOKEN
-from fleetrun.envs.settings import LaunchSettings
+from fleetrun.envs.contract import TOKEN, VISIBLE_VARIABLE, without_contract
+from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.pod.job import command
 
 PATIENCE = 20.0
@@ -65,9 +63,9 @@ def _environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
 def _runtime_error(environ: Mapping[str, str]) -> str:
     """Why sockets of launches cannot be made; makes the folder, as a launch would."""
     try:
-        runfolder.make(runfolder.folder(environ))
+        files.make_run_folder(files.run_folder(environ))
     except OSError as error:
-        return f"{runfolder.folder(environ)}: {error.strerror}" if error.strerror else str(error)
+        return f"{files.run_folder(environ)}: {error.strerror}" if error.strerror else str(error)
     return ""
 
 

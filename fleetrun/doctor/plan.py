@@ -11,14 +11,13 @@ from typing import TypeVar
 
 from fleetrun.doctor.facts import Wanted
 from fleetrun.doctor.finding import Finding, failed, passed, warned
-from fleetrun.envs.addresses import split_endpoint
-from fleetrun.envs.contract import Role
-from fleetrun.envs.network import Ports
-from fleetrun.envs.offers import Host, Offer, counts
-from fleetrun.envs.secret import TOKEN
-from fleetrun.envs.settings import LaunchSettings, Resolved
-from fleetrun.envs.site import Site, locate
+from fleetrun.envs.contract import TOKEN, Role
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
+from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.errors import LaunchError
+from fleetrun.host.network import Ports
+from fleetrun.plan.site import Site, locate
+from fleetrun.plan.topology import Host, Offer, process_counts
 from fleetrun.prepare import check_program, host_of, offer_of, take_token
 
 T = TypeVar("T")
@@ -111,7 +110,7 @@ def extras(settings: LaunchSettings, installed: Callable[[str], bool]) -> Iterat
 def wanted(
     settings: LaunchSettings, site: Site, host: Host, offer: Offer | None, environ: Mapping[str, str]
 ) -> Wanted:
-    number = counts(settings, host)
+    number = process_counts(settings, host)
     trainer = settings.wish(Role.TRAINER)
     environ = {**environ, **dict(settings.environment), **dict(trainer.environment)}
     endpoints = _endpoints(offer) if offer is not None else ()

@@ -21,13 +21,13 @@ from fleetrun.doctor.gathering import Gathering, Party
 from fleetrun.doctor.plan import Plan
 from fleetrun.doctor.surveyor import Surveyor, open_door
 from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
-from fleetrun.envs.addresses import split_endpoint
-from fleetrun.envs.network import Ports
-from fleetrun.envs.secret import TOKEN
-from fleetrun.envs.settings import Resolved
-from fleetrun.envs.shown import agreed, words
-from fleetrun.envs.site import Site
+from fleetrun.envs.contract import TOKEN
+from fleetrun.envs.settings.options import Resolved
+from fleetrun.envs.settings.parsing import split_endpoint
+from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError
+from fleetrun.host.network import Ports
+from fleetrun.plan.site import Site
 from fleetrun.pod.loop import Loop
 
 Say = Callable[[str], None]

@@ -14,12 +14,11 @@ from fleetrun.doctor.facts import Machine
 from fleetrun.doctor.finding import Finding, exit_code
 from fleetrun.doctor.plan import Plan, make
 from fleetrun.doctor.show import Section
-from fleetrun.envs.argv import CommandLine
-from fleetrun.envs.network import Ports
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import Resolved
-from fleetrun.envs.wishes import JobFile
+from fleetrun.envs.settings.command_line import CommandLine
+from fleetrun.envs.settings.options import JobFile, Resolved
+from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
+from fleetrun.host.network import Ports
 from fleetrun.schedulers.placing import place
 
 Say = Callable[[str], None]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fleetrun.elastic.stores.store import Store
-from fleetrun.envs.addresses import join_endpoint, split_endpoint
-from fleetrun.envs.network import Ports, is_this_host
+from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
 from fleetrun.errors import LaunchError, PortError, ReservedPortError, UsageError
+from fleetrun.host.network import Ports, is_this_host
 from fleetrun.pod.loop import Loop
 
 if TYPE_CHECKING:

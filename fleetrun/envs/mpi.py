@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetrun.envs.agreed import agreed_port
+from fleetrun.envs.contract import agreed_port
 
 _HYDRA = "hydra_pmi_proxy"
 _JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri")

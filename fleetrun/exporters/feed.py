@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from fleetrun.envs import companion
-from fleetrun.envs.addresses import split_endpoint
-from fleetrun.envs.network import Ports
-from fleetrun.envs.requirements import check_package
-from fleetrun.envs.settings import LaunchSettings
+from fleetrun.envs.settings.options import LaunchSettings
+from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.errors import LaunchError, PortError, UsageError
 from fleetrun.exporters import job_state
+from fleetrun.host import interpreter
+from fleetrun.host.interpreter import check_package
+from fleetrun.host.network import Ports
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
@@ -179,8 +179,8 @@ class Feed:
         self._companion = Companion(
             self._loop,
             self._beside,
-            companion.command("fleetrun.exporters"),
-            companion.environment(os.environ),
+            interpreter.helper_command("fleetrun.exporters"),
+            interpreter.helper_environment(os.environ),
             heard=self._heard,
             ended=self._ended,
             keep=keep,

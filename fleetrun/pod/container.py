@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 
 from fleetrun.errors import LaunchError
-from fleetrun.frozen import dataclass
-from fleetrun.plainfile import write_anew
+from fleetrun.files import write_anew
 from fleetrun.pod import logfiles
 from fleetrun.pod.errorfile import ErrorRecord, read_dismissed, read_error
 from fleetrun.pod.process import Process
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.pod.status import Exit, Status, move
+from fleetrun.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

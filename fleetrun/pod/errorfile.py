@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fleetrun.frozen import dataclass
-from fleetrun.plainfile import open_plain
+from fleetrun.files import open_plain
+from fleetrun.values import dataclass
 
 _MAX_BYTES = 1 << 20
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)

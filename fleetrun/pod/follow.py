@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetrun.plainfile import open_plain
+from fleetrun.files import open_plain
 from fleetrun.pod.logfiles import Trimmer, rotated_away
 from fleetrun.pod.loop import Loop, Timer
 

@@ -22,11 +22,11 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from fleetrun.frozen import dataclass
 from fleetrun.pod import cgroup, linux
 from fleetrun.pod.process import end_descendants
 from fleetrun.pod.signals import Signals, governed
 from fleetrun.pod.status import Exit
+from fleetrun.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

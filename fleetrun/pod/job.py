@@ -8,13 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fleetrun.envs import contract, runfolder
+from fleetrun import files
+from fleetrun.envs import contract
 from fleetrun.envs.contract import Member, Role
-from fleetrun.envs.settings import LaunchSettings
-from fleetrun.envs.wishes import RoleWish
-from fleetrun.frozen import replace
+from fleetrun.envs.settings.options import LaunchSettings, RoleWish
 from fleetrun.pod.logfiles import log_path
 from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
+from fleetrun.values import replace
 
 _RESTARTS = ("PADDLE_RESTART_COUNT",)
 _RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
@@ -56,7 +56,7 @@ def pod_spec(
     base = {**contract.without_contract(environ), **dict(settings.environment)}
     threads = None if "OMP_NUM_THREADS" in base else max(1, cores // _local_trainers(members))
     log_dir = Path(settings.log_dir).absolute()
-    progress = runfolder.progress_socket(runfolder.folder(environ), pod)
+    progress = files.progress_socket(files.run_folder(environ), pod)
     containers = []
     for member in members:
         placed = replace(

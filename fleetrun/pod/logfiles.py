@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.plainfile import open_plain
+from fleetrun.files import open_plain
 from fleetrun.pod import linux
 
 LATEST = "latest"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleetrun.frozen import dataclass
 from fleetrun.pod.status import Exit
+from fleetrun.values import dataclass
 
 # 2: the command line was wrong; 126, 127: the program cannot be run. Trying again gives the same.
 HOPELESS = frozenset({2, 126, 127})

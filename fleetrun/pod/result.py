@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleetrun.envs.contract import Role
-from fleetrun.frozen import dataclass
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.errorfile import ErrorRecord
 from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec
+from fleetrun.values import dataclass
 
 TIMEOUT = 124
 LOST_GUARD = 125

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fleetrun.envs import contract
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.frozen import dataclass, field
+from fleetrun.values import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import signal
 from enum import StrEnum
 
-from fleetrun.frozen import dataclass
+from fleetrun.values import dataclass
 
 
 class Status(StrEnum):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleetrun.envs import runfolder
+from fleetrun import files
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 
@@ -53,7 +53,7 @@ class Desk:
     def open(self) -> OSError | None:
         """Make the folder and the socket; what stood in the way, if anything."""
         try:
-            runfolder.make(self._path.parent)
+            files.make_run_folder(self._path.parent)
             self._socket = _bound(self._path)
         except OSError as error:
             return error
@@ -156,7 +156,7 @@ class Desk:
 def _bound(path: Path) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
     try:
-        with runfolder.short(path) as name:
+        with files.short_socket_path(path) as name:
             sock.bind(name)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     except OSError:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleetrun.envs.contract import Role
-from fleetrun.frozen import dataclass, field
+from fleetrun.values import dataclass, field
 
 LARGEST = 8192
 """Bytes of a datagram."""

@@ -9,8 +9,8 @@ from collections import deque
 from itertools import islice
 from typing import Any, NamedTuple
 
-from fleetrun.frozen import replace
 from fleetrun.progress.reports import MOST_VALUES, Report
+from fleetrun.values import replace
 
 WINDOW = 10.0  # seconds that the pace is of
 _PAUSES = ((60.0, 1.0), (3600.0, 10.0), (math.inf, 60.0))

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetrun.envs.filed import parts
-from fleetrun.envs.settings import LaunchSettings, Resolved
-from fleetrun.envs.shown import words
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
+from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 VERSION = "0.1.0"
@@ -35,7 +34,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
         "python": sys.executable,
         "typed": sys.argv[1:],
         "argv": list(words(resolved, but=resolved.engine)),
-        "job_file": parts(settings),
+        "job_file": job_file_parts(settings),
         "mode": str(spec.mode),
         "nnodes": _machines(settings, spec),
         "log_dir": str(spec.log_dir),

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleetrun.plainfile import open_plain
+from fleetrun.files import open_plain
 
 PIECE = 256 * 1024
 LONGEST = 1 << 20

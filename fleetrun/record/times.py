@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleetrun.plainfile import open_plain
+from fleetrun.files import open_plain
 from fleetrun.record.marks import REST
 
 _DIGITS = 18  # of a size, at most

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Protocol
 
-from fleetrun.envs.settings import OPTIONS, LaunchSettings
+from fleetrun.envs.settings.options import OPTIONS, LaunchSettings
 from fleetrun.errors import UsageError
 from fleetrun.pod.guardian import Guard
 from fleetrun.pod.loop import Loop

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from fleetrun.envs.addresses import join_endpoint
-from fleetrun.envs.choices import Placed
+from fleetrun.envs.settings.command_line import Placed
+from fleetrun.envs.settings.parsing import join_endpoint
 from fleetrun.errors import LaunchError
 from fleetrun.schedulers import clients
 from fleetrun.schedulers.base import Submission

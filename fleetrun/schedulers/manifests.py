@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetrun.envs.machines import STORE_PORT
+from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import UsageError
 from fleetrun.schedulers.base import Options, Submission, gpus
 from fleetrun.schedulers.pods import Pod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fleetrun.envs import mpi
-from fleetrun.envs.choices import Placed
+from fleetrun.envs.settings.command_line import Placed
 from fleetrun.errors import UsageError
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 
-from fleetrun.envs.choices import Placed
 from fleetrun.envs.contract import inside_container
+from fleetrun.envs.settings.command_line import Placed
 
 _PLACERS: Mapping[str, Collection[str]] = {
     "mpi": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from fleetrun.envs.addresses import join_endpoint
-from fleetrun.envs.agreed import agreed_port
-from fleetrun.envs.choices import Placed
+from fleetrun.envs.contract import agreed_port
+from fleetrun.envs.settings.command_line import Placed
+from fleetrun.envs.settings.parsing import join_endpoint
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import clients
 from fleetrun.schedulers.base import FLEETRUN, Options, Submission, gpus, processes

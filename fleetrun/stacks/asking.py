@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetrun.plainfile import open_plain
+from fleetrun.files import open_plain
 from fleetrun.stacks.processes import belongs, blocking, catches, state_of, waits_for
 from fleetrun.stacks.taken import Target
 from fleetrun.stacks.traces import Thread, of_faulthandler

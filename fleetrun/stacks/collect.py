@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from fleetrun.envs.companion import environment
+from fleetrun.host.interpreter import helper_environment
 from fleetrun.stacks import processes, spy
 from fleetrun.stacks.asking import ask, can_ask
 from fleetrun.stacks.spy import SpyError
@@ -56,7 +56,7 @@ def collect(targets: Sequence[Target], within: float, program: str | None) -> Co
     """In the order of the targets, each with the Python processes below it. Takes little more than `within`
     seconds, whatever the processes do. `program` is py-spy (`spy.find`), None: it is not here.
     """
-    means = Means(program=program, env=environment(os.environ), deadline=time.monotonic() + within)
+    means = Means(program=program, env=helper_environment(os.environ), deadline=time.monotonic() + within)
     jobs = [(target, pid) for target in targets for pid in _pids(target)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         taken = tuple(pool.map(lambda job: take(job[0], job[1], means), jobs))

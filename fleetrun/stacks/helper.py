@@ -9,8 +9,8 @@ import json
 import os
 from collections.abc import Callable, Sequence
 
-from fleetrun.envs.companion import command, environment
 from fleetrun.errors import LaunchError
+from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.container import Container
 from fleetrun.pod.loop import Loop
@@ -31,7 +31,7 @@ class Taker:
     """
 
     def __init__(self, loop: Loop, beside: set[int], why: str, argv: Sequence[str] = ()) -> None:
-        self._argv = argv or command("fleetrun.stacks")
+        self._argv = argv or helper_command("fleetrun.stacks")
         self._loop = loop
         self._beside = beside
         self._why = why
@@ -80,7 +80,7 @@ class _Taking:
                 self._loop,
                 self._beside,
                 argv,
-                environment(os.environ),
+                helper_environment(os.environ),
                 heard=self._heard,
                 ended=self._ended,
             )

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleetrun.envs.names import MARK
+from fleetrun.envs.contract import MARK
 from fleetrun.pod.process import children_of
 
 MOST_BELOW = 16

@@ -6,10 +6,10 @@ import pytest
 
 from fleetrun.console import narrator
 from fleetrun.console.text import MASK
-from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.shown import banner as rows
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.envs.settings.show import banner as rows
 from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 
 

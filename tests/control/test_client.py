@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.control.client import Gone, NoAnswer, Question, ask, ask_all
-from fleetrun.envs.runfolder import short
+from fleetrun.files import short_socket_path
 from tests.support.serving import serving
 from tests.support.waiting import eventually, state_of
 
@@ -19,7 +19,7 @@ from tests.support.waiting import eventually, state_of
 def listening(path: Path) -> socket.socket:
     """Listens, and never answers by itself."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with short(path) as name:
+    with short_socket_path(path) as name:
         server.bind(name)
     server.listen()
     return server
@@ -58,7 +58,7 @@ def test_one_with_a_full_backlog_is_busy(tmp_path):
         callers = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
         for each in callers:
             each.setblocking(False)
-            with short(tmp_path / "abcdef.sock") as name:
+            with short_socket_path(tmp_path / "abcdef.sock") as name:
                 each.connect_ex(name)
         with pytest.raises(NoAnswer):
             ask(tmp_path / "abcdef.sock", {}, 0.01)

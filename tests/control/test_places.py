@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from fleetrun.control.places import folders, sockets, take_away, trusted
-from fleetrun.envs.runfolder import short
+from fleetrun.files import short_socket_path
 from tests.support.serving import serving
 
 
 def dead(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Path:
     """As a launcher leaves it that was killed."""
-    with socket.socket(socket.AF_UNIX, kind) as server, short(path) as name:
+    with socket.socket(socket.AF_UNIX, kind) as server, short_socket_path(path) as name:
         server.bind(name)
     return path
 
@@ -88,7 +88,7 @@ def test_the_reports_of_a_job_that_cannot_be_asked_stay(tmp_path):
     path = dead(tmp_path / "abcdef.sock")
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as desk,
-        short(tmp_path / "abcdef.progress") as name,
+        short_socket_path(tmp_path / "abcdef.progress") as name,
     ):
         desk.bind(name)
         take_away(path)

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from fleetrun.control.running import running
-from fleetrun.envs.runfolder import short
+from fleetrun.files import short_socket_path
 from fleetrun.record.journal import Journal, journal_path
 from tests.support.serving import serving, status_of
 
@@ -40,7 +40,10 @@ def test_the_oldest_first(folder, environ):
 
 
 def test_what_a_killed_one_left_is_taken_away(folder, environ):
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server, short(folder / "abcdef.sock") as name:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server,
+        short_socket_path(folder / "abcdef.sock") as name,
+    ):
         server.bind(name)
         server.listen()
     assert running(environ, PATIENCE) == []
@@ -50,7 +53,7 @@ def test_what_a_killed_one_left_is_taken_away(folder, environ):
 def test_one_that_does_not_answer_is_known_by_its_open_record(folder, environ, tmp_path):
     journal = Journal(journal_path(tmp_path, "my.job", "abcdef"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        with short(folder / "abcdef.sock") as name:
+        with short_socket_path(folder / "abcdef.sock") as name:
             server.bind(name)
         server.listen()
         (found,) = running(environ, timeout=0.01)

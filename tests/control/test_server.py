@@ -13,7 +13,7 @@ import pytest
 from fleetrun.control import server as module
 from fleetrun.control.client import Gone, ask
 from fleetrun.control.server import LONGEST, MOST, Server, heard, plain
-from fleetrun.envs.runfolder import short
+from fleetrun.files import short_socket_path
 from fleetrun.pod.loop import Loop
 from tests.support.serving import serving
 from tests.support.waiting import eventually
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
 def call(path: Path) -> socket.socket:
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     caller.settimeout(60)
-    with short(path) as name:
+    with short_socket_path(path) as name:
         caller.connect(name)
     return caller
 

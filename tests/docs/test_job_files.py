@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Role
-from fleetrun.envs.resolve import resolve
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.job_file import _OF_EVALUATORS, load_job_file
+from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
-from fleetrun.jobfile.entries import _OF_EVALUATORS
-from fleetrun.jobfile.meaning import load
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "job-files.md").read_text()
 EXAMPLES = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -20,7 +19,7 @@ EXAMPLES = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 def test_examples_are_job_files(example, tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(example)
-    settings = resolve(read([]), {}, file=load(str(path), {})).settings
+    settings = resolve(read([]), {}, file=load_job_file(str(path), {})).settings
     assert settings.script_args == ("--lr", "0.1", "--data", "/data/day-1")
     assert (settings.server_num, settings.trainer_num, settings.max_restart) == (2, 4, 5)
     assert settings.wish(Role.EVALUATOR).count == 1
@@ -36,6 +35,6 @@ def test_the_mistake_that_it_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text("\n\nnproc_per_nod = 2")
     with pytest.raises(UsageError) as caught:
-        load("job.toml", {})
+        load_job_file("job.toml", {})
     assert f"fleetrun: error: {caught.value.message}" in PAGE
     assert f"\n      {caught.value.hint}\n" in PAGE

@@ -8,18 +8,17 @@ import pytest
 from fleetrun.doctor import plan as plans
 from fleetrun.doctor.finding import Verdict
 from fleetrun.doctor.plan import Plan
-from fleetrun.envs import argv
 from fleetrun.envs.contract import Role
-from fleetrun.envs.network import Ports
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import Resolved
-from fleetrun.envs.wishes import JobFile, RoleWish
+from fleetrun.envs.settings import command_line
+from fleetrun.envs.settings.options import JobFile, Resolved, RoleWish
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.host.network import Ports
 
 SECRET = "a secret of 24 letters.."
 
 
 def resolved(*words: str) -> Resolved:
-    return resolve(argv.read((*words, "train.py")), {})
+    return resolve(command_line.read((*words, "train.py")), {})
 
 
 def made(*words: str, script: bool = False, environ: dict[str, str] | None = None) -> Plan:
@@ -131,7 +130,7 @@ def test_what_variables_say() -> None:
     ],
 )
 def test_what_a_job_file_says_of_trainers(wish: RoleWish, threads: str) -> None:
-    words = argv.read(["--server_num", "1", "--trainer_num", "1", "train.py"])
+    words = command_line.read(["--server_num", "1", "--trainer_num", "1", "train.py"])
     of_file = resolve(words, {}, file=JobFile(roles=(wish,)))
     ports = Ports()
     try:

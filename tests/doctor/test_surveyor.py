@@ -137,7 +137,7 @@ def test_a_door_at_an_address_or_a_name(address: str, family: socket.AddressFami
 
 def test_a_door_at_a_reserved_port() -> None:
     """The port of the job, which this launcher holds."""
-    from fleetrun.envs.network import Ports
+    from fleetrun.host.network import Ports
 
     ports = Ports()
     try:

@@ -4,8 +4,8 @@ import pytest
 
 from fleetrun.doctor.plan import Plan
 from fleetrun.doctor.together import _elsewhere
-from fleetrun.envs import argv
-from fleetrun.envs.resolve import resolve
+from fleetrun.envs.settings import command_line
+from fleetrun.envs.settings.resolve import resolve
 
 
 @pytest.mark.parametrize(
@@ -13,5 +13,5 @@ from fleetrun.envs.resolve import resolve
     [(True, ("--nnodes=2", "train.py")), (False, ("--nnodes=2",))],
 )
 def test_a_script_is_named_only_where_a_person_named_it(named: bool, line: tuple[str, ...]) -> None:
-    resolved = resolve(argv.read(["--nnodes", "2", "--host", "10.0.0.1", "train.py"]), {})
+    resolved = resolve(command_line.read(["--nnodes", "2", "--host", "10.0.0.1", "train.py"]), {})
     assert _elsewhere(resolved, Plan(names_script=named)) == line

@@ -8,8 +8,8 @@ import pytest
 from fleetrun.elastic.agent import Agent
 from fleetrun.elastic.rounds.policy import Waiting
 from fleetrun.elastic.rounds.records import Cause, Node, Round, State, Why
-from fleetrun.envs.offers import Offer
 from fleetrun.errors import RendezvousError, SpawnError
+from fleetrun.plan.topology import Offer
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.result import HUNG, Hang, JobResult

@@ -10,7 +10,7 @@ from fleetrun.elastic.rounds.part import Part
 from fleetrun.elastic.rounds.records import Done, Node, Report, Round, State, Verdict
 from fleetrun.elastic.rounds.view import View
 from fleetrun.elastic.stores.ledger import Ledger
-from fleetrun.envs.offers import Offer
+from fleetrun.plan.topology import Offer
 from tests.support.simulation import CountingStore, SimulatedLoop
 
 NODE = Node(id="a", host="h", name="", offer=Offer())

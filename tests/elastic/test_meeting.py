@@ -7,7 +7,7 @@ import pytest
 
 from fleetrun.elastic.embedded.store import ZmqStore
 from fleetrun.elastic.meeting import LAST_WORDS, Meeting, Wish, open_meeting
-from fleetrun.envs.network import Ports
+from fleetrun.host.network import Ports
 from fleetrun.pod.loop import Loop
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetrun.elastic.rounds.records import Cause, Why
-from fleetrun.envs.offers import Offer
+from fleetrun.plan.topology import Offer
 from tests.support.simulation import SimulatedJob
 
 LEASE = 10.0

@@ -5,7 +5,7 @@ import pytest
 from fleetrun.elastic.rounds.ordering import choose
 from fleetrun.elastic.rounds.records import Node
 from fleetrun.elastic.rounds.view import Came
-from fleetrun.envs.offers import Offer
+from fleetrun.plan.topology import Offer
 
 
 def node(text):

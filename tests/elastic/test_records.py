@@ -20,7 +20,7 @@ from fleetrun.elastic.rounds.records import (
     Verdict,
     Why,
 )
-from fleetrun.envs.offers import Offer
+from fleetrun.plan.topology import Offer
 
 OFFER = Offer(
     servers=("10.0.0.1:1",),

@@ -11,7 +11,7 @@ from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, Round, St
 from fleetrun.elastic.rounds.rendezvous import decide
 from fleetrun.elastic.rounds.view import View
 from fleetrun.elastic.stores.store import Entry
-from fleetrun.envs.offers import Offer
+from fleetrun.plan.topology import Offer
 
 LEASE = 10.0
 POLICY = Policy(fewest=2, most=2, lease=LEASE)

@@ -9,7 +9,7 @@ from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, Round, St
 from fleetrun.elastic.rounds.stopping import LATEST, final_cause, may_restart
 from fleetrun.elastic.rounds.view import Heard, View
 from fleetrun.elastic.stores.store import forgiven
-from fleetrun.envs.offers import Offer
+from fleetrun.plan.topology import Offer
 
 NODES = tuple(Node(id=id, host=id, name="", offer=Offer()) for id in "abc")
 LEASE = 10.0

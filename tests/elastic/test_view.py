@@ -6,7 +6,7 @@ from fleetrun.elastic.rounds import keys, records
 from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, Round, State, Why
 from fleetrun.elastic.rounds.view import View
 from fleetrun.elastic.stores.store import Entry
-from fleetrun.envs.offers import Offer
+from fleetrun.plan.topology import Offer
 
 ROUND = Round(generation=1, state=State.RUNNING, topology="1/a.0")
 

@@ -17,8 +17,8 @@ from fleetrun.elastic.embedded.server import StoreServer
 from fleetrun.elastic.embedded.store import ZmqStore
 from fleetrun.elastic.stores.ledger import Ledger
 from fleetrun.elastic.stores.store import Entry
-from fleetrun.envs.network import Ports
 from fleetrun.errors import StoreError
+from fleetrun.host.network import Ports
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, steady_loop, until
 from tests.elastic.proxy import Proxy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.envs.argv import read
+from fleetrun.envs.settings.command_line import read
 from fleetrun.errors import UsageError
 
 

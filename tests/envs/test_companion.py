@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fleetrun.envs.companion import command, environment
 from fleetrun.envs.contract import MARK, PROGRESS, TOKEN
+from fleetrun.host.interpreter import helper_command, helper_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,20 +18,20 @@ def test_it_is_no_process_of_the_job():
         "RANK": "1",
         "PADDLE_TRAINER_ID": "1",
     }
-    found = environment({**theirs, "HOME": "/root", "PATH": "/bin"})
+    found = helper_environment({**theirs, "HOME": "/root", "PATH": "/bin"})
     assert not found.keys() & theirs.keys()
     assert (found["HOME"], found["PATH"], found["OMP_NUM_THREADS"]) == ("/root", "/bin", "1")
 
 
 def test_it_finds_this_fleetrun_behind_what_the_user_imports():
-    assert environment({"PYTHONPATH": "/mine"})["PYTHONPATH"] == f"/mine:{ROOT}"
-    assert environment({})["PYTHONPATH"] == str(ROOT)
+    assert helper_environment({"PYTHONPATH": "/mine"})["PYTHONPATH"] == f"/mine:{ROOT}"
+    assert helper_environment({})["PYTHONPATH"] == str(ROOT)
 
 
 def test_what_lies_in_the_current_directory_is_no_module(tmp_path):
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong one')")
     (tmp_path / "tensorboard").mkdir()
-    words = command("json.tool", "--help")
+    words = helper_command("json.tool", "--help")
     assert words[0] == sys.executable
-    done = subprocess.run(words, cwd=tmp_path, env=environment({}), capture_output=True, check=False)
+    done = subprocess.run(words, cwd=tmp_path, env=helper_environment({}), capture_output=True, check=False)
     assert done.returncode == 0, done.stderr

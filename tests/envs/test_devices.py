@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleetrun.envs.devices import Devices, choose, count_devices, detect
 from fleetrun.errors import UsageError
+from fleetrun.host.devices import Devices, choose, count_devices, detect
 
 
 def found(value=None, *, present=4, kind="gpu"):

@@ -4,13 +4,12 @@ import dataclasses
 
 import pytest
 
-from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Role
-from fleetrun.envs.offers import Host, offer
-from fleetrun.envs.ranges import written
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.topology import build, placed
-from fleetrun.envs.wishes import RoleWish
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.options import RoleWish
+from fleetrun.envs.settings.parsing import written_ranks
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.plan.topology import Host, build, offer, placed
 
 SETTINGS = resolve(read(["--nnodes", "2", "--master", "h:1", "train.py"]), {}).settings
 
@@ -21,7 +20,7 @@ def members(node, count=2, each=False, devices=()):
     hosts = [Host(address=f"10.0.0.{n}", evaluator_devices=devices) for n in (1, 2)]
     offers = [offer(settings, host, lambda port: port or 5000) for host in hosts]
     found = build(settings, hosts[node], offers, node)
-    ranks = written(each.rank for each in found if each.role is Role.EVALUATOR)
+    ranks = written_ranks(each.rank for each in found if each.role is Role.EVALUATOR)
     assert placed(settings, offers)[node].get("evaluator", "") == ranks
     assert [each.role for each in found[:1]] == [Role.TRAINER], "trainers start first"
     return [each for each in found if each.role is Role.EVALUATOR]

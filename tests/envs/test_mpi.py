@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.agreed import FIRST_PORT, PORT_COUNT, agreed_port
+from fleetrun.envs.contract import FIRST_PORT, PORT_COUNT, agreed_port
 from fleetrun.envs.mpi import MpiError, hydra_proxy, read
 
 # Open MPI 4.1.4 on one host.

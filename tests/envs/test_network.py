@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.addresses import join_endpoint, split_endpoint
-from fleetrun.envs.network import Ports, is_this_host
+from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
 from fleetrun.errors import PortError
+from fleetrun.host.network import Ports, is_this_host
 from tests.support.ports import free_port
 
 
@@ -141,7 +141,7 @@ def test_a_port_that_somebody_listens_on_is_refused_and_its_holder_named(reserve
 HOLD = """
 import sys
 from pathlib import Path
-from fleetrun.envs.network import Ports
+from fleetrun.host.network import Ports
 ports = Ports()
 print(ports.any(), flush=True)
 sys.stdin.read()
@@ -198,7 +198,7 @@ echo "40000 40001" >/proc/sys/net/ipv4/ip_local_port_range || exit 77
 echo 1 >/proc/sys/net/ipv4/ip_autobind_reuse
 exec "$1" -c '
 import socket
-from fleetrun.envs.network import Ports
+from fleetrun.host.network import Ports
 from fleetrun.errors import PortError
 reserved = [socket.socket() for _ in range(2)]
 for port, each in enumerate(reserved, start=40000):

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from fleetrun.envs.argv import read
-from fleetrun.envs.choices import Placed
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import LaunchSettings, Resolved
+from fleetrun.envs.settings.command_line import Placed, read
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
+from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
 
 

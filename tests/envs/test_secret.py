@@ -6,8 +6,7 @@ import pytest
 
 from fleetrun.elastic.embedded.keys import store_keys
 from fleetrun.envs import contract
-from fleetrun.envs.inherited import GIVEN
-from fleetrun.envs.secret import TOKEN, derive_key, token_flaw
+from fleetrun.envs.contract import GIVEN, TOKEN, derive_key, token_flaw
 from fleetrun.errors import UsageError
 from trainers.ps.transport import keys_of
 

@@ -4,11 +4,18 @@ import dataclasses
 
 import pytest
 
-from fleetrun.envs.argv import read
-from fleetrun.envs.options import ACTIONS, RETIRED, Takes, by_spelling, normal
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import OPTIONS, LaunchSettings
-from fleetrun.envs.shown import banner
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.options import (
+    ACTIONS,
+    OPTIONS,
+    RETIRED,
+    LaunchSettings,
+    Takes,
+    by_spelling,
+    normal,
+)
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.envs.settings.show import banner
 
 SEED = """\
 devices: None

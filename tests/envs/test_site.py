@@ -3,10 +3,10 @@ those that every machine has (loopback) or none (RFC 5737)."""
 
 import pytest
 
-from fleetrun.envs.argv import read
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.site import addresses, locate, source_address
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
+from fleetrun.plan.site import addresses, locate, source_address
 
 NOWHERE = "192.0.2.7"
 

@@ -4,14 +4,13 @@
 
 import pytest
 
-from fleetrun.envs.argv import read
 from fleetrun.envs.contract import Mode, Role, write
-from fleetrun.envs.offers import Counts, Host, Offer, counts, offer
-from fleetrun.envs.ranges import written
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.shares import Share, share
-from fleetrun.envs.topology import build, check_complete, placed
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.parsing import written_ranks
+from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import PortError, UsageError
+from fleetrun.host.devices import Share, share
+from fleetrun.plan.topology import Counts, Host, Offer, build, check_complete, offer, placed, process_counts
 
 GPUS = ("0", "1", "2", "3")
 
@@ -84,7 +83,7 @@ def names(members):
 def test_counts(words, host, expected):
     settings = resolve(read([*words.split(), "train.py"]), {}).settings
     machine = Host(address="127.0.0.1", cores=8, wanted_devices=len(settings.devices), **host)
-    assert counts(settings, machine) == expected
+    assert process_counts(settings, machine) == expected
     assert len(members_of(words, **host)) == expected.total
 
 
@@ -148,7 +147,7 @@ def test_what_is_where(words, machines, ranks):
         here: dict[str, list[int]] = {}
         for each in build(settings, host, offers, number):
             here.setdefault(each.role, []).append(each.rank)
-        assert {role: written(found) for role, found in here.items()} == ranks[number]
+        assert {role: written_ranks(found) for role, found in here.items()} == ranks[number]
 
 
 def test_no_two_endpoints_are_one():

@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from fleetrun.envs.network import Ports
-from fleetrun.envs.requirements import check_package
 from fleetrun.errors import PortError, UsageError
 from fleetrun.exporters.feed import check_folder, listening_socket, metrics_url
+from fleetrun.host.interpreter import check_package
+from fleetrun.host.network import Ports
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.argv import read
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import Resolved
-from fleetrun.envs.wishes import JobFile
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.job_file import load_job_file
+from fleetrun.envs.settings.options import JobFile, Resolved
+from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
-from fleetrun.jobfile.meaning import load
 
 
 def loaded(text: str, environ: Mapping[str, str] | None = None, **files: str) -> JobFile:
@@ -20,7 +19,7 @@ def loaded(text: str, environ: Mapping[str, str] | None = None, **files: str) ->
     for name, other in files.items():
         Path(f"{name}.toml").write_text(other)
     Path("job.toml").write_text(text)
-    return load("job.toml", environ or {})
+    return load_job_file("job.toml", environ or {})
 
 
 def resolved(text: str, words: str = "", environ: Mapping[str, str] | None = None, **files: str) -> Resolved:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.argv import read
-from fleetrun.envs.resolve import resolve
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.job_file import load_job_file
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.envs.settings.write_job_file import words_to_carry
 from fleetrun.errors import UsageError
-from fleetrun.jobfile.carried import words_to_carry
-from fleetrun.jobfile.meaning import load
 from tests.jobfile.folder import resolved
 
 OPTIONS = "script = 'a.py'\nargs = ['${LR}']\nscheduler = 'slurm'\nmax_restart = 2\n"
@@ -33,7 +33,7 @@ def test_the_rest_goes_as_a_file(words):
     there = resolve(
         read([word for name, word in carried.items() if name != "scheduler"] + list(script)),
         {"LR": "2"},
-        file=load(str(path), {"LR": "2"}),
+        file=load_job_file(str(path), {"LR": "2"}),
     )
 
     def plain(settings):

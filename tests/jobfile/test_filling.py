@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.jobfile.filling import escaped
+from fleetrun.envs.settings.job_file import escaped
 from tests.jobfile.folder import loaded, refusal
 
 VARIABLES = '[variables]\nLR = 0.1\nA = "a-${B}"\nB = "b"\nN = 2\nT = true\n'

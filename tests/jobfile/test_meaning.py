@@ -3,7 +3,7 @@
 import pytest
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.envs.wishes import RoleWish
+from fleetrun.envs.settings.options import RoleWish
 from tests.jobfile.folder import loaded, refusal, resolved
 
 SCRIPT = 'script = "train.py"\n'

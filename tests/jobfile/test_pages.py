@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetrun.envs.settings.job_file import LARGEST, pages
 from fleetrun.errors import UsageError
-from fleetrun.jobfile.pages import LARGEST, pages
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from fleetrun.jobfile.positions import nearest, positions
+from fleetrun.envs.settings.toml import key_lines, nearest_line
 
 TRICKY = '''\
 # a comment with = and [
@@ -28,7 +28,7 @@ z=1'''
 
 def test_keys_are_found_whatever_stands_around_them():
     tomllib.loads(TRICKY)
-    assert positions(TRICKY) == {
+    assert key_lines(TRICKY) == {
         ("a",): 2,
         ("b",): 3,
         ("b", "x.y"): 3,
@@ -61,15 +61,15 @@ def test_keys_are_found_whatever_stands_around_them():
 )
 def test_positions(text, expected):
     tomllib.loads(text)
-    assert positions(text) == expected
+    assert key_lines(text) == expected
 
 
 def test_what_stands_inside_is_near_to_the_key_before_it():
-    found = positions("a = 1\n[t]\nb = {c = 1}")
-    assert nearest(found, ("t", "b", "c")) == 3
-    assert nearest(found, ("t", "nothing")) == 2
-    assert nearest(found, ("nothing",)) == 1
+    found = key_lines("a = 1\n[t]\nb = {c = 1}")
+    assert nearest_line(found, ("t", "b", "c")) == 3
+    assert nearest_line(found, ("t", "nothing")) == 2
+    assert nearest_line(found, ("nothing",)) == 1
 
 
 def test_a_key_of_thousands_of_parts_takes_no_time():
-    assert len(positions(".".join(["a"] * 5000) + " = 1")) == 8
+    assert len(key_lines(".".join(["a"] * 5000) + " = 1")) == 8

@@ -2,11 +2,10 @@
 
 import pytest
 
-from fleetrun.envs.argv import read
-from fleetrun.envs.choices import Placed
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.shown import agreed, banner, words
+from fleetrun.envs.settings.command_line import Placed, read
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.envs.settings.show import agreed, banner, words
 from tests.jobfile.folder import loaded, refusal, resolved
 
 SCRIPT = 'script = "train.py"\nargs = ["--lr", "1"]\n'

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs import topology
-from fleetrun.envs.devices import Devices
-from fleetrun.envs.offers import Host, offer
 from fleetrun.errors import LaunchError, UsageError
+from fleetrun.host.devices import Devices
+from fleetrun.plan import topology
+from fleetrun.plan.topology import Host, offer
 from fleetrun.pod.job import pod_spec
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.prepare import check_followed, check_program, evaluator_devices

@@ -4,21 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.argv import read
-from fleetrun.envs.filed import parts
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import Resolved
-from fleetrun.envs.shown import words
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.job_file import load_job_file
+from fleetrun.envs.settings.options import Resolved
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.envs.settings.show import job_file_parts, words
+from fleetrun.envs.settings.write_job_file import Recorded, again
 from fleetrun.errors import UsageError
-from fleetrun.jobfile.meaning import load
-from fleetrun.jobfile.recorded import Recorded, again
 from tests.jobfile.folder import resolved
 
 FILE = Path("kept.toml")
 
 
 def recorded(found: Resolved) -> Recorded:
-    event = {"argv": list(words(found, but=found.engine)), "job_file": parts(found.settings), "cwd": "/"}
+    event = {
+        "argv": list(words(found, but=found.engine)),
+        "job_file": job_file_parts(found.settings),
+        "cwd": "/",
+    }
     return Recorded.read(event, "record")
 
 
@@ -26,7 +29,7 @@ def launched(found: Resolved, *more: str, environ: dict[str, str] | None = None)
     argv, variables = again(recorded(found), more, FILE, environ or {})
     line = read(argv)
     named = [given.text for given in line.given if given.option.name == "config"]
-    file = {"file": load(named[0], variables)} if named else {}
+    file = {"file": load_job_file(named[0], variables)} if named else {}
     return resolve(line, variables, **file)
 
 
@@ -59,8 +62,8 @@ def test_what_only_the_job_file_said_is_kept_as_it_was():
     second = launched(first, environ={"LR": "2"})
     assert second.settings.script_args == ("1", "${x}")
     assert second.settings.environment == (("A", "1"),)
-    assert parts(second.settings) == parts(first.settings)
-    assert parts(launched(second).settings) == parts(first.settings), "again and again"
+    assert job_file_parts(second.settings) == job_file_parts(first.settings)
+    assert job_file_parts(launched(second).settings) == job_file_parts(first.settings), "again and again"
 
 
 def test_a_script_that_was_typed_beside_a_job_file_stays():

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.argv import read
-from fleetrun.envs.choices import Placed
-from fleetrun.envs.filed import parts
-from fleetrun.envs.resolve import resolve
-from fleetrun.envs.settings import OPTIONS
+from fleetrun.envs.settings import toml, write_job_file
+from fleetrun.envs.settings.command_line import Placed, read
+from fleetrun.envs.settings.options import OPTIONS
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.envs.settings.show import job_file_parts
+from fleetrun.envs.settings.write_job_file import document, save, typed
 from fleetrun.errors import UsageError
-from fleetrun.jobfile import template, toml
-from fleetrun.jobfile.writing import document, save, typed
 from tests.jobfile.folder import loaded, resolved
 
 LINES = [
@@ -70,7 +69,7 @@ def test_what_a_job_file_said_comes_back_filled_in():
 
     assert without_places(second) == without_places(first)
     assert second.settings.environment == (("A", "0.1"), ("b.c d", "${HOME}"))
-    assert parts(second.settings) == parts(first.settings)
+    assert job_file_parts(second.settings) == job_file_parts(first.settings)
 
 
 def test_what_is_one_machines_or_an_engines_is_not_handed_on():
@@ -117,14 +116,14 @@ def test_texts_come_back(text):
 
 
 def test_the_file_to_begin_with_is_a_job_file():
-    settings = resolved(template.template("my train.py")).settings
+    settings = resolved(write_job_file.template("my train.py")).settings
     assert settings == dataclasses.replace(resolve(read(["my train.py"]), {}).settings, config="job.toml")
 
 
-@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - template.NOT_HERE))
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - write_job_file.NOT_HERE))
 def test_each_line_of_it_is_right_when_it_is_taken_in(name):
     row = next(
-        row for row in template.template("x.py").splitlines() if row.startswith(f"# {name} = ")
+        row for row in write_job_file.template("x.py").splitlines() if row.startswith(f"# {name} = ")
     ).removeprefix("# ")
     (option,) = loaded(f"script = 'x.py'\n{row}").options
     assert option.option.name == name
@@ -133,7 +132,7 @@ def test_each_line_of_it_is_right_when_it_is_taken_in(name):
 
 
 def test_its_tables_are_right_when_they_are_taken_in():
-    text = template.template("train.py")
+    text = write_job_file.template("train.py")
     tables = text[text.index("# ---- Variables") :].replace("# [", "[").splitlines()
     rows = [re.sub(r"^# (\w+ = )", r"\1", row) for row in tables]
     file = loaded("script = 'x.py'\n" + "\n".join(rows))
@@ -165,10 +164,10 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in template.NOT_HERE])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in write_job_file.NOT_HERE])
 def test_whatever_an_option_is_given_comes_back(name):
     """Also what means something to TOML, or in job files. Of one machine's own options nothing does."""
-    example = tomllib.loads(f"x = {template.example(OPTIONS[name])}")["x"]
+    example = tomllib.loads(f"x = {write_job_file.example(OPTIONS[name])}")["x"]
     texts = sorted({*ODD, *OPTIONS[name].choices, *_as_typed(example)})
     accepted = [found for text in texts if (found := _accepted(f"--{name}={text}")) is not None]
     assert accepted or name in ("module", "no_python", "image"), "these take no text, or need a cluster"

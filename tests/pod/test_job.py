@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs import contract, topology
-from fleetrun.envs.argv import read
+from fleetrun.envs import contract
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.envs.offers import Host, offer
-from fleetrun.envs.resolve import resolve
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.plan import topology
+from fleetrun.plan.topology import Host, offer
 from fleetrun.pod.job import command, job_spec, pod_spec
 
 

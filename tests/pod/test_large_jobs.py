@@ -11,10 +11,11 @@ import pytest
 
 from fleetrun.elastic.rounds import records
 from fleetrun.elastic.rounds.records import Node
-from fleetrun.envs import contract, topology
-from fleetrun.envs.argv import read
-from fleetrun.envs.offers import Host, Offer
-from fleetrun.envs.resolve import resolve
+from fleetrun.envs import contract
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.plan import topology
+from fleetrun.plan.topology import Host, Offer
 from fleetrun.pod.job import pod_spec
 
 NODES, PROCESSES = 12_500, 8

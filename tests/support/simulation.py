@@ -15,8 +15,8 @@ from fleetrun.elastic.rounds.records import Cause, Node, Round, Why
 from fleetrun.elastic.stores.expiry import Expiry
 from fleetrun.elastic.stores.ledger import Ledger
 from fleetrun.elastic.stores.memory_store import MemoryStore
-from fleetrun.envs.offers import Offer
 from fleetrun.errors import LaunchError
+from fleetrun.plan.topology import Offer
 from fleetrun.pod.loop import Timer
 
 

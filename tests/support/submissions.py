@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from fleetrun.envs import argv
-from fleetrun.envs.resolve import resolve
+from fleetrun.envs.settings import command_line
+from fleetrun.envs.settings.resolve import resolve
 from fleetrun.pod.loop import Loop
 from fleetrun.schedulers.base import Submission
 
@@ -53,7 +53,7 @@ def submission(
 ) -> Submission:
     """The job of `fleetrun *words`. Without signals and guard unless they are given."""
     environ = environ or {}
-    resolved = resolve(argv.read(words), environ)
+    resolved = resolve(command_line.read(words), environ)
     given = {"console": KeptConsole(), "signals": cast("Any", None), "guard": cast("Any", None)} | parts
     return Submission(settings=resolved.settings, words=resolved.words, environ=environ, token=token, **given)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils import z85
 
-from fleetrun.envs.secret import derive_key, token_flaw
+from fleetrun.envs.contract import derive_key, token_flaw
 from fleetrun.errors import UsageError
 
 

@@ -24,7 +24,7 @@ from fleetrun.elastic.embedded.keys import StoreKeys
 from fleetrun.elastic.embedded.probe import Probe
 from fleetrun.elastic.embedded.resolver import Address, Resolver
 from fleetrun.elastic.embedded.sockets import HANDSHAKE_MS, Context, Frames, Monitor, Watched, node_socket
-from fleetrun.envs.addresses import join_endpoint, split_endpoint
+from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
 from fleetrun.pod.loop import Loop, Timer
 
 _FIRST_PAUSE_S = 0.05

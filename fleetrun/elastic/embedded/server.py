@@ -19,7 +19,7 @@ from fleetrun.elastic.embedded.sockets import Context, Frames, Monitor, Watched,
 from fleetrun.elastic.embedded.version import running_version
 from fleetrun.elastic.stores.expiry import Expiry
 from fleetrun.elastic.stores.ledger import Ledger
-from fleetrun.envs.addresses import join_endpoint, split_endpoint
+from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
 from fleetrun.errors import StoreError
 from fleetrun.pod.loop import Loop
 

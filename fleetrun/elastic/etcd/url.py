@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from fleetrun.envs.addresses import endpoint, endpoint_list
-from fleetrun.envs.values import BadValue, closest
+from fleetrun.envs.settings.parsing import BadValue, closest, endpoint, endpoint_list
 from fleetrun.errors import UsageError
 
 SCHEME = "etcd://"

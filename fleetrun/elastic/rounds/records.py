@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from fleetrun.envs.offers import Offer
+from fleetrun.plan.topology import Offer
 
 T = TypeVar("T")
 

@@ -1,13 +1,17 @@
-"""Settings as a person reads them: the rows of the banner, and the command line that gives them again."""
+"""Settings in other forms: the rows of the banner, the command line that gives them again, what all machines
+of a job must agree on, and the tables that only a job file can hold.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any
 
-from fleetrun.envs import values
 from fleetrun.envs.contract import Role
-from fleetrun.envs.settings import OPTIONS, Resolved
+from fleetrun.envs.settings import parsing
+from fleetrun.envs.settings.options import OPTIONS, LaunchSettings, Resolved, RoleWish
+
+# ---- Settings as a person reads them: the rows of the banner, and the command line that gives them again.
 
 _ALWAYS_SHOWN = (
     "devices", "elastic_level", "elastic_timeout", "gloo_port", "host", "job_id", "legacy", "log_dir",
@@ -59,7 +63,7 @@ def _filed(resolved: Resolved) -> list[tuple[str, str, str | None]]:
 
 def _shown(name: str, value: Any) -> str:
     if name == "follow":
-        return values.written_follow(value)
+        return parsing.written_follow(value)
     if name in ("nnodes", "port_range") and isinstance(value, tuple):
         return ":".join(map(str, value if name == "port_range" else dict.fromkeys(value)))
     if value == ():
@@ -103,3 +107,33 @@ def agreed(resolved: Resolved) -> dict[str, str]:
     where = "each machine" if evaluators.each else "the first machine"
     number = f"{evaluators.count} on {where}" if evaluators.count else "none"
     return {**texts, "the script": settings.script.rpartition("/")[2], **scripts, "roles.evaluator": number}
+
+
+# ---- What of a launch only a job file can say, as plain values: for its record, and to make a job file of.
+
+
+def job_file_parts(settings: LaunchSettings) -> dict[str, Any]:
+    """Tables as they stand in a job file; empty when options say everything. Texts are filled in."""
+    found: dict[str, Any] = {}
+    if settings.script_filed:
+        found |= {"script": settings.script, "args": list(settings.script_args)}
+    if settings.environment:
+        found["environment"] = dict(settings.environment)
+    roles = {wish.table.partition(".")[2]: _role(wish) for wish in settings.roles}
+    roles = {name: said for name, said in roles.items() if said}
+    return found | ({"roles": roles} if roles else {})
+
+
+def _role(wish: RoleWish) -> dict[str, Any]:
+    resources = {"devices": list(wish.devices), "threads": wish.threads}
+    said = {
+        "script": wish.script,
+        "args": None if wish.args is None else list(wish.args),
+        "module": wish.module or None,
+        "no_python": wish.no_python or None,
+        "count": wish.count or None,
+        "on": "each" if wish.each else None,
+        "environment": dict(wish.environment) or None,
+        "resources": {name: value for name, value in resources.items() if value} or None,
+    }
+    return {name: value for name, value in said.items() if value is not None}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from fleetrun.envs.addresses import join_endpoint, split_endpoint
-from fleetrun.envs.machines import STORE_PORT
-from fleetrun.envs.network import LOOPBACK, is_this_host
-from fleetrun.envs.settings import LaunchSettings
+from fleetrun.envs.settings.options import LaunchSettings
+from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
+from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import UsageError
-from fleetrun.frozen import dataclass
+from fleetrun.host.network import LOOPBACK, is_this_host
+from fleetrun.values import dataclass
 
 _EVERYWHERE = ("localhost", "::1")
 _SOMEWHERE = "192.0.2.1"  # an address of nobody (RFC 5737): which of ours would be used to get there?

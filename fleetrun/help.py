@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fleetrun.envs.options import ACTIONS, Group, Option, Takes
-from fleetrun.envs.settings import OPTIONS
+from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Group, Option, Takes
 
 NARROWEST, WIDEST = 60, 80
 _TWO_COLUMNS = 76
@@ -94,7 +93,7 @@ def _description(option: Option) -> str:
     if option.choices and option.metavar != "|".join(option.choices):
         notes.append(", ".join(option.choices))
     if option.group is not Group.OTHER and option.takes is Takes.VALUE:
-        notes.append(f"default: {default(option)}")
+        notes.append(f"default: {default_text(option)}")
     elif option.shown_default:
         notes.append(f"default: {option.shown_default}")
     if option.env:
@@ -102,7 +101,7 @@ def _description(option: Option) -> str:
     return f"{option.help} [{'; '.join(notes)}]" if notes else option.help
 
 
-def default(option: Option) -> str:
+def default_text(option: Option) -> str:
     """The default as `--help` and the documentation write it."""
     if option.shown_default is not None:
         return option.shown_default

@@ -1,23 +1,78 @@
-"""On which line of a TOML document each key stands, which `tomllib` does not tell. For documents that it has
-read without an error.
+"""What `tomllib` does not do: write values as TOML, as far as job files need it, and tell on which line of a
+document each key is.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections.abc import Mapping
+from typing import Any
 
-Path = tuple[str, ...]
+# ---- Values as TOML. Of the language it knows what job files need: texts, numbers, lists, tables.
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def text(value: str) -> str:
+    """A text in quotes. Raises UnicodeEncodeError for bytes of a command line that are no UTF-8."""
+    value.encode()
+    return (
+        '"' + "".join(_ESCAPES.get(char, char if char.isprintable() else _code(char)) for char in value) + '"'
+    )
+
+
+def _code(char: str) -> str:
+    return f"\\U{ord(char):08x}"
+
+
+def key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else text(name)
+
+
+def value(of: Any) -> str:
+    """A text, a truth, a number or a list of them on one line. A float must be a number."""
+    if isinstance(of, bool):
+        return "true" if of else "false"
+    if isinstance(of, int | float):
+        return repr(of)
+    if isinstance(of, list | tuple):
+        return f"[{', '.join(map(value, of))}]"
+    return text(of)
+
+
+def table(path: tuple[str, ...], rows: Mapping[str, Any]) -> list[str]:
+    """Lines of a table and those in it."""
+    own = {name: each for name, each in rows.items() if not isinstance(each, Mapping)}
+    inner = {name: each for name, each in rows.items() if isinstance(each, Mapping)}
+    lines = []
+    if own or not inner:
+        lines = [
+            "",
+            f"[{'.'.join(map(key, path))}]",
+            *(f"{key(name)} = {value(each)}" for name, each in own.items()),
+        ]
+    for name, each in inner.items():
+        lines += table((*path, name), each)
+    return lines
+
+
+# ---- On which line of a TOML document each key stands, which `tomllib` does not tell. For documents that it
+# has read without an error.
+
+KeyPath = tuple[str, ...]
 
 _DEEPEST = 8  # no key of a job file is deeper
 
 
-def positions(text: str) -> dict[Path, int]:
+def key_lines(text: str) -> dict[KeyPath, int]:
     """The line, from 1, of every key and table header. What stands inside an inline table or an array is not
     there: that of the key before it is the nearest.
     """
     scan = _Scan(text)
-    found: dict[Path, int] = {}
-    table: Path = ()
+    found: dict[KeyPath, int] = {}
+    table: KeyPath = ()
     while scan.next_statement():
         line = scan.line
         if scan.here == "[":
@@ -30,12 +85,12 @@ def positions(text: str) -> dict[Path, int]:
     return found
 
 
-def nearest(found: dict[Path, int], path: Path) -> int:
+def nearest_line(found: dict[KeyPath, int], path: KeyPath) -> int:
     """The line of a key, or of what it stands in."""
     return next((found[path[:end]] for end in range(len(path), 0, -1) if path[:end] in found), 1)
 
 
-def _path(dotted: str) -> Path:
+def _path(dotted: str) -> KeyPath:
     """`a."b.c"` -> ("a", "b.c")."""
     tree = tomllib.loads(f"{dotted} = 0")
     path: list[str] = []

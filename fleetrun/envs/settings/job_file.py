@@ -1,0 +1,568 @@
+"""Reading job files: from TOML on disk, with the files that it includes, to options as texts, environments
+and roles. Every error names file, line and key.
+
+The steps, in the order of the file: `pages` reads the documents, `merged` makes one set of entries of them
+and knows the keys, `Filling` fills in variables, and `load_job_file` checks the kinds of values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Mode, Role
+from fleetrun.envs.settings.options import (
+    OPTIONS,
+    RETIRED,
+    SERVERS,
+    Filed,
+    JobFile,
+    Option,
+    RoleWish,
+    Takes,
+    Variables,
+    by_spelling,
+    normal,
+)
+from fleetrun.envs.settings.parsing import ROLE_WORDS, BadValue, closest, count, device_list, either, nonempty
+from fleetrun.envs.settings.toml import key_lines, nearest_line
+from fleetrun.errors import UsageError
+
+# ---- Job files as they are read from disk: regular files of a bounded size, TOML, with those that they
+# include. Knows no key but `include`.
+
+LARGEST = 256 << 10
+MOST_FILES = 32
+
+_NOTHING_SAID = "fleetrun init writes a job file to begin with."
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One file: `name` as messages call it, its folder, what is in it, and on which line."""
+
+    name: str
+    folder: Path
+    tree: dict[str, Any]
+    lines: dict[tuple[str, ...], int] = field(repr=False)
+
+    def where(self, path: tuple[str, ...]) -> str:
+        """`job.toml:7`."""
+        return f"{printable_name(self.name)}:{nearest_line(self.lines, path)}"
+
+
+def printable_name(name: str) -> str:
+    """A name out of a file, without what a terminal would obey."""
+    return name if name.isprintable() else ascii(name)[1:-1]
+
+
+def pages(name: str, origin: str = "--config") -> list[Page]:
+    """The file and all that it includes, the weakest first: each file counts more than those that it
+    includes, and of these a later one more than an earlier one.
+
+    Raises UsageError, which names the file, and the line where there is one.
+    """
+    found: list[Page] = []
+    _read_with_included(name, origin, (), found)
+    return found
+
+
+def _read_with_included(name: str, origin: str, outer: tuple[str, ...], found: list[Page]) -> None:
+    if "\0" in name:
+        raise UsageError(f"{origin} {name!r} is no file name")
+    real = os.path.realpath(name)
+    if real in outer:
+        raise UsageError(f"{origin}: {printable_name(name)} includes itself")
+    if len(outer) + len(found) >= MOST_FILES:
+        raise UsageError(f"{origin}: more than {MOST_FILES} job files include each other")
+    page = read_page(name, origin)
+    for other in _included(page):
+        path = str(Path(name).parent / other)
+        _read_with_included(path, f"{page.where(('include',))}: include", (*outer, real), found)
+    found.append(page)
+
+
+def _included(page: Page) -> list[str]:
+    value = page.tree.get("include", [])
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise UsageError(
+            f"{page.where(('include',))}: include must be a list of file names",
+            hint='include = ["common.toml"]',
+        )
+    return names
+
+
+def read_page(name: str, origin: str = "--config") -> Page:
+    """One file. Raises UsageError."""
+    text = _text(name, origin)
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(_no_toml(printable_name(name), str(error), text)) from None
+    except (RecursionError, ValueError) as error:  # brackets without end; a number of thousands of digits
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UsageError(f"{origin} {printable_name(name)} cannot be read: {why}") from None
+    return Page(name, Path(name).absolute().parent, tree, key_lines(text))
+
+
+def _no_toml(name: str, error: str, text: str) -> str:
+    match = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", error)
+    if match is None:
+        return f"{name}: no valid TOML: {error}"
+    line = match[1] or str(max(1, len(text.splitlines())))
+    what = error[: match.start()]
+    return f"{name}:{line}: no valid TOML: {what[:1].lower()}{what[1:]}"
+
+
+def _text(name: str, origin: str) -> str:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold us up
+    except OSError as error:
+        hint = _NOTHING_SAID if isinstance(error, FileNotFoundError) else None
+        raise UsageError(
+            f"{origin} {printable_name(name)} cannot be read: {error.strerror}", hint=hint
+        ) from None
+    try:
+        data = _bytes(fd, f"{origin} {printable_name(name)}")
+    except OSError as error:
+        raise UsageError(f"{origin} {printable_name(name)} cannot be read: {error.strerror}") from None
+    finally:
+        os.close(fd)
+    if len(data) > LARGEST:
+        raise UsageError(
+            f"{origin} {printable_name(name)} is too large for a job file: more than {LARGEST >> 10} KiB"
+        )
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise UsageError(f"{printable_name(name)}:{line}: it is not UTF-8") from None
+
+
+def _bytes(fd: int, what: str) -> bytes:
+    kind = os.fstat(fd).st_mode
+    if not stat.S_ISREG(kind):
+        raise UsageError(f"{what} is {'a directory' if stat.S_ISDIR(kind) else 'no regular file'}")
+    data = b""
+    while len(data) <= LARGEST and (more := os.read(fd, LARGEST + 1)):
+        data += more
+    return data
+
+
+# ---- The keys of job files: which there are, and what a wrong one was perhaps meant to be. Merges the files
+# of a job into one. Takes values as they are.
+
+_NOT_HERE = {
+    "config": "is for the command line; in a job file it is include",
+    "save": "is for the command line, with --dry_run",
+}
+_OF_THE_FILE = ("include", "script", "args", "variables", "environment", "roles")
+_OF_A_ROLE = ("script", "args", "module", "no_python", "count", "environment", "resources")
+_OF_EVALUATORS = (*_OF_A_ROLE, "on")
+_RESOURCES = ("devices", "threads")
+_SPELLINGS = {word: option for word, option in by_spelling(OPTIONS.values()).items() if word[0] != "-"}
+_BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in option.env}
+
+Key = tuple[str, ...]
+"""`("option", name)`, `("script",)`, `("environment", NAME)`, `("role", role, "script")`, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One value, where it stands, and how its key is written there."""
+
+    value: Any
+    page: Page
+    path: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        return self.page.where(self.path)
+
+    @property
+    def name(self) -> str:
+        return printable_name(".".join(self.path))
+
+    def wrong(self, what: str, hint: str | None = None) -> UsageError:
+        """`job.toml:7: roles.server.count WHAT`."""
+        return UsageError(f"{self.where}: {self.name} {what}", hint=hint)
+
+
+def merged(pages: Iterable[Page]) -> dict[Key, Entry]:
+    """What all of them say; a later page counts more. Raises UsageError for a key that there is not."""
+    found: dict[Key, Entry] = {}
+    for page in pages:
+        own: dict[Key, Entry] = {}
+        for key, entry in _entries(page):
+            if key in own:
+                raise entry.wrong(
+                    f"says again what {own[key].name} says ({own[key].where}): keep one of them"
+                )
+            own[key] = entry
+        found |= own
+    return found
+
+
+def _entries(page: Page) -> Iterator[tuple[Key, Entry]]:
+    for name, value in page.tree.items():
+        entry = Entry(value, page, (name,))
+        if name == "include":
+            continue
+        if name in ("script", "args"):
+            yield (name,), entry
+        elif name == "variables":
+            yield from ((("variable", *path[1:]), each) for path, each in _table(entry))
+        elif name == "environment":
+            yield from _environment(entry, ("environment",))
+        elif name == "roles":
+            yield from _roles(entry)
+        else:
+            yield ("option", _option(entry).name), entry
+
+
+def _table(entry: Entry) -> Iterator[tuple[tuple[str, ...], Entry]]:
+    if not isinstance(entry.value, dict):
+        raise entry.wrong("must be a table", hint=f"[{entry.name}]")
+    for name, value in entry.value.items():
+        path = (*entry.path, name)
+        yield path, Entry(value, entry.page, path)
+
+
+def _option(entry: Entry) -> Option:
+    (name,) = entry.path
+    found = _SPELLINGS.get(normal(name))
+    if found is not None and found.name not in _NOT_HERE:
+        return found
+    if found is not None:
+        raise entry.wrong(_NOT_HERE[found.name])
+    if normal(name) in RETIRED:
+        raise entry.wrong(RETIRED[normal(name)])
+    raise _unknown(entry, (*_OF_THE_FILE, *_SPELLINGS), "an option of fleetrun")
+
+
+def _unknown(entry: Entry, known: Iterable[str], what: str) -> UsageError:
+    words = tuple(known)
+    meant = closest(normal(entry.path[-1].lower()), words)
+    if meant:
+        hint = f"did you mean {either(meant)}?"
+    else:
+        hint = "fleetrun --help lists the options." if len(words) > 20 else f"There are {', '.join(words)}."
+    return UsageError(f"{entry.where}: {entry.name} is not {what}", hint=hint)
+
+
+def _environment(entry: Entry, key: Key) -> Iterator[tuple[Key, Entry]]:
+    for path, each in _table(entry):
+        name = path[-1]
+        if not name or "=" in name or not name.isprintable():
+            raise each.wrong("is no name of a variable")
+        if name in _BY_VARIABLE:
+            raise each.wrong(f"is read by fleetrun itself: write {_BY_VARIABLE[name]} = ... instead")
+        if name in OWNED or name.startswith(OWNED_PREFIXES):
+            raise each.wrong("is set by fleetrun, for each process")
+        yield (*key, name), each
+
+
+def _roles(entry: Entry) -> Iterator[tuple[Key, Entry]]:
+    for path, each in _table(entry):
+        role = ROLE_WORDS.get(path[-1])
+        if role is None:
+            raise _unknown(each, dict.fromkeys(_role_names()), "a role")
+        yield ("role", role), each
+        for _, part in _table(each):
+            yield from _role(part, role)
+
+
+def _role_names() -> list[str]:
+    return ["trainer", "server", "evaluator", "coordinator", "heter"]
+
+
+def _role(entry: Entry, role: Role) -> Iterator[tuple[Key, Entry]]:
+    word = entry.path[-1]
+    known = _OF_EVALUATORS if role is Role.EVALUATOR else _OF_A_ROLE
+    if word not in known:
+        raise _unknown(entry, known, f"a key of roles.{entry.path[-2]}")
+    if word == "environment":
+        yield from _environment(entry, ("role", role, "environment"))
+    elif word == "resources":
+        for path, each in _table(entry):
+            if path[-1] not in _RESOURCES:
+                raise _unknown(each, _RESOURCES, "a resource")
+            yield ("role", role, path[-1]), each
+    else:
+        yield ("role", role, word), entry
+
+
+# ---- `${NAME}` in the texts of job files: out of the environment, else out of [variables]; `${here}` is the
+# folder of the file. `$${` stands for `${`.
+
+HERE = "here"
+LONGEST = 100_000
+"""Characters of one text, filled in: more cannot be one word of a command line."""
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{([^{}]*)\}|\$\{")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def escaped(text: str) -> str:
+    """As it has to stand in a job file to mean just this."""
+    return text.replace("${", "$${")
+
+
+class Filling:
+    """Fills in the variables of one job."""
+
+    def __init__(self, entries: Mapping[Key, Entry], environ: Mapping[str, str]) -> None:
+        """Raises UsageError for a variable that cannot be one."""
+        self._own = {key[1]: entry for key, entry in entries.items() if key[0] == "variable"}
+        self._environ = environ
+        for name, entry in self._own.items():
+            if not _NAME.fullmatch(name) or name == HERE:
+                raise entry.wrong("is no name for a variable", hint="Letters, digits and _, but not `here`.")
+            if not isinstance(entry.value, str | int | float):
+                raise entry.wrong("must be a text or a number")
+
+    def filled(self, entry: Entry) -> Any:
+        """The value of an entry, with all texts in it filled in. Raises UsageError."""
+        return self._value(entry.value, entry, ())
+
+    def _value(self, value: Any, entry: Entry, within: tuple[str, ...]) -> Any:
+        if isinstance(value, str):
+            return self._text(value, entry, within)
+        if isinstance(value, list):
+            return [self._value(each, entry, within) for each in value]
+        if isinstance(value, dict):
+            return {name: self._value(each, entry, within) for name, each in value.items()}
+        return value
+
+    def _text(self, text: str, entry: Entry, within: tuple[str, ...]) -> str:
+        if "\0" in text:
+            raise entry.wrong("has a NUL character, which no process can be given")
+
+        def meant(match: re.Match[str]) -> str:
+            if match[0] == "$${":
+                return "${"
+            name = match[1]
+            if name is None or not _NAME.fullmatch(name):
+                raise entry.wrong(
+                    f"has {match[0]!r}; a variable is ${{NAME}}", hint="$${ stands for ${ itself."
+                )
+            return self._variable(name, entry, within)
+
+        filled = _REFERENCE.sub(meant, text)
+        if len(filled) > LONGEST:
+            raise entry.wrong(f"is longer than {LONGEST} characters")
+        return filled
+
+    def _variable(self, name: str, entry: Entry, within: tuple[str, ...]) -> str:
+        if name == HERE:
+            return str(entry.page.folder)
+        if name in self._environ:
+            return self._environ[name]
+        if name in within:
+            raise self._own[name].wrong(f"goes round in a circle: {' -> '.join((*within, name))}")
+        if name not in self._own:
+            near = closest(name, (*self._own, HERE))
+            meant = f"did you mean {either(near)}? " if near else ""
+            hint = f"{meant}Set it in the environment, or write it under [variables]."
+            raise entry.wrong(f"needs ${{{name}}}, which is not set", hint=hint)
+        own = self._own[name]
+        return plain(self._value(own.value, own, (*within, name)))
+
+
+def plain(value: str | int | float) -> str:
+    """A number or a text as a word."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+# ---- From the entries of job files to what they ask for: options as texts, environments, roles.
+
+_LARGEST = 1 << 63
+
+
+def load_job_file(name: str, environ: Mapping[str, str], origin: str = "--config") -> JobFile:
+    """The job file of that name with all that it includes. Raises UsageError, which names file, line and
+    key.
+    """
+    return _Reading(merged(pages(name, origin)), environ).job_file()
+
+
+class _Reading:
+    def __init__(self, entries: Mapping[Key, Entry], environ: Mapping[str, str]) -> None:
+        self._entries = entries
+        self._filling = Filling(entries, environ)
+
+    def job_file(self) -> JobFile:
+        options = {
+            key[1]: self._filed(entry, OPTIONS[key[1]])
+            for key, entry in self._entries.items()
+            if key[0] == "option"
+        }
+        for filed in self._of_roles(options):
+            options[filed.option.name] = filed
+        named = {"script", "args", "environment"} & {key[0] for key in self._entries}
+        first = {name: next(e for key, e in self._entries.items() if key[0] == name) for name in named}
+        return JobFile(
+            options=tuple(options.values()),
+            script=self._text(("script",)),
+            args=self._words(("args",)) or (),
+            environment=self._environment(("environment",)),
+            roles=tuple(self._role(key[1]) for key in self._entries if key[0] == "role" and len(key) == 2),
+            places={name: entry.where for name, entry in first.items()},
+        )
+
+    # ---- options
+
+    def _filed(self, entry: Entry, option: Option) -> Filed:
+        return Filed(option, entry.path[-1], self._texts(entry, option), entry.where)
+
+    def _texts(self, entry: Entry, option: Option) -> tuple[str, ...]:
+        value = self._filling.filled(entry)
+        if option.repeats and isinstance(value, dict):  # scheduler_option = {partition = "gpu"}
+            return tuple(f"{name}={_scalar(each, entry)}" for name, each in value.items())
+        if not isinstance(value, list):
+            return (_scalar(value, entry),)
+        if option.repeats:
+            return tuple(_scalar(each, entry) for each in value)
+        joint = next(
+            (joint for joint in ";:" if joint in option.metavar), "," if "LIST" in option.metavar else ""
+        )
+        if not joint or option.takes is not Takes.VALUE:
+            raise entry.wrong("is a list; it must be one value")
+        parts = [",".join(_scalar(x, entry) for x in part) if isinstance(part, list) else _scalar(part, entry)
+                 for part in value]  # fmt: skip
+        return (joint.join(parts),)
+
+    def _of_roles(self, options: Mapping[str, Filed]) -> list[Filed]:
+        """What the tables of roles say of options: how many processes, and the trainers' devices."""
+        found = []
+        for key, entry in self._entries.items():
+            if (
+                key[0] != "role"
+                or len(key) != 3
+                or key[1] is Role.EVALUATOR
+                or key[2] not in ("count", "devices")
+            ):
+                continue
+            role, what = key[1], key[2]
+            if what == "devices" and role is not Role.TRAINER:
+                raise entry.wrong("is for trainers and evaluators: others compute on the CPU")
+            name = "devices" if what == "devices" else self._counted(role, options)
+            if name in options:
+                other = options[name]
+                raise entry.wrong(f"says again what {other.alias} says ({other.where}): keep one of them")
+            found.append(Filed(OPTIONS[name], name, self._texts(entry, OPTIONS[name]), entry.where))
+        return found
+
+    def _counted(self, role: Any, options: Mapping[str, Filed]) -> str:
+        """The option that says how many processes of a role there are."""
+        if role is not Role.TRAINER:
+            return {Role.SERVER: "server_num", Role.COORDINATOR: "coordinator_num"}.get(
+                role, "heter_worker_num"
+            )
+        stated = options["run_mode"].texts[0] if "run_mode" in options else ""
+        servers = ("role", Role.SERVER) in self._entries or any(
+            filed.option.modes <= SERVERS for filed in options.values()
+        )
+        ps = servers if stated not in tuple(Mode) else Mode(stated).has_servers
+        return "trainer_num" if ps else "nproc_per_node"
+
+    # ---- roles
+
+    def _role(self, role: Any) -> RoleWish:
+        key = ("role", role)
+        evaluators = role is Role.EVALUATOR
+        return RoleWish(
+            role=role,
+            where=self._entries[key].where,
+            script=self._text((*key, "script")),
+            args=self._words((*key, "args")),
+            module=self._truth((*key, "module")),
+            no_python=self._truth((*key, "no_python")),
+            environment=self._environment((*key, "environment")),
+            threads=self._number((*key, "threads")),
+            count=(self._number((*key, "count")) or 1) if evaluators else 0,
+            each=evaluators and self._on((*key, "on")),
+            devices=self._devices((*key, "devices")) if evaluators else (),
+        )
+
+    def _on(self, key: Key) -> bool:
+        entry, value = self._get(key)
+        if entry is not None and value not in ("first", "each"):
+            raise entry.wrong(f'is {value!r}; it must be "first" (machine) or "each"')
+        return bool(value == "each")
+
+    def _devices(self, key: Key) -> tuple[str, ...]:
+        entry, _ = self._get(key)
+        if entry is None:
+            return ()
+        text = self._texts(entry, OPTIONS["devices"])[0]
+        chosen: tuple[str, ...] = _parsed(entry, device_list, text)
+        return chosen
+
+    # ---- kinds of values
+
+    def _get(self, key: Key) -> tuple[Entry | None, Any]:
+        entry = self._entries.get(key)
+        return entry, None if entry is None else self._filling.filled(entry)
+
+    def _text(self, key: Key) -> str | None:
+        entry, value = self._get(key)
+        if entry is None:
+            return None
+        if not isinstance(value, str):
+            raise entry.wrong("must be a text")
+        return str(_parsed(entry, nonempty, value))
+
+    def _words(self, key: Key) -> tuple[str, ...] | None:
+        entry, value = self._get(key)
+        if entry is None:
+            return None
+        if not isinstance(value, list):
+            raise entry.wrong("must be a list of words", hint='args = ["--lr", "0.1"]')
+        return tuple(_scalar(each, entry) for each in value)
+
+    def _truth(self, key: Key) -> bool:
+        entry, value = self._get(key)
+        if entry is not None and not isinstance(value, bool):
+            raise entry.wrong("must be true or false")
+        return bool(value)
+
+    def _number(self, key: Key) -> int | None:
+        entry, value = self._get(key)
+        return None if entry is None else _parsed(entry, count, _scalar(value, entry))
+
+    def _environment(self, key: Key) -> Variables:
+        found = []
+        for each, entry in self._entries.items():
+            if each[:-1] == key:
+                value = self._filling.filled(entry)
+                if isinstance(value, bool):
+                    raise entry.wrong('must be a text or a number, such as "1" or "true"')
+                found.append((each[-1], _scalar(value, entry)))
+        return tuple(found)
+
+
+def _scalar(value: Any, entry: Entry) -> str:
+    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        raise entry.wrong("is a number that is too large")
+    if not isinstance(value, str | int | float):
+        kinds: dict[type, str] = {dict: "a table", list: "a list in a list"}
+        kind = kinds.get(type(value), "a date or a time")
+        raise entry.wrong(f"is {kind}; it must be a text or a number")
+    return plain(value)
+
+
+def _parsed(entry: Entry, parse: Any, text: str) -> Any:
+    try:
+        return parse(text.strip())
+    except BadValue as error:
+        raise entry.wrong(f"is {text!r}; {error}") from None

@@ -1,0 +1,527 @@
+"""What can be asked for: the options of `fleetrun`, and what only a job file can say. `LaunchSettings` is the
+value of a launch. Knows no process and no machine.
+
+Each option is declared once, as a field of `LaunchSettings`: default, parser, variables, help. `resolve`
+makes the value out of a command line and an environment, `fleetrun.help` prints the help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum, StrEnum
+from functools import partial
+from typing import Any
+
+from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.settings import parsing
+from fleetrun.envs.settings.parsing import Parser, boolean, choice
+from fleetrun.values import dataclass, field, replace, said_of
+
+# ---- What an option is. The options themselves are the fields of `settings.LaunchSettings`.
+
+COLLECTIVE = frozenset({Mode.COLLECTIVE})
+PROCESSES = frozenset({Mode.COLLECTIVE, Mode.RPC})
+SERVERS = frozenset({Mode.PS, Mode.PS_HETER})
+HETER = frozenset({Mode.PS_HETER})
+ANY = frozenset(Mode)
+
+
+class Group(StrEnum):
+    """The sections of `--help`, in their order."""
+
+    JOB = "Job"
+    PROCESSES = "Processes"
+    SERVERS = "Parameter server"
+    NETWORK = "Network and ports"
+    FAILURE = "Failure and restart"
+    LOGS = "Logs and output"
+    MONITORING = "Monitoring"
+    MACHINES = "Many machines"
+    ENGINES = "Engines of clusters"
+    COMPATIBLE = "Kept for compatibility"
+    OTHER = "Other"
+
+
+class Takes(Enum):
+    """Whether an option takes the next word of the command line."""
+
+    VALUE = 1
+    NOTHING = 2
+    BOOLEAN = 3  # only true, false, 1, 0, ...: `--sort_ip x.py` works, and Paddle's `--sort_ip 1 x.py` too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option: how it is written, where else it is looked for, how its text becomes a value.
+
+    `modes` are those in which it means something, `makes` the mode of a job that does not state one.
+    """
+
+    name: str = ""
+    default: Any = None
+    parse: Parser
+    group: Group
+    help: str
+    metavar: str = ""
+    shown_default: str | None = None
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    short: str = ""
+    env: tuple[str, ...] = ()
+    modes: frozenset[Mode] = ANY
+    makes: Mode | None = None
+    takes: Takes = Takes.VALUE
+    repeats: bool = False
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+
+def option(default: Any, parse: Parser, metavar: str, **rest: Any) -> Any:
+    """A dataclass field that is an option; its name is the field's."""
+    described = Option(default=default, parse=parse, metavar=metavar, **rest)
+    return field(default=default, metadata={"option": described})
+
+
+def switch(default: bool, **rest: Any) -> Any:
+    """An option that is true when given; `takes=Takes.BOOLEAN` lets it take a word too."""
+    return option(default, boolean, "", **({"takes": Takes.NOTHING} | rest))
+
+
+def options_of(settings: type[Any]) -> dict[str, Option]:
+    """The options among the fields of a dataclass, by name, in their order."""
+    return {
+        name: replace(said["metadata"]["option"], name=name)
+        for name, said in said_of(settings).items()
+        if "metadata" in said
+    }
+
+
+ACTIONS: Mapping[str, Option] = {
+    action.name: action
+    for action in (
+        Option(
+            name="help",
+            short="-h",
+            parse=boolean,
+            group=Group.OTHER,
+            takes=Takes.NOTHING,
+            help="Show this help.",
+        ),
+        Option(
+            name="version",
+            parse=boolean,
+            group=Group.OTHER,
+            takes=Takes.NOTHING,
+            help="Show the version.",
+        ),
+        Option(
+            name="show_completion",
+            parse=choice("bash", "zsh", "fish"),
+            group=Group.OTHER,
+            metavar="SHELL",
+            choices=("bash", "zsh", "fish"),
+            help="Print the completion script of a shell.",
+        ),
+    )
+}
+"""Options that do something else instead of launching."""
+
+
+def by_spelling(options: Iterable[Option]) -> dict[str, Option]:
+    """Every way to write an option: `two_words` for long ones (see `normal`), `-x` for short ones."""
+    return {
+        spelling: option
+        for option in options
+        for spelling in (option.name, *option.aliases, option.short)
+        if spelling
+    }
+
+
+def normal(word: str) -> str:
+    """`--two-words` and `--two_words` are the same option: `two_words`."""
+    return word.removeprefix("--").replace("-", "_")
+
+
+_AUTO_PARALLEL = "belongs to Paddle's auto parallel mode, which fleetrun does not have: leave it out"
+_RENDEZVOUS = "is torchrun's; in fleetrun --master says where machines meet"
+
+RETIRED: Mapping[str, str] = {
+    "auto_tuner_json": "and the auto tuner are not part of fleetrun; start each trial as a job of its own",
+    "auto_parallel_config": _AUTO_PARALLEL,
+    "auto_cluster_config": _AUTO_PARALLEL,
+    "cluster_topo_path": _AUTO_PARALLEL,
+    "rank_mapping_path": _AUTO_PARALLEL,
+    "enable_auto_mapping": _AUTO_PARALLEL,
+    "scale": "had no effect in Paddle either; use --nnodes MIN:MAX",
+    "force": "had no effect in Paddle either: leave it out",
+    "rdzv_backend": _RENDEZVOUS,
+    "rdzv_endpoint": _RENDEZVOUS,
+    "rdzv_conf": "is torchrun's; in fleetrun --rdzv_timeout and --heartbeat_timeout say how long to wait",
+    "rdzv_id": "is torchrun's; in fleetrun --job_id names the job",
+    "local_addr": "is torchrun's; in fleetrun --host gives this machine's address",
+    "tee": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
+    "redirects": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
+    "-t": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
+    "-r": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
+    "local_ranks_filter": "is torchrun's; in fleetrun --follow trainer:0,1 chooses what to show",
+    "monitor_interval": "is torchrun's; fleetrun does not poll: leave it out",
+    "start_method": "is torchrun's; fleetrun always starts new processes: leave it out",
+    "role": "is torchrun's; in fleetrun --job_id names the job",
+    "use_env": "is what fleetrun always does: leave it out",
+    "run_path": "is torchrun's; in fleetrun a script runs by its path alone",
+}
+"""Options that made sense elsewhere: what to say instead of "no such option"."""
+
+RETIRED_SCRIPTS: Mapping[str, str] = {
+    "ipu": "'ipu' asks Paddle for Graphcore devices; fleetrun does not drive them",
+    "run_check": "'run_check' is Paddle's self-test; run fleetrun -m trainers.examples.collective_trainer",
+}
+"""Words that Paddle takes in place of a script."""
+
+
+# ---- What a job file says besides options: environments, and what is different for one role. Values; reads
+# no file.
+
+Variables = tuple[tuple[str, str], ...]
+"""Names and values, in the order of the file."""
+
+
+def table_of(role: Role) -> str:
+    return "roles.server" if role is Role.SERVER else f"roles.{role}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleWish:
+    """What is different for the processes of one role. `script` None: the job's, and then `args` None: those
+    of the job too. `threads` is OMP_NUM_THREADS.
+
+    Only of evaluators: `count` of them, on every machine (`each`) or on the first one; `devices` that each
+    machine has for them.
+    """
+
+    role: Role
+    where: str = ""
+    script: str | None = None
+    args: tuple[str, ...] | None = None
+    module: bool = False
+    no_python: bool = False
+    environment: Variables = ()
+    threads: int | None = None
+    count: int = 0
+    each: bool = False
+    devices: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> str:
+        """Its place in a job file: `roles.server`."""
+        return table_of(self.role)
+
+
+@dataclass(frozen=True, slots=True)
+class Filed:
+    """One option of a job file: `alias` is its name there, `where` its file and line. An option that repeats
+    has several texts.
+    """
+
+    option: Option
+    alias: str
+    texts: tuple[str, ...]
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """All that job files say, with their variables filled in. `places` says where, of what is no option."""
+
+    options: tuple[Filed, ...] = ()
+    script: str | None = None
+    args: tuple[str, ...] = ()
+    environment: Variables = ()
+    roles: tuple[RoleWish, ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def typable(self) -> bool:
+        """Whether a command line can say all of it."""
+        return not self.environment and all(
+            wish == RoleWish(role=wish.role, where=wish.where) for wish in self.roles
+        )
+
+
+NOTHING = JobFile()
+
+
+# ---- What the person asked for: one frozen value, whose fields are the options. Knows no process and no
+# machine.
+#
+# Each option is declared once, here: default, parser, variables, help. `resolve.py` makes the value out of a
+# command line and an environment, `usage.py` prints the help.
+
+DEVICE_KINDS = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "selected_xpus": "xpu", "npus": "npu"}
+"""The spellings of --devices that also say what kind of device."""
+
+PREFIXES = {"elastic_server": "etcd://", "PADDLE_ELASTIC_SERVER": "etcd://"}
+"""Where a value is written shorter than under the option's own name."""
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+DISPLAYS = ("auto", "live", "plain", "json", "quiet")
+_BACKENDS = ("auto", "nccl", "gloo", "mpi", "ucc", "xccl", "hccl")
+
+_job = partial(option, group=Group.JOB)
+_process = partial(option, group=Group.PROCESSES)
+_server = partial(option, group=Group.SERVERS, modes=SERVERS)
+_servers = partial(_server, makes=Mode.PS)
+_heter = partial(option, group=Group.SERVERS, modes=HETER, makes=Mode.PS_HETER)
+_network = partial(option, group=Group.NETWORK)
+_failure = partial(option, group=Group.FAILURE)
+_log = partial(option, group=Group.LOGS)
+_machine = partial(option, group=Group.MACHINES)
+_monitor = partial(option, group=Group.MONITORING)
+_engine = partial(option, group=Group.ENGINES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """Every option under its own name, typed and checked. `None` and empty tuples mean: not given.
+
+    Times are seconds, sizes bytes. Endpoints are `host:port`. In ps modes without endpoint lists,
+    `server_num` and `trainer_num` are numbers; in ps-heter, `heter_devices` has an entry for each stage after
+    the trainers'. `environment` and `roles` are those of a job file, which no option can say; `script_filed`:
+    it says the script too, and goes along to other machines.
+    """
+
+    script: str
+    script_args: tuple[str, ...] = ()
+    script_filed: bool = False
+    environment: Variables = ()
+    roles: tuple[RoleWish, ...] = ()
+
+    # A table, set by hand: one argument per line would make it three times as long.
+    # fmt: off
+    run_mode: Mode = _job(
+        Mode.COLLECTIVE, parsing.run_mode, "MODE", choices=tuple(map(str, Mode)), env=("PADDLE_RUN_MODE",),
+        help="How the processes work together.",
+        shown_default="ps when servers or trainers are given, else collective")
+    module: bool = switch(
+        False, group=Group.JOB, short="-m", help="SCRIPT is a module, as in python -m.")
+    no_python: bool = switch(
+        False, group=Group.JOB, help="SCRIPT is a program, even if its name ends in .py.")
+    job_id: str = _job(
+        "default", parsing.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
+        help="Name of the job; the names of its log files begin with it.")
+    backend: str = _job(
+        "auto", parsing.choice(*_BACKENDS), "NAME", choices=_BACKENDS, env=("PADDLE_DISTRI_BACKEND",),
+        modes=COLLECTIVE,
+        help="What collectives run on; auto: nccl on GPUs, else gloo.")
+    config: str | None = _job(
+        None, parsing.nonempty, "FILE",
+        help="Job file: options that were not typed and have no variable. See `fleetrun init`.")
+    timeout: float | None = _job(
+        None, parsing.seconds, "TIME", env=("FLEETRUN_TIMEOUT",),
+        help="Stop a job that takes longer, with exit code 124.")
+
+    nproc_per_node: int | str | None = _process(
+        None, parsing.count_or_word("auto", "gpu", "cpu"), "N", env=("PADDLE_NPROC_PER_NODE",),
+        modes=PROCESSES,
+        help="Number of processes on this machine. gpu: one per GPU; cpu: one per core; auto: gpu if "
+             "there is one, else cpu.",
+        shown_default="one per device, 1 without devices")
+    devices: tuple[str, ...] = _process(
+        (), parsing.device_list, "LIST", aliases=tuple(DEVICE_KINDS), env=("PADDLE_DEVICES",),
+        help="Devices to use, as 0,1 or by UUID. Numbers count within CUDA_VISIBLE_DEVICES.",
+        shown_default="all visible ones")
+    device_kind: str = "gpu"
+    visible_devices: str = _process(
+        "node", parsing.choice("node", "process"), "WHOSE", choices=("node", "process"),
+        env=("FLEETRUN_VISIBLE_DEVICES",),
+        help="What a process sees: the devices of its node, with LOCAL_RANK as index, or only its own.")
+
+    server_num: int | None = _servers(
+        None, parsing.count_or_none, "N", env=("PADDLE_SERVER_NUM",),
+        help="Number of servers on this machine.", shown_default="1 in ps modes")
+    trainer_num: int | None = _servers(
+        None, parsing.count_or_none, "N", aliases=("worker_num",), env=("PADDLE_TRAINER_NUM",),
+        help="Number of trainers on this machine.", shown_default="1 in ps modes")
+    servers: tuple[str, ...] = _servers(
+        (), parsing.endpoint_list, "LIST", env=("PADDLE_SERVERS_ENDPOINTS",),
+        help="Endpoints of the servers, as host:port,host:port. Goes with --trainers.")
+    trainers: tuple[str, ...] = _servers(
+        (), parsing.trainer_list, "LIST", aliases=("workers",), env=("PADDLE_TRAINERS_ENDPOINTS",),
+        help="Endpoints of the trainers. Hosts without ports get 6170 + number of servers and upwards.")
+    coordinator_num: int | None = _servers(
+        None, parsing.count, "N", help="Number of coordinators.")
+    coordinators: tuple[str, ...] = _servers(
+        (), parsing.endpoint_list, "LIST", help="Endpoints of the coordinators.")
+    heter_worker_num: tuple[int, ...] = _heter(
+        (), parsing.stage_counts, "N;N",
+        help="Number of heter workers, by stage after the trainers. Makes the mode ps-heter.")
+    heter_workers: tuple[tuple[str, ...], ...] = _heter(
+        (), parsing.stage_endpoints, "LIST;LIST", help="Endpoints of the heter workers, by stage.")
+    heter_devices: tuple[str, ...] = _heter(
+        (), parsing.stage_devices, "KIND;KIND",
+        help="cpu, gpu, xpu or npu for each stage of heter workers.", shown_default="gpu")
+    with_gloo: int = _server(
+        0, parsing.whole(0, 2), "0|1|2", env=("PADDLE_WITH_GLOO",), help="PADDLE_WITH_GLOO of the processes.")
+    gloo_port: int = _server(
+        6767, parsing.port, "PORT", env=("PADDLE_GLOO_PORT",),
+        help="Port of the Gloo service with --servers.")
+    http_port: int | None = _server(
+        None, parsing.port, "PORT",
+        help="Port of the Gloo service with --server_num.", shown_default="a free port")
+
+    host: str | None = _network(
+        None, parsing.host, "ADDRESS", env=("POD_IP",),
+        help="Address of this machine.", shown_default="127.0.0.1; with several the one to --master")
+    start_port: int | None = _network(
+        None, parsing.port, "PORT", env=("PADDLE_START_PORT", "FLAGS_START_PORT"),
+        help="Use the ports from this one upwards.", shown_default="free ports")
+    port_range: tuple[int, int] | None = _network(
+        None, parsing.port_range, "LOW:HIGH", env=("PORT_RANGE",),
+        help="Use free ports of this range.", shown_default="any")
+    master_addr: str | None = _network(
+        None, parsing.host, "ADDRESS", modes=COLLECTIVE,
+        help="MASTER_ADDR of the trainers. With several machines (torchrun's custom): where they meet.",
+        shown_default="that of the first machine")
+    master_port: int | None = _network(
+        None, parsing.port, "PORT", modes=COLLECTIVE,
+        help="MASTER_PORT of the trainers.", shown_default="a free port")
+
+    max_restart: int = _failure(
+        3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",), env=("PADDLE_MAX_RESTART",),
+        help="How many failures are answered with a restart; 0: none.")
+    stop_timeout: float = _failure(
+        10.0, parsing.seconds, "TIME", env=("FLEETRUN_STOP_TIMEOUT",), help="From SIGTERM to SIGKILL.",
+        shown_default="10s")
+    hang_timeout: float | None = _failure(
+        None, parsing.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
+        help="When no trainer prints or reports progress for so long: write the stacks of all processes into "
+             "their logs, then restart or fail (124).", shown_default="never")
+    elastic_pre_hook: str | None = _failure(
+        None, parsing.shell_words, "COMMAND", help="Command to run before each start, without a shell.")
+
+    log_dir: str = _log(
+        "log", parsing.nonempty, "DIR", env=("PADDLE_LOG_DIR",),
+        help="Where the output of the processes goes.")
+    log_level: str = _log(
+        "INFO", parsing.choice(*_LEVELS, also={"warn": "WARNING", "fatal": "CRITICAL"}), "LEVEL",
+        choices=_LEVELS, env=("PADDLE_LOG_LEVEL",),
+        help="What fleetrun itself says.")
+    log_overwrite: bool = switch(
+        False, group=Group.LOGS, takes=Takes.BOOLEAN, env=("PADDLE_LOG_OVERWRITE",),
+        help="Delete the logs of earlier runs of this job first.")
+    log_rotate: int | None = _log(
+        None, parsing.size, "SIZE", env=("FLEETRUN_LOG_ROTATE",),
+        help="Keep only the newest output, about this much of each process, as 100M.", shown_default="all")
+    follow: tuple[parsing.FollowRule, ...] = _log(
+        ((Role.TRAINER, (0,)),), parsing.follow, "WHAT", env=("FLEETRUN_FOLLOW",), repeats=True,
+        help="Output to show: all, none, or roles (trainer, ps, heter, coordinator, evaluator) with or "
+             "without numbers, as trainer:0,1+ps.",
+        shown_default="trainer:0")
+    display: str = _log(
+        "auto", parsing.choice(*DISPLAYS), "HOW", choices=DISPLAYS, env=("FLEETRUN_DISPLAY",),
+        help="live: a line at the foot of the terminal says how the job stands; plain: lines only; json: one "
+             "event a line on stdout; quiet: errors only. auto: live on a terminal, else plain.")
+    enable_gpu_log: bool = switch(
+        True, group=Group.LOGS, takes=Takes.BOOLEAN,
+        help="Log the state of the GPUs; --enable_gpu_log=0: do not.", shown_default="on")
+    dry_run: bool = switch(
+        False, group=Group.LOGS, help="Print what would be started, and start nothing.")
+    json: bool = switch(
+        False, group=Group.LOGS, help="With --dry_run: print one JSON document.")
+    save: str | None = _log(
+        None, parsing.nonempty, "FILE", help="With --dry_run: write the options as a job file.")
+
+    tensorboard: str | None = _monitor(
+        None, parsing.nonempty, "DIR", env=("FLEETRUN_TENSORBOARD",),
+        help="Write what trainers report as TensorBoard event files.")
+    metrics_port: int | None = _monitor(
+        None, parsing.whole(0, 65535), "PORT", env=("FLEETRUN_METRICS_PORT",),
+        help="Serve Prometheus metrics of the job; 0: at a free port, which is told.")
+    metrics_host: str = _monitor(
+        "127.0.0.1", parsing.host, "ADDRESS", env=("FLEETRUN_METRICS_HOST",),
+        help="Address at which --metrics_port listens.")
+
+    nnodes: tuple[int, int] = _machine(
+        (1, 1), parsing.node_range, "N|MIN:MAX", aliases=("np",),
+        env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP"),
+        help="Number of machines. MIN:MAX: the job goes on while they come and go.", shown_default="1")
+    ips: tuple[str, ...] = _machine(
+        (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
+        help="The machines, in the order of their ranks. They meet at the first.", shown_default="this one")
+    master: str | None = _machine(
+        None, parsing.meeting_point, "ADDRESS", aliases=("elastic_server",),
+        env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER"),
+        help="Where machines meet: host:port (the launcher there serves it) or etcd://host:port,...",
+        shown_default="this machine says")
+    rank: int = _machine(
+        -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK",),
+        help="Rank of this machine; -1: any.")
+    sort_ip: bool = switch(
+        False, group=Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
+        help="Rank machines by address.")
+    nic: str | None = _machine(
+        None, parsing.nonempty, "NAME", env=("FLEETRUN_NIC",),
+        help="Network interface whose address is this machine's.", shown_default="the one to --master")
+    rdzv_timeout: float = _machine(
+        600.0, parsing.seconds, "TIME", env=("FLEETRUN_RDZV_TIMEOUT",),
+        help="How long to wait for the machines at the start.", shown_default="10m")
+    heartbeat_timeout: float = _machine(
+        10.0, parsing.seconds_from(2.0), "TIME", env=("FLEETRUN_HEARTBEAT_TIMEOUT",),
+        help="How long a machine may be silent before it counts as lost; 2 s or more.", shown_default="10s")
+    elastic_level: int = _machine(
+        -1, parsing.whole(-1, 1), "LEVEL",
+        env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
+        help="When a machine is lost: -1: end the job; 0: hold for another in its place, also for one whose "
+             "process failed; 1: go on with those that are left, if enough.",
+        shown_default="-1; 1 with MIN:MAX")
+    elastic_timeout: float = _machine(
+        30.0, parsing.seconds, "TIME", env=("PADDLE_ELASTIC_TIMEOUT",),
+        help="How long to wait for more machines, or for another in place of a lost one.",
+        shown_default="30s")
+    token_file: str | None = _machine(
+        None, parsing.nonempty, "FILE", env=("FLEETRUN_TOKEN_FILE",),
+        help="File with the job's secret, 16 characters or more: who has it may take part, others may not, "
+             "and what machines say is encrypted. FLEETRUN_TOKEN can hold the secret itself.")
+
+    scheduler: str = _engine(
+        "local", parsing.choice("local", "slurm", "srun", "kubernetes", "ssh"), "ENGINE",
+        choices=("local", "slurm", "srun", "kubernetes", "ssh"), env=("FLEETRUN_SCHEDULER",),
+        help="Hand the job to an engine that starts fleetrun on the machines.")
+    scheduler_option: tuple[str, ...] = _engine(
+        (), parsing.assignment, "NAME=VALUE", repeats=True,
+        help="An option of the engine, as partition=gpu for slurm.")
+    image: str | None = _engine(
+        None, parsing.nonempty, "IMAGE", env=("FLEETRUN_IMAGE",),
+        help="Container image, for --scheduler kubernetes.")
+
+    legacy: bool = switch(
+        False, group=Group.COMPATIBLE, takes=Takes.BOOLEAN,
+        help="Only --legacy=0: there is one launcher here.")
+    standalone: bool = switch(
+        False, group=Group.COMPATIBLE, help="As torchrun's: one machine, which is what it is anyway.")
+    # fmt: on
+
+    def wish(self, role: Role) -> RoleWish:
+        """What a job file says of the processes of this role."""
+        return next((each for each in self.roles if each.role is role), RoleWish(role=role))
+
+
+OPTIONS = options_of(LaunchSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Settings, and what to tell about them.
+
+    `origins` says where a setting came from: `--trainer_num` as it was typed, or `PADDLE_NNODES`; a default
+    is absent. `notices` are one-line remarks for the console. `words` has each of them as one word of a
+    command line; `engine` names those that an engine said.
+    """
+
+    settings: LaunchSettings
+    origins: Mapping[str, str]
+    notices: tuple[str, ...] = ()
+    words: Mapping[str, str] = field(default_factory=dict)
+    engine: frozenset[str] = frozenset()

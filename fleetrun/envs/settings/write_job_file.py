@@ -1,0 +1,336 @@
+"""Writing job files: a launch as a job file (`--save`), the commented one to begin with (`fleetrun init`),
+that of a recorded launch (`fleetrun again`), and the one that goes along to the machines of an engine.
+`job_file` reads what is written here as the same settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import string
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleetrun.envs.settings import toml
+from fleetrun.envs.settings.command_line import CommandLine, Given, read
+from fleetrun.envs.settings.job_file import escaped
+from fleetrun.envs.settings.options import OPTIONS, Group, Option, Resolved, Takes
+from fleetrun.envs.settings.show import job_file_parts
+from fleetrun.errors import UsageError
+from fleetrun.help import default_text
+
+# ---- A launch as a job file. What it writes, `meaning` reads as the same settings.
+
+_NOT_KEPT = frozenset({"config", "save", "dry_run", "json", "module"})
+_OF_ONE_MACHINE = frozenset({"rank", "host", "nic"})
+
+
+def document(resolved: Resolved) -> str:
+    """All that was chosen for a launch, wherever; not what an engine said. Variables are filled in."""
+    settings = resolved.settings
+    said = literal(job_file_parts(settings))
+    lines = [
+        "# A job file of fleetrun: start it with `fleetrun up FILE`.",
+        "",
+        f"script = {toml.text(escaped(settings.script))}",
+    ]
+    if settings.script_args:
+        lines.append(f"args = {toml.value(literal(list(settings.script_args)))}")
+    if settings.module:
+        lines.append("module = true")
+    lines.append("")
+    lines += [_row(given, resolved) for given in read(_words(resolved)).given]
+    if "environment" in said:
+        lines += toml.table(("environment",), said["environment"])
+    if "roles" in said:
+        lines += toml.table(("roles",), said["roles"])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def tables(said: Mapping[str, Any], head: str) -> str:
+    """A job file of what only job files can say (`envs.filed.parts`)."""
+    rows = literal(said)
+    lines = [head, *(f"{name} = {toml.value(rows[name])}" for name in ("script", "args") if name in rows)]
+    for name in ("environment", "roles"):
+        lines += toml.table((name,), rows[name]) if name in rows else []
+    return "\n".join(lines) + "\n"
+
+
+def _words(resolved: Resolved) -> list[str]:
+    left_out = _NOT_KEPT | resolved.engine
+    return [word for name, word in resolved.words.items() if name not in left_out]
+
+
+def _row(given: Given, resolved: Resolved) -> str:
+    """`trainer_num = 2  # --worker_num`; of an option that is one machine's the same as a comment."""
+    name, origin = given.option.name, resolved.origins.get(given.option.name, "")
+    value: Any = escaped(given.text)
+    if given.option.takes is not Takes.VALUE:
+        value = getattr(resolved.settings, name)
+    elif name == "scheduler_option":  # a list, which one text cannot be
+        value = literal(list(resolved.settings.scheduler_option))
+    elif isinstance(getattr(resolved.settings, name), int) and given.text.isdecimal():
+        value = int(given.text)
+    row = f"{given.alias} = {toml.value(value)}"
+    if name in _OF_ONE_MACHINE:
+        return f"# {row}  # of the machine where it was {_came(origin)}"
+    return f"{row}  # {_came(origin)}" if not origin.startswith("--") else row
+
+
+def _came(origin: str) -> str:
+    return "typed" if origin.startswith("--") else f"from {origin}"
+
+
+def literal(value: Any) -> Any:
+    """As it has to stand in a job file: with no text in it taken for a variable."""
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, list):
+        return [literal(each) for each in value]
+    if isinstance(value, Mapping):
+        return {name: literal(each) for name, each in value.items()}
+    return value
+
+
+def save(resolved: Resolved, name: str) -> None:
+    """Raises UsageError when there is such a file, or none can be made."""
+    try:
+        text = document(resolved)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"--save {name}: {error.object!r} has bytes that are no UTF-8") from None
+    create(name, text, "--save")
+
+
+def typed(name: str) -> str:
+    """The name of a job file as it is typed after `fleetrun up`."""
+    import shlex  # late: few launches tell this
+
+    return shlex.quote(f"./{name}" if name.startswith("-") else name)
+
+
+def create(name: str, text: str, origin: str) -> None:
+    """A new file with this text, for its owner only: environments may hold secrets. Raises UsageError."""
+    data = text.encode()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, 0o600)
+    except FileExistsError:
+        hint = "Move it away, or choose another name."
+        raise UsageError(f"{origin} {name}: there is such a file already", hint=hint) from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no file name"
+        raise UsageError(f"{origin} {name} cannot be written: {why}") from None
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise UsageError(f"{origin} {name} cannot be written: {error.strerror}") from None
+
+
+# ---- The job file to begin with: every option with its meaning, commented out. Text only.
+
+NOT_HERE = frozenset({"config", "save", "dry_run", "json", "legacy", "standalone"})
+"""Options that are for the command line."""
+
+EXAMPLES: Mapping[str, str] = {
+    "timeout": '"12h"',
+    "nproc_per_node": "2",
+    "devices": "[0, 1]",
+    "server_num": "1",
+    "trainer_num": "2",
+    "servers": '["10.0.0.1:6170", "10.0.0.2:6170"]',
+    "trainers": '["10.0.0.1:6180", "10.0.0.2:6180"]',
+    "coordinator_num": "1",
+    "coordinators": '["10.0.0.1:6190"]',
+    "heter_worker_num": "[1, 2]",
+    "heter_workers": '[["10.0.0.1:6200"], ["10.0.0.1:6201", "10.0.0.2:6201"]]',
+    "heter_devices": '["gpu", "cpu"]',
+    "http_port": "6768",
+    "host": '"10.0.0.1"',
+    "start_port": "6170",
+    "port_range": "[35100, 36000]",
+    "master_addr": '"10.0.0.1"',
+    "master_port": "29500",
+    "hang_timeout": '"10m"',
+    "elastic_pre_hook": '"./prepare.sh --quick"',
+    "log_rotate": '"100M"',
+    "follow": '["trainer:0", "ps"]',
+    "tensorboard": '"runs"',
+    "metrics_port": "9400",
+    "nnodes": "[2, 4]",
+    "ips": '["10.0.0.1", "10.0.0.2"]',
+    "master": '"10.0.0.1:6768"',
+    "nic": '"eth0"',
+    "token_file": '"secret.txt"',
+    "scheduler_option": '{partition = "gpu", time = "1:00:00"}',
+    "image": '"registry/train:1"',
+}
+"""Values of options that have no default, or one that shows nothing of how it is written."""
+
+_HEAD = """\
+# A job file of fleetrun. Start it with:  fleetrun up FILE [OPTIONS]
+#
+# What is typed wins over variables of the environment, these win over this file, and this file over defaults.
+# ${NAME} in a text is a variable of the environment, or of [variables]; ${here} is the folder of this file.
+# Relative paths count from the directory in which fleetrun is started.
+
+# Other job files, whose values count less than those here:
+# include = ["common.toml"]
+"""
+
+_TABLES = """
+
+# ---- Variables for ${NAME}, where the environment has none of that name
+
+# [variables]
+# LR = 0.1
+
+# ---- What all processes find in their environment, whatever the shell has
+
+# [environment]
+# NCCL_DEBUG = "WARN"
+
+# ---- Roles: trainer, server, coordinator, heter, evaluator. Each may have a script, arguments, an
+# environment and threads (OMP_NUM_THREADS) of its own.
+
+# [roles.trainer]
+# count = 2
+# [roles.trainer.resources]
+# devices = [0, 1]
+# threads = 4
+
+# [roles.server]
+# count = 1
+# script = "server.py"
+# args = ["--tables", "${here}/tables"]
+
+# Evaluators look at a training from beside it: one that fails is started again alone, and when the trainers
+# have ended they are asked to end too. on = "first": on the first machine; "each": on every machine.
+
+# [roles.evaluator]
+# count = 1
+# on = "first"
+# script = "evaluate.py"
+# [roles.evaluator.environment]
+# CUDA_VISIBLE_DEVICES = ""
+"""
+
+
+def template(script: str) -> str:
+    """For a job that runs this script."""
+    lines = [_HEAD, f"script = {toml.text(escaped(script))}", 'args = []  # such as ["--lr", "0.1"]']
+    for group in Group:
+        options = [each for each in OPTIONS.values() if each.group is group and each.name not in NOT_HERE]
+        if options:
+            lines += ["", f"# ---- {group}", *(line for option in options for line in _entry(option))]
+    return "\n".join(lines) + _TABLES
+
+
+def _entry(option: Option) -> list[str]:
+    choices = f" One of {', '.join(option.choices)}." if option.choices else ""
+    shown = toml.value(option.default) if isinstance(option.default, bool) else default_text(option)
+    text = f"{option.help}{choices} Default: {shown}."
+    return ["", *(f"# {line}" for line in textwrap.wrap(text, 100)), f"# {option.name} = {example(option)}"]
+
+
+def example(option: Option) -> str:
+    """A value as it is written: the default where it shows how."""
+    if option.name in EXAMPLES:
+        return EXAMPLES[option.name]
+    if option.takes is not Takes.VALUE:
+        return toml.value(not option.default if option.name == "module" else bool(option.default))
+    return toml.value(option.default)
+
+
+# ---- A launch of the past as a command line: out of what its record says. Launches nothing.
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """`line` is the command line that says all options, `job_file` what only a job file could say."""
+
+    line: CommandLine
+    cwd: str
+    job_file: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, event: Mapping[str, Any], where: str) -> Recorded:
+        """Out of the event `launch`. Raises UsageError when it does not tell."""
+        argv, cwd, job_file = event.get("argv"), event.get("cwd"), event.get("job_file", {})
+        words = isinstance(argv, list) and all(isinstance(word, str) for word in argv)
+        if not (words and cwd and isinstance(cwd, str) and isinstance(job_file, dict)):
+            raise UsageError(f"{where} does not say how the job was started")
+        return cls(read(argv or []), cwd, job_file)
+
+
+def again(
+    recorded: Recorded, words: Sequence[str], file: Path, environ: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The words for the same launch, with the options of `words` in place of its own; and the environment
+    without variables that are options. What only a job file can say is written to `file`.
+
+    Raises UsageError.
+    """
+    changed = read(words)
+    if changed.action is not None:
+        raise UsageError(f"fleetrun again: {changed.action.spelling} does not go with a job")
+    if changed.script is not None:
+        raise UsageError(
+            f"fleetrun again takes no script, and was given {changed.script}",
+            hint="It launches the script of that job; options come after the job's name.",
+        )
+    new = {given.option.name for given in changed.given}
+    kept = [given for given in recorded.line.given if given.option.name not in {*new, "config"}]
+    options = [f"{given.spelling}={given.text}" for given in (*kept, *changed.given)]
+    if recorded.job_file and "config" not in new:
+        _write(file, recorded.job_file)
+        options.append(f"--config={file}")
+    script = [] if recorded.line.script is None else ["--", recorded.line.script, *recorded.line.script_args]
+    variables = {name for option in OPTIONS.values() for name in option.env}
+    return [*options, *script], {name: text for name, text in environ.items() if name not in variables}
+
+
+def _write(file: Path, said: Mapping[str, Any]) -> None:
+    """As it was at that launch; of an earlier `again` it may be there."""
+    text = tables(said, "# What the job files of this launch said, for `fleetrun again`.")
+    try:
+        if not file.is_symlink() and file.is_file() and file.read_bytes() == text.encode():
+            return
+    except OSError:
+        pass
+    create(str(file), text, "fleetrun again:")
+
+
+# ---- What only a job file can say, on its way to the machines of an engine: as a file of its own, without
+# the options, which go there as words.
+
+
+def words_to_carry(resolved: Resolved) -> Mapping[str, str]:
+    """The options as words for other machines. Where a job file has to go along, it is written into the log
+    directory, which is there and which the machines share; not with --dry_run.
+
+    Raises UsageError when it cannot be written, or there would be nobody to read it.
+    """
+    settings, words = resolved.settings, resolved.words
+    if "config" not in words:
+        return words
+    if settings.scheduler == "kubernetes":
+        raise UsageError(
+            f"{resolved.origins['config']} {settings.config}: its [environment] and [roles] do not go to "
+            "kubernetes, whose pods do not see this machine's files",
+            hint="Put the job file into the image, and start `fleetrun up FILE` there.",
+        )
+    token = "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(6))
+    path = Path(settings.log_dir).absolute() / f"{settings.job_id}.{token}.job.toml"
+    if not settings.dry_run:
+        create(
+            str(path),
+            tables(job_file_parts(settings), "# What only a job file can say of this launch."),
+            "--log_dir:",
+        )
+    return {**words, "config": f"--config={path}"}
