@@ -17,7 +17,7 @@ from fleetrun.doctor.link import LinkError
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A TCP connection within this machine, on which little is sent."""
-    monkeypatch.setattr(link, "MOST", 4 << 20)
+    monkeypatch.setattr("fleetrun.doctor.link.MOST", 4 << 20)
     with socket.create_server(("127.0.0.1", 0)) as door:
         one = socket.create_connection(door.getsockname())
         other, _ = door.accept()
@@ -54,7 +54,7 @@ def test_what_is_measured(ends: tuple[socket.socket, socket.socket]) -> None:
 def test_who_stands_still_as_it_begins_to_send_is_measured_all_the_same(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "LONGEST", 0.0)
+    monkeypatch.setattr("fleetrun.doctor.link.LONGEST", 0.0)
     found = measured(ends, lambda: 1000.0)
     assert found.there > 0
     assert found.back > 0

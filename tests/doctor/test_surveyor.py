@@ -19,9 +19,9 @@ BOUND = 60_000
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[tuple[Card, Surveyor]]]]:
-    monkeypatch.setattr(link, "MOST", 1 << 20)
-    monkeypatch.setattr(surveyor, "ALLOWED", 100.0)
-    monkeypatch.setattr(surveyor, "_POLITE", 60.0)
+    monkeypatch.setattr("fleetrun.doctor.link.MOST", 1 << 20)
+    monkeypatch.setattr("fleetrun.doctor.surveyor.ALLOWED", 100.0)
+    monkeypatch.setattr("fleetrun.doctor.surveyor._POLITE", 60.0)
     made: list[Surveyor] = []
 
     def several(count: int) -> list[tuple[Card, Surveyor]]:
@@ -79,7 +79,7 @@ def test_one_that_has_gone_is_told_of(make: Callable[[int], list[tuple[Card, Sur
 def test_one_that_never_comes_is_not_waited_for(
     make: Callable[[int], list[tuple[Card, Surveyor]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surveyor, "ALLOWED", 0.01)
+    monkeypatch.setattr("fleetrun.doctor.surveyor.ALLOWED", 0.01)
     (other, _), (card, host) = make(2)
     host.survey([other, card], 1)
     done(host)
