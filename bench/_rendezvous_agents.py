@@ -21,9 +21,9 @@ from typing import Any
 from _wire import Wire
 
 from fleetrun.elastic.membership import Membership
-from fleetrun.elastic.rounds.policy import Policy, Waiting
-from fleetrun.elastic.rounds.records import Cause, Node, Round, Why
-from fleetrun.elastic.stores.store import Store
+from fleetrun.elastic.rendezvous.actions import Policy, Waiting
+from fleetrun.elastic.rendezvous.records import Cause, Node, Round, Why
+from fleetrun.elastic.store import Store
 from fleetrun.errors import LaunchError
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.loop import Loop
@@ -130,7 +130,7 @@ def _stores(kind: str, loop: Loop, endpoint: str, lease: float) -> Any:
         return lambda node: EtcdStore(loop, endpoint, job_id=JOB, node_id=node, lease=lease)
     import zmq
 
-    from fleetrun.elastic.embedded.store import ZmqStore
+    from fleetrun.elastic.embedded.client import ZmqStore
 
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, MANY_SOCKETS)

@@ -125,7 +125,7 @@ def unpacking(nodes: int, nproc: int) -> float:
     """Seconds in which one node unpacks the topology of so many."""
     from _rendezvous_agents import node_of
 
-    from fleetrun.elastic.rounds import records
+    from fleetrun.elastic.rendezvous import records
 
     data = records.pack_topology([node_of(number, nproc) for number in range(nodes)])
     began = time.perf_counter()

@@ -11,7 +11,7 @@ import resource
 import sys
 
 from fleetrun.elastic.embedded.server import StoreServer
-from fleetrun.elastic.stores.ledger import Ledger
+from fleetrun.elastic.store import Ledger
 from fleetrun.pod.loop import Loop
 
 

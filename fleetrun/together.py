@@ -20,8 +20,8 @@ from fleetrun.elastic.agent import Agent, Outcome, Place
 from fleetrun.elastic.inquiry import Inquiry
 from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
 from fleetrun.elastic.membership import Membership
-from fleetrun.elastic.rounds.policy import Policy, Waiting
-from fleetrun.elastic.rounds.records import Cause, Node, Why
+from fleetrun.elastic.rendezvous.actions import Policy, Waiting
+from fleetrun.elastic.rendezvous.records import Cause, Node, Why
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.parsing import split_endpoint

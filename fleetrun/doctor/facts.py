@@ -1,12 +1,17 @@
-"""What is known of this machine and of the job that shall run here: values only. `measure` and `plan` find
-them out, `judge_*` say what they mean.
-
-Sizes are bytes, times seconds. None: not limited, or not known; each field says which.
+"""What the doctor knows and what it says: facts of this machine and of the job (`Machine`, `Wanted`), and a
+`Finding` with its verdict. Values only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
+
+# ---- What is known of this machine and of the job that shall run here: values only. `measure` and `plan`
+# find them out, `judge_*` say what they mean.
+#
+# Sizes are bytes, times seconds. None: not limited, or not known; each field says which.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,3 +178,59 @@ class Machine:
     network: Network | None = None
     late: tuple[str, ...] = ()
     """What did not answer in time."""
+
+
+# ---- What a check comes to: a verdict, what was found, and what to do about it. Knows no check.
+
+
+class Verdict(StrEnum):
+    PASS = "pass"
+    WARN = "warn"  # the job will run, perhaps slowly, or fail under more load
+    FAIL = "fail"  # the job will not run
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`check` is the name of what was looked at, `found` one line, `mend` what to do about it."""
+
+    check: str
+    verdict: Verdict
+    found: str
+    mend: str = ""
+
+
+def passed(check: str, found: str) -> Finding:
+    return Finding(check, Verdict.PASS, found)
+
+
+def warned(check: str, found: str, mend: str) -> Finding:
+    return Finding(check, Verdict.WARN, found, mend)
+
+
+def failed(check: str, found: str, mend: str = "") -> Finding:
+    return Finding(check, Verdict.FAIL, found, mend)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """1 when something would keep the job from running."""
+    return int(any(each.verdict is Verdict.FAIL for each in findings))
+
+
+def size(amount: float) -> str:
+    """Bytes as a person writes them, in powers of 1024: `64 MiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.3g} TiB"
+
+
+def figure(amount: float) -> str:
+    """Three digits or more, and no exponent: `0.25`, `17.3`, `1180`."""
+    return f"{amount:.3g}" if amount < 99.95 else f"{amount:.0f}"
+
+
+def plural(number: int, word: str) -> str:
+    """`1 process`, `2 processes`."""
+    ending = "es" if word.endswith("s") else "s"
+    return f"{number} {word}{'' if number == 1 else ending}"

@@ -1,21 +1,103 @@
-"""Looks at this machine: cores, memory, limits, folders, interfaces. Judges nothing. What is not there, or
-may not be read, is None or empty.
+"""Measures this machine: cores, memory, limits, folders, network interfaces, what the GPU driver says and
+what torch says. Judges nothing. What is not there, or may not be read, is None or empty.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import resource
 import socket
 import stat
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fleetrun.doctor.cgroups import Groups, read
-from fleetrun.doctor.facts import Cores, Folder, Limits, Memory, Network, Nic, Space
+from fleetrun.doctor.facts import Cores, Driver, Folder, Gpu, Limits, Memory, Network, Nic, Space, Torch
+
+# ---- What control groups leave to this process, of version 1 and 2: its own group and those around it. In a
+# container, whose groups seem to be elsewhere, what is mounted there. Reads only, judges nothing.
+
+ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+class Groups:
+    """`membership` has a line for each hierarchy: `0::/path` of version 2, `4:memory:/path` of version 1."""
+
+    def __init__(self, root: Path = ROOT, membership: Path = MEMBERSHIP) -> None:
+        self._root = root
+        self._lines = [
+            line.split(":", 2) for line in read_file(membership).splitlines() if line.count(":") > 1
+        ]
+
+    def processors(self) -> float | None:
+        """How many of them these groups give at most; None: no limit."""
+        pairs = [read_file(group / "cpu.max").partition(" ")[::2] for group in self._groups("")]
+        pairs += [
+            (read_file(group / "cpu.cfs_quota_us"), read_file(group / "cpu.cfs_period_us"))
+            for group in self._groups("cpu")
+        ]
+        found = [
+            int(quota) / int(period)
+            for quota, period in pairs
+            if quota.isdecimal() and period.isdecimal() and int(period) > 0
+        ]
+        return min(found, default=None)
+
+    def memory(self) -> Iterator[tuple[int, int]]:
+        """Limits, and how much of each is left. Pages of files are given back before anything is killed: they
+        count as free, as they do in the kernel's own MemAvailable.
+        """
+        for group in self._groups(""):
+            yield from _left(
+                group, "memory.max", "memory.current", ("active_file", "inactive_file", "slab_reclaimable")
+            )
+        for group in self._groups("memory"):
+            yield from _left(
+                group, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                ("total_active_file", "total_inactive_file"),
+            )  # fmt: skip
+
+    def tasks(self) -> Iterator[tuple[int, int]]:
+        """Limits on processes and threads, and how many are left of each."""
+        for group in (*self._groups(""), *self._groups("pids")):
+            yield from _left(group, "pids.max", "pids.current", ())
+
+    def _groups(self, controller: str) -> Iterator[Path]:
+        """Inmost first. Version 2 is mounted at the root, or beside those of version 1."""
+        for _, names, path in self._lines:
+            if controller in names.split(","):
+                for mount in (
+                    [self._root / controller] if controller else [self._root, self._root / "unified"]
+                ):
+                    here = mount / path.lstrip("/")
+                    yield from (each for each in (here, *here.parents) if each.is_relative_to(mount))
+
+
+def _left(group: Path, limit: str, used: str, given_back: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    most, taken = read_file(group / limit), read_file(group / used)
+    if most.isdecimal() and taken.isdecimal():
+        rows = (line.split() for line in read_file(group / "memory.stat").splitlines()) if given_back else ()
+        free = sum(int(row[1]) for row in rows if len(row) == 2 and row[0] in given_back)
+        yield int(most), max(0, int(most) - max(0, int(taken) - free))
+
+
+def read_file(path: Path) -> str:
+    """Empty for what is not there, or may not be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+# ---- Looks at this machine: cores, memory, limits, folders, interfaces. Judges nothing. What is not there,
+# or may not be read, is None or empty.
 
 _BLOCK = 1 << 20
 _BLOCKS = 32
@@ -39,7 +121,7 @@ def memory(groups: Groups | None = None) -> Memory:
     total, available = now.total, now.available
     for limit, left in (groups or Groups()).memory():
         total, available = min(total, limit), min(available, left)
-    strict = read(Path("/proc/sys/vm/overcommit_memory")) == "2"
+    strict = read_file(Path("/proc/sys/vm/overcommit_memory")) == "2"
     return Memory(total=total, available=available, strict=strict)
 
 
@@ -98,7 +180,7 @@ def space(path: Path) -> Space | None:
 def _kind(path: Path) -> str:
     """The type of the file system, out of the longest mount point above the path."""
     best, kind = "", "unknown"
-    for line in read(Path("/proc/self/mounts")).splitlines():
+    for line in read_file(Path("/proc/self/mounts")).splitlines():
         words = line.split(" ")
         if len(words) > 2:
             point = words[1].replace("\\040", " ")
@@ -212,13 +294,13 @@ def _resolved(name: str) -> tuple[str, ...]:
 
 
 def _clients() -> tuple[int, int]:
-    words = read(Path("/proc/sys/net/ipv4/ip_local_port_range")).split()
+    words = read_file(Path("/proc/sys/net/ipv4/ip_local_port_range")).split()
     numbers = [int(word) for word in words if word.isdecimal()]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (32768, 60999)
 
 
 def _kept() -> Iterator[int]:
-    for part in read(Path("/proc/sys/net/ipv4/ip_local_reserved_ports")).split(","):
+    for part in read_file(Path("/proc/sys/net/ipv4/ip_local_reserved_ports")).split(","):
         low, _, high = part.partition("-")
         if low.isdecimal():
             yield from range(int(low), int(high if high.isdecimal() else low) + 1)
@@ -227,3 +309,157 @@ def _kept() -> Iterator[int]:
 def _listed(path: Path) -> Iterator[Path]:
     with contextlib.suppress(OSError):
         yield from path.iterdir()
+
+
+# ---- What NVIDIA's driver says of its devices (NVML). Starts nothing on them.
+
+_LONGEST_ERROR = 100
+
+
+def ask_driver(ids: Sequence[str]) -> Driver:
+    """Of the devices with these ids (numbers or UUIDs, as the visibility variable has them)."""
+    try:
+        import pynvml
+    except ImportError:
+        return Driver(error="nvidia-ml-py is not installed")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Driver(error=str(error)[:_LONGEST_ERROR])
+    try:
+        version = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        gpus = [_gpu(each) for each in ids]
+        return Driver(
+            version=_decoded(pynvml.nvmlSystemGetDriverVersion()),
+            cuda=f"{version // 1000}.{version % 1000 // 10}",
+            gpus=tuple(gpu for gpu in gpus if gpu is not None),
+        )
+    except pynvml.NVMLError as error:
+        return Driver(error=str(error)[:_LONGEST_ERROR])
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(id_: str) -> Gpu | None:
+    """None for what NVML does not find under this id (a MIG slice)."""
+    import pynvml
+
+    try:
+        if id_.isdecimal():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(id_))
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(id_)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        name = _decoded(pynvml.nvmlDeviceGetName(handle))
+    except pynvml.NVMLError:
+        return None
+    try:
+        ecc = pynvml.nvmlDeviceGetTotalEccErrors(
+            handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        )
+    except pynvml.NVMLError:  # memory without ECC
+        ecc = 0
+    return Gpu(id=id_, name=name, memory=int(memory.total), used=int(memory.used), ecc=int(ecc))
+
+
+def _decoded(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+# ---- Asks torch, in a process of its own: what it was built for, and whether a kernel runs on each device.
+# fleetrun itself never imports torch.
+
+TORCH_PATIENCE = 180.0
+_MOST_TEXT = 300
+_TORCH_MARK = "fleetrun-doctor "
+
+_TORCH_PROGRAM = """
+import ctypes, json, sys, time
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: nobody would hear the answer
+began = time.perf_counter()
+try:
+    import torch
+    import torch.distributed as dist
+except Exception as error:
+    found = {"error": f"{type(error).__name__}: {error}"}
+else:
+    found = {"version": torch.__version__, "seconds": time.perf_counter() - began, "cuda": torch.version.cuda}
+    names = ("gloo", "nccl", "mpi", "ucc") if dist.is_available() else ()
+    names = [name for name in names if getattr(dist, f"is_{name}_available")()]
+    found["backends"] = names
+    if "nccl" in names and torch.version.cuda:
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    kernels = []
+    for number in range(torch.cuda.device_count()):
+        try:
+            torch.ones(8, device=f"cuda:{number}").sum().item()
+            kernels.append("")
+        except Exception as error:
+            kernels.append(f"{type(error).__name__}: {error}")
+    found["kernels"] = kernels
+sys.stdout.write("\\n" + MARK + json.dumps(found) + "\\n")
+"""
+
+
+def ask_torch(
+    environ: Mapping[str, str], python: str = sys.executable, patience: float = TORCH_PATIENCE
+) -> Torch:
+    """Import torch in `python` and ask it. Whatever goes wrong is in `error`."""
+    # -P: a json.py in the current directory is in the way of this program, but not of a script elsewhere.
+    program = [python, "-P", "-c", _TORCH_PROGRAM.replace("MARK", repr(_TORCH_MARK))]
+    try:
+        done = subprocess.run(
+            program,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=patience,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Torch(error=f"`import torch` has not ended after {patience:g} s")
+    except OSError as error:
+        return Torch(error=f"{python} cannot be run: {error.strerror}")
+    lines = done.stdout.decode(errors="replace").splitlines()
+    told = [line for line in lines if line.startswith(_TORCH_MARK)]
+    if not told:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        how = f"exit code {done.returncode}" if done.returncode >= 0 else f"signal {-done.returncode}"
+        return Torch(error=_short(f"`import torch` ended with {how}: {''.join(last)}"))
+    return read_torch(told[-1].removeprefix(_TORCH_MARK))
+
+
+def read_torch(text: str) -> Torch:
+    """What the process told; whatever is on the path may call itself torch."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return Torch(error=_short(f"what torch said cannot be read: {text}"))
+    if not isinstance(found, dict):
+        return Torch(error=_short(f"what torch said cannot be read: {text}"))
+    seconds = found.get("seconds")
+    return Torch(
+        version=_text(found, "version"),
+        cuda=_text(found, "cuda"),
+        nccl=_text(found, "nccl"),
+        backends=_texts(found, "backends"),
+        kernels=_texts(found, "kernels"),
+        seconds=float(seconds) if isinstance(seconds, int | float) else 0.0,
+        error=_text(found, "error"),
+    )
+
+
+def _text(found: Mapping[str, Any], name: str) -> str:
+    value = found.get(name)
+    return _short(value) if isinstance(value, str) else ""
+
+
+def _texts(found: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = found.get(name)
+    return tuple(_short(str(each)) for each in value) if isinstance(value, list) else ()
+
+
+def _short(text: str) -> str:
+    """One line of it."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MOST_TEXT else f"{line[:_MOST_TEXT]}..."

@@ -1,25 +1,235 @@
-"""A visit of the doctor: from the words of a launch to sections of findings and an exit code."""
+"""`fleetrun doctor` from the words of a launch to an exit code: measure this machine, judge what was found,
+compare it with the other machines, and show the findings as a table or as JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, MutableMapping
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-from fleetrun.doctor import show
-from fleetrun.doctor.examine import examine, judge
-from fleetrun.doctor.facts import Machine
-from fleetrun.doctor.finding import Finding, exit_code
-from fleetrun.doctor.plan import Plan, make
-from fleetrun.doctor.show import Section
+from fleetrun import files
+from fleetrun.console.text import columns, printable, wrapped
+from fleetrun.doctor import judge_machine, measure
+from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, plural, warned
+from fleetrun.doctor.requirements import Plan, make_plan
+from fleetrun.envs.contract import TOKEN, VISIBLE_VARIABLE, without_contract
 from fleetrun.envs.settings.command_line import CommandLine
-from fleetrun.envs.settings.options import JobFile, Resolved
+from fleetrun.envs.settings.options import JobFile, LaunchSettings, Resolved
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
 from fleetrun.host.network import Ports
+from fleetrun.pod.job import command
 from fleetrun.schedulers.placing import place
+
+# ---- One machine from beginning to end: every measurement at once, each with a bound, then what they mean.
+# Knows neither what is measured nor what is thought of it.
+
+PATIENCE = 20.0
+"""Seconds for a measurement. A file system over a network that is gone answers never."""
+
+
+def examine(settings: LaunchSettings, plan: Plan, environ: Mapping[str, str]) -> Machine:
+    """Measure this machine. Torch is asked where trainers run Python."""
+    wanted = plan.wanted
+    tasks: dict[str, Callable[[], Any]] = {
+        "cores": measure.cores,
+        "memory": measure.memory,
+        "shm": measure.shm,
+        "limits": measure.limits,
+        "logs": lambda: measure.folder(Path(settings.log_dir)),
+        "network": lambda: measure.network(wanted.address),
+        "runtime_error": lambda: _runtime_error(environ),
+    }
+    if settings.tensorboard is not None:
+        boards = Path(settings.tensorboard)
+        tasks["boards"] = lambda: measure.unwritable(boards)
+    if wanted.devices and wanted.device_kind == "gpu":
+        tasks["driver"] = lambda: measure.ask_driver(wanted.devices)
+    if command(settings)[0] == sys.executable:
+        own = {**environ, **dict(settings.environment)}
+        tasks["torch"] = lambda: measure.ask_torch(_environment(plan, own))
+    found = at_once(tasks, {"torch": measure.TORCH_PATIENCE + PATIENCE})
+    late = tuple(name for name in tasks if name not in found)
+    return Machine(python=platform.python_version(), fleetrun=version("fleetrun"), **found, late=late)
+
+
+def _environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """As a process of the job would have it: the devices chosen, and no secret."""
+    values = without_contract(environ)
+    values.pop(TOKEN, None)
+    if plan.wanted.devices:
+        values[VISIBLE_VARIABLE[plan.wanted.device_kind]] = ",".join(plan.wanted.devices)
+    return values
+
+
+def _runtime_error(environ: Mapping[str, str]) -> str:
+    """Why sockets of launches cannot be made; makes the folder, as a launch would."""
+    try:
+        files.make_run_folder(files.run_folder(environ))
+    except OSError as error:
+        return f"{files.run_folder(environ)}: {error.strerror}" if error.strerror else str(error)
+    return ""
+
+
+def at_once(tasks: Mapping[str, Callable[[], Any]], patience: Mapping[str, float]) -> dict[str, Any]:
+    """What each gives, by name; without those that take longer than `PATIENCE` or what `patience` says of
+    them. They are left to themselves: a call that the kernel does not let return can only be waited for.
+
+    """
+    found: dict[str, Any] = {}
+
+    def run(name: str, act: Callable[[], Any]) -> None:
+        found[name] = act()
+
+    threads = {
+        name: threading.Thread(target=run, args=(name, act), daemon=True) for name, act in tasks.items()
+    }
+    for thread in threads.values():
+        thread.start()
+    began = time.monotonic()
+    for name, thread in sorted(threads.items(), key=lambda item: patience.get(item[0], PATIENCE)):
+        thread.join(max(0.0, began + patience.get(name, PATIENCE) - time.monotonic()))
+        assert thread.is_alive() or name in found, f"{name} has failed: see above"
+    return dict(found)
+
+
+def findings_of(machine: Machine, plan: Plan) -> Iterator[Finding]:
+    """What the facts mean for this job, in the order in which they are shown."""
+    yield judge_machine.python(machine)
+    if machine.torch is not None:
+        yield from judge_machine.torch(machine.torch, plan.wanted)
+    if plan.host is not None:
+        yield from judge_machine.devices(machine.driver, machine.torch, plan.wanted)
+    yield from _host(machine, plan.wanted)
+    if machine.network is not None:
+        yield from judge_machine.network(machine.network, plan.wanted)
+    if plan.offer is not None:
+        yield judge_machine.ports(machine.network, plan.wanted)
+    for name in machine.late:
+        yield warned(_NAMES.get(name, name), f"no answer within {PATIENCE:g} s", _LATE)
+
+
+def _host(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
+    if machine.cores is not None:
+        yield from judge_machine.cores(machine.cores, wanted)
+    if machine.memory is not None:
+        yield from judge_machine.memory(machine.memory, wanted)
+    if "shm" not in machine.late:
+        yield judge_machine.shm(machine.shm)
+    if machine.limits is not None:
+        yield from judge_machine.limits(machine.limits, wanted)
+    if machine.logs is not None:
+        yield from judge_machine.logs(machine.logs)
+    if machine.boards is not None:
+        yield judge_machine.boards(machine.boards)
+    if "runtime_error" not in machine.late:
+        yield judge_machine.runtime(machine.runtime_error)
+
+
+_NAMES = {
+    "logs": "log dir",
+    "boards": "tensorboard",
+    "network": "host name",
+    "runtime_error": "runtime folder",
+    "shm": "/dev/shm",
+}
+_LATE = "A file system or a name server does not answer: look there first."
+
+
+# ---- Findings as a table of text, and as JSON. Writes nothing.
+
+_COLOURS = {Verdict.PASS: "\033[32m", Verdict.WARN: "\033[33m", Verdict.FAIL: "\033[1;31m"}
+_RESET = "\033[0m"
+_CHECK = 15
+_MARGIN = 8 + _CHECK
+"""Columns before what was found."""
+
+_NARROW, _UNDER = 64, 6
+"""On a terminal of fewer columns it stands below, so far from the left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Findings that belong together, under their title."""
+
+    title: str
+    findings: tuple[Finding, ...]
+
+
+def findings_table(sections: Sequence[Section], width: int | None, *, colour: bool) -> list[str]:
+    """Lines for a terminal of `width` columns; None: as long as they are."""
+    lines: list[str] = []
+    for section in sections:
+        lines += ["", *_fitted(printable(section.title), 0, width)] if lines else [printable(section.title)]
+        for finding in section.findings:
+            lines += _rows(finding, width, colour=colour)
+    return [*lines, "", *_fitted(_summary(sections), 0, width)]
+
+
+def _rows(finding: Finding, width: int | None, *, colour: bool) -> Iterable[str]:
+    check = printable(finding.check)
+    head = f"  {_painted(finding.verdict, colour)}  {check}"
+    narrow = width is not None and width < _NARROW
+    margin = _UNDER if narrow else _MARGIN
+    found = _fitted(printable(finding.found), margin, width)
+    if narrow:
+        yield head
+    else:
+        gap = max(1, _CHECK - columns(check))
+        yield f"{head}{' ' * gap}{found.pop(0).lstrip()}"
+    yield from found
+    if finding.mend:
+        yield from _fitted(f"-> {printable(finding.mend)}", margin, width)
+
+
+def _painted(verdict: Verdict, colour: bool) -> str:
+    word = verdict.upper() if verdict is Verdict.FAIL else str(verdict)
+    return f"{_COLOURS[verdict]}{word}{_RESET}" if colour else word
+
+
+def _fitted(text: str, margin: int, width: int | None) -> list[str]:
+    """Rows of at most `width` columns that begin after `margin`."""
+    rows = [text] if width is None else wrapped(text, max(20, width - 1 - margin))
+    return [" " * margin + row.strip() for row in rows] or [""]
+
+
+def _summary(sections: Sequence[Section]) -> str:
+    findings = [each for section in sections for each in section.findings]
+    number = {verdict: sum(each.verdict is verdict for each in findings) for verdict in Verdict}
+    counted = f"{number[Verdict.PASS]} passed, {plural(number[Verdict.WARN], 'warning')}, "
+    counted += f"{number[Verdict.FAIL]} failed"
+    if exit_code(findings):
+        return f"{counted}: a job with these options would not run"
+    return f"{counted}: nothing stands in the way of such a job"
+
+
+def findings_json(sections: Sequence[Section], extra: Mapping[str, Any]) -> str:
+    """One JSON object: `ok`, `sections` with their findings, and what else is known."""
+    findings = [each for section in sections for each in section.findings]
+    rows = [
+        {
+            "title": section.title,
+            "checks": [
+                {"check": each.check, "verdict": str(each.verdict), "found": each.found, "mend": each.mend}
+                for each in section.findings
+            ],
+        }
+        for section in sections
+    ]
+    return json.dumps({"version": 1, "ok": not exit_code(findings), "sections": rows, **extra}, indent=2)
+
+
+# ---- A visit of the doctor: from the words of a launch to sections of findings and an exit code.
 
 Say = Callable[[str], None]
 """A line for the person who waits."""
@@ -56,10 +266,10 @@ class Visit:
         settings = self._resolved.settings
         ports = Ports(settings.port_range)
         try:
-            plan = make(self._resolved, ports, self._environ, names_script=self._names_script)
+            plan = make_plan(self._resolved, ports, self._environ, names_script=self._names_script)
             with self._busy("checking this machine"):
                 machine = self._machine = examine(settings, plan, self._environ)
-            findings = (*plan.findings, *judge(machine, plan))
+            findings = (*plan.findings, *findings_of(machine, plan))
             sections = [Section(_title(plan), findings)]
             if plan.site is not None and not plan.site.alone:
                 sections.append(self._together(plan, machine, findings, ports))
@@ -68,7 +278,7 @@ class Visit:
         return sections, exit_code(each for section in sections for each in section.findings)
 
     def _together(self, plan: Plan, machine: Machine, findings: tuple[Finding, ...], ports: Ports) -> Section:
-        from fleetrun.doctor.together import compare  # late: one machine needs no network
+        from fleetrun.doctor.node_group import compare  # late: one machine needs no network
 
         party, found = compare(self._resolved, plan, machine, findings, ports, self._environ, self._say)
         titles = {card.id: card.title for card in party.members}
@@ -80,11 +290,11 @@ class Visit:
         return Section("All machines", tuple(found))
 
     def table(self, sections: list[Section], width: int | None, *, colour: bool) -> list[str]:
-        return show.table(sections, width, colour=colour)
+        return findings_table(sections, width, colour=colour)
 
     def document(self, sections: list[Section]) -> str:
         facts = asdict(self._machine) if self._machine is not None else None
-        return show.document(sections, {"facts": _plain(facts), **self._extra})
+        return findings_json(sections, {"facts": _plain(facts), **self._extra})
 
 
 def _title(plan: Plan) -> str:

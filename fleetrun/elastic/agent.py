@@ -15,8 +15,8 @@ from functools import partial
 from typing import Protocol
 
 from fleetrun.elastic.membership import Membership
-from fleetrun.elastic.rounds.policy import Waiting
-from fleetrun.elastic.rounds.records import Cause, Node, Round, Why
+from fleetrun.elastic.rendezvous.actions import Waiting
+from fleetrun.elastic.rendezvous.records import Cause, Node, Round, Why
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Ended
 from fleetrun.pod.loop import Loop

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fleetrun.elastic.membership import Membership
-from fleetrun.elastic.rounds import keys
-from fleetrun.elastic.rounds.records import WRONG
-from fleetrun.elastic.stores.store import Entry, Store
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.records import WRONG
+from fleetrun.elastic.store import Entry, Store
 from fleetrun.pod.loop import Loop, Timer
 
 WITHIN = 2.0
@@ -110,16 +110,16 @@ class Inquiry:
         name = f"{self._me}.{self._number}"
         limit = self._loop.after(WITHIN, partial(self._over, name))
         self._questions[name] = _Question(name, wish, asked, limit, [then])
-        self._store.watch(keys.answers(name))
-        self._store.put(keys.ask(name), _pack(wish), leased=True)
+        self._store.watch(records.answers_prefix(name))
+        self._store.put(records.ask_key(name), _pack(wish), leased=True)
 
     def _over(self, name: str) -> None:
         question = self._questions.pop(name)
         question.limit.cancel()
         if self._membership is not None and not self._membership.closed:
-            self._store.delete(keys.ask(name))
-            self._store.unwatch(keys.answers(name))  # before they go: nobody need be told of each
-            self._store.delete_prefix(keys.answers(name))
+            self._store.delete(records.ask_key(name))
+            self._store.unwatch(records.answers_prefix(name))  # before they go: nobody need be told of each
+            self._store.delete_prefix(records.answers_prefix(name))
         ranks = {id_: rank for rank, id_ in enumerate(self._members)}
         found = {ranks[id_]: question.found.get(id_) for id_ in question.asked if id_ in ranks}
         for then in question.then:
@@ -130,13 +130,13 @@ class Inquiry:
     def _look(self, others: Mapping[str, Entry]) -> None:
         if not others and not self._heard:
             return
-        for name in [name for name in self._heard if keys.ask(name) not in others]:
+        for name in [name for name in self._heard if records.ask_key(name) not in others]:
             self._forget(name)
         for key, entry in others.items():
-            if key.startswith(keys.ASKS):
-                self._answer(key.removeprefix(keys.ASKS), entry)
-            elif self._questions and key.startswith(keys.ANSWERS):
-                self._note(key.removeprefix(keys.ANSWERS), entry)
+            if key.startswith(records.ASKS_PREFIX):
+                self._answer(key.removeprefix(records.ASKS_PREFIX), entry)
+            elif self._questions and key.startswith(records.ANSWERS_PREFIX):
+                self._note(key.removeprefix(records.ANSWERS_PREFIX), entry)
         for question in list(self._questions.values()):
             if question.found.keys() >= question.asked:
                 self._over(question.name)
@@ -156,13 +156,15 @@ class Inquiry:
         self._heard[name] = entry.revision, self._loop.clock()
         wish = _unpack(entry.value)
         if wish is not None and wish.only in ("", self._me) and not name.startswith(f"{self._me}."):
-            self._store.put(keys.answers(name) + self._me, self._tell(wish.brief, wish.most), leased=True)
+            self._store.put(
+                records.answers_prefix(name) + self._me, self._tell(wish.brief, wish.most), leased=True
+            )
 
     def _forget(self, name: str) -> None:
         """Who asked takes the answers away; but if it stood longer than anybody waits, that one has gone."""
         _, since = self._heard.pop(name)
         if self._loop.clock() - since > 2 * WITHIN:
-            self._store.delete(keys.answers(name) + self._me)
+            self._store.delete(records.answers_prefix(name) + self._me)
 
 
 def _pack(wish: Wish) -> bytes:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fleetrun.elastic.stores.store import Store
+from fleetrun.elastic.store import Store
 from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
 from fleetrun.errors import LaunchError, PortError, ReservedPortError, UsageError
 from fleetrun.host.network import Ports, is_this_host
 from fleetrun.pod.loop import Loop
 
 if TYPE_CHECKING:
-    from fleetrun.elastic.embedded.keys import StoreKeys
+    from fleetrun.elastic.embedded.sockets import StoreKeys
 
 PREFERRED_PORT = 6768
 _OTHER_PORT = "Give another port in --master."
@@ -61,9 +61,9 @@ class Meeting:
 def check_meeting(master: str | None) -> None:
     """Raises UsageError for an address with parameters that nobody knows, or files that are not there."""
     if master is not None and master.startswith("etcd://"):
-        from fleetrun.elastic.etcd.url import parse
+        from fleetrun.elastic.etcd.wire import parse_address
 
-        parse(master)
+        parse_address(master)
 
 
 def open_meeting(wish: Wish, loop: Loop, ports: Ports) -> Meeting:
@@ -77,7 +77,7 @@ def open_meeting(wish: Wish, loop: Loop, ports: Ports) -> Meeting:
     holder = _host_or_holder(endpoint, ports) if wish.master is not None else None
     if holder is None:
         return _hosted(wish, endpoint, loop)
-    from fleetrun.elastic.embedded.store import ZmqStore  # late: zmq
+    from fleetrun.elastic.embedded.client import ZmqStore  # late: zmq
 
     store = ZmqStore(
         loop, endpoint, job_id=wish.job_id, node_id=wish.node_id, lease=wish.lease, keys=_keys(wish)
@@ -120,8 +120,8 @@ def _host_or_holder(endpoint: str, ports: Ports) -> str | None:
 
 def _hosted(wish: Wish, endpoint: str, loop: Loop) -> Meeting:
     from fleetrun.elastic.embedded.server import StoreServer
-    from fleetrun.elastic.stores.ledger import Ledger
-    from fleetrun.elastic.stores.memory_store import MemoryStore
+    from fleetrun.elastic.memory_store import MemoryStore
+    from fleetrun.elastic.store import Ledger
 
     ledger = Ledger()
     server = StoreServer(ledger, loop, endpoint, job_id=wish.job_id, lease=wish.lease, keys=_keys(wish))
@@ -140,6 +140,6 @@ def _hosted(wish: Wish, endpoint: str, loop: Loop) -> Meeting:
 
 
 def _keys(wish: Wish) -> StoreKeys | None:
-    from fleetrun.elastic.embedded.keys import store_keys  # late: zmq
+    from fleetrun.elastic.embedded.sockets import store_keys  # late: zmq
 
     return store_keys(wish.token)

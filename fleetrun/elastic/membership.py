@@ -1,26 +1,295 @@
-"""One node's part in its job, over a store: looks at the mirror on every change and deadline, asks
-`rendezvous.decide`, and does what is not already under way. Knows no rule, no transport and no process.
+"""One node's part in its job, over a store: on every change and deadline it looks at the mirror, asks
+`rendezvous.member.decide` what is due, and does what is not already under way.
+
+`Membership` takes the steps of this node and tells its `Events`; `Desk` takes the steps at the store: which
+key, which bytes, under which condition. No rule of the rendezvous is in this file.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from fleetrun.elastic.rounds import keys, records
-from fleetrun.elastic.rounds.acts import Act, Clean, Close, End, Fail, Finish, Ready, Rest, Start, Stop
-from fleetrun.elastic.rounds.alone import gone, left_for_good
-from fleetrun.elastic.rounds.desk import Desk
-from fleetrun.elastic.rounds.events import Events
-from fleetrun.elastic.rounds.part import Failure, Part, Phase
-from fleetrun.elastic.rounds.policy import Policy
-from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, State
-from fleetrun.elastic.rounds.reminder import Reminder
-from fleetrun.elastic.rounds.rendezvous import decide
-from fleetrun.elastic.rounds.view import View
-from fleetrun.elastic.stores.store import Entry, Store
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.actions import (
+    Act,
+    Check,
+    Claim,
+    Clean,
+    Close,
+    Count,
+    Drop,
+    End,
+    Fail,
+    Finish,
+    Form,
+    Learn,
+    Move,
+    Policy,
+    Ready,
+    Refuse,
+    Register,
+    Rest,
+    Start,
+    Stop,
+    Tell,
+    Unregister,
+    Waiting,
+)  # fmt: skip
+from fleetrun.elastic.rendezvous.member import decide, gone, left_for_good
+from fleetrun.elastic.rendezvous.records import BadRecordError, Cause, Done, Node, Report, Round, State
+from fleetrun.elastic.rendezvous.view import Failure, Part, Phase, View
+from fleetrun.elastic.store import ABSENT, Entry, Store
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
+
+# ---- What a membership tells its node: the seam between a job's rounds and the processes of one machine.
+
+
+class Events(Protocol):
+    """Calls come from the loop and must return at once."""
+
+    def waiting(self, note: Waiting) -> None:
+        """The nodes have not all met: on every change, then now and then."""
+        ...
+
+    def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
+        """Run this generation, as member `rank` of these."""
+        ...
+
+    def stop(self, cause: Cause, restart: bool) -> None:
+        """Stop this node's processes, then call `stopped`."""
+        ...
+
+    def finish(self) -> None:
+        """The trainers of all nodes have completed: servers may leave; then call `stopped`."""
+        ...
+
+    def ended(self, code: int, cause: Cause | None) -> None:
+        """The job is over. The last call. Without a cause it has completed."""
+        ...
+
+    def failed(self, error: LaunchError) -> None:
+        """This node cannot take part or go on. The last call."""
+        ...
+
+    def store_down(self, why: str) -> None: ...
+
+    def store_up(self) -> None: ...
+
+
+# ---- How often somebody who waits is told so: on every change, every 10 s in the first minute, then once a
+# minute.
+
+OFTEN = 10.0
+SELDOM = 60.0
+
+
+class Reminder:
+    def __init__(self) -> None:
+        self._told: tuple[int, tuple[str, ...]] | None = None
+        self._since = 0.0
+        self._next = 0.0
+
+    def note(self, waiting: Waiting | None, now: float, tell: Callable[[Waiting], None]) -> float:
+        """Tell it when it is due; the time at which to ask again."""
+        if waiting is None:
+            self._told = None
+            return math.inf
+        what = waiting.present, waiting.missing
+        if self._told is None:
+            self._since = now
+        if what != self._told or now >= self._next:
+            self._told = what
+            self._next = now + (OFTEN if now - self._since < SELDOM else SELDOM)
+            tell(waiting)
+        return self._next
+
+
+# ---- What was asked of the store and is not settled: so that the same is not asked again at every look.
+
+ECHO = 1.0
+"""How long after its answer a write may take to appear in the mirror."""
+AGAIN = 0.2
+"""When to try again what was refused, if nothing has changed in between."""
+
+
+@dataclass(slots=True)
+class _Errand:
+    revision: int
+    until: float = math.inf
+
+
+class Errands:
+    def __init__(self) -> None:
+        self._open: dict[str, _Errand] = {}
+
+    def begin(self, key: str, revision: int) -> bool:
+        """Whether it may be asked now: not while the same is under way, nor before the mirror shows it.
+        `revision` is what the mirror has of the key.
+        """
+        errand = self._open.get(key)
+        if errand is not None and errand.revision == revision:
+            return False
+        self._open[key] = _Errand(revision)
+        return True
+
+    def answered(self, key: str, done: bool, now: float) -> None:
+        if key in self._open:
+            self._open[key].until = now + (ECHO if done else AGAIN)
+
+    def forget_late(self, now: float) -> float:
+        """Drop what was answered without an effect; the time at which the next one is due."""
+        for key in [key for key, errand in self._open.items() if errand.until <= now]:
+            del self._open[key]
+        return min((errand.until for errand in self._open.values()), default=math.inf)
+
+    def clear(self) -> None:
+        self._open.clear()
+
+
+# ---- The steps at the store: which key, which bytes, under which condition. Knows no rule.
+
+
+class Desk:
+    """`look` is called when something was answered."""
+
+    def __init__(self, store: Store, loop: Loop, view: View, part: Part, look: Callable[[], None]) -> None:
+        self.errands = Errands()
+        self._store = store
+        self._loop = loop
+        self._view = view
+        self._part = part
+        self._look = look
+        self._steps: dict[type[Act], Callable[[Any], None]] = {
+            Register: self._register, Unregister: self._unregister, Claim: self._claim, Learn: self._learn,
+            Tell: self._tell, Move: self._move, Form: self._form, Refuse: self._refuse, Drop: self._drop,
+            Check: self._check, Count: self._count,
+        }  # fmt: skip
+
+    def take(self, act: Act) -> None:
+        """Unless the same is under way."""
+        self._steps[type(act)](act)
+
+    def _register(self, act: Register) -> None:
+        me = self._part.node
+        self._put(records.node_key(me.id), records.pack(me), leased=True, then=self._renewed("node"))
+
+    def _unregister(self, act: Unregister) -> None:
+        key = records.node_key(self._part.node.id)
+        if self._begin(key):
+            self._store.delete(key, then=lambda done: self._answered(key, done))
+
+    def _claim(self, act: Claim) -> None:
+        me = self._part.node.id.encode()
+        self._put(records.LEADER_KEY, me, expect=act.expect, leased=True, then=self._renewed("leader"))
+
+    def _renewed(self, name: str) -> Callable[[bool], None]:
+        return lambda done: self._part.renew.discard(name) if done else None
+
+    def _learn(self, act: Learn) -> None:
+        key = records.topology_key(act.name)
+
+        def read(entry: Entry | None) -> None:
+            self.errands.answered(key, True, self._loop.clock())
+            try:
+                members = records.topology(entry.value) if entry is not None else ()
+            except BadRecordError:
+                members = ()
+            self._view.learned(act.name, members)
+            self._look()
+
+        if self._begin(key):
+            self._store.read(key, read)
+
+    def _tell(self, act: Tell) -> None:
+        """Who writes a report does not watch it: what was told is remembered until the store was away."""
+        report = act.report
+        self._part.told = act.generation, report.done, len(report.causes)
+        self._store.put(records.report_key(act.generation, self._part.node.id), records.pack(report))
+
+    def _move(self, act: Move) -> None:
+        """Of an earlier generation than the last nobody wants to know anything any more."""
+
+        def moved(done: bool) -> None:
+            if done and act.round.state is State.OPEN:
+                self._store.delete_prefix(records.reports_prefix(act.round.generation - 2))
+                self._store.delete_prefix(records.topology_key(f"{act.round.generation - 2}/"))
+
+        self._put(records.ROUND_KEY, records.pack(act.round), expect=act.expect, then=moved)
+
+    def _form(self, act: Form) -> None:
+        if not self._begin(records.ROUND_KEY):
+            return
+        name, members = act.round.topology, act.members
+
+        def written(done: bool) -> None:
+            if not done:
+                self._answered(records.ROUND_KEY, False)
+                return
+            self._view.learned(name, members)
+            self._store.put(
+                records.ROUND_KEY,
+                records.pack(act.round),
+                expect=act.expect,
+                then=lambda done: self._answered(records.ROUND_KEY, done),
+            )
+
+        self._store.put(records.topology_key(name), records.pack_topology(members), then=written)
+
+    def _refuse(self, act: Refuse) -> None:
+        self._put(records.verdict_key(act.id), records.pack(act.verdict))
+
+    def _drop(self, act: Drop) -> None:
+        key = records.node_key(act.id)
+        if self._begin(key):
+            self._store.delete(key, expect=act.revision, then=lambda done: self._answered(key, done))
+
+    def _check(self, act: Check) -> None:
+        key = records.node_key(act.id)
+
+        def read(entry: Entry | None) -> None:
+            if entry is None:
+                self._view.left(act.id, self._loop.clock())
+            self._answered(key, True)
+
+        if self._begin(key):
+            self._store.read(key, read)
+
+    def _count(self, act: Count) -> None:
+        self._put(records.CENSUS_KEY, records.pack(act.census))
+
+    # ---- asking
+
+    def _begin(self, key: str) -> bool:
+        entry = self._store.mirror.get(key)
+        return self.errands.begin(key, entry.revision if entry else ABSENT)
+
+    def _answered(self, key: str, done: bool) -> None:
+        self.errands.answered(key, done, self._loop.clock())
+        self._look()
+
+    def _put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        leased: bool = False,
+        then: Callable[[bool], None] = lambda done: None,
+    ) -> None:
+        def answered(done: bool) -> None:
+            then(done)
+            self._answered(key, done)
+
+        if self._begin(key):
+            self._store.put(key, value, expect=expect, leased=leased, then=answered)
+
+
+# ---- One node's part in its job, over a store: looks at the mirror on every change and deadline, asks
+# `rendezvous.decide`, and does what is not already under way. Knows no rule, no transport and no process.
 
 PACE = 10e-6
 """Seconds between two looks for each key that is known: what many nodes do at once is seen at once."""
@@ -41,7 +310,7 @@ class Membership:
         self._part = Part(node, loop.clock())
         self._desk = Desk(store, loop, self._view, self._part, self._look)
         self._reminder = Reminder()
-        self._watched = {keys.STATE, keys.node(node.id), keys.verdict(node.id)}
+        self._watched = {records.STATE_PREFIX, records.node_key(node.id), records.verdict_key(node.id)}
         self._timer: Timer | None = None
         self._looking = False
         self._again = False
@@ -125,9 +394,9 @@ class Membership:
             if part.phase is Phase.RUNNING and round_.state is State.RUNNING:
                 restart = self._policy.elastic and not last
                 stopping = round_.stopping(own, restart=restart)
-                self._store.put(keys.ROUND, records.pack(stopping), expect=self._view.round_revision)
+                self._store.put(records.ROUND_KEY, records.pack(stopping), expect=self._view.round_revision)
             report = Report(done=Done.STOPPING, causes=(*part.aged(self._loop.clock()), own))
-            self._store.put(keys.report(part.generation, part.node.id), records.pack(report))
+            self._store.put(records.report_key(part.generation, part.node.id), records.pack(report))
         self._left = End(cause.code or 1, cause)
         waits = part.active
         self.close()
@@ -143,12 +412,12 @@ class Membership:
         if self._timer is not None:
             self._timer.cancel()
         if self._view.verdict is not None:
-            self._store.delete(keys.verdict(self._part.node.id))
+            self._store.delete(records.verdict_key(self._part.node.id))
         self._store.close()
         self.when_closed()
 
     def _clean(self, act: Clean) -> None:
-        self._store.delete_prefix(keys.EVERYTHING)
+        self._store.delete_prefix(records.EVERYTHING)
         self.close()
 
     # ---- what the store says
@@ -248,11 +517,11 @@ class Membership:
         """The leader looks at all nodes and at the reports of the generation."""
         if not self._view.leads or self._view.round is None:
             return
-        wanted = {keys.NODES, keys.reports(self._view.round.generation)}
+        wanted = {records.NODES_PREFIX, records.reports_prefix(self._view.round.generation)}
         for prefix in wanted - self._watched:
             self._store.watch(prefix)
         for prefix in self._watched - wanted:
-            if prefix.startswith(keys.REPORTS):
+            if prefix.startswith(records.REPORTS_PREFIX):
                 self._store.unwatch(prefix)
                 self._watched.discard(prefix)
         self._watched |= wanted

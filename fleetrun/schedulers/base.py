@@ -1,20 +1,29 @@
-"""What an engine is to fleetrun that takes a job in: `Scheduler`. Knows no engine; each is a file beside this
-one, imported when it is needed.
+"""What all engines share: the job that they are given (`Submission`), what they are (`Scheduler`), and how
+their client programs (sbatch, scontrol, kubectl) are run. Each engine is a file beside this one, imported
+when it is needed.
 """
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Protocol
+from typing import IO, Protocol
 
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings
-from fleetrun.errors import UsageError
+from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guardian import Guard
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.signals import Signals
+from fleetrun.pod.signals import JOB_CONTROL, PASSED_ON, Signals
+
+# ---- What an engine is to fleetrun that takes a job in: `Scheduler`. Knows no engine; each is a file beside
+# this one, imported when it is needed.
 
 FLEETRUN = (sys.executable, "-m", "fleetrun")
 """This very fleetrun, for machines that share this one's files."""
@@ -168,3 +177,75 @@ def gpus(settings: LaunchSettings, options: Options) -> int:
             hint="Add --gpus 0,1 or --scheduler_option gpus=2.",
         )
     return len(settings.devices)
+
+
+# ---- Client programs of engines (sbatch, scontrol, kubectl): run to their end, or until a signal says stop.
+
+_NO_ENDING = PASSED_ON | JOB_CONTROL | {signal.SIGCHLD, signal.SIGIO}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a program said. `code` is the shell's."""
+
+    code: int
+    out: str
+    err: str
+
+
+def program_output(argv: Sequence[str], environ: Mapping[str, str], *, within: float = 30.0) -> str | None:
+    """What a program prints; None when there is no such program, it fails, or takes longer."""
+    try:
+        done = subprocess.run(
+            argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=within, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def run_program(
+    argv: Sequence[str], text: str, environ: Mapping[str, str], signals: Signals, guard: Guard
+) -> Answer:
+    """Run a program with this on its stdin. Raises LaunchError when there is none, and KeyboardInterrupt when
+    a signal came before its end, or the guard is gone: then it has ended too.
+    """
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(text.encode("utf-8", "surrogateescape"))
+        given.seek(0)
+        try:
+            process = subprocess.Popen(argv, env=environ, stdin=given, stdout=out, stderr=err)
+        except OSError as error:
+            raise LaunchError(f"cannot run {argv[0]}: {error.strerror}", hint="Is it installed?") from None
+        if not _ended(process, signals, guard):
+            raise KeyboardInterrupt
+        return Answer(process.returncode, _text(out), _text(err))
+
+
+def _ended(process: subprocess.Popen[bytes], signals: Signals, guard: Guard) -> bool:
+    """Whether it came to its own end."""
+    poll = select.poll()
+    pidfd = os.pidfd_open(process.pid)
+    poll.register(pidfd, select.POLLIN)
+    poll.register(signals.fileno(), select.POLLIN)
+    poll.register(guard.fileno(), select.POLLIN)
+    try:
+        while not any(fd == pidfd for fd, _ in poll.poll()):
+            if asked_to_end(signals.read()) or guard.gone:
+                process.terminate()
+                return False
+        return True
+    finally:
+        process.wait()
+        os.close(pidfd)
+
+
+def asked_to_end(numbers: bytes) -> list[int]:
+    """Those of the signals that mean: end."""
+    return [number for number in numbers if number not in _NO_ENDING]
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

@@ -1,15 +1,337 @@
-"""Kubernetes: which pod of an indexed job this is, and a job's manifests, printed or given to kubectl."""
+"""Kubernetes: which pod of a job this is, and `--scheduler kubernetes`: a job's manifests, printed or given
+to kubectl.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from fleetrun.envs.settings.command_line import Placed
 from fleetrun.envs.settings.parsing import join_endpoint
-from fleetrun.errors import LaunchError
-from fleetrun.schedulers import clients
-from fleetrun.schedulers.base import Submission
-from fleetrun.schedulers.manifests import build, written
+from fleetrun.envs.settings.resolve import STORE_PORT
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.schedulers import base
+from fleetrun.schedulers.base import Options, Submission, gpus
+
+# ---- The pod of a Kubernetes job: one container that runs fleetrun, its environment, its probes. A value.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """`grace` is in seconds; `python` runs the probes (None: there are none); `shm` bounds /dev/shm."""
+
+    image: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    resources: Mapping[str, Any]
+    grace: int
+    token_secret: str = ""
+    python: str | None = None
+    shm: str = ""
+
+    def spec(self, *, subdomain: str | None) -> dict[str, Any]:
+        """With /dev/shm in memory: the 64 MB of a container are too few for data loaders."""
+        memory = {"medium": "Memory"} | ({"sizeLimit": self.shm} if self.shm else {})
+        container = self.container()
+        container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
+        return {
+            **({} if subdomain is None else {"subdomain": subdomain}),
+            "restartPolicy": "Never",  # a policy on exit codes needs it
+            "terminationGracePeriodSeconds": self.grace,
+            "containers": [container],
+            "volumes": [{"name": "shm", "emptyDir": memory}],
+        }
+
+    def container(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "name": "fleetrun",
+            "image": self.image,
+            # Kubernetes puts $(NAME) into commands: a doubled dollar is a dollar.
+            "command": [word.replace("$(", "$$(") for word in self.command],
+            "env": self._env(),
+        }
+        if self.resources:
+            found["resources"] = dict(self.resources)
+        return found | self._probes()
+
+    def _env(self) -> list[dict[str, Any]]:
+        env: list[dict[str, Any]] = [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        ]
+        env += [{"name": name, "value": value} for name, value in self.environment.items()]
+        if self.token_secret:
+            key = {"secretKeyRef": {"name": self.token_secret, "key": "token"}}
+            env.append({"name": "FLEETRUN_TOKEN", "valueFrom": key})
+        return env
+
+    def _probes(self) -> dict[str, Any]:
+        """A minute to begin; then whether the launcher lives, and whether it runs processes."""
+        if self.python is None:
+            return {}
+
+        def probe(question: str, period: int, failures: int) -> dict[str, Any]:
+            command = [self.python, "-m", "fleetrun.schedulers.probe", question]
+            return {
+                "exec": {"command": command},
+                "periodSeconds": period,
+                "timeoutSeconds": 10,
+                "failureThreshold": failures,
+            }
+
+        return {
+            "startupProbe": probe("live", 2, 30),
+            "livenessProbe": probe("live", 30, 3),
+            "readinessProbe": probe("ready", 10, 1),
+        }
+
+
+# ---- Manifests of a job for Kubernetes: values of the API's own shape, written by a library. Knows no
+# cluster.
+#
+# `kind=job` is an indexed Job and a headless Service, `kind=jobset` a JobSet, `kind=trainjob` a TrainJob of
+# Kubeflow. Each pod runs one launcher; machines meet in the first pod, whose name DNS knows beforehand.
+
+Document = dict[str, Any]
+
+_SETTLED = ("nnodes", "ips", "master", "rank", "devices", "token_file", "nic", "host")
+_WORTH_ANOTHER_TRY = (125, 129, 137, 143)
+"""What fleetrun ends with when not the script is to blame: a lost machine, SIGHUP, SIGKILL, SIGTERM.
+
+With any other code it has made its restarts (--max_restart) already, or there is nothing to try again (2, 126
+and 127): the job fails at once, on all machines.
+"""
+
+_DID_NOT_MEET = 124
+"""Pods that wait for room in the cluster make those that have it wait in vain. But also: --timeout."""
+
+
+def build_manifests(job: Submission, options: Options) -> list[Document]:
+    """The documents of a job, in the order in which they are to be made. Raises UsageError."""
+    settings = job.settings
+    if settings.ips:
+        raise UsageError(
+            "--ips and --scheduler kubernetes exclude each other: Kubernetes chooses the machines"
+        )
+    if not settings.image:
+        raise UsageError("--scheduler kubernetes needs --image: what the pods run")
+    kind = options.take("kind", "job").lower()
+    if kind not in _KINDS:
+        raise UsageError(f"--scheduler_option kind={kind}: it must be job, jobset or trainjob")
+    name = _name(options.take("name") or _own_name(job))
+    namespace = options.take("namespace")
+    documents = _KINDS[kind](job, options, name)
+    if namespace:
+        for document in documents:
+            document["metadata"]["namespace"] = namespace
+    return documents
+
+
+def manifests_text(documents: list[Document]) -> str:
+    """As YAML, or where PyYAML is not installed as JSON, which kubectl takes too."""
+    try:
+        import yaml
+    except ImportError:
+        import json
+
+        one = (
+            documents[0] if len(documents) == 1 else {"apiVersion": "v1", "kind": "List", "items": documents}
+        )
+        return json.dumps(one, indent=2) + "\n"
+    return str(yaml.safe_dump_all(documents, sort_keys=False, width=100, explicit_start=True))
+
+
+def _own_name(job: Submission) -> str:
+    return job.settings.job_id if "job_id" in job.words else Path(job.settings.script).stem
+
+
+def _name(text: str) -> str:
+    """A DNS label that leaves room for the index of a pod."""
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not label:
+        raise UsageError(f"{text!r} has no letter for the name of a job", hint="Give --job_id.")
+    return (label if label[0].isalpha() else f"job-{label}")[:48].rstrip("-")
+
+
+def _metadata(name: str) -> Document:
+    return {
+        "name": name,
+        "labels": {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "fleetrun"},
+    }
+
+
+def _nodes(job: Submission) -> int:
+    return job.settings.nnodes[1]
+
+
+def _pod(job: Submission, options: Options, name: str, first: str) -> Pod:
+    """`first` is the host name of the first pod."""
+    settings = job.settings
+    nnodes = ":".join(map(str, dict.fromkeys(settings.nnodes)))
+    place = {}
+    if _nodes(job) > 1:
+        place["FLEETRUN_PLACE_NNODES"] = nnodes
+        place["FLEETRUN_PLACE_MASTER"] = settings.master or f"{first}:{STORE_PORT}"
+    place["FLEETRUN_PLACE_JOB"] = name
+    # One group of processes after the other: trainers, then their servers.
+    groups = 2 if settings.run_mode.has_servers else 1
+    return Pod(
+        image=settings.image or "",
+        command=(*options.program(("fleetrun",)), *job.command(*_SETTLED)),
+        environment=place,
+        token_secret=options.take("token-secret"),
+        resources=_resources(job, options),
+        grace=math.ceil(groups * settings.stop_timeout) + 20,
+        python=options.given.get("python", "python3") if options.take("probes") != "0" else None,
+        shm=options.take("shm"),
+    )
+
+
+def _resources(job: Submission, options: Options) -> Document:
+    """Devices are asked for by number; cpu and memory as given."""
+    count = gpus(job.settings, options)
+    name = options.take("resource") or ("nvidia.com/gpu" if job.settings.device_kind == "gpu" else "")
+    if count and not name:
+        raise UsageError(
+            f"which resource of Kubernetes a {job.settings.device_kind} is, differs between clusters",
+            hint="Say --scheduler_option resource=vendor.com/name.",
+        )
+    found: Document = {}
+    asked = {each: options.take(each) for each in ("cpu", "memory")}
+    requests = {each: amount for each, amount in asked.items() if amount}
+    limits = {"memory": asked["memory"]} if asked["memory"] else {}
+    if count:
+        requests[name] = limits[name] = str(count)
+    for key, value in (("requests", requests), ("limits", limits)):
+        if value:
+            found[key] = value
+    return found
+
+
+def _job_spec(job: Submission, pod: Pod, *, subdomain: str | None) -> Document:
+    """An indexed Job's. A pod that was taken away is replaced without counting, one that failed for a reason
+    worth it up to --max_restart times.
+    """
+    nodes = _nodes(job)
+    another_try = [*(() if job.settings.timeout else (_DID_NOT_MEET,)), *_WORTH_ANOTHER_TRY]
+    return {
+        "completionMode": "Indexed",
+        "completions": nodes,
+        "parallelism": nodes,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {
+                        "containerName": "fleetrun",
+                        "operator": "NotIn",
+                        "values": another_try,
+                    },
+                },
+            ]
+        },
+        "template": {"spec": pod.spec(subdomain=subdomain)},
+    }
+
+
+def _deadline(job: Submission) -> Document:
+    """Kubernetes ends what fleetrun has not ended at its --timeout."""
+    timeout = job.settings.timeout
+    return (
+        {}
+        if timeout is None
+        else {"activeDeadlineSeconds": math.ceil(timeout + job.settings.stop_timeout) + 600}
+    )
+
+
+def _job(job: Submission, options: Options, name: str) -> list[Document]:
+    pod = _pod(job, options, name, f"{name}-0.{name}")
+    retries = {"backoffLimitPerIndex": job.settings.max_restart, "maxFailedIndexes": 0}
+    spec = _deadline(job) | retries | _job_spec(job, pod, subdomain=name)
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(name),
+        "spec": {
+            "clusterIP": "None",
+            "selector": {"batch.kubernetes.io/job-name": name},
+            "publishNotReadyAddresses": True,  # they meet before they are ready
+            "ports": [{"name": "rendezvous", "port": STORE_PORT}],
+        },
+    }
+    return [service, {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(name), "spec": spec}]
+
+
+def _jobset(job: Submission, options: Options, name: str) -> list[Document]:
+    """All pods are made anew when one has failed for good: --max_restart times."""
+    pod = _pod(job, options, name, f"{name}-node-0-0.{name}")
+    # JobSet sets the subdomain itself.
+    node = {"backoffLimit": 0} | _deadline(job) | _job_spec(job, pod, subdomain=None)
+    spec = {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": name},
+        "failurePolicy": {
+            "maxRestarts": job.settings.max_restart,
+            "rules": [
+                {
+                    "name": "over",
+                    "action": "FailJobSet",
+                    "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+                }
+            ],
+        },
+        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": node}}],
+    }
+    document = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": _metadata(name),
+        "spec": spec,
+    }
+    return [document]
+
+
+def _trainjob(job: Submission, options: Options, name: str) -> list[Document]:
+    """Rank, number and meeting point come from the runtime, in the variables of torchrun (PET_*)."""
+    pod = _pod(job, options, name, "")
+    container = pod.container()
+    trainer = {
+        "image": pod.image,
+        "command": container["command"],
+        "numNodes": _nodes(job),
+        "env": [each for each in container["env"] if not each["name"].startswith("FLEETRUN_PLACE_")],
+    }
+    if pod.resources:
+        trainer["resourcesPerNode"] = pod.resources
+    grace = {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": pod.grace}}}}
+    patch = {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": grace}]}}}
+    spec: Document = {
+        "runtimeRef": {"name": options.take("runtime", "torch-distributed")},
+        "trainer": trainer,
+        "runtimePatches": [{"manager": "fleetrun.dev/cli", "trainingRuntimeSpec": patch}],
+    }
+    document = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": _metadata(name),
+        "spec": spec | _deadline(job),
+    }
+    return [document]
+
+
+_KINDS: Mapping[str, Callable[[Submission, Options, str], list[Document]]] = {
+    "job": _job,
+    "jobset": _jobset,
+    "trainjob": _trainjob,
+}
+
+
+# ---- Kubernetes: which pod of an indexed job this is, and a job's manifests, printed or given to kubectl.
 
 _TORCHRUN_PORT = 29500
 
@@ -57,13 +379,13 @@ class Kubernetes:
     def submit(self, job: Submission) -> int:
         options = job.options
         apply = options.truth("apply")
-        documents = build(job, options)
+        documents = build_manifests(job, options)
         options.refuse_rest("kubernetes")
-        text = written(documents)
+        text = manifests_text(documents)
         if job.settings.dry_run or not apply:
             job.print(text)
             return 0
-        answer = clients.hand_over(("kubectl", "apply", "-f", "-"), text, job.environ, job.signals, job.guard)
+        answer = base.run_program(("kubectl", "apply", "-f", "-"), text, job.environ, job.signals, job.guard)
         if answer.code != 0:
             raise LaunchError(f"kubectl did not take the job: {answer.err.strip() or answer.code}")
         job.print(answer.out)

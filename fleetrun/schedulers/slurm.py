@@ -1,4 +1,6 @@
-"""Slurm: where srun put this process, and --scheduler slurm: a batch script for sbatch."""
+"""Slurm: where srun put this process, `--scheduler slurm` (a batch script for sbatch), and Slurm's lists of
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,66 @@ from fleetrun.envs.contract import agreed_port
 from fleetrun.envs.settings.command_line import Placed
 from fleetrun.envs.settings.parsing import join_endpoint
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.schedulers import clients
+from fleetrun.schedulers import base
 from fleetrun.schedulers.base import FLEETRUN, Options, Submission, gpus, processes
-from fleetrun.schedulers.hostlist import HostlistError, hosts
 from fleetrun.schedulers.srun import SETTLED, SRUN, is_switch
+
+# ---- Slurm's short way to write hosts: `n[1-2,07],m3` is n1, n2, n07 and m3. Pure.
+
+_MOST_HOSTS = 1_000_000
+_NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class HostlistError(ValueError):
+    """The text is no host list."""
+
+
+def hosts(text: str) -> Iterator[str]:
+    """The hosts of a list, in its order, without expanding what is not asked for. Raises HostlistError."""
+    for item in _list_items(text):
+        yield from _expanded_item(item)
+
+
+def _list_items(text: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    items, depth, item = [], 0, ""
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            raise HostlistError(f"{text!r} is no list of hosts: its brackets do not match")
+        if letter == "," and depth == 0:
+            items.append(item)
+            item = ""
+        else:
+            item += letter
+    if depth:
+        raise HostlistError(f"{text!r} is no list of hosts: a bracket is open")
+    return [each for each in (*items, item) if each]
+
+
+def _expanded_item(item: str) -> Iterator[str]:
+    head, bracket, rest = item.partition("[")
+    if not bracket:
+        yield item
+        return
+    ranges, _, tail = rest.partition("]")
+    for number in _numbers_of(ranges, item):
+        for end in _expanded_item(tail):
+            yield f"{head}{number}{end}"
+
+
+def _numbers_of(ranges: str, item: str) -> Iterator[str]:
+    for part in ranges.split(","):
+        found = _NUMBERS.fullmatch(part)
+        if found is None:
+            raise HostlistError(f"{item!r} is no list of hosts: {part!r} is no range")
+        first, last = found[1], found[2] or found[1]
+        if int(last) < int(first) or int(last) - int(first) > _MOST_HOSTS:
+            raise HostlistError(f"{item!r} is no list of hosts: {part!r} is no range")
+        yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+
+
+# ---- Slurm: where srun put this process, and --scheduler slurm: a batch script for sbatch.
 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps: not started by srun for this job
 _STEPS_PER_JOB = 16  # ports of neighbouring jobs stay apart for so many steps
@@ -88,7 +146,7 @@ def _address(node: str, environ: Mapping[str, str]) -> str:
     try:
         socket.getaddrinfo(node, None)
     except OSError:
-        told = clients.ask(("scontrol", "--oneliner", "show", "node", node), environ) or ""
+        told = base.program_output(("scontrol", "--oneliner", "show", "node", node), environ) or ""
         found = re.search(r"\bNodeAddr=(\S+)", told)
         return found[1] if found else node
     return node
@@ -115,7 +173,7 @@ class Slurm:
             job.print(script)
             return 0
         argv = ("sbatch", "--parsable")
-        answer = clients.hand_over(argv, script, job.environ, job.signals, job.guard)
+        answer = base.run_program(argv, script, job.environ, job.signals, job.guard)
         if answer.code != 0 and not answer.out:
             raise LaunchError(f"sbatch did not take the job: {answer.err.strip() or f'code {answer.code}'}")
         number = answer.out.strip().partition(";")[0]

@@ -1,17 +1,382 @@
-"""ssh: the same command on every host of --ips, from one terminal, through the system's ssh."""
+"""ssh: the same command on every host of --ips, from one terminal, through the system's ssh.
+
+From top to bottom: what one ssh client says (`Link`), what its end means, all hosts together (`Party`: when
+one fails the others end), and the engine. What runs at the other end of each connection is `ssh_remote.py`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import shlex
+import signal
+import subprocess
 import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from fleetrun.errors import UsageError
-from fleetrun.schedulers.base import Options, Submission
-from fleetrun.schedulers.party import Pace, Party
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.pod.guardian import Guard
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.signals import PASSED_ON, Signals
+from fleetrun.schedulers.base import Console, Options, Submission, asked_to_end
+from fleetrun.schedulers.ssh_remote import BEGUN, ENDED, MARK
+
+# ---- One ssh client: a host's output by lines, signals to its fleetrun, and its end. Knows no other host.
+
+_LONGEST_LINE = 1 << 16
+_REMEMBERED = 8  # lines of what a host said before its fleetrun began
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """What the far end is told first; see `leash.py`."""
+
+    env: dict[str, str] = field(default_factory=dict, repr=False)
+    patience: float
+    grace: float
+
+    def line(self) -> bytes:
+        text = json.dumps({"env": self.env, "patience": self.patience, "grace": self.grace})
+        return text.encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """How a connection ended. `code` is that of the fleetrun there, None when it could not tell; `client` is
+    that of ssh itself, `said` what was said before anything began. `cut`: from this side.
+    """
+
+    begun: bool
+    code: int | None
+    client: int
+    said: tuple[str, ...] = ()
+    cut: bool = False
+
+
+class Link:
+    """`show(stream, lines)` gets whole lines of stream 1 or 2, `over` is called once at the end."""
+
+    def __init__(
+        self, host: str, show: Callable[[int, bytes], None], over: Callable[[Link, Farewell], None]
+    ) -> None:
+        self.host = host
+        self.begun = False
+        self.alive = False
+        self._show = show
+        self._over = over
+        self._code: int | None = None
+        self._said: deque[bytes] = deque(maxlen=_REMEMBERED)
+        self._rest = {1: b"", 2: b""}
+        self._paused = False
+        self._cut = False
+
+    def open(self, loop: Loop, argv: Sequence[str], orders: Orders) -> None:
+        """Start the client. Raises LaunchError when there is none."""
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot run {argv[0]}: {error.strerror}", hint="Is it installed?") from None
+        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._fds = [stream.fileno() for stream in streams if stream is not None]
+        for fd in self._fds:
+            os.set_blocking(fd, False)
+        self.alive = True
+        self._loop = loop
+        self._pidfd = os.pidfd_open(self._process.pid)
+        loop.add(self._pidfd, self._ended)
+        loop.add(self._fds[1], partial(self._readable, 1))
+        loop.add(self._fds[2], partial(self._readable, 2))
+        self._write(orders.line())
+
+    def pause(self) -> None:
+        """Read no more of the job's output for now: nobody takes it."""
+        if self.alive and not self._paused:
+            self._paused = True
+            self._loop.remove(self._fds[1])
+
+    def resume(self) -> None:
+        if self.alive and self._paused:
+            self._paused = False
+            self._loop.add(self._fds[1], partial(self._readable, 1))
+
+    def beat(self) -> None:
+        """A sign of life."""
+        self._write(b"\n")
+
+    def signal(self, number: int) -> None:
+        """To the fleetrun there; a host where none has begun is given up."""
+        if self.begun:
+            self._write(b"signal %d\n" % number)
+        else:
+            self.cut()
+
+    def cut(self) -> None:
+        """End the connection; the far end sees to the rest."""
+        if self.alive:
+            self._cut = True
+            self._process.kill()
+
+    def _write(self, data: bytes) -> None:
+        if self.alive:
+            with contextlib.suppress(OSError):  # a link that takes nothing will be noticed at its end
+                os.write(self._fds[0], data)
+
+    def _readable(self, stream: int) -> None:
+        self._read(stream)
+
+    def _read(self, stream: int) -> bool:
+        """Whether there was anything."""
+        try:
+            data = os.read(self._fds[stream], 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove(self._fds[stream])
+            return False
+        whole, newline, self._rest[stream] = (self._rest[stream] + data).rpartition(b"\n")
+        if len(self._rest[stream]) > _LONGEST_LINE:
+            whole, newline, self._rest[stream] = whole + newline + self._rest[stream], b"\n", b""
+        if newline:
+            self._take(stream, whole + newline)
+        return True
+
+    def _take(self, stream: int, lines: bytes) -> None:
+        if stream == 1:
+            self._show(1, lines)
+            return
+        kept = [line for line in lines.splitlines(keepends=True) if not self._is_ours(line)]
+        if kept and self.begun:
+            self._show(2, b"".join(kept))
+        elif kept:
+            self._said.extend(kept)
+
+    def _is_ours(self, line: bytes) -> bool:
+        """Whether the leash said it."""
+        if not line.startswith(MARK):
+            return False
+        word = line.removeprefix(MARK).rstrip()
+        if word == BEGUN:
+            self.begun = True
+        elif word.startswith(ENDED):
+            text = word.removeprefix(ENDED)
+            if text.isdigit() and len(text) <= 3:  # anything else a script has printed
+                self._code = int(text)
+        return True
+
+    def _ended(self) -> None:
+        for stream in (1, 2):
+            while self._read(stream):
+                pass
+            if self._rest[stream]:
+                self._take(stream, self._rest[stream] + b"\n")
+                self._rest[stream] = b""
+        for fd in (self._pidfd, *self._fds[1:]):
+            self._loop.remove(fd)
+        self.alive = False
+        client = self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if file is not None:
+                file.close()
+        os.close(self._pidfd)
+        said = tuple(line.decode(errors="replace").strip() for line in self._said)
+        self._over(self, Farewell(self.begun, self._code, client, tuple(filter(None, said)), self._cut))
+
+
+# ---- From the end of an ssh connection to one sentence and an exit code. Pure.
+
+_SSH_FAILED = 255
+_HINTS = {
+    "Host key verification failed": "its key is not the known one, or none is known: connect once by hand",
+    "Permission denied": "the key was not accepted: fleetrun asks for no password, use an agent or a key",
+    "Could not resolve": "there is no host of this name",
+    "Connection refused": "no sshd listens there",
+    "timed out": "it does not answer",
+    "No route to host": "it cannot be reached",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`begun` and `lost`: whether fleetrun had begun there, and whether the connection broke."""
+
+    code: int
+    message: str = ""
+    begun: bool = True
+    lost: bool = False
+
+
+def judge_end(host: str, farewell: Farewell) -> Verdict:
+    """What the end of a host's connection means."""
+    if farewell.code is not None:
+        message = f"{host}: fleetrun ended with exit code {farewell.code}" if farewell.code else ""
+        return Verdict(farewell.code, message)
+    if farewell.begun:
+        message = "" if farewell.cut else f"{host}: the connection was lost; its processes end there"
+        return Verdict(125, message, lost=True)
+    if farewell.cut:
+        return Verdict(125, begun=False)
+    text = " ".join(farewell.said)
+    if farewell.client == _SSH_FAILED:
+        why = next((hint for part, hint in _HINTS.items() if part in text), "ssh failed")
+        said = _relevant(farewell.said)
+        return Verdict(125, f"{host}: no connection, {why}" + (f" ({said})" if said else ""), begun=False)
+    missing = farewell.client == 127 or "No module named" in text
+    return Verdict(
+        127 if missing else farewell.client or 125,
+        f"{host}: fleetrun did not start there ({_relevant(farewell.said) or f'code {farewell.client}'}); "
+        "--scheduler_option python=PATH says with which Python, dir=PATH in which directory",
+        begun=False,
+    )
+
+
+def _relevant(said: tuple[str, ...]) -> str:
+    """The line that names the trouble: ssh frames a bad host key with others."""
+    for line in said:
+        if any(part in line for part in _HINTS):
+            return line
+    return said[-1] if said else ""
+
+
+# ---- All hosts of a job that ssh started: when one fails the others end, and what the exit code is.
+
+_BEATS = 4  # signs of life within the time after which a silent side is given up
+_MARGIN = 5.0  # seconds for what ends by itself to say so
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """In seconds: silence after which a host is lost, and how long processes may take to stop."""
+
+    heartbeat_timeout: float
+    stop_timeout: float
+
+    @property
+    def grace(self) -> float:
+        """How long a fleetrun that was asked to end may take: workers, then servers."""
+        return 2 * self.stop_timeout + _MARGIN
+
+
+class Party:
+    """Runs one connection per host until all have ended."""
+
+    def __init__(self, console: Console, signals: Signals, guard: Guard, pace: Pace) -> None:
+        self._console = console
+        self._signals = signals
+        self._guard = guard
+        self._pace = pace
+        self._loop = Loop()
+        self._links: list[Link] = []
+        self._code = 0
+        self._asked = 0
+
+    def run(self, commands: dict[str, list[str]], env: dict[str, str]) -> int:
+        """`commands` by host. Returns the exit code: that of the first failure."""
+        console, loop = self._console, self._loop
+        width = max(map(len, commands))
+        console.attach(loop, self._room)
+        loop.add(self._signals.fileno(), self._signalled)
+        loop.add(self._guard.fileno(), self._guard_lost)
+        orders = Orders(env=env, patience=self._pace.heartbeat_timeout, grace=self._pace.grace)
+        for number, (host, argv) in enumerate(commands.items()):
+            label = console.label(host, width, number) if len(commands) > 1 else b""
+            link = Link(host, partial(self._show, label), self._over)
+            self._links.append(link)
+            link.open(loop, argv, orders)
+        self._beat()
+        loop.run()
+        return self._code
+
+    @property
+    def _alive(self) -> list[Link]:
+        return [link for link in self._links if link.alive]
+
+    def _beat(self) -> None:
+        for link in self._alive:
+            link.beat()
+        self._loop.after(self._pace.heartbeat_timeout / _BEATS, self._beat)
+
+    # ---- output
+
+    def _show(self, label: bytes, stream: int, lines: bytes) -> None:
+        output = self._console.out if stream == 1 else self._console.err
+        output.write(label + lines[:-1].replace(b"\n", b"\n" + label) + b"\n" if label else lines)
+        if not self._console.out.room:
+            for link in self._alive:
+                link.pause()
+
+    def _room(self) -> None:
+        for link in self._alive:
+            link.resume()
+
+    # ---- endings
+
+    def _over(self, link: Link, farewell: Farewell) -> None:
+        verdict = judge_end(link.host, farewell)
+        if verdict.code != 0 and self._code == 0:
+            self._code = verdict.code
+            self._end_rest(verdict)
+        if verdict.message and not self._asked:
+            self._console.error(verdict.message)
+        if not self._alive:
+            self._loop.stop()
+
+    def _end_rest(self, verdict: Verdict) -> None:
+        """The others learn of it by themselves, and say what they saw. Only if they do not they are asked."""
+        if not verdict.begun:
+            patience = 0.0  # they would wait for a machine that never comes
+        elif verdict.lost:
+            patience = self._pace.heartbeat_timeout + _MARGIN
+        else:
+            patience = self._pace.grace
+        self._loop.after(patience, lambda: self._ask(signal.SIGTERM))
+
+    def _ask(self, number: int) -> None:
+        for link in self._alive:
+            link.signal(number)
+        self._loop.after(self._pace.grace + _MARGIN, self._cut)
+
+    def _cut(self) -> None:
+        for link in self._alive:
+            link.cut()
+
+    # ---- from outside
+
+    def _signalled(self) -> None:
+        numbers = self._signals.read()
+        for number in numbers:
+            if number in PASSED_ON:
+                self._each(lambda link, number=number: link.signal(number))  # type: ignore[misc]
+        for number in asked_to_end(numbers):
+            self._asked += 1
+            self._code = self._code or 128 + number
+            if self._asked > 2:
+                self._cut()
+            else:
+                self._ask(number)
+
+    def _each(self, act: Callable[[Link], None]) -> None:
+        for link in self._alive:
+            if link.begun:
+                act(link)
+
+    def _guard_lost(self) -> None:
+        self._loop.remove(self._guard.fileno())
+        self._code = self._code or 125
+        self._cut()
+
+
+# ---- ssh: the same command on every host of --ips, from one terminal, through the system's ssh.
 
 _TOKEN = "FLEETRUN_TOKEN"
-_MOST = 8_000  # what goes into a pipe at once, however it is escaped
+_MOST_CHARACTERS = 8_000  # what goes into a pipe at once, however it is escaped
 
 
 class Ssh:
@@ -24,7 +389,7 @@ class Ssh:
         if not settings.ips:
             raise UsageError("--scheduler ssh needs --ips: the hosts to start on")
         env = _environment(job, options)
-        commands = {host: client(job, options, host) for host in settings.ips}
+        commands = {host: client_command(job, options, host) for host in settings.ips}
         options.refuse_rest("ssh")
         if settings.dry_run:
             job.print("".join(f"{shlex.join(argv)}\n" for argv in commands.values()))
@@ -33,7 +398,7 @@ class Ssh:
         return Party(job.console, job.signals, job.guard, pace).run(commands, env)
 
 
-def client(job: Submission, options: Options, host: str) -> list[str]:
+def client_command(job: Submission, options: Options, host: str) -> list[str]:
     """The command line of the ssh client for a host. Nothing secret is in it."""
     alive = max(1, round(job.settings.heartbeat_timeout / 3))
     argv = ["ssh", "-T"]
@@ -51,17 +416,17 @@ def client(job: Submission, options: Options, host: str) -> list[str]:
         value = options.take(name)
         if value:
             argv += [flag, value]
-    return [*argv, "--", host.strip("[]"), _remote(job, options, host)]
+    return [*argv, "--", host.strip("[]"), _remote_command(job, options, host)]
 
 
-def _remote(job: Submission, options: Options, host: str) -> str:
+def _remote_command(job: Submission, options: Options, host: str) -> str:
     """For the login shell there, whichever it is: it only starts sh."""
     python = options.take("python", sys.executable)
     folder = options.take("dir") or str(Path.cwd())
     words = job.command("host", "nic", "token_file")
     # A host that is listed under two names must know which of them it is.
     fleetrun = (python, "-m", "fleetrun", f"--host={host}", *words)
-    leash = (python, "-m", "fleetrun.schedulers.leash", "--")
+    leash = (python, "-m", "fleetrun.schedulers.ssh_remote", "--")
     return shlex.join(["sh", "-c", f"cd {shlex.quote(folder)} && exec {shlex.join((*leash, *fleetrun))}"])
 
 
@@ -72,8 +437,10 @@ def _environment(job: Submission, options: Options) -> dict[str, str]:
     if missing:
         raise UsageError(f"--scheduler_option env={missing[0]}: that variable is not set here")
     env = {name: job.environ[name] for name in names} | ({_TOKEN: job.token} if job.token else {})
-    if sum(len(name) + len(value) for name, value in env.items()) > _MOST:
-        raise UsageError(f"--scheduler_option env: these variables are larger than {_MOST} characters")
+    if sum(len(name) + len(value) for name, value in env.items()) > _MOST_CHARACTERS:
+        raise UsageError(
+            f"--scheduler_option env: these variables are larger than {_MOST_CHARACTERS} characters"
+        )
     return env
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from fleetrun.doctor import card as cards
-from fleetrun.doctor.card import BadCardError, Card, Link
-from fleetrun.doctor.finding import failed, passed, warned
+from fleetrun.doctor import node_records as cards
+from fleetrun.doctor.facts import failed, passed, warned
+from fleetrun.doctor.node_records import BadCardError, Card, Link
 
 CARD = Card(
     id="a", name="h1", address="10.0.0.1", rank=0, port=5000, ticket="secret", kinds=("H100", "H100"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.doctor import measure
-from fleetrun.doctor.cgroups import Groups
+from fleetrun.doctor.measure import Groups
 
 MIB, GIB = 1 << 20, 1 << 30
 UNLIMITED = 9223372036854771712

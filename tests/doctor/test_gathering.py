@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fleetrun.doctor import card as cards
-from fleetrun.doctor import gathering
-from fleetrun.doctor.card import Card, Link
-from fleetrun.doctor.gathering import NODES, SET, Gathering, Party, chosen
-from fleetrun.elastic.stores.ledger import Ledger
-from fleetrun.elastic.stores.memory_store import MemoryStore
+from fleetrun.doctor import node_group
+from fleetrun.doctor import node_records as cards
+from fleetrun.doctor.node_group import NODES, SET, Gathering, Party, chosen
+from fleetrun.doctor.node_records import Card, Link
+from fleetrun.elastic.memory_store import MemoryStore
+from fleetrun.elastic.store import Ledger
 from fleetrun.errors import UsageError
 from fleetrun.pod.loop import Loop
 from tests.support.pods import Clock
@@ -184,7 +184,7 @@ def test_one_that_never_measures_is_not_waited_for_for_ever(town: Town) -> None:
     town.come("b", lame=True)
     town.until(lambda: all(each.party.members for each in town.there.values()))
     assert town.over == []
-    town.clock.advance(gathering.ALLOWED + gathering.LATE)
+    town.clock.advance(node_group.ALLOWED + node_group.LATE)
     first, _ = town.until_over(2)
     assert names(first) == ["a", "b"]
 

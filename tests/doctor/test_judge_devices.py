@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fleetrun.doctor import judge_devices
-from fleetrun.doctor.facts import Driver, Gpu, Torch, Wanted
-from fleetrun.doctor.finding import Verdict
+from fleetrun.doctor import judge_machine
+from fleetrun.doctor.facts import Driver, Gpu, Torch, Verdict, Wanted
 
 GIB = 1 << 30
 PASS, WARN, FAIL = Verdict.PASS, Verdict.WARN, Verdict.FAIL
@@ -37,7 +36,7 @@ def verdicts(findings: object) -> list[tuple[str, Verdict]]:
     ],
 )
 def test_torch(facts: Torch, wanted: Wanted, expected: list[tuple[str, Verdict]]) -> None:
-    assert verdicts(judge_devices.torch(facts, wanted)) == expected
+    assert verdicts(judge_machine.torch(facts, wanted)) == expected
 
 
 ON_GPUS = "torch on GPUs"
@@ -73,7 +72,7 @@ ON_GPUS = "torch on GPUs"
 def test_devices(
     driver: Driver | None, torch: Torch | None, wanted: Wanted, expected: list[tuple[str, Verdict]]
 ) -> None:
-    assert verdicts(judge_devices.devices(driver, torch, wanted)) == expected
+    assert verdicts(judge_machine.devices(driver, torch, wanted)) == expected
 
 
 @pytest.mark.parametrize(
@@ -86,6 +85,6 @@ def test_devices(
     ],
 )
 def test_the_mend_follows_from_the_error(torch: Torch, mend: str) -> None:
-    *_, last = judge_devices.devices(DRIVER, torch, TWO)
+    *_, last = judge_machine.devices(DRIVER, torch, TWO)
     assert last.verdict is FAIL
     assert mend in last.mend

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fleetrun.doctor import judge_host
-from fleetrun.doctor.facts import Cores, Folder, Limits, Memory, Space, Wanted
-from fleetrun.doctor.finding import Finding, Verdict
+from fleetrun.doctor import judge_machine
+from fleetrun.doctor.facts import Cores, Finding, Folder, Limits, Memory, Space, Verdict, Wanted
 
 MIB, GIB = 1 << 20, 1 << 30
 PASS, WARN, FAIL = Verdict.PASS, Verdict.WARN, Verdict.FAIL
@@ -40,11 +39,11 @@ def wanted(processes: int = 1, **more: object) -> Wanted:
     ],
 )
 def test_cores(facts: Cores, processes: int, threads: str | None, expected: dict[str, Verdict]) -> None:
-    assert verdicts(judge_host.cores(facts, wanted(processes, threads=threads))) == expected
+    assert verdicts(judge_machine.cores(facts, wanted(processes, threads=threads))) == expected
 
 
 def test_the_mend_of_threads_can_be_typed() -> None:
-    _, finding = judge_host.cores(Cores(visible=8, total=16, quota=4.0), wanted(2))
+    _, finding = judge_machine.cores(Cores(visible=8, total=16, quota=4.0), wanted(2))
     assert finding.mend == "export OMP_NUM_THREADS=2"
     assert "the cgroup gives 4" in finding.found
 
@@ -54,14 +53,14 @@ def test_the_mend_of_threads_can_be_typed() -> None:
     [(8 * GIB, 8, PASS), (8 * GIB, 9, WARN), (GIB, 4, WARN), (GIB, 5, FAIL), (0, 1, FAIL)],
 )
 def test_memory(available: int, processes: int, verdict: Verdict) -> None:
-    (finding,) = judge_host.memory(Memory(total=64 * GIB, available=available), wanted(processes))
+    (finding,) = judge_machine.memory(Memory(total=64 * GIB, available=available), wanted(processes))
     assert finding.verdict is verdict
 
 
 def test_servers_need_a_kernel_that_promises_more_than_there_is() -> None:
     strict = Memory(total=64 * GIB, available=60 * GIB, strict=True)
-    assert "overcommit" not in verdicts(judge_host.memory(strict, wanted()))
-    assert verdicts(judge_host.memory(strict, wanted(servers=True)))["overcommit"] is WARN
+    assert "overcommit" not in verdicts(judge_machine.memory(strict, wanted()))
+    assert verdicts(judge_machine.memory(strict, wanted(servers=True)))["overcommit"] is WARN
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_servers_need_a_kernel_that_promises_more_than_there_is() -> None:
     ],
 )
 def test_shm(facts: Space | None, verdict: Verdict, mend: str) -> None:
-    finding = judge_host.shm(facts)
+    finding = judge_machine.shm(facts)
     assert (finding.verdict, mend in finding.mend) == (verdict, True)
 
 
@@ -101,7 +100,7 @@ def test_shm(facts: Space | None, verdict: Verdict, mend: str) -> None:
     ],
 )
 def test_limits(facts: Limits, processes: int, expected: dict[str, Verdict]) -> None:
-    assert verdicts(judge_host.limits(facts, wanted(processes))) == expected
+    assert verdicts(judge_machine.limits(facts, wanted(processes))) == expected
 
 
 ROOM = Space(kind="ext4", total=100 * GIB, free=50 * GIB, inodes=10**6)
@@ -123,30 +122,30 @@ ROOM = Space(kind="ext4", total=100 * GIB, free=50 * GIB, inodes=10**6)
     ],
 )
 def test_logs(facts: Folder, expected: dict[str, Verdict]) -> None:
-    assert verdicts(judge_host.logs(facts)) == expected
+    assert verdicts(judge_machine.logs(facts)) == expected
 
 
 def test_a_runtime_folder_that_cannot_be_is_no_obstacle_to_a_job() -> None:
-    assert judge_host.runtime("").verdict is PASS
-    assert judge_host.runtime("/run/1 is open to other users").verdict is WARN
+    assert judge_machine.runtime("").verdict is PASS
+    assert judge_machine.runtime("/run/1 is open to other users").verdict is WARN
 
 
 def test_event_files_that_cannot_be_written_keep_a_job_from_starting() -> None:
-    assert judge_host.boards("").verdict is PASS
-    assert judge_host.boards("Permission denied").verdict is FAIL
+    assert judge_machine.boards("").verdict is PASS
+    assert judge_machine.boards("Permission denied").verdict is FAIL
 
 
 def test_whatever_does_not_pass_has_a_mend() -> None:
     few = wanted(100, servers=True)
     found: list[Finding] = [
-        *judge_host.cores(Cores(visible=1, total=1, load=5.0), few),
-        *judge_host.memory(Memory(total=GIB, available=1, strict=True), few),
-        judge_host.shm(None),
-        judge_host.boards("Permission denied"),
-        *judge_host.limits(
+        *judge_machine.cores(Cores(visible=1, total=1, load=5.0), few),
+        *judge_machine.memory(Memory(total=GIB, available=1, strict=True), few),
+        judge_machine.shm(None),
+        judge_machine.boards("Permission denied"),
+        *judge_machine.limits(
             Limits(open_files=1, tasks_allowed=1, address_space=1, locked=1, infiniband=True), few
         ),
-        *judge_host.logs(Folder(path="log", space=replace(ROOM, free=0), speed=1.0, sync=1.0)),
-        judge_host.runtime("why"),
+        *judge_machine.logs(Folder(path="log", space=replace(ROOM, free=0), speed=1.0, sync=1.0)),
+        judge_machine.runtime("why"),
     ]
     assert [each.check for each in found if each.verdict is not PASS and not each.mend] == []

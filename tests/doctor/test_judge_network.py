@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fleetrun.doctor import judge_network
-from fleetrun.doctor.facts import Network, Nic, Wanted
-from fleetrun.doctor.finding import Verdict
+from fleetrun.doctor import judge_machine
+from fleetrun.doctor.facts import Network, Nic, Verdict, Wanted
 
 PASS, WARN, FAIL = Verdict.PASS, Verdict.WARN, Verdict.FAIL
 
@@ -18,7 +17,7 @@ SEVERAL = Wanted(several=True, address="10.0.0.1")
 
 
 def seen(facts: Network, wanted: Wanted) -> list[tuple[str, Verdict]]:
-    return [(each.check, each.verdict) for each in judge_network.network(facts, wanted)]
+    return [(each.check, each.verdict) for each in judge_machine.network(facts, wanted)]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,7 @@ def test_network(facts: Network, wanted: Wanted, name: Verdict, interface: Verdi
 
 
 def test_the_mend_names_the_interface() -> None:
-    first, _ = judge_network.network(replace(NET, resolved=("127.0.1.1",)), SEVERAL)
+    first, _ = judge_machine.network(replace(NET, resolved=("127.0.1.1",)), SEVERAL)
     assert first.mend.startswith("export GLOO_SOCKET_IFNAME=eth0")
 
 
@@ -91,11 +90,11 @@ def test_variables_that_name_interfaces(variable: str, value: str, fine: bool) -
     ],
 )
 def test_ports(fixed: tuple[int, ...], kept: frozenset[int], verdict: Verdict) -> None:
-    finding = judge_network.ports(replace(NET, kept=kept), Wanted(fixed_ports=fixed, ports=2))
+    finding = judge_machine.ports(replace(NET, kept=kept), Wanted(fixed_ports=fixed, ports=2))
     assert finding.verdict is verdict
 
 
 def test_ports_are_shown_as_ranges() -> None:
-    finding = judge_network.ports(NET, Wanted(fixed_ports=(8002, 8000, 8001, 9000)))
+    finding = judge_machine.ports(NET, Wanted(fixed_ports=(8002, 8000, 8001, 9000)))
     assert finding.found == "8000-8002,9000 are free"
-    assert judge_network.ports(None, Wanted(fixed_ports=(40000,))).verdict is PASS
+    assert judge_machine.ports(None, Wanted(fixed_ports=(40000,))).verdict is PASS

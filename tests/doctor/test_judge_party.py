@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fleetrun.doctor import judge_party
-from fleetrun.doctor.card import Card, Link
-from fleetrun.doctor.finding import Finding, Verdict, warned
+from fleetrun.doctor import judge_group
+from fleetrun.doctor.facts import Finding, Verdict, warned
+from fleetrun.doctor.node_records import Card, Link
 
 PASS, WARN, FAIL = Verdict.PASS, Verdict.WARN, Verdict.FAIL
 
@@ -43,24 +43,24 @@ def bad(findings: Iterable[Finding]) -> dict[str, Verdict]:
     ],
 )
 def test_versions(different: dict[str, Any], expected: dict[str, Verdict]) -> None:
-    assert bad(judge_party.versions([ONE, replace(OTHER, **different)])) == expected
+    assert bad(judge_group.versions([ONE, replace(OTHER, **different)])) == expected
 
 
 def test_what_nobody_has_is_not_mentioned() -> None:
     plain = replace(ONE, nccl="", kinds=(), script="", torch="")
-    checks = [each.check for each in judge_party.versions([plain, replace(plain, id="b")])]
+    checks = [each.check for each in judge_group.versions([plain, replace(plain, id="b")])]
     assert checks == ["fleetrun", "python"]
 
 
 def test_options_that_differ_are_named_with_their_machines() -> None:
-    (finding,) = judge_party.options([ONE, replace(OTHER, options={"--nnodes": "3"})])
+    (finding,) = judge_group.options([ONE, replace(OTHER, options={"--nnodes": "3"})])
     assert finding.verdict is FAIL
     assert finding.found == "--nnodes 2 on h1 (10.0.0.1); --nnodes 3 on h2 (10.0.0.2)"
 
 
 @pytest.mark.parametrize(("ranks", "fine"), [((-1, -1), True), ((0, 1), True), ((1, 1), False)])
 def test_ranks(ranks: tuple[int, int], fine: bool) -> None:
-    found = bad(judge_party.options([replace(ONE, rank=ranks[0]), replace(OTHER, rank=ranks[1])]))
+    found = bad(judge_group.options([replace(ONE, rank=ranks[0]), replace(OTHER, rank=ranks[1])]))
     assert found == ({} if fine else {"options": FAIL})
 
 
@@ -78,32 +78,32 @@ def test_ranks(ranks: tuple[int, int], fine: bool) -> None:
     ],
 )
 def test_links(link: Link, expected: dict[str, Verdict]) -> None:
-    assert bad(judge_party.links([ONE, OTHER], {("a", "b"): link}, set())) == expected
+    assert bad(judge_group.links([ONE, OTHER], {("a", "b"): link}, set())) == expected
 
 
 def test_one_way_that_is_slower_than_the_others_is_named() -> None:
     cards = [replace(ONE, id=id_, name=id_) for id_ in "abcd"]
     ways = {(one, other): GOOD for one in "abc" for other in "bcd" if one < other}
     ways["b", "d"] = replace(GOOD, back=1e8)
-    found = [each for each in judge_party.links(cards, ways, set()) if each.verdict is WARN]
+    found = [each for each in judge_group.links(cards, ways, set()) if each.verdict is WARN]
     assert [each.check for each in found] == ["bandwidth"]
     assert "b (10.0.0.1) to d" in found[0].found
 
 
 def test_one_that_has_gone_is_named_once_and_its_ways_are_not() -> None:
-    found = list(judge_party.links([ONE, OTHER], {("a", "b"): Link(error="refused")}, {"b"}))
+    found = list(judge_group.links([ONE, OTHER], {("a", "b"): Link(error="refused")}, {"b"}))
     assert [(each.check, each.verdict) for each in found] == [("machines", FAIL)]
     assert "h2 (10.0.0.2)" in found[0].found
 
 
 def test_links_of_strangers_count_for_nothing() -> None:
-    assert list(judge_party.links([ONE, OTHER], {("a", "x"): GOOD, ("y", "b"): GOOD}, set())) == []
+    assert list(judge_group.links([ONE, OTHER], {("a", "x"): GOOD, ("y", "b"): GOOD}, set())) == []
 
 
 def test_what_others_found_is_told_once() -> None:
     same = warned("load", "load 9 on 2 cores", "top")
     cards = [replace(ONE, id=id_, name=id_, findings=(same,)) for id_ in "abcdef"]
-    (finding,) = judge_party.others(cards, "a")
+    (finding,) = judge_group.others(cards, "a")
     assert finding.found.startswith("b (10.0.0.1), c (10.0.0.1), d (10.0.0.1) and 2 more: load 9")
     assert finding.verdict is WARN
 
@@ -111,9 +111,9 @@ def test_what_others_found_is_told_once() -> None:
 def test_what_was_typed_is_not_told_twice() -> None:
     secret = warned("secret", "there is none", "give one")
     cards = [replace(ONE, findings=(secret,)), replace(OTHER, findings=(secret,))]
-    assert list(judge_party.others(cards, "a")) == []
+    assert list(judge_group.others(cards, "a")) == []
 
 
 def test_too_few_came() -> None:
-    assert judge_party.counted([ONE, OTHER], 2).verdict is PASS
-    assert judge_party.counted([ONE], 2).verdict is FAIL
+    assert judge_group.counted([ONE, OTHER], 2).verdict is PASS
+    assert judge_group.counted([ONE], 2).verdict is FAIL

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fleetrun.doctor import link
-from fleetrun.doctor.card import Link
-from fleetrun.doctor.link import LinkError
+from fleetrun.doctor import links
+from fleetrun.doctor.links import LinkError
+from fleetrun.doctor.node_records import Link
 
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A TCP connection within this machine, on which little is sent."""
-    monkeypatch.setattr("fleetrun.doctor.link.MOST", 4 << 20)
+    monkeypatch.setattr("fleetrun.doctor.links.MOST", 4 << 20)
     with socket.create_server(("127.0.0.1", 0)) as door:
         one = socket.create_connection(door.getsockname())
         other, _ = door.accept()
@@ -35,9 +35,9 @@ def beside(act: Callable[[], None]) -> threading.Thread:
 
 def measured(ends: tuple[socket.socket, socket.socket], clock: Callable[[], float]) -> Link:
     one, other = ends
-    thread = beside(lambda: link.serve(other, clock))
+    thread = beside(lambda: links.serve_link(other, clock))
     try:
-        return link.measure(one, lambda: 1000.0)
+        return links.measure_link(one, lambda: 1000.0)
     finally:
         thread.join()
 
@@ -54,7 +54,7 @@ def test_what_is_measured(ends: tuple[socket.socket, socket.socket]) -> None:
 def test_who_stands_still_as_it_begins_to_send_is_measured_all_the_same(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetrun.doctor.link.LONGEST", 0.0)
+    monkeypatch.setattr("fleetrun.doctor.links.LONGEST", 0.0)
     found = measured(ends, lambda: 1000.0)
     assert found.there > 0
     assert found.back > 0
@@ -71,8 +71,8 @@ def test_a_clock_that_is_ahead(ends: tuple[socket.socket, socket.socket], offset
     [
         b"",
         struct.pack("!d", math.nan),
-        struct.pack("!d", 1000.0) * link.PINGS,
-        struct.pack("!d", 1000.0) * link.PINGS + struct.pack("!Qd", 1, 1.0) + b"\xff\xff\xff\xff",
+        struct.pack("!d", 1000.0) * links.PINGS,
+        struct.pack("!d", 1000.0) * links.PINGS + struct.pack("!Qd", 1, 1.0) + b"\xff\xff\xff\xff",
     ],
 )
 def test_who_answers_nonsense_is_found_out(ends: tuple[socket.socket, socket.socket], answers: bytes) -> None:
@@ -87,15 +87,15 @@ def test_who_answers_nonsense_is_found_out(ends: tuple[socket.socket, socket.soc
 
     thread = beside(lie)
     with pytest.raises(LinkError):
-        link.measure(one, lambda: 1000.0)
+        links.measure_link(one, lambda: 1000.0)
     one.close()
     thread.join()
 
 
 def test_a_count_that_is_impossible_is_no_speed(ends: tuple[socket.socket, socket.socket]) -> None:
-    assert link._speed(10, math.nan) == 0.0
-    assert link._speed(10, 0.0) == 0.0
-    assert link._speed(1 << 60, math.inf) == 0.0
+    assert links._speed(10, math.nan) == 0.0
+    assert links._speed(10, 0.0) == 0.0
+    assert links._speed(1 << 60, math.inf) == 0.0
 
 
 @pytest.mark.parametrize("text", [b"x", b"u\xff\xff\xff\xff", b"p" * 301, b""])
@@ -104,4 +104,4 @@ def test_who_asks_nonsense_is_let_go(ends: tuple[socket.socket, socket.socket], 
     one.sendall(text)
     one.shutdown(socket.SHUT_WR)
     with pytest.raises(LinkError):
-        link.serve(other)
+        links.serve_link(other)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.doctor import drivers, measure
-from fleetrun.doctor.examine import at_once
+from fleetrun.doctor import measure
+from fleetrun.doctor.visit import at_once
 
 
 def test_a_folder_that_is_there_and_one_that_will_be_made(tmp_path: Path) -> None:
@@ -111,6 +111,6 @@ def test_all_at_once_and_nobody_waits_for_what_never_answers() -> None:
 
 
 def test_a_driver_that_may_not_be_there() -> None:
-    found = drivers.ask(("0", "GPU-of-nobody"))
+    found = measure.ask_driver(("0", "GPU-of-nobody"))
     assert bool(found.error) != bool(found.version)
     assert "GPU-of-nobody" not in {gpu.id for gpu in found.gpus}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.doctor.pairs import MOST_TURNS, partner, turns
+from fleetrun.doctor.links import MOST_TURNS, partner, turns
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])

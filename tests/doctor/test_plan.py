@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.doctor import plan as plans
-from fleetrun.doctor.finding import Verdict
-from fleetrun.doctor.plan import Plan
+from fleetrun.doctor import requirements as plans
+from fleetrun.doctor.facts import Verdict
+from fleetrun.doctor.requirements import Plan
 from fleetrun.envs.contract import Role
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.options import JobFile, Resolved, RoleWish
@@ -24,7 +24,9 @@ def resolved(*words: str) -> Resolved:
 def made(*words: str, script: bool = False, environ: dict[str, str] | None = None) -> Plan:
     ports = Ports()
     try:
-        return plans.make(resolved(*words), ports, {} if environ is None else environ, names_script=script)
+        return plans.make_plan(
+            resolved(*words), ports, {} if environ is None else environ, names_script=script
+        )
     finally:
         ports.close()
 
@@ -134,7 +136,7 @@ def test_what_a_job_file_says_of_trainers(wish: RoleWish, threads: str) -> None:
     of_file = resolve(words, {}, file=JobFile(roles=(wish,)))
     ports = Ports()
     try:
-        plan = plans.make(of_file, ports, {"OMP_NUM_THREADS": "3"}, names_script=False)
+        plan = plans.make_plan(of_file, ports, {"OMP_NUM_THREADS": "3"}, names_script=False)
     finally:
         ports.close()
     assert plan.wanted.threads == threads

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from fleetrun.console.text import columns
-from fleetrun.doctor import show
-from fleetrun.doctor.finding import failed, figure, passed, size, warned
-from fleetrun.doctor.show import Section
+from fleetrun.doctor import visit
+from fleetrun.doctor.facts import failed, figure, passed, size, warned
+from fleetrun.doctor.visit import Section
 
 SECTIONS = [
     Section("h1 (10.0.0.1)", (passed("python", "3.11.7"), warned("/dev/shm", "64 MiB " * 12, "mend " * 20))),
@@ -17,32 +17,32 @@ SECTIONS = [
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    lines = show.table(SECTIONS, width, colour=False)
+    lines = visit.findings_table(SECTIONS, width, colour=False)
     wide = [line for line in lines if columns(line) >= width and "主" not in line]  # a word stays whole
     assert wide == []
 
 
 def test_in_a_pipe_lines_are_whole() -> None:
-    lines = show.table(SECTIONS, None, colour=False)
+    lines = visit.findings_table(SECTIONS, None, colour=False)
     assert lines[1] == "  pass  python         3.11.7"
     assert lines[-1] == "1 passed, 1 warning, 1 failed: a job with these options would not run"
     assert sum("mend mend" in line for line in lines) == 1
 
 
 def test_nothing_does_anything_to_the_terminal() -> None:
-    assert "\x1b" not in "".join(show.table(SECTIONS, 80, colour=False))
-    painted = "".join(show.table(SECTIONS, 80, colour=True))
+    assert "\x1b" not in "".join(visit.findings_table(SECTIONS, 80, colour=False))
+    painted = "".join(visit.findings_table(SECTIONS, 80, colour=True))
     assert "\x1b[31m so" not in painted
     assert "\x1b[1;31mFAIL\x1b[0m" in painted
 
 
 def test_a_good_end() -> None:
-    lines = show.table([Section("h1", (passed("python", "3.11.7"),))], 80, colour=False)
+    lines = visit.findings_table([Section("h1", (passed("python", "3.11.7"),))], 80, colour=False)
     assert lines[-1].startswith("1 passed, 0 warnings, 0 failed: nothing stands in the way")
 
 
 def test_the_document() -> None:
-    found = json.loads(show.document(SECTIONS, {"facts": {"a": 1}}))
+    found = json.loads(visit.findings_json(SECTIONS, {"facts": {"a": 1}}))
     assert (found["version"], found["ok"], found["facts"]) == (1, False, {"a": 1})
     assert found["sections"][0]["checks"][0] == {
         "check": "python", "verdict": "pass", "found": "3.11.7", "mend": "",

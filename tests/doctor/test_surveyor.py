@@ -10,18 +10,18 @@ from dataclasses import replace
 
 import pytest
 
-from fleetrun.doctor import link, surveyor
-from fleetrun.doctor.card import Card
-from fleetrun.doctor.surveyor import Surveyor, open_door
+from fleetrun.doctor import links
+from fleetrun.doctor.links import Surveyor, open_door
+from fleetrun.doctor.node_records import Card
 
 BOUND = 60_000
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[tuple[Card, Surveyor]]]]:
-    monkeypatch.setattr("fleetrun.doctor.link.MOST", 1 << 20)
-    monkeypatch.setattr("fleetrun.doctor.surveyor.ALLOWED", 100.0)
-    monkeypatch.setattr("fleetrun.doctor.surveyor._POLITE", 60.0)
+    monkeypatch.setattr("fleetrun.doctor.links.MOST", 1 << 20)
+    monkeypatch.setattr("fleetrun.doctor.links.ALLOWED", 100.0)
+    monkeypatch.setattr("fleetrun.doctor.links._POLITE", 60.0)
     made: list[Surveyor] = []
 
     def several(count: int) -> list[tuple[Card, Surveyor]]:
@@ -79,7 +79,7 @@ def test_one_that_has_gone_is_told_of(make: Callable[[int], list[tuple[Card, Sur
 def test_one_that_never_comes_is_not_waited_for(
     make: Callable[[int], list[tuple[Card, Surveyor]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleetrun.doctor.surveyor.ALLOWED", 0.01)
+    monkeypatch.setattr("fleetrun.doctor.links.ALLOWED", 0.01)
     (other, _), (card, host) = make(2)
     host.survey([other, card], 1)
     done(host)
@@ -150,5 +150,5 @@ def test_a_door_at_a_reserved_port() -> None:
 def test_a_way_that_is_too_slow_is_not_said_to_be_closed() -> None:
     with open_door("127.0.0.1", 0) as door, socket.create_connection(door.getsockname()) as here:
         here.settimeout(0.01)
-        with pytest.raises(link.LinkError, match="it answered, and then nothing came"):
-            surveyor._measured(here, time.time)
+        with pytest.raises(links.LinkError, match="it answered, and then nothing came"):
+            links._measured(here, time.time)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleetrun.doctor.plan import Plan
-from fleetrun.doctor.together import _elsewhere
+from fleetrun.doctor.node_group import _elsewhere
+from fleetrun.doctor.requirements import Plan
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.resolve import resolve
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.doctor import torchasked
+from fleetrun.doctor import measure
 from fleetrun.doctor.facts import Torch
 
 FAKE = """
@@ -41,7 +41,7 @@ def asked(folder: Path, text: str, distributed: str = DISTRIBUTED, patience: flo
     (folder / "torch" / "__init__.py").write_text(text)
     (folder / "torch" / "distributed" / "__init__.py").write_text(distributed)
     environ = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"]}
-    return torchasked.ask(environ, patience=patience)
+    return measure.ask_torch(environ, patience=patience)
 
 
 def test_what_it_says(tmp_path: Path) -> None:
@@ -84,25 +84,25 @@ def test_an_import_that_never_ends(tmp_path: Path) -> None:
 
 
 def test_no_python(tmp_path: Path) -> None:
-    assert "cannot be run" in torchasked.ask({}, python=str(tmp_path / "none")).error
+    assert "cannot be run" in measure.ask_torch({}, python=str(tmp_path / "none")).error
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "1", "null"])
 def test_nonsense(text: str) -> None:
-    assert torchasked.read(text).error
+    assert measure.read_torch(text).error
 
 
 def test_fields_of_another_kind() -> None:
     row = {"version": 1, "cuda": None, "backends": "gloo", "kernels": [1], "seconds": "x", "error": None}
-    assert torchasked.read(json.dumps(row)) == Torch(kernels=("1",))
+    assert measure.read_torch(json.dumps(row)) == Torch(kernels=("1",))
 
 
 def test_a_long_error_is_cut() -> None:
-    found = torchasked.read(json.dumps({"error": "x\n" * 10_000}))
+    found = measure.read_torch(json.dumps({"error": "x\n" * 10_000}))
     assert len(found.error) < 400
     assert "\n" not in found.error
 
 
 def test_this_python_is_asked_by_default() -> None:
-    assert torchasked.ask.__defaults__ is not None
-    assert torchasked.ask.__defaults__[0] == sys.executable
+    assert measure.ask_torch.__defaults__ is not None
+    assert measure.ask_torch.__defaults__[0] == sys.executable

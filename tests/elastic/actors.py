@@ -19,12 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from fleetrun.elastic.embedded.keys import store_keys
+from fleetrun.elastic.embedded.client import ZmqStore
 from fleetrun.elastic.embedded.server import StoreServer
-from fleetrun.elastic.embedded.store import ZmqStore
-from fleetrun.elastic.stores.ledger import Ledger
-from fleetrun.elastic.stores.memory_store import MemoryStore
-from fleetrun.elastic.stores.store import Store
+from fleetrun.elastic.embedded.sockets import store_keys
+from fleetrun.elastic.memory_store import MemoryStore
+from fleetrun.elastic.store import Ledger, Store
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop
 from tests.support.shared_clock import LOOK_EVERY, Shared, SharedClock

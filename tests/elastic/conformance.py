@@ -16,7 +16,7 @@ from typing import Protocol
 
 import pytest
 
-from fleetrun.elastic.stores.store import ABSENT, Entry, Store
+from fleetrun.elastic.store import ABSENT, Entry, Store
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from fleetrun.elastic.agent import Agent
-from fleetrun.elastic.rounds.policy import Waiting
-from fleetrun.elastic.rounds.records import Cause, Node, Round, State, Why
+from fleetrun.elastic.rendezvous.actions import Waiting
+from fleetrun.elastic.rendezvous.records import Cause, Node, Round, State, Why
 from fleetrun.errors import RendezvousError, SpawnError
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.loop import Loop

@@ -2,14 +2,22 @@
 
 import pytest
 
-from fleetrun.elastic.rounds import keys, records
-from fleetrun.elastic.rounds.acts import Claim, Drop, Form, Learn, Move, Refuse, Register, Tell, Unregister
-from fleetrun.elastic.rounds.desk import Desk
-from fleetrun.elastic.rounds.errands import AGAIN, ECHO, Errands
-from fleetrun.elastic.rounds.part import Part
-from fleetrun.elastic.rounds.records import Done, Node, Report, Round, State, Verdict
-from fleetrun.elastic.rounds.view import View
-from fleetrun.elastic.stores.ledger import Ledger
+from fleetrun.elastic.membership import AGAIN, ECHO, Desk, Errands
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.actions import (
+    Claim,
+    Drop,
+    Form,
+    Learn,
+    Move,
+    Refuse,
+    Register,
+    Tell,
+    Unregister,
+)
+from fleetrun.elastic.rendezvous.records import Done, Node, Report, Round, State, Verdict
+from fleetrun.elastic.rendezvous.view import Part, View
+from fleetrun.elastic.store import Ledger
 from fleetrun.plan.topology import Offer
 from tests.support.simulation import CountingStore, SimulatedLoop
 
@@ -35,7 +43,7 @@ class Office:
         self.view, self.part = View("a", self.loop.now), Part(NODE, self.loop.now)
         self.looks = 0
         self.desk = Desk(self.store, self.loop, self.view, self.part, self._look)
-        for prefix in (keys.STATE, keys.NODES):
+        for prefix in (records.STATE_PREFIX, records.NODES_PREFIX):
             self.store.watch(prefix)
         self.store.open(Nobody())
         self.loop.run_for(0.01)
@@ -49,7 +57,7 @@ class Office:
         self.loop.run_for(0.01)
 
     def round(self):
-        return records.round_of(self.ledger.get(keys.ROUND).value)
+        return records.round_of(self.ledger.get(records.ROUND_KEY).value)
 
 
 @pytest.fixture
@@ -59,8 +67,8 @@ def office():
 
 def test_a_round_is_moved_only_from_where_it_was_seen(office):
     office.take(Move(OPEN, 0))
-    seen = office.ledger.get(keys.ROUND).revision
-    office.ledger.put(keys.ROUND, records.pack(Round(generation=9, state=State.OPEN)))
+    seen = office.ledger.get(records.ROUND_KEY).revision
+    office.ledger.put(records.ROUND_KEY, records.pack(Round(generation=9, state=State.OPEN)))
     office.take(Move(FORMING, seen))
     assert office.round().generation == 9
     office.take(Form(FORMING, (NODE,), seen))
@@ -72,28 +80,28 @@ def test_the_topology_stands_before_the_round_names_it(office):
     put = office.ledger.put
     office.ledger.put = lambda key, value, **options: told.append(key) or put(key, value, **options)
     office.take(Form(FORMING, (NODE,), 0))
-    assert told == [keys.topology("1/a.0"), keys.ROUND]
+    assert told == [records.topology_key("1/a.0"), records.ROUND_KEY]
     office.view.round = FORMING
     assert [node.id for node in office.view.members] == ["a"]
 
 
 def test_nobody_takes_the_lead_from_another(office):
-    office.ledger.put(keys.LEADER, b"b")
+    office.ledger.put(records.LEADER_KEY, b"b")
     office.take(Claim(0))
-    assert office.ledger.get(keys.LEADER).value == b"b"
+    assert office.ledger.get(records.LEADER_KEY).value == b"b"
 
 
 def test_a_ghost_that_came_back_is_not_dropped(office):
-    old = office.ledger.put(keys.node("g"), b"1").revision
-    office.ledger.put(keys.node("g"), b"2")
+    old = office.ledger.put(records.node_key("g"), b"1").revision
+    office.ledger.put(records.node_key("g"), b"2")
     office.take(Drop("g", old))
-    assert office.ledger.get(keys.node("g")) is not None
+    assert office.ledger.get(records.node_key("g")) is not None
 
 
 def test_the_lead_and_the_entry_go_with_the_lease_and_a_report_stays(office):
     office.take(Register(), Claim(0), Tell(1, Report(done=Done.COMPLETED)))
     office.store.close()
-    assert set(office.ledger.range("")) == {keys.report(1, "a")}
+    assert set(office.ledger.range("")) == {records.report_key(1, "a")}
 
 
 def test_the_same_is_not_asked_twice_at_a_time(office):
@@ -110,18 +118,18 @@ def test_the_same_is_not_asked_twice_at_a_time(office):
 
 
 def test_what_was_refused_is_asked_again_after_a_moment(office):
-    office.ledger.put(keys.verdict("x"), b"")
+    office.ledger.put(records.verdict_key("x"), b"")
     office.take(Claim(7))
     assert office.desk.errands.forget_late(office.loop.now) == pytest.approx(
         office.loop.now + AGAIN, abs=0.02
     )
     office.desk.errands.forget_late(office.loop.now + AGAIN)
     office.take(Claim(0))
-    assert office.ledger.get(keys.LEADER).value == b"a"
+    assert office.ledger.get(records.LEADER_KEY).value == b"a"
 
 
 def test_a_topology_that_is_not_there_or_none_has_no_members(office):
-    office.ledger.put(keys.topology("2/b.0"), b"junk")
+    office.ledger.put(records.topology_key("2/b.0"), b"junk")
     for name in ("1/b.0", "2/b.0"):
         office.view.round = Round(generation=1, state=State.FORMING, topology=name)
         assert office.view.members is None
@@ -133,7 +141,7 @@ def test_a_topology_that_is_not_there_or_none_has_no_members(office):
 def test_who_unregisters_is_gone(office):
     office.take(Register())
     office.take(Unregister())
-    assert office.ledger.get(keys.node("a")) is None
+    assert office.ledger.get(records.node_key("a")) is None
 
 
 def test_errands_wait_for_their_echo():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.elastic.etcd.store import EtcdStore
-from fleetrun.elastic.stores.store import ABSENT
+from fleetrun.elastic.store import ABSENT
 from fleetrun.errors import UsageError
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, until

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun.elastic.etcd.mirror import EtcdMirror
+from fleetrun.elastic.etcd.store import EtcdMirror
 from fleetrun.elastic.etcd.wire import Change
-from fleetrun.elastic.stores.store import Entry
+from fleetrun.elastic.store import Entry
 
 
 def entry(revision: int, value: bytes = b"") -> Entry:

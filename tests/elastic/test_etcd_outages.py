@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.elastic.etcd.store import LAST_MOMENT, EtcdStore
-from fleetrun.elastic.stores.store import ABSENT
+from fleetrun.elastic.store import ABSENT
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, until
 from tests.elastic.test_etcd_store import kept, renewed, troubles

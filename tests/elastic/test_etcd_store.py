@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetrun.elastic.etcd.store import EtcdStore
-from fleetrun.elastic.stores.store import ABSENT
+from fleetrun.elastic.store import ABSENT
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, StoreConformance, until
 from tests.support.etcd import Etcd, needs_etcd

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from fleetrun.elastic.etcd.cut import Cut
-from fleetrun.elastic.etcd.errors import NOT_FOUND, Rejected, StreamEnded, UnknownFate, Unreachable
-from fleetrun.elastic.etcd.pauses import LONGEST, SHORTEST, Pauses
-from fleetrun.elastic.etcd.watcher import Watcher
+from fleetrun.elastic.etcd.client import NOT_FOUND, Cut, Rejected, StreamEnded, UnknownFate, Unreachable
+from fleetrun.elastic.etcd.threads import LONGEST, SHORTEST, Job, Pauses, Watcher, Worker
 from fleetrun.elastic.etcd.wire import Keys
-from fleetrun.elastic.etcd.worker import Job, Worker
 from fleetrun.errors import LaunchError
 
 KEYS = Keys("job")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun.elastic.etcd.url import EtcdAddress, parse, password_for
+from fleetrun.elastic.etcd.wire import EtcdAddress, parse_address, password_for
 from fleetrun.errors import UsageError
 
 
@@ -24,13 +24,13 @@ from fleetrun.errors import UsageError
     ],
 )
 def test_addresses(url, address):
-    assert parse(url) == address
+    assert parse_address(url) == address
 
 
 def test_tls_is_spoken_when_a_file_for_it_is_named():
-    assert not parse("etcd://a:1?user=me").secure
-    assert parse("etcd://a:1?cacert=x").secure
-    assert parse("etcd://a:1?cert=x").secure
+    assert not parse_address("etcd://a:1?user=me").secure
+    assert parse_address("etcd://a:1?cacert=x").secure
+    assert parse_address("etcd://a:1?cert=x").secure
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_tls_is_spoken_when_a_file_for_it_is_named():
 )
 def test_what_is_refused(url, words):
     with pytest.raises(UsageError, match="etcd") as caught:
-        parse(url)
+        parse_address(url)
     assert words in caught.value.message
 
 
@@ -63,14 +63,14 @@ def test_what_is_refused(url, words):
 )
 def test_a_password_in_an_address_is_refused_and_not_repeated(url):
     with pytest.raises(UsageError) as caught:
-        parse(url)
+        parse_address(url)
     assert "hunter2" not in f"{caught.value.message} {caught.value.hint}"
     assert "FLEETRUN_ETCD_PASSWORD" in str(caught.value.hint)
 
 
 def test_where_the_password_comes_from():
-    address = parse("etcd://a:1?user=me")
+    address = parse_address("etcd://a:1?user=me")
     assert password_for(address, {"FLEETRUN_ETCD_PASSWORD": "hunter2"}) == "hunter2"
-    assert password_for(parse("etcd://a:1"), {"FLEETRUN_ETCD_PASSWORD": "hunter2"}) == ""
+    assert password_for(parse_address("etcd://a:1"), {"FLEETRUN_ETCD_PASSWORD": "hunter2"}) == ""
     with pytest.raises(UsageError, match="FLEETRUN_ETCD_PASSWORD is not set"):
         password_for(address, {})

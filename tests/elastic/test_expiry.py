@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.embedded.silence import Silence
-from fleetrun.elastic.stores.expiry import Expiry
-from fleetrun.elastic.stores.ledger import Ledger
+from fleetrun.elastic.embedded.client import Silence
+from fleetrun.elastic.memory_store import Expiry
+from fleetrun.elastic.store import Ledger
 from fleetrun.pod.loop import Loop
 
 LEASE = 10.0

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fleetrun.elastic.inquiry import LARGEST, WITHIN, Inquiry
-from fleetrun.elastic.rounds import keys
+from fleetrun.elastic.rendezvous import records
 from tests.support.simulation import SimulatedJob
 
 
@@ -48,7 +48,7 @@ class Asking:
     def left(self):
         """Keys of questions and answers that stand in the store."""
         ledger = self.job.ledger
-        return [*ledger.range(keys.ASKS), *ledger.range(keys.ANSWERS)]
+        return [*ledger.range(records.ASKS_PREFIX), *ledger.range(records.ANSWERS_PREFIX)]
 
     def settle(self):
         self.job.loop.run_for(0.5)
@@ -162,7 +162,7 @@ def test_an_asker_that_vanishes_leaves_nothing():
     nodes = Asking(4, level=1)
     nodes.ask(3)
     asker = nodes.player(nodes.inquiries[3])
-    nodes.job.until(lambda: len(nodes.job.ledger.range(keys.ANSWERS)) == 3)
+    nodes.job.until(lambda: len(nodes.job.ledger.range(records.ANSWERS_PREFIX)) == 3)
     asker.crash()
     nodes.job.loop.run_for(30.0)
     assert nodes.left() == []
@@ -195,7 +195,7 @@ def test_an_asker_that_ends_meanwhile_is_told_that_it_heard_nobody():
 )  # fmt: skip
 def test_a_question_that_is_none_is_not_answered(said):
     nodes = Asking(2)
-    nodes.player(nodes.inquiries[0]).store.put(keys.ask("somebody.1"), said)
+    nodes.player(nodes.inquiries[0]).store.put(records.ask_key("somebody.1"), said)
     nodes.settle()
     assert nodes.wishes == []
     found = nodes.ask(0)
@@ -209,8 +209,8 @@ def test_a_question_whose_answer_could_have_no_key_ends_no_job():
     answers = []
     store.put = lambda key, value, **rest: answers.append(key)
     said = json.dumps({"only": "", "brief": False, "most": 100}).encode()
-    name = "x" * (1024 - len(keys.ASKS))
-    nodes.player(nodes.inquiries[0]).store.put(keys.ask(name), said)
+    name = "x" * (1024 - len(records.ASKS_PREFIX))
+    nodes.player(nodes.inquiries[0]).store.put(records.ask_key(name), said)
     nodes.settle()
     assert answers == []
 
@@ -218,7 +218,7 @@ def test_a_question_whose_answer_could_have_no_key_ends_no_job():
 def test_nobody_is_made_to_say_more_than_fits():
     nodes = Asking(2)
     said = json.dumps({"only": "", "brief": False, "most": 1 << 60}).encode()
-    nodes.player(nodes.inquiries[0]).store.put(keys.ask("somebody.1"), said)
+    nodes.player(nodes.inquiries[0]).store.put(records.ask_key("somebody.1"), said)
     nodes.settle()
     assert {most for _, _, most in nodes.wishes} == {LARGEST}
 
@@ -230,7 +230,7 @@ def test_answers_of_strangers_and_those_that_are_too_large_are_none():
     found = nodes.ask(0)
     store = nodes.player(nodes.inquiries[1]).store
     for name in ("stranger", me, "", "a/b", f"{other}/"):
-        store.put(f"{keys.answers(f'{me}.1')}{name}", b"hello")
+        store.put(f"{records.answers_prefix(f'{me}.1')}{name}", b"hello")
     nodes.job.until(lambda: found)
     assert found == [{1: None}]
 

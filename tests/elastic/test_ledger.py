@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from fleetrun.elastic.stores.ledger import Ledger, Session, covers
-from fleetrun.elastic.stores.store import ABSENT, Entry
+from fleetrun.elastic.store import ABSENT, Entry, Ledger, Session, covers
 
 
 @pytest.fixture

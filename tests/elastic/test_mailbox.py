@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.etcd.mailbox import Mailbox
+from fleetrun.elastic.etcd.store import Mailbox
 from fleetrun.pod.loop import Loop
 
 

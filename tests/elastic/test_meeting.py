@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.embedded.store import ZmqStore
+from fleetrun.elastic.embedded.client import ZmqStore
 from fleetrun.elastic.meeting import LAST_WORDS, Meeting, Wish, open_meeting
 from fleetrun.host.network import Ports
 from fleetrun.pod.loop import Loop

@@ -1,6 +1,6 @@
 """Nodes of one job over a store: they meet, run, stop and end together."""
 
-from fleetrun.elastic.rounds.records import Why
+from fleetrun.elastic.rendezvous.records import Why
 from tests.support.simulation import SimulatedJob
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.elastic.rounds.records import Why
+from fleetrun.elastic.rendezvous.records import Why
 from tests.support.simulation import SimulatedJob
 
 LEASE = 10.0

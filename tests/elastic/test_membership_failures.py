@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.elastic.rounds.records import Cause, Why
+from fleetrun.elastic.rendezvous.records import Cause, Why
 from fleetrun.plan.topology import Offer
 from tests.support.simulation import SimulatedJob
 

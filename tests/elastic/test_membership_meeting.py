@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleetrun.elastic.rounds import keys
-from fleetrun.elastic.rounds.records import Why
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.records import Why
 from fleetrun.errors import LaunchError, RendezvousError, UsageError
 from tests.support.simulation import SimulatedJob
 
@@ -344,7 +344,7 @@ def test_a_node_that_seemed_dead_takes_part_again():
     slow.store.cut()
     job.add()
     job.loop.run_for(LEASE * 0.8)
-    assert job.ledger.get(keys.node("n2")) is None
+    assert job.ledger.get(records.node_key("n2")) is None
     slow.store.heal()
     job.until(job.all_run())
     assert {player.runs[0].generation for player in job.players} == {job.players[0].runs[0].generation}

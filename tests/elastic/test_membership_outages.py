@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from fleetrun.elastic.rounds import keys
-from fleetrun.elastic.rounds.records import Why
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.records import Why
 from fleetrun.errors import LaunchError, RendezvousError
 from tests.support.simulation import LossyStore, SimulatedJob
 
@@ -134,7 +134,7 @@ def test_keys_under_a_lease_that_ends_are_written_under_the_new_one():
         player.store.renew()
     job.loop.run_for(3 * LEASE)
     assert not any(player.stops or player.over for player in job.players)
-    assert job.ledger.get(keys.LEADER).value == b"n1"
+    assert job.ledger.get(records.LEADER_KEY).value == b"n1"
 
 
 def test_why_it_is_down_is_told_once():
@@ -296,7 +296,7 @@ def test_a_node_that_comes_back_to_the_next_job_of_that_name_does_not_take_part_
 
 def test_something_else_in_the_place_of_a_round_is_said():
     job = SimulatedJob(fewest=2, most=2)
-    job.ledger.put(keys.ROUND, b"not ours")
+    job.ledger.put(records.ROUND_KEY, b"not ours")
     player = job.add()
     job.until(lambda: player.over, within=1)
     assert player.error.message.startswith(
@@ -306,8 +306,8 @@ def test_something_else_in_the_place_of_a_round_is_said():
 
 def test_something_else_among_the_nodes_is_not_counted():
     job = SimulatedJob(fewest=2, most=2)
-    job.ledger.put(keys.node("x"), b"[]")
-    job.ledger.put(keys.node("y"), b'{"id":"z","host":"h","name":"","offer":{},"options":{}}')
+    job.ledger.put(records.node_key("x"), b"[]")
+    job.ledger.put(records.node_key("y"), b'{"id":"z","host":"h","name":"","offer":{},"options":{}}')
     job.add()
     job.loop.run_for(5)
     assert not job.players[0].runs

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.stores.expiry import Expiry
-from fleetrun.elastic.stores.ledger import Ledger
-from fleetrun.elastic.stores.memory_store import MemoryStore
+from fleetrun.elastic.memory_store import Expiry, MemoryStore
+from fleetrun.elastic.store import Ledger
 from fleetrun.errors import LaunchError
 from tests.elastic.conformance import Answers, StoreConformance, run_for, until
 from tests.support.simulation import SimulatedLoop

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fleetrun.elastic.rounds.ordering import choose
-from fleetrun.elastic.rounds.records import Node
-from fleetrun.elastic.rounds.view import Came
+from fleetrun.elastic.rendezvous.leader import choose
+from fleetrun.elastic.rendezvous.records import Node
+from fleetrun.elastic.rendezvous.view import Came
 from fleetrun.plan.topology import Offer
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun.elastic.embedded.peers import Peer, Peers
-from fleetrun.elastic.stores.ledger import Ledger, Session
+from fleetrun.elastic.embedded.server import Peer, Peers
+from fleetrun.elastic.store import Ledger, Session
 
 
 @pytest.fixture

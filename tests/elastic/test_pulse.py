@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.embedded.pulse import Pulse
+from fleetrun.elastic.embedded.client import Pulse
 from fleetrun.pod.loop import Loop
 
 

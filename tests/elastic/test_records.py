@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fleetrun.elastic.rounds import records
-from fleetrun.elastic.rounds.records import (
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.records import (
     BadRecordError,
     Cause,
     Census,

@@ -4,13 +4,12 @@ import dataclasses
 
 import pytest
 
-from fleetrun.elastic.rounds import acts, keys, records
-from fleetrun.elastic.rounds.part import Failure, Part, Phase
-from fleetrun.elastic.rounds.policy import Policy
-from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, Round, State, Verdict, Why
-from fleetrun.elastic.rounds.rendezvous import decide
-from fleetrun.elastic.rounds.view import View
-from fleetrun.elastic.stores.store import Entry
+from fleetrun.elastic.rendezvous import actions, records
+from fleetrun.elastic.rendezvous.actions import Policy
+from fleetrun.elastic.rendezvous.member import decide
+from fleetrun.elastic.rendezvous.records import Cause, Done, Node, Report, Round, State, Verdict, Why
+from fleetrun.elastic.rendezvous.view import Failure, Part, Phase, View
+from fleetrun.elastic.store import Entry
 from fleetrun.plan.topology import Offer
 
 LEASE = 10.0
@@ -31,12 +30,12 @@ class Case:
         self.view.up = True
         self.part = Part(NODES[me], 0.0, seen_alive=True, was_up=True)
         for id in there:
-            self.put(keys.node(id), records.pack(NODES[id]))
+            self.put(records.node_key(id), records.pack(NODES[id]))
         if leader:
-            self.put(keys.LEADER, leader.encode())
+            self.put(records.LEADER_KEY, leader.encode())
         if round_:
             self.round = Round(**{"generation": 1, "topology": "1/a.0" if members else "", **round_})
-            self.put(keys.ROUND, records.pack(self.round))
+            self.put(records.ROUND_KEY, records.pack(self.round))
             if members:
                 self.view.learned(self.round.topology, tuple(NODES[id] for id in members))
         self.members = members
@@ -49,12 +48,12 @@ class Case:
 
     def report(self, **done):
         for id, each in done.items():
-            self.put(keys.report(self.round.generation, id), records.pack(Report(done=each)))
+            self.put(records.report_key(self.round.generation, id), records.pack(Report(done=each)))
         return self.look(0.0)
 
     def gone(self, *ids, at=5.0):
         for id in ids:
-            del self.mirror[keys.node(id)]
+            del self.mirror[records.node_key(id)]
         return self.look(at)
 
     def taking_part(self, phase, *, completed=False):
@@ -71,14 +70,14 @@ class Case:
         self.look(now)
         return decide(self.view, self.part, self.policy, now)
 
-    def acts(self, now=5.0, *, but=(acts.Tell, acts.Count)):
+    def acts(self, now=5.0, *, but=(actions.Tell, actions.Count)):
         decided = self.decision(now).acts
         assert str(decided) == str(self.decision(now).acts), "asking again gives the same"
         return [act for act in decided if not isinstance(act, but)]
 
     def moves(self, now=5.0):
         """The states to which the round is moved."""
-        found = [act for act in self.acts(now) if isinstance(act, acts.Move | acts.Form)]
+        found = [act for act in self.acts(now) if isinstance(act, actions.Move | actions.Form)]
         assert all(act.expect == self.view.round_revision for act in found)
         return [act.round.state for act in found]
 
@@ -87,7 +86,7 @@ class Case:
 
 
 def test_who_is_not_registered_registers_and_nothing_else():
-    assert Case(there="", leader="").acts() == [acts.Register()]
+    assert Case(there="", leader="").acts() == [actions.Register()]
 
 
 @pytest.mark.parametrize(
@@ -113,17 +112,17 @@ def test_who_leads_when_nobody_does(me, state, leaderless, claims):
     if state is State.ENDED:
         case.part.last = case.round
     decided = case.acts(leaderless)
-    assert (acts.Claim(0) in decided) is claims
+    assert (actions.Claim(0) in decided) is claims
 
 
 def test_nobody_claims_what_somebody_has():
-    assert acts.Claim(0) not in Case("b", leader="a", state=State.OPEN, members="").acts()
+    assert actions.Claim(0) not in Case("b", leader="a", state=State.OPEN, members="").acts()
 
 
 def test_keys_of_an_ended_lease_are_written_again():
     case = Case(state=State.RUNNING).taking_part(Phase.RUNNING)
     case.part.renew = {"node", "leader"}
-    assert case.acts()[:2] == [acts.Register(), acts.Claim(case.view.leader_revision)]
+    assert case.acts()[:2] == [actions.Register(), actions.Claim(case.view.leader_revision)]
 
 
 def test_who_is_fenced_neither_registers_nor_leads_nor_reports():
@@ -137,7 +136,7 @@ def test_a_verdict_ends_who_waits_but_not_who_runs():
     waiting = Case("x", there="abx", state=State.RUNNING)
     running = Case("b", state=State.RUNNING).taking_part(Phase.RUNNING)
     for case in (waiting, running):
-        case.put(keys.verdict(case.part.node.id), verdict)
+        case.put(records.verdict_key(case.part.node.id), verdict)
     assert [act.error.message for act in waiting.acts()] == ["full"]
     assert running.acts() == []
 
@@ -147,7 +146,7 @@ def test_a_verdict_ends_who_waits_but_not_who_runs():
 
 def test_the_first_round():
     decided = Case(there="a").acts()
-    assert decided == [acts.Move(Round(generation=1, state=State.OPEN), 0)]
+    assert decided == [actions.Move(Round(generation=1, state=State.OPEN), 0)]
 
 
 def test_enough_nodes_are_formed():
@@ -179,14 +178,14 @@ def test_forming(reports, now, moves):
 def test_a_ghost_is_dropped_and_who_is_ready_is_not():
     case = Case(state=State.FORMING).taking_part(Phase.READY).report(a=Done.READY)
     drop, move = case.acts(LEASE / 2)
-    assert drop == acts.Drop("b", case.view.nodes["b"].revision)
+    assert drop == actions.Drop("b", case.view.nodes["b"].revision)
     assert (move.round.generation, move.round.topology, move.round.restarts) == (2, "1/a.0", 0)
 
 
 def test_a_member_that_goes_while_a_generation_forms_is_not_waited_for():
     case = Case(state=State.FORMING).taking_part(Phase.READY).report(a=Done.READY, b=Done.READY)
     case.report(b=Done.READY)
-    case.mirror.pop(keys.report(1, "b"))
+    case.mirror.pop(records.report_key(1, "b"))
     assert case.gone("b", at=0.1).moves(0.1) == [State.OPEN]
 
 
@@ -235,7 +234,7 @@ def test_a_member_that_a_new_leader_has_not_seen_may_come_yet():
 
 def test_after_an_outage_members_may_come_yet():
     case = Case(state=State.RUNNING).taking_part(Phase.RUNNING)
-    del case.mirror[keys.node("b")]
+    del case.mirror[records.node_key("b")]
     case.view.refresh(case.mirror, 50.0, whole=True)
     assert case.moves(50.0 + LEASE - 0.1) == []
     assert case.moves(50.0 + LEASE) == [State.STOPPING]
@@ -244,8 +243,8 @@ def test_after_an_outage_members_may_come_yet():
 @pytest.mark.parametrize(
     ("policy", "kinds"),
     [
-        (POLICY, [acts.Refuse]),
-        (Policy(fewest=2, most=3, lease=LEASE), [acts.Move]),
+        (POLICY, [actions.Refuse]),
+        (Policy(fewest=2, most=3, lease=LEASE), [actions.Move]),
         (Policy(fewest=1, most=2, lease=LEASE), []),
     ],
 )
@@ -283,8 +282,8 @@ def test_the_last_one_cleans_up():
     case = Case(state=State.ENDED, cause=FAILED)
     case.part.last, case.part.phase = case.round, Phase.OVER
     assert case.acts(1.0) == []
-    assert case.acts(LEASE) == [acts.Clean()]
-    assert case.gone("b", at=1.0).acts(1.0) == [acts.Clean()]
+    assert case.acts(LEASE) == [actions.Clean()]
+    assert case.gone("b", at=1.0).acts(1.0) == [actions.Clean()]
 
 
 def test_an_ended_round_of_an_earlier_job_is_opened_afresh():
@@ -307,22 +306,22 @@ def test_without_any_member_the_round_is_opened_afresh_when_none_can_come_back()
 @pytest.mark.parametrize(
     ("state", "phase", "kinds"),
     [
-        (State.FORMING, Phase.IDLE, [acts.Ready]),
+        (State.FORMING, Phase.IDLE, [actions.Ready]),
         (State.FORMING, Phase.READY, []),
-        (State.RUNNING, Phase.IDLE, [acts.Ready]),
-        (State.STOPPING, Phase.IDLE, [acts.Ready]),
-        (State.RUNNING, Phase.READY, [acts.Start]),
+        (State.RUNNING, Phase.IDLE, [actions.Ready]),
+        (State.STOPPING, Phase.IDLE, [actions.Ready]),
+        (State.RUNNING, Phase.READY, [actions.Start]),
         (State.RUNNING, Phase.RUNNING, []),
-        (State.STOPPING, Phase.READY, [acts.Stop]),
-        (State.STOPPING, Phase.RUNNING, [acts.Stop]),
+        (State.STOPPING, Phase.READY, [actions.Stop]),
+        (State.STOPPING, Phase.RUNNING, [actions.Stop]),
         (State.STOPPING, Phase.STOPPING, []),
         (State.STOPPING, Phase.STOPPED, []),
-        (State.OPEN, Phase.READY, [acts.Rest]),
-        (State.OPEN, Phase.STOPPED, [acts.Rest]),
-        (State.OPEN, Phase.RUNNING, [acts.Stop]),  # it went on without this node
+        (State.OPEN, Phase.READY, [actions.Rest]),
+        (State.OPEN, Phase.STOPPED, [actions.Rest]),
+        (State.OPEN, Phase.RUNNING, [actions.Stop]),  # it went on without this node
         (State.OPEN, Phase.STOPPING, []),
-        (None, Phase.READY, [acts.Rest]),
-        (None, Phase.RUNNING, [acts.Form]),  # the store has lost its data
+        (None, Phase.READY, [actions.Rest]),
+        (None, Phase.RUNNING, [actions.Form]),  # the store has lost its data
     ],
 )
 def test_a_member_follows_its_round(state, phase, kinds):
@@ -330,11 +329,11 @@ def test_a_member_follows_its_round(state, phase, kinds):
     if phase is not Phase.IDLE:
         case.taking_part(phase)
     if state is State.OPEN:
-        case.put(keys.ROUND, records.pack(dataclasses.replace(case.round, state=state, generation=2)))
+        case.put(records.ROUND_KEY, records.pack(dataclasses.replace(case.round, state=state, generation=2)))
     if state is None:
         case.view = View("b", 0.0)
         case.view.up = True
-        del case.mirror[keys.ROUND]
+        del case.mirror[records.ROUND_KEY]
     assert [type(act) for act in case.acts(1.0)] == kinds
 
 
@@ -353,7 +352,7 @@ def test_a_member_reports_how_far_it_is(phase, completed, done):
     case = Case("b", state=State.STOPPING, cause=FAILED)
     if phase is not Phase.IDLE:
         case.taking_part(phase, completed=completed)
-    told = [act.report.done for act in case.decision().acts if isinstance(act, acts.Tell)]
+    told = [act.report.done for act in case.decision().acts if isinstance(act, actions.Tell)]
     assert told == ([] if done is None else [done])
 
 
@@ -383,14 +382,14 @@ def test_without_a_store_nothing_is_asked_of_it():
 @pytest.mark.parametrize(
     ("last", "phase", "kinds"),
     [
-        ({"code": 0}, Phase.RUNNING, [acts.Finish]),
+        ({"code": 0}, Phase.RUNNING, [actions.Finish]),
         ({"code": 0}, Phase.FINISHING, []),
-        ({"code": 0}, Phase.STOPPED, [acts.End]),
-        ({"code": 0}, Phase.IDLE, [acts.Fail]),
-        ({"code": 0, "generation": 2}, Phase.RUNNING, [acts.Stop, acts.Fail]),
-        ({"code": 7, "cause": FAILED}, Phase.RUNNING, [acts.Stop, acts.End]),
-        ({"code": 7, "cause": FAILED}, Phase.STOPPING, [acts.End]),
-        ({"code": 7, "cause": FAILED}, Phase.IDLE, [acts.End]),
+        ({"code": 0}, Phase.STOPPED, [actions.End]),
+        ({"code": 0}, Phase.IDLE, [actions.Fail]),
+        ({"code": 0, "generation": 2}, Phase.RUNNING, [actions.Stop, actions.Fail]),
+        ({"code": 7, "cause": FAILED}, Phase.RUNNING, [actions.Stop, actions.End]),
+        ({"code": 7, "cause": FAILED}, Phase.STOPPING, [actions.End]),
+        ({"code": 7, "cause": FAILED}, Phase.IDLE, [actions.End]),
     ],
 )
 def test_the_end(last, phase, kinds):
@@ -398,5 +397,5 @@ def test_the_end(last, phase, kinds):
     if phase is not Phase.IDLE:
         case.taking_part(phase)
     case.part.last = dataclasses.replace(case.round, state=State.ENDED, **last)
-    assert [type(act) for act in case.acts(but=(acts.Unregister,))] == kinds
-    assert acts.Unregister() in case.acts()
+    assert [type(act) for act in case.acts(but=(actions.Unregister,))] == kinds
+    assert actions.Unregister() in case.acts()

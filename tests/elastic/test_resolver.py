@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from fleetrun.elastic.embedded.resolver import Address, Resolver
+from fleetrun.elastic.embedded.connection import Address, Resolver
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import run_for, until
 from tests.support.waiting import eventually

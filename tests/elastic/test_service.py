@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fleetrun.elastic.embedded import wire
-from fleetrun.elastic.embedded.service import MAX_LEDGER_BYTES, MAX_WATCHES, Sent, Service
-from fleetrun.elastic.stores.ledger import Ledger
+from fleetrun.elastic.embedded.server import MAX_LEDGER_BYTES, MAX_WATCHES, Sent, Service
+from fleetrun.elastic.store import Ledger
 from fleetrun.pod.loop import Loop
 
 LEASE = 4.0

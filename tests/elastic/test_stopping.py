@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from fleetrun.elastic.rounds.policy import Policy
-from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, Round, State, Why
-from fleetrun.elastic.rounds.stopping import LATEST, final_cause, may_restart
-from fleetrun.elastic.rounds.view import Heard, View
-from fleetrun.elastic.stores.store import forgiven
+from fleetrun.elastic.rendezvous.actions import Policy
+from fleetrun.elastic.rendezvous.leader import LATEST, final_cause, may_restart
+from fleetrun.elastic.rendezvous.records import Cause, Done, Node, Report, Round, State, Why
+from fleetrun.elastic.rendezvous.view import Heard, View
+from fleetrun.elastic.store import forgiven
 from fleetrun.plan.topology import Offer
 
 NODES = tuple(Node(id=id, host=id, name="", offer=Offer()) for id in "abc")

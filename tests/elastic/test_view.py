@@ -2,10 +2,10 @@
 
 import pytest
 
-from fleetrun.elastic.rounds import keys, records
-from fleetrun.elastic.rounds.records import Cause, Done, Node, Report, Round, State, Why
-from fleetrun.elastic.rounds.view import View
-from fleetrun.elastic.stores.store import Entry
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.records import Cause, Done, Node, Report, Round, State, Why
+from fleetrun.elastic.rendezvous.view import View
+from fleetrun.elastic.store import Entry
 from fleetrun.plan.topology import Offer
 
 ROUND = Round(generation=1, state=State.RUNNING, topology="1/a.0")
@@ -17,10 +17,10 @@ class Mirror(dict):
         self[key] = Entry(value, created, revision)
 
     def node(self, id, revision):
-        self.put(keys.node(id), records.pack(Node(id=id, host="h", name="", offer=Offer())), revision)
+        self.put(records.node_key(id), records.pack(Node(id=id, host="h", name="", offer=Offer())), revision)
 
     def round(self, revision, round_=ROUND):
-        self.put(keys.ROUND, records.pack(round_), revision)
+        self.put(records.ROUND_KEY, records.pack(round_), revision)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_node_that_goes_while_looking_went_then(view, mirror):
     mirror.node("b", 21)
     view.refresh(mirror, 2.0)
     assert view.lost_at("b", 10.0) is None
-    del mirror[keys.node("b")]
+    del mirror[records.node_key("b")]
     view.refresh(mirror, 3.0)
     assert view.lost_at("b", 10.0) == 3.0
 
@@ -50,7 +50,7 @@ def test_a_node_that_goes_while_looking_went_then(view, mirror):
 def test_a_node_that_goes_while_away_may_come_yet(view, mirror):
     mirror.node("b", 21)
     view.refresh(mirror, 2.0)
-    del mirror[keys.node("b")]
+    del mirror[records.node_key("b")]
     view.refresh(mirror, 3.0, whole=True)
     assert view.lost_at("b", 10.0) == 13.0
     mirror.node("b", 22)
@@ -60,7 +60,7 @@ def test_a_node_that_goes_while_away_may_come_yet(view, mirror):
 
 
 def test_a_node_that_was_never_seen_counts_from_when_this_one_leads(view, mirror):
-    mirror.put(keys.LEADER, b"a", 23)
+    mirror.put(records.LEADER_KEY, b"a", 23)
     view.refresh(mirror, 7.0)
     assert view.lost_at("x", 10.0) == 17.0
     view.left("x", 8.0)
@@ -84,7 +84,7 @@ def test_a_record_of_the_same_revision_may_be_another_one(view, mirror):
     mirror.node("b", 21)
     view.refresh(mirror, 2.0)
     other = Node(id="b", host="other", name="", offer=Offer())
-    mirror[keys.node("b")] = Entry(records.pack(other), 21, 21)
+    mirror[records.node_key("b")] = Entry(records.pack(other), 21, 21)
     view.refresh(mirror, 3.0, whole=True)
     assert view.nodes["b"].node.host == "other"
 
@@ -93,7 +93,7 @@ def test_a_report_counts_for_its_generation_and_tells_when(view, mirror):
     cause = Cause(why=Why.FAILED, node="b", age=0.5)
     for generation in (1, 2):
         report = Report(done=Done.STOPPING, causes=(cause,))
-        mirror.put(keys.report(generation, f"b{generation}"), records.pack(report), 30 + generation)
+        mirror.put(records.report_key(generation, f"b{generation}"), records.pack(report), 30 + generation)
     view.refresh(mirror, 5.0)
     assert view.reports.keys() == {"b1"}
     assert view.reports["b1"].causes[0][0] == 4.5
@@ -105,7 +105,7 @@ def test_a_report_counts_for_its_generation_and_tells_when(view, mirror):
 def test_a_member_does_not_go_back(view, mirror):
     """A write that was repeated, since nobody knew whether it had arrived, may arrive after a later one."""
     for revision, done in enumerate((Done.COMPLETED, Done.READY), start=31):
-        mirror.put(keys.report(1, "b"), records.pack(Report(done=done)), revision)
+        mirror.put(records.report_key(1, "b"), records.pack(Report(done=done)), revision)
         view.refresh(mirror, float(revision))
     assert view.done("b") is Done.COMPLETED
 
@@ -121,7 +121,7 @@ def test_since_when_nothing_runs(view, mirror):
 
 
 def test_a_round_that_is_gone_was_cleared_away(view, mirror):
-    del mirror[keys.ROUND]
+    del mirror[records.ROUND_KEY]
     view.refresh(mirror, 2.0)
     assert view.cleared
 
@@ -151,13 +151,13 @@ def test_nothing_was_cleared_away_where_nothing_was():
 
 
 def test_junk_is_left_out(view, mirror):
-    mirror.put(keys.node("x"), b"junk", 31)
-    mirror.put(keys.verdict("a"), b"junk", 32)
-    mirror.put(keys.CENSUS, b"[]", 33)
-    mirror.put(keys.LEADER, b"\xff", 34)
+    mirror.put(records.node_key("x"), b"junk", 31)
+    mirror.put(records.verdict_key("a"), b"junk", 32)
+    mirror.put(records.CENSUS_KEY, b"[]", 33)
+    mirror.put(records.LEADER_KEY, b"\xff", 34)
     view.refresh(mirror, 2.0)
     assert view.nodes.keys() == {"a"}
     assert (view.verdict, view.census, view.foreign) == (None, None, "")
-    mirror.put(keys.ROUND, b"junk", 35)
+    mirror.put(records.ROUND_KEY, b"junk", 35)
     view.refresh(mirror, 3.0)
     assert view.foreign

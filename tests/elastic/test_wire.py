@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleetrun.elastic.embedded import wire
-from fleetrun.elastic.stores.store import Entry
+from fleetrun.elastic.store import Entry
 
 EXAMPLES: list[tuple[Any, list[bytes]]] = [
     (wire.Hello(1, "0.1.0", "jöb", "n-1", "5" * 32), []),

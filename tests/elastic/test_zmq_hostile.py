@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from fleetrun.elastic.embedded import wire
-from fleetrun.elastic.embedded.keys import KeyPair, StoreKeys, store_keys
-from fleetrun.elastic.embedded.store import ZmqStore
-from fleetrun.elastic.embedded.version import running_version
+from fleetrun.elastic.embedded.client import ZmqStore
+from fleetrun.elastic.embedded.sockets import KeyPair, StoreKeys, store_keys
+from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, steady_loop, until
 from tests.elastic.proxy import Proxy

@@ -12,11 +12,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import zmq
 
-from fleetrun.elastic.embedded.keys import store_keys
+from fleetrun.elastic.embedded.client import ZmqStore
 from fleetrun.elastic.embedded.server import StoreServer
-from fleetrun.elastic.embedded.store import ZmqStore
-from fleetrun.elastic.stores.ledger import Ledger
-from fleetrun.elastic.stores.store import Entry
+from fleetrun.elastic.embedded.sockets import store_keys
+from fleetrun.elastic.store import Entry, Ledger
 from fleetrun.errors import StoreError
 from fleetrun.host.network import Ports
 from fleetrun.pod.loop import Loop

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from fleetrun.elastic.embedded.keys import store_keys
+from fleetrun.elastic.embedded.client import ZmqStore
 from fleetrun.elastic.embedded.server import StoreServer
-from fleetrun.elastic.embedded.store import ZmqStore
-from fleetrun.elastic.stores.ledger import Ledger
+from fleetrun.elastic.embedded.sockets import store_keys
+from fleetrun.elastic.store import Ledger
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import StoreConformance
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun.elastic.embedded.keys import store_keys
+from fleetrun.elastic.embedded.sockets import store_keys
 from fleetrun.envs import contract
 from fleetrun.envs.contract import GIVEN, TOKEN, derive_key, token_flaw
 from fleetrun.errors import UsageError

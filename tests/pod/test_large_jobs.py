@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from fleetrun.elastic.rounds import records
-from fleetrun.elastic.rounds.records import Node
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.records import Node
 from fleetrun.envs import contract
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve

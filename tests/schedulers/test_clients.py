@@ -12,7 +12,7 @@ import pytest
 from fleetrun.errors import LaunchError
 from fleetrun.pod.guardian import Guard
 from fleetrun.pod.signals import Signals
-from fleetrun.schedulers.clients import Answer, ask, asked_to_end, hand_over
+from fleetrun.schedulers.base import Answer, asked_to_end, program_output, run_program
 from fleetrun.schedulers.local import ENGINE
 from tests.support.submissions import submission
 
@@ -33,28 +33,28 @@ def guard() -> Guard:
 
 def test_an_answer_has_all_three(signals: Signals, guard: Guard):
     argv = ["sh", "-c", "cat; echo no >&2; exit 3"]
-    assert hand_over(argv, "text \udc80", ENVIRON, signals, guard) == Answer(3, "text \ufffd", "no\n")
+    assert run_program(argv, "text \udc80", ENVIRON, signals, guard) == Answer(3, "text \ufffd", "no\n")
 
 
 def test_a_lot_on_both_sides_is_no_trouble(signals: Signals, guard: Guard):
     text = "x" * 300_000
-    assert hand_over(["cat"], text, ENVIRON, signals, guard).out == text
+    assert run_program(["cat"], text, ENVIRON, signals, guard).out == text
 
 
 def test_without_the_program_it_says_so(signals: Signals, guard: Guard):
     with pytest.raises(LaunchError, match="cannot run no-such-program: No such file"):
-        hand_over(["no-such-program"], "", ENVIRON, signals, guard)
+        run_program(["no-such-program"], "", ENVIRON, signals, guard)
 
 
 def test_a_signal_ends_it(signals: Signals, guard: Guard):
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(KeyboardInterrupt):
-        hand_over(["sleep", "100"], "", ENVIRON, signals, guard)
+        run_program(["sleep", "100"], "", ENVIRON, signals, guard)
 
 
 def test_a_lost_guard_ends_it(signals: Signals):
     with pytest.raises(KeyboardInterrupt):
-        hand_over(["sleep", "100"], "", ENVIRON, signals, Guard.of_this_process(4_000_000))
+        run_program(["sleep", "100"], "", ENVIRON, signals, Guard.of_this_process(4_000_000))
 
 
 def test_a_signal_that_means_something_else_does_not():
@@ -63,10 +63,10 @@ def test_a_signal_that_means_something_else_does_not():
 
 
 def test_a_question_without_an_answer_is_none():
-    assert ask(["echo", "yes"], ENVIRON, within=60) == "yes\n"
-    assert ask(["false"], ENVIRON, within=60) is None
-    assert ask(["no-such-program"], ENVIRON) is None
-    assert ask(["sleep", "100"], ENVIRON, within=0.05) is None
+    assert program_output(["echo", "yes"], ENVIRON, within=60) == "yes\n"
+    assert program_output(["false"], ENVIRON, within=60) is None
+    assert program_output(["no-such-program"], ENVIRON) is None
+    assert program_output(["sleep", "100"], ENVIRON, within=0.05) is None
 
 
 def test_the_local_engine_takes_no_job():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from fleetrun.schedulers.farewell import judge
-from fleetrun.schedulers.link import Farewell
+from fleetrun.schedulers.ssh import Farewell, judge_end
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ from fleetrun.schedulers.link import Farewell
     ],
 )
 def test_is_one_code_and_one_sentence(farewell: Farewell, code: int, message: str):
-    verdict = judge("h1", farewell)
+    verdict = judge_end("h1", farewell)
     assert (verdict.code, verdict.message) == (code, message)
 
 
@@ -43,7 +42,7 @@ def test_is_one_code_and_one_sentence(farewell: Farewell, code: int, message: st
     ],
 )
 def test_a_host_without_fleetrun_is_told_apart(client: int, said: str, code: int):
-    verdict = judge("h1", Farewell(False, None, client, (said,)))
+    verdict = judge_end("h1", Farewell(False, None, client, (said,)))
     assert verdict.code == code
     assert verdict.message.startswith(f"h1: fleetrun did not start there ({said})")
     assert not verdict.begun

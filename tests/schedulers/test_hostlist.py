@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from fleetrun.schedulers.hostlist import HostlistError, hosts
+from fleetrun.schedulers.slurm import HostlistError, hosts
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guardian import Guard
 from fleetrun.pod.signals import Signals
 from fleetrun.schedulers.base import Submission, scheduler
-from fleetrun.schedulers.kubernetes import place
-from fleetrun.schedulers.manifests import build, written
+from fleetrun.schedulers.kubernetes import build_manifests, manifests_text, place
 from tests.support.command import Fleetrun
 from tests.support.ports import free_port
 from tests.support.submissions import printed, submission
@@ -37,7 +36,7 @@ def job(*words: str, kind: str = "job", script: tuple[str, ...] = ("train.py", "
 
 def documents(*words: str, kind: str = "job", **more: Any) -> list[dict[str, Any]]:
     made = job(*words, kind=kind, **more)
-    return build(made, made.options)
+    return build_manifests(made, made.options)
 
 
 def pod_of(document: dict[str, Any]) -> dict[str, Any]:
@@ -194,9 +193,9 @@ def worth_another_try(*words: str) -> list[int]:
 
 def test_the_secret_is_named_and_never_written():
     made = submission(*FULL, "train.py", token="very-secret-very-secret")
-    text = written(build(made, made.options))
+    text = manifests_text(build_manifests(made, made.options))
     assert "very-secret" not in text
-    container = pod_of(build(made, made.options)[1])["containers"][0]
+    container = pod_of(build_manifests(made, made.options)[1])["containers"][0]
     assert environment_of(container)["FLEETRUN_TOKEN"] == {
         "secretKeyRef": {"name": "job-token", "key": "token"}
     }
@@ -228,7 +227,7 @@ def test_names_are_labels_of_dns(words: tuple[str, ...], name: str):
 def test_what_cannot_be_is_an_error(words: tuple[str, ...], message: str):
     made = submission(*words, "train.py")
     with pytest.raises(UsageError, match=message):
-        build(made, made.options)
+        build_manifests(made, made.options)
 
 
 # ---- handing over

@@ -31,7 +31,7 @@ class Leashed:
         stderr: int = subprocess.PIPE,
     ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fleetrun.schedulers.leash", "--", *command],
+            [sys.executable, "-m", "fleetrun.schedulers.ssh_remote", "--", *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
         )  # fmt: skip
         self.say(json.dumps({"env": dict(env or {}), "patience": patience, "grace": grace}))
@@ -135,7 +135,7 @@ def test_an_end_by_a_signal_is_told_as_a_shell_does(leashed: list[Leashed]):
 
 def test_without_orders_it_does_nothing(tmp_path: Path):
     mark = tmp_path / "ran"
-    argv = [sys.executable, "-m", "fleetrun.schedulers.leash", "--", "touch", str(mark)]
+    argv = [sys.executable, "-m", "fleetrun.schedulers.ssh_remote", "--", "touch", str(mark)]
     assert subprocess.run(argv, stdin=subprocess.DEVNULL, check=False).returncode == 2
     assert not mark.exists()
 

@@ -99,7 +99,7 @@ def test_a_dry_run_prints_the_clients_without_the_secret():
     shell = shlex.split(first[-1])
     assert shell[:2] == ["sh", "-c"]
     assert shlex.split(shell[2]) == [
-        "cd", "/job dir", "&&", "exec", "/opt/py", "-m", "fleetrun.schedulers.leash", "--", "/opt/py",
+        "cd", "/job dir", "&&", "exec", "/opt/py", "-m", "fleetrun.schedulers.ssh_remote", "--", "/opt/py",
         "-m", "fleetrun", "--host=h1", "--ips=h1,[fd00::2]", "--heartbeat_timeout=2", "--", "train.py", "a b",
     ]  # fmt: skip
     assert "secret-of" not in printed(job)

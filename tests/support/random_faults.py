@@ -6,10 +6,10 @@ import random
 import traceback
 from collections.abc import Callable
 
-from fleetrun.elastic.rounds import keys
-from fleetrun.elastic.rounds.part import Phase
-from fleetrun.elastic.rounds.records import Why
-from fleetrun.elastic.stores.ledger import Ledger
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.records import Why
+from fleetrun.elastic.rendezvous.view import Phase
+from fleetrun.elastic.store import Ledger
 from tests.support.simulation import CountingStore, LossyStore, Player, Run, SimulatedJob
 
 FAULTS_FOR = 60.0
@@ -25,7 +25,7 @@ class JobLedger(Ledger):
     def put(self, key, value, **options):
         before = self.get(key)
         entry = super().put(key, value, **options)
-        if key == keys.ROUND and entry is not None:
+        if key == records.ROUND_KEY and entry is not None:
             new, old = (b'"topology":""' in each for each in (value, b"" if before is None else before.value))
             ended = before is not None and b'"ended"' in before.value
             put_back = old and not new and b'"forming"' not in value
@@ -114,7 +114,7 @@ class FaultyJob(SimulatedJob):
         return self.random.choice(alive) if alive else None
 
     def _leader(self) -> Player | None:
-        entry = self.ledger.get(keys.LEADER)
+        entry = self.ledger.get(records.LEADER_KEY)
         leader = entry.value.decode() if entry is not None else ""
         return next(
             (player for player in self.players if player.node.id == leader and not player.crashed), None
@@ -196,7 +196,7 @@ class FaultyJob(SimulatedJob):
     def _lose_data(self) -> None:
         """An outage, after which the store is empty."""
         alive = [player for player in self.players if not player.crashed and not player.membership.closed]
-        entry = self.ledger.get(keys.ROUND)
+        entry = self.ledger.get(records.ROUND_KEY)
         if (
             self.seen
             or (entry and b'"ended"' in entry.value)
@@ -222,7 +222,7 @@ class FaultyJob(SimulatedJob):
             if other is player or other.running is None or other.left or other.over:
                 continue
             if other.running.generation != run.generation:
-                assert self.ledger.get(keys.node(other.node.id)) is None, "two generations at a time"
+                assert self.ledger.get(records.node_key(other.node.id)) is None, "two generations at a time"
         assert run.restarts <= self.policy.max_restart
         self._check_ranks_kept(run)
         self.at(self.random.uniform(1, 15), self._complete, player, run)

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fleetrun.elastic.membership import Membership
-from fleetrun.elastic.rounds.policy import Policy, Waiting
-from fleetrun.elastic.rounds.records import Cause, Node, Round, Why
-from fleetrun.elastic.stores.expiry import Expiry
-from fleetrun.elastic.stores.ledger import Ledger
-from fleetrun.elastic.stores.memory_store import MemoryStore
+from fleetrun.elastic.memory_store import Expiry, MemoryStore
+from fleetrun.elastic.rendezvous.actions import Policy, Waiting
+from fleetrun.elastic.rendezvous.records import Cause, Node, Round, Why
+from fleetrun.elastic.store import Ledger
 from fleetrun.errors import LaunchError
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.loop import Timer

@@ -1,26 +1,72 @@
-"""zmq sockets of the embedded store, with the options that make them safe, in a loop of our own. Knows
-libzmq; leaves the content of frames to others.
-
-The defaults of libzmq are unsafe: no limit on messages, endless linger, and random bytes on the port reach
-the application through the old protocol (857 of 2,000 garbage connections). A ZAP domain stops the last, NULL
-mechanism included and without a handler: 0 of 2,000.
-
-No socket here sends libzmq's own heartbeats: one over a connection whose other end has gone while messages
-wait to be read ends the process (4.3.5, "Assertion failed: !_io_error"). Nodes and store have leases to tell
-silence, and the kernel lets go of connections that lead nowhere.
+"""zmq sockets of the embedded store in our own event loop: the options that make them safe, the CURVE keys
+that come from the job's secret, and the check that lets only nodes with these keys in. The content of frames
+is `wire.py`'s.
 """
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import zmq
+from zmq.utils import z85
 
-from fleetrun.elastic.embedded.keys import StoreKeys
 from fleetrun.elastic.embedded.wire import MAX_FRAME_BYTES
+from fleetrun.envs.contract import derive_key, token_flaw
+from fleetrun.errors import UsageError
 from fleetrun.pod.loop import Loop, Timer
+
+# ---- From the job's secret to the CURVE keys of its store and its nodes. Knows the derivation; leaves
+# sockets to others.
+#
+# Everybody with the secret can derive all of them, so it alone decides who may take part: the store accepts
+# the nodes' one public key and no other, a node talks to the store's one public key and no other.
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """Z85-encoded, as libzmq wants them."""
+
+    public: bytes
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoreKeys:
+    """CURVE keys of a job's store (rfc.zeromq.org/spec/26)."""
+
+    store: KeyPair
+    node: KeyPair
+
+
+def store_keys(token: str) -> StoreKeys | None:
+    """None without a secret. Raises UsageError for one that is too short."""
+    if not token:
+        return None
+    wrong = token_flaw(token)
+    if wrong is not None:
+        raise UsageError(wrong)
+    return StoreKeys(_pair(token, b"store"), _pair(token, b"node"))
+
+
+def _pair(token: str, person: bytes) -> KeyPair:
+    secret = z85.encode(derive_key(token, person))
+    return KeyPair(zmq.curve_public(secret), secret)
+
+
+# ---- zmq sockets of the embedded store, with the options that make them safe, in a loop of our own. Knows
+# libzmq; leaves the content of frames to others.
+#
+# The defaults of libzmq are unsafe: no limit on messages, endless linger, and random bytes on the port reach
+# the application through the old protocol (857 of 2,000 garbage connections). A ZAP domain stops the last,
+# NULL mechanism included and without a handler: 0 of 2,000.
+#
+# No socket here sends libzmq's own heartbeats: one over a connection whose other end has gone while messages
+# wait to be read ends the process (4.3.5, "Assertion failed: !_io_error"). Nodes and store have leases to
+# tell silence, and the kernel lets go of connections that lead nowhere.
 
 DOMAIN = b"fleetrun"
 HANDSHAKE_MS = 5000
@@ -148,3 +194,39 @@ class Monitor:
 
     def _receive(self, frames: Frames) -> None:
         self._tell(*_EVENT.unpack(frames[0].bytes))
+
+
+# ---- Answers libzmq's question whether a node's public key is the job's (rfc.zeromq.org/spec/27), in our own
+# loop.
+
+_ADDRESS = "inproc://zeromq.zap.01"
+_VERSION = b"1.0"
+
+
+class Gate:
+    """Stands before all sockets of one context. Must be there before they are bound."""
+
+    def __init__(self, loop: Loop, context: Context, keys: StoreKeys) -> None:
+        self._allowed = z85.decode(keys.node.public)
+        socket = context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(_ADDRESS)
+        self._watched = Watched(loop, socket, self._answer)
+
+    def close(self) -> None:
+        self._watched.close()
+
+    def _answer(self, frames: Frames) -> None:
+        asked = [frame.bytes for frame in frames]
+        start = asked.index(b"") + 1
+        version, number, domain, _, _, mechanism, *credentials = asked[start:]
+        welcome = (
+            version == _VERSION
+            and domain == DOMAIN
+            and mechanism == b"CURVE"
+            and len(credentials) == 1
+            and hmac.compare_digest(credentials[0], self._allowed)
+        )
+        verdict = [_VERSION, number, b"200" if welcome else b"400", b"", b"", b""]
+        self._watched.socket.send_multipart([*asked[:start], *verdict])
+        self._watched.look_again()

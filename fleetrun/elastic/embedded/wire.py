@@ -1,17 +1,21 @@
-"""What nodes and the embedded store say to each other: messages to frames and back. Knows the bytes and
-checks every field; leaves meaning to both sides.
-
-A message is one frame of JSON, an object with `is` (the kind) and the kind's fields, followed by one frame of
-raw bytes where values go along: a value, or several entries' values one after the other.
+"""Messages between nodes and the embedded store: to frames and back, with every field checked. What they mean
+is decided on both sides, in `client.py` and `server.py`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
-from fleetrun.elastic.stores.store import Entry
+from fleetrun.elastic.store import Entry
+
+# ---- What nodes and the embedded store say to each other: messages to frames and back. Knows the bytes and
+# checks every field; leaves meaning to both sides.
+#
+# A message is one frame of JSON, an object with `is` (the kind) and the kind's fields, followed by one frame
+# of raw bytes where values go along: a value, or several entries' values one after the other.
 
 PROTOCOL = 1
 MAX_FRAME_BYTES = 64 << 20
@@ -274,3 +278,13 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "row": _is_row,
     "rows": lambda value: isinstance(value, list) and all(map(_is_row, value)),
 }
+
+
+# ---- Which fleetrun this is: nodes of one job must run the same.
+
+
+@cache
+def running_version() -> str:
+    from importlib.metadata import version
+
+    return version("fleetrun")

@@ -1,38 +1,259 @@
-"""Questions to an etcd cluster, one after the other: which member to ask, and when to ask the next. Blocks:
-belongs to a thread. Knows no store and no loop.
+"""Requests to an etcd cluster, one after the other: which member to ask, as which user, what an error means,
+and when to try the next member. Everything here blocks and belongs to a thread.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import ssl
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import requests
 from etcd3gw import Etcd3Client
 from etcd3gw.exceptions import Etcd3Exception
+from requests.exceptions import ConnectTimeout
+from urllib3.exceptions import NewConnectionError
 
-from fleetrun.elastic.etcd.access import Access, member_at, session_with
-from fleetrun.elastic.etcd.cut import Cut
-from fleetrun.elastic.etcd.errors import (
-    CLOSED,
-    UNAUTHENTICATED,
-    Denied,
-    Rejected,
-    StreamEnded,
-    Trouble,
-    UnknownFate,
-    Unreachable,
-    meaning,
-    message,
-    timed_out,
-    trouble,
-)
-from fleetrun.elastic.etcd.url import PASSWORD_VARIABLE
-from fleetrun.elastic.etcd.wire import Body, in_one_reading
-from fleetrun.errors import LaunchError
+from fleetrun.elastic.etcd.wire import PASSWORD_VARIABLE, Body, EtcdAddress, in_one_reading
+from fleetrun.errors import LaunchError, UsageError
+
+# ---- What all threads of one store share of an etcd: address, certificate files, the token of a user; and
+# how a thread gets to a member. Asks nothing by itself.
+
+_API = "/v3/"  # 3.4 and later; earlier ones have /v3beta/ and /v3alpha/
+
+
+class Access:
+    """What all threads of one store share: the cluster, their patience, and the token of their user.
+
+    `proven` becomes true with the first write that etcd took. From then on nothing is hopeless: what worked
+    once (a certificate, a password) can be put right while the job goes on.
+    """
+
+    def __init__(self, address: EtcdAddress, password: str, timeout: float) -> None:
+        _check_files(address)
+        self.address = address
+        self.timeout = timeout
+        self.proven = False
+        self._password = password
+        self._token: str | None = None
+        self._lock = threading.Lock()
+
+    def prove(self) -> None:
+        self.proven = True
+
+    def token(self, login: Callable[[Body], str]) -> str:
+        with self._lock:  # one login serves all threads
+            if self._token is None:
+                self._token = login({"name": self.address.user, "password": self._password})
+            return self._token
+
+    def forget(self, token: str) -> None:
+        with self._lock:
+            if self._token == token:
+                self._token = None
+
+
+def _check_files(address: EtcdAddress) -> None:
+    for name in filter(None, (address.cacert, address.cert, address.key)):
+        if not os.access(name, os.R_OK):
+            raise UsageError(f"{name}, named in the address of the etcd, cannot be read")
+    context = ssl.create_default_context()
+    try:
+        if address.cacert:
+            context.load_verify_locations(cafile=address.cacert)
+        if address.cert:
+            # an encrypted key must not ask at the terminal: with a password, a wrong one, it is an error
+            context.load_cert_chain(address.cert, address.key or None, password="-")
+    except OSError as error:  # ssl.SSLError is one
+        raise UsageError(
+            f"the certificate files in the address of the etcd cannot be used: {error}",
+            hint="they must be PEM files, cert and key must belong together, and the key not be encrypted",
+        ) from None
+
+
+def session_with(address: EtcdAddress) -> requests.Session:
+    session = requests.Session()
+    session.trust_env = False  # no proxy, no certificates from elsewhere, no .netrc
+    session.verify = address.cacert or True
+    session.cert = (address.cert, address.key) if address.key else address.cert or None
+    return session
+
+
+def member_at(endpoint: str, secure: bool, session: requests.Session) -> Etcd3Client:
+    host, _, port = endpoint.rpartition(":")
+    return Etcd3Client(
+        host.strip("[]"), int(port), "https" if secure else "http", api_path=_API, session=session
+    )
+
+
+# ---- A pair of scissors: one thread reads from a connection, another ends that.
+
+
+class Cut:
+    """Ends a stream from another thread."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def use(self) -> None:
+        with self._lock:
+            self.used = True
+            self._shut_down()
+
+    def arm(self, fd: int) -> None:
+        with self._lock:
+            self._socket = socket.socket(fileno=os.dup(fd))
+            if self.used:
+                self._shut_down()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = None
+
+    def _shut_down(self) -> None:
+        if self._socket is not None:
+            try:
+                self._socket.shutdown(
+                    socket.SHUT_RDWR
+                )  # the connection, not this descriptor: its reader wakes
+            except OSError:
+                return  # it is gone already
+
+
+# ---- What can go wrong between a client and an etcd, and what it means. Pure: from an exception or the text
+# of an answer to one of the few cases that a client distinguishes.
+
+INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED = 3, 5, 6, 7
+FAILED_PRECONDITION, OUT_OF_RANGE, UNAUTHENTICATED = 9, 11, 16
+_ANSWERS = frozenset({INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, OUT_OF_RANGE})
+"""gRPC codes that are about the question; the others are troubles of the member that was asked."""
+
+_PARTS = frozenset({"header", "result", "token"})
+"""Every answer has one of these."""
+
+CLOSED = "the connection was closed"
+_STRANGER = "what answers is no etcd of version 3.4 or later"
+_BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+
+
+class Unreachable(Exception):
+    """No member answered, or none that could do it; `str` is for people. May be asked again."""
+
+
+class StreamEnded(Exception):
+    """By the member, or on the way. Another try may well succeed."""
+
+
+class UnknownFate(Exception):
+    """A question that must not be repeated was sent and not answered."""
+
+
+class Rejected(Exception):
+    """etcd's answer: it will not do this. `code` is the gRPC code."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Denied(Exception):
+    """etcd's answer: not you (user, password, rights), or never (too large)."""
+
+
+class Trouble(Exception):
+    """With one member. `sent`: the question may have arrived there. `fatal`: it will not heal."""
+
+    def __init__(self, why: str, *, sent: bool = True, fatal: bool = False) -> None:
+        super().__init__(why)
+        self.sent = sent
+        self.fatal = fatal
+
+
+def meaning(text: str) -> Exception:
+    """Of the body of an HTTP answer that is an error."""
+    try:
+        return _meaning(json.loads(text))
+    except (ValueError, KeyError, TypeError):
+        return Trouble(_STRANGER, fatal=True)
+
+
+def message(answer: Any) -> dict[str, Any]:
+    """A message of a stream, or an answer, if it is none of an error. Raises like `meaning`."""
+    if not isinstance(answer, dict):
+        raise Trouble(_STRANGER, fatal=True)
+    if isinstance(answer.get("error"), dict):
+        raise _meaning(answer["error"])
+    if not answer.keys() & _PARTS:
+        raise Trouble(_STRANGER, fatal=True)
+    return answer
+
+
+def _meaning(error: Mapping[str, Any]) -> Exception:
+    code = int(error.get("grpc_code") or error["code"])
+    words = str(error["message"]).removeprefix("etcdserver: ")
+    if code == UNAUTHENTICATED or "auth store is old" in words:
+        return Rejected(UNAUTHENTICATED, words)
+    if code == PERMISSION_DENIED or "user name is empty" in words or "too large" in words:
+        return Denied(words)
+    return Rejected(code, words) if code in _ANSWERS else Trouble(words)
+
+
+def trouble(error: BaseException, seconds: float) -> Trouble:
+    """Why there was no answer within `seconds`."""
+    causes = list(_causes(error))
+    sent = not any(isinstance(cause, ConnectTimeout | NewConnectionError) for cause in causes)
+    for cause in causes:
+        if isinstance(cause, _BROKEN_OFF):
+            return Trouble(CLOSED, sent=sent)
+        if isinstance(cause, ssl.SSLError):
+            return Trouble(f"TLS failed: {_tls(cause)}", sent=False, fatal=True)
+        if isinstance(cause, TimeoutError):
+            return Trouble(f"no answer within {seconds:.2g} s", sent=sent)
+        if isinstance(cause, OSError) and cause.strerror:
+            return Trouble(cause.strerror, sent=sent)
+        if isinstance(cause, ValueError):
+            return Trouble(_STRANGER, fatal=True)
+    if type(error) is OSError:  # how requests says that a certificate file is gone
+        return Trouble(str(error), sent=False, fatal=True)
+    return Trouble(CLOSED, sent=sent)
+
+
+def timed_out(error: BaseException) -> bool:
+    return any(isinstance(cause, TimeoutError) for cause in _causes(error))
+
+
+def _tls(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not good ({error.verify_message})"
+    return (error.reason or str(error)).lower().replace("_", " ")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what led to it, nearest first, however the libraries wrapped it."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop(0)
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        inside = (*each.args, getattr(each, "reason", None), each.__cause__, each.__context__)
+        waiting += [other for other in inside if isinstance(other, BaseException)]
+
+
+# ---- Questions to an etcd cluster, one after the other: which member to ask, and when to ask the next.
+# Blocks: belongs to a thread. Knows no store and no loop.
 
 _Answer = TypeVar("_Answer")
 

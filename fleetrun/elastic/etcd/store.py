@@ -1,5 +1,6 @@
-"""A store that an etcd keeps (3.4 or later): a client in the launcher's loop. Two threads do the asking and
-the watching, since the library for etcd waits; this file is where their news meet the loop.
+"""A store that an etcd keeps (3.4 or later): a client in the launcher's event loop. The library for etcd
+blocks, so two threads ask and watch (`threads.py`); this file is where their news meet the loop and become
+the mirror.
 
 Importing it raises NotSupportedError where that library is not installed.
 """
@@ -11,21 +12,132 @@ import os
 import signal
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 
 from fleetrun.elastic.etcd import wire
-from fleetrun.elastic.etcd.mailbox import Mailbox
-from fleetrun.elastic.etcd.mirror import EtcdMirror
-from fleetrun.elastic.etcd.url import parse, password_for
-from fleetrun.elastic.stores.store import Entry, Listener
+from fleetrun.elastic.etcd.wire import Change, parse_address, password_for
+from fleetrun.elastic.store import Entry, Listener, covers
 from fleetrun.errors import LaunchError, NotSupportedError
 from fleetrun.pod.loop import Loop, Timer
 
+# ---- From threads to the loop: what is posted anywhere is called in the loop's thread, in the same order.
+
+
+class Mailbox:
+    def __init__(self, loop: Loop, emptied: Callable[[], None]) -> None:
+        """`emptied` is called after everything that lay there was."""
+        self._loop = loop
+        self._emptied = emptied
+        self._letters: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._open = True
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        loop.add(self._bell, self._empty)
+
+    def post(self, letter: Callable[[], None]) -> None:
+        """From any thread. After `close` it does nothing."""
+        with self._lock:  # a descriptor that was closed may be another one by now
+            if self._open:
+                self._letters.append(letter)
+                os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """What lies there is never called."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._letters.clear()
+                self._loop.remove(self._bell)
+                os.close(self._bell)
+
+    def _empty(self) -> None:
+        os.eventfd_read(self._bell)
+        while self._letters:
+            self._letters.popleft()()
+        if self._open:
+            self._emptied()
+
+
+# ---- What a client of etcd knows of the keys that it watches, from three sources: whole readings, the
+# changes after them, and the answers to its own writes, which may come before the watch tells. Pure.
+
+
+class EtcdMirror:
+    """Never goes back in time, except when etcd itself does (its data were lost)."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.prefixes: dict[str, None] = {}
+        self._revision = 0  # up to which the watch has told everything
+        self._ahead: dict[str, int] = {}  # keys of which an answer told more, and up to which revision
+        self._before = 0  # what the next reading must know: all that was known when it began
+        self._since: set[str] = set()  # keys that were answered after that
+
+    def forget(self, prefix: str) -> None:
+        """EtcdMirror it no longer."""
+        self.prefixes.pop(prefix, None)
+        for key in [key for key in self.entries if not self._covers(key)]:
+            del self.entries[key]
+
+    def reading(self) -> None:
+        """A reading of all prefixes begins."""
+        self._before = max(self._revision, *self._ahead.values(), 0)
+        self._since.clear()
+
+    def replace(self, found: Mapping[str, Entry], revision: int) -> bool:
+        """The reading. Whether anything is different now."""
+        if revision < self._before:
+            self._ahead = {key: self._ahead[key] for key in self._since & self._ahead.keys()}
+        self._revision = revision
+        self._ahead = {key: until for key, until in self._ahead.items() if until > revision}
+        now = {key: entry for key, entry in found.items() if self._covers(key) and key not in self._ahead}
+        now |= {key: self.entries[key] for key in self._ahead if key in self.entries}
+        if now == self.entries:
+            return False
+        self.entries.clear()
+        self.entries.update(now)
+        return True
+
+    def follow(self, changes: Iterable[Change]) -> bool:
+        """What the watch tells. Whether anything is different now."""
+        different = False
+        for change in changes:
+            self._revision = max(self._revision, change.revision)
+            if change.revision > self._ahead.get(change.key, 0):
+                self._ahead.pop(change.key, None)
+                different |= self._set(change)
+        return different
+
+    def answered(self, change: Change) -> bool:
+        """How a key stood when a write was answered. Whether anything is different now."""
+        if not self._covers(change.key) or change.revision <= self._revision:
+            return False
+        self._since.add(change.key)
+        self._ahead[change.key] = max(change.revision, self._ahead.get(change.key, 0))
+        return self._set(change)
+
+    def _set(self, change: Change) -> bool:
+        if not self._covers(change.key) or self.entries.get(change.key) == change.entry:
+            return False
+        if change.entry is None:
+            del self.entries[change.key]
+        else:
+            self.entries[change.key] = change.entry
+        return True
+
+    def _covers(self, key: str) -> bool:
+        return any(covers(prefix, key) for prefix in self.prefixes)
+
+
+# ---- A store that an etcd keeps (3.4 or later): a client in the launcher's loop. Two threads do the asking
+# and the watching, since the library for etcd waits; this file is where their news meet the loop.
+#
+# Importing it raises NotSupportedError where that library is not installed.
+
 try:
-    from fleetrun.elastic.etcd.access import Access
-    from fleetrun.elastic.etcd.client import Client
-    from fleetrun.elastic.etcd.watcher import Watcher
-    from fleetrun.elastic.etcd.worker import Job, Worker
+    from fleetrun.elastic.etcd.client import Access, Client
+    from fleetrun.elastic.etcd.threads import Job, Watcher, Worker
 except ModuleNotFoundError as error:
     raise NotSupportedError(
         f"the package {error.name} is not installed; a job that meets in an etcd needs it",
@@ -48,7 +160,7 @@ class EtcdStore:
         self, loop: Loop, url: str, *, job_id: str, node_id: str, lease: float,
         environ: Mapping[str, str] = os.environ,
     ) -> None:  # fmt: skip
-        address = parse(url)
+        address = parse_address(url)
         seconds = max(_SHORTEST_LEASE, math.ceil(lease))
         access = Access(address, password_for(address, environ), timeout=min(max(lease / 4, 0.5), 5.0))
         self._seconds = seconds

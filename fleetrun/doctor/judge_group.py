@@ -1,0 +1,178 @@
+"""Several machines together: from what each told of itself and measured to findings. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from fleetrun.doctor.facts import Finding, Verdict, failed, figure, passed, plural, warned
+from fleetrun.doctor.node_records import Card, Link
+
+SLOW_TRIP = 0.005
+SLOW_LINK = 12.5e6  # 100 Mbit/s
+UNEVEN = 4.0
+"""So many times slower than the middle one is worth a word."""
+
+CLOCKS_APART = 1.0
+
+
+def versions(cards: Sequence[Card]) -> Iterator[Finding]:
+    yield _same(cards, "fleetrun", lambda card: card.fleetrun, failed, "Install the same version everywhere.")
+    if any(card.torch for card in cards):
+        yield _same(
+            cards, "torch", lambda card: _plain(card.torch), failed, "Install the same version everywhere."
+        )
+    if any(card.nccl for card in cards):
+        yield _same(
+            cards, "NCCL", lambda card: card.nccl, failed, "Install the same build of torch everywhere."
+        )
+    yield _same(
+        cards, "python", lambda card: ".".join(card.python.split(".")[:2]), warned,
+        "What one machine pickles another may not read.",
+    )  # fmt: skip
+    if any(card.kinds for card in cards):
+        yield _same(cards, "devices", lambda card: _counted(card.kinds), warned, "The slowest sets the pace.")
+        yield _same(cards, "driver", lambda card: card.driver, warned, "Install the same driver everywhere.")
+    if any(card.script for card in cards):
+        yield _same(
+            cards, "script", lambda card: card.script or "none", warned, "Copy the script to all machines."
+        )
+
+
+def _plain(version: str) -> str:
+    """Builds of one version go together: 2.4.0+cu121 and 2.4.0+cpu speak the same language."""
+    return version.partition("+")[0]
+
+
+def _counted(kinds: Sequence[str]) -> str:
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none"
+
+
+def _same(
+    cards: Sequence[Card],
+    check: str,
+    of: Callable[[Card], str],
+    otherwise: Callable[[str, str, str], Finding],
+    mend: str,
+) -> Finding:
+    found: dict[str, list[str]] = {}
+    for card in cards:
+        found.setdefault(of(card) or "unknown", []).append(card.title)
+    if len(found) == 1:
+        return passed(check, f"{next(iter(found))} everywhere")
+    parts = [f"{text} on {_some(titles)}" for text, titles in found.items()]
+    return otherwise(check, "; ".join(parts), mend)
+
+
+def _some(titles: Sequence[str]) -> str:
+    more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
+    return ", ".join(titles[:3]) + more
+
+
+def options(cards: Sequence[Card]) -> Iterator[Finding]:
+    """Those that must be the same everywhere, or a launch is refused; and ranks, which must not be."""
+    wrong = 0
+    for flag in sorted({flag for card in cards for flag in card.options}):
+        texts = {card.options.get(flag, "") for card in cards}
+        if len(texts) > 1:
+            wrong += 1
+            yield _same(cards, "options", lambda card, flag=flag: f"{flag} {card.options.get(flag, '')}",  # type: ignore[misc]
+                        failed, "Start the job with the same options everywhere.")  # fmt: skip
+    ranks: dict[int, list[Card]] = {}
+    for card in cards:
+        ranks.setdefault(card.rank, []).append(card)
+    for rank, claimed in sorted(ranks.items()):
+        if rank >= 0 and len(claimed) > 1:
+            wrong += 1
+            who = " and ".join(card.title for card in claimed)
+            yield failed("options", f"{who} both say --rank {rank}", "Give each machine a rank of its own.")
+    if not wrong:
+        yield passed("options", "fit together")
+
+
+def links(cards: Sequence[Card], found: Mapping[tuple[str, str], Link], gone: set[str]) -> Iterator[Finding]:
+    titles = {card.id: card.title for card in cards}
+    for card in cards:
+        if card.id in gone:
+            yield failed("machines", f"{card.title} has gone before the end of the checks", "See there why.")
+    good: list[tuple[str, Link]] = []
+    for (one, other), link in found.items():
+        if one not in titles or other not in titles or {one, other} & gone:
+            continue
+        way = f"{titles[one]} to {titles[other]}"
+        if link.error:
+            yield failed("connections", f"{way}: {link.error}", _OPEN)
+        else:
+            good.append((way, link))
+    if good:
+        yield _trips(good)
+        yield _speeds(good)
+        yield _clocks(good)
+
+
+_OPEN = "Open the ports between the machines, or bind the job to those that are open: --port_range."
+
+
+def _trips(good: Sequence[tuple[str, Link]]) -> Finding:
+    middle = statistics.median(link.round_trip for _, link in good)
+    way, worst = max(good, key=lambda pair: pair[1].round_trip)
+    found = f"{_ms(middle)}, at most {_ms(worst.round_trip)} ({way})" if len(good) > 1 else _ms(middle)
+    if worst.round_trip > SLOW_TRIP:
+        return warned("round trips", found, "Machines of one network answer in less than a millisecond.")
+    return passed("round trips", found)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2g} ms"
+
+
+def _speeds(good: Sequence[tuple[str, Link]]) -> Finding:
+    ways = [(way, speed) for way, link in good for speed in (link.there, link.back)]
+    middle = statistics.median(speed for _, speed in ways)
+    way, least = min(ways, key=lambda pair: pair[1])
+    found = f"{_bits(middle)}, at least {_bits(least)} ({way})"
+    if least < SLOW_LINK:
+        return warned("bandwidth", found, "See which interface is used: --nic chooses another.")
+    if least * UNEVEN < middle:
+        return warned("bandwidth", found, "One way is much slower than the others: see its cables and load.")
+    return passed("bandwidth", found)
+
+
+def _bits(speed: float) -> str:
+    return f"{figure(speed * 8e-9)} Gbit/s" if speed > 125e6 else f"{figure(speed * 8e-6)} Mbit/s"
+
+
+def _clocks(good: Sequence[tuple[str, Link]]) -> Finding:
+    """An offset is known up to half a round trip."""
+    way, worst = max(good, key=lambda pair: abs(pair[1].ahead) - pair[1].round_trip / 2)
+    found = f"{_apart(worst)} apart at most" if len(good) > 1 else f"{_apart(worst)} apart"
+    if abs(worst.ahead) - worst.round_trip / 2 > CLOCKS_APART:
+        return warned("clocks", f"{found} ({way})", "Let them be set by NTP: logs are merged by their times.")
+    return passed("clocks", found)
+
+
+def _apart(link: Link) -> str:
+    amount = max(abs(link.ahead), link.round_trip / 2)
+    return f"{amount:.3g} s" if amount >= 1 else _ms(amount)
+
+
+_OF_THE_JOB = ("secret", "options")
+"""Checks of what was typed: what they say of this machine they say of all."""
+
+
+def others(cards: Sequence[Card], me: str) -> Iterator[Finding]:
+    """What the other machines found out about themselves; of the same on several a line."""
+    said: dict[Finding, list[str]] = {}
+    known = {each for card in cards if card.id == me for each in card.findings if each.check in _OF_THE_JOB}
+    for card in cards:
+        for each in card.findings if card.id != me else ():
+            if each.verdict is not Verdict.PASS and each not in known:
+                said.setdefault(each, []).append(card.title)
+    for each, titles in said.items():
+        yield Finding(each.check, each.verdict, f"{_some(titles)}: {each.found}", each.mend)
+
+
+def counted(cards: Sequence[Card], fewest: int) -> Finding:
+    """That enough came."""
+    found = f"{plural(len(cards), 'machine')}: {_some([card.title for card in cards])}"
+    return passed("machines", found) if len(cards) >= fewest else failed("machines", found)

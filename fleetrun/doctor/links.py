@@ -1,0 +1,348 @@
+"""Measures the links between this machine and the others: which two measure in which turn, what they say to
+each other over a connection, and the threads that do it. What the numbers mean is `judge_group.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import math
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from fleetrun.doctor.node_records import Card, Link
+
+# ---- What two machines say to each other while one measures the way to the other: over one connection,
+# blocking. Knows no turns and no store.
+#
+# The one who measures asks: p (what time is it?), u (count what I send), d (send), q (enough). Data goes in
+# chunks with their length before them; an empty one is the last.
+
+PINGS = 30
+CHUNK = 256 << 10
+LONGEST = 0.5
+"""Seconds of sending in each direction."""
+
+MOST = 256 << 20
+"""Bytes in each direction."""
+
+_LENGTH = struct.Struct("!I")
+_TIME = struct.Struct("!d")
+_COUNTED = struct.Struct("!Qd")
+
+Clock = Callable[[], float]
+
+
+class LinkError(Exception):
+    """The other side has gone, or said what nobody understands."""
+
+
+def measure_link(sock: socket.socket, clock: Clock = time.time) -> Link:
+    """Raises LinkError, and OSError of the socket."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    trip, ahead = min(_ping(sock, clock) for _ in range(PINGS))
+    sock.sendall(b"u")
+    _send(sock)
+    amount, seconds = _COUNTED.unpack(_exactly(sock, _COUNTED.size))
+    sock.sendall(b"d")
+    back = _count(sock)
+    sock.sendall(b"q")
+    return Link(round_trip=trip, there=_speed(amount, seconds), back=_speed(*back), ahead=ahead)
+
+
+def serve_link(sock: socket.socket, clock: Clock = time.time) -> None:
+    """The other side of `measure`. Raises LinkError, and OSError of the socket."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for _ in range(10 * PINGS):
+        match _exactly(sock, 1):
+            case b"p":
+                sock.sendall(_TIME.pack(clock()))
+            case b"u":
+                sock.sendall(_COUNTED.pack(*_count(sock)))
+            case b"d":
+                _send(sock)
+            case b"q":
+                return
+            case other:
+                raise LinkError(f"{other!r} is no request")
+    raise LinkError("it asks too much")
+
+
+def _ping(sock: socket.socket, clock: Clock) -> tuple[float, float]:
+    """Seconds of a round trip, and by how many the other clock is ahead: its answer was made, as far as one
+    can know, in the middle of the trip (RFC 5905 with one stamp for arrival and departure). The shortest trip
+    knows best.
+    """
+    sent, began = clock(), time.perf_counter()
+    sock.sendall(b"p")
+    (theirs,) = _TIME.unpack(_exactly(sock, _TIME.size))
+    trip = time.perf_counter() - began
+    if not math.isfinite(theirs):
+        raise LinkError(f"its clock says {theirs}")
+    return trip, theirs - (sent + trip / 2)
+
+
+def _send(sock: socket.socket) -> None:
+    chunk = _LENGTH.pack(CHUNK) + bytes(CHUNK)
+    began, sent = time.perf_counter(), 0
+    while not sent or (sent < MOST and time.perf_counter() - began < LONGEST):  # it may stand still here
+        sock.sendall(chunk)
+        sent += CHUNK
+    sock.sendall(_LENGTH.pack(0))
+
+
+def _count(sock: socket.socket) -> tuple[int, float]:
+    """Bytes that came, and in how many seconds from the first chunk on."""
+    buffer = memoryview(bytearray(CHUNK))
+    (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
+    began, got = time.perf_counter(), 0
+    while length:
+        if length > CHUNK or got > MOST:
+            raise LinkError("it sends too much")
+        _fill(sock, buffer[:length])
+        got += length
+        (length,) = _LENGTH.unpack(_exactly(sock, _LENGTH.size))
+    return got, time.perf_counter() - began
+
+
+def _speed(amount: int, seconds: float) -> float:
+    return amount / seconds if seconds > 0 else 0.0
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    _fill(sock, memoryview(data))
+    return bytes(data)
+
+
+def _fill(sock: socket.socket, room: memoryview) -> None:
+    while room:
+        got = sock.recv_into(room)
+        if not got:
+            raise LinkError("it hung up")
+        room = room[got:]
+
+
+# ---- Who measures with whom, and when. Pure.
+
+MOST_TURNS = 8
+"""With more machines than that, each is measured with so many others, whose ways cross all of the network."""
+
+Turn = tuple[tuple[int, int], ...]
+"""Pairs that do not touch each other; the first of a pair does the measuring."""
+
+
+def turns(count: int) -> list[Turn]:
+    """Every machine at most once in a turn, every pair at most once at all: a round robin (circle method).
+
+    So no two measurements share a machine, and `count` machines need `count - 1` turns, or one more.
+    """
+    players = [*range(count), *([-1] if count % 2 else [])]
+    found: list[Turn] = []
+    for _ in range(min(MOST_TURNS, len(players) - 1)):
+        half = len(players) // 2
+        pairs = zip(players[:half], reversed(players[half:]), strict=True)
+        found.append(tuple((one, other) for one, other in pairs if -1 not in (one, other)))
+        players = [players[0], players[-1], *players[1:-1]]
+    return found
+
+
+def partner(turn: Turn, me: int) -> tuple[int, bool] | None:
+    """Whom this machine meets in a turn, and whether it does the measuring; None: it rests."""
+    for one, other in turn:
+        if me == one:
+            return other, True
+        if me == other:
+            return one, False
+    return None
+
+
+# ---- Measures the ways between this machine and others, in turns, in threads of its own: answers who
+# measures the way to here, and visits others. Knows the turns; leaves meeting to others and says what it
+# found.
+
+ALLOWED = 10.0
+"""Seconds for a turn, from the beginning on: who waits for one that is gone does not keep others waiting."""
+
+_MOST_VISITORS = 32
+_GREETING = 200
+_POLITE = 5.0
+_REACHED = 4.0
+"""Seconds in which a machine lets others connect: two attempts may get lost."""
+
+
+def open_door(address: str, port: int) -> socket.socket:
+    """A socket that listens at a port of this job; it may be reserved by this process. Raises OSError."""
+    rows = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    family, _, _, _, place = min(rows, key=lambda row: row[0] is not socket.AF_INET)  # a name may have both
+    door = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(place)
+        door.listen(_MOST_VISITORS)
+    except OSError:
+        door.close()
+        raise
+    return door
+
+
+class Surveyor:
+    """`links` are the ways measured so far, by the other's id; `done`: there will be no more. `news` becomes
+    readable, as a file, when it is done, and before that when a way could not be measured: `excuse` tells the
+    one at its other end. `close` ends everything.
+    """
+
+    def __init__(self, door: socket.socket, ticket: str, clock: Callable[[], float] = time.time) -> None:
+        self._door = door
+        self._ticket = ticket
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._now = -1
+        """The turn in which visitors are let in."""
+        self._served: set[int] = set()
+        self._ends = 0.0
+        self._visitors = threading.Semaphore(_MOST_VISITORS)
+        self._closed = False
+        self.links: dict[str, Link] = {}
+        self.done = False
+        self._excused: set[str] = set()
+        self.news: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._threads: list[threading.Thread] = []
+        self._start(self._answer)
+
+    def survey(self, cards: Sequence[Card], me: int) -> None:
+        """Begin; `cards` in the order that all machines know, this one at `me`."""
+        self._start(lambda: self._take_turns(cards, me))
+
+    def excuse(self, id_: str) -> None:
+        """The machine with this id could not come: nobody needs to wait for it."""
+        with self._changed:
+            self._excused.add(id_)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)  # wakes up who waits in accept
+        self._door.close()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(_POLITE)
+        os.close(self.news)
+
+    def _start(self, act: Callable[[], None]) -> None:
+        thread = threading.Thread(target=act, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # ---- visits
+
+    def _take_turns(self, cards: Sequence[Card], me: int) -> None:
+        began = time.monotonic()
+        for number, turn in enumerate(turns(len(cards))):
+            found = partner(turn, me)
+            if found is None or self._closed:
+                continue
+            other, visits = found
+            ends = began + ALLOWED * (number + 1)
+            if visits:
+                way = self._visit(cards[other], number, ends)
+                self.links = {**self.links, cards[other].id: way}
+                if way.error and not self._closed:
+                    os.eventfd_write(self.news, 1)
+            else:
+                self._let_in(cards[other].id, number, ends)
+        self.done = True
+        if not self._closed:
+            os.eventfd_write(self.news, 1)
+
+    def _visit(self, card: Card, turn: int, ends: float) -> Link:
+        patience = max(0.1, ends - time.monotonic())
+        try:
+            reached = min(_REACHED, patience)
+            with socket.create_connection((card.address, card.port), timeout=reached) as sock:
+                sock.settimeout(patience)
+                sock.sendall(f"{card.ticket} {turn}\n".encode())
+                answer = sock.recv(1)
+                if answer != b"!":
+                    return Link(error="it hung up")
+                sock.settimeout(_POLITE)
+                return _measured(sock, self._clock)
+        except TimeoutError:
+            return Link(error=f"no answer from port {card.port}")
+        except OSError as error:
+            return Link(error=f"port {card.port}: {error.strerror or error}")
+        except LinkError as error:
+            return Link(error=str(error))
+
+    def _let_in(self, id_: str, turn: int, ends: float) -> None:
+        """Until the other has been here, or its time is over."""
+        with self._changed:
+            self._now, self._ends = turn, ends
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: turn in self._served or id_ in self._excused or self._closed,
+                max(0.0, ends - time.monotonic()),
+            )
+            self._now = -1
+
+    # ---- visitors
+
+    def _answer(self) -> None:
+        while not self._closed:
+            try:
+                sock, _ = self._door.accept()
+            except OSError:
+                return  # the door was closed
+            if not self._visitors.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._receive, args=(sock,), daemon=True).start()
+
+    def _receive(self, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError, LinkError), sock:
+            sock.settimeout(_POLITE)
+            turn = self._greeted(sock)
+            if turn is not None and self._wait_for(turn):
+                sock.sendall(b"!")
+                serve_link(sock, self._clock)
+                with self._changed:
+                    self._served.add(turn)
+                    self._changed.notify_all()
+        self._visitors.release()
+
+    def _greeted(self, sock: socket.socket) -> int | None:
+        """The turn for which a visitor comes; None when it has no ticket."""
+        text = b""
+        while not text.endswith(b"\n"):
+            data = sock.recv(1)
+            if not data or len(text) > _GREETING:
+                return None
+            text += data
+        ticket, _, turn = text.decode(errors="replace").strip().partition(" ")
+        if not hmac.compare_digest(ticket.encode(), self._ticket.encode()):
+            return None
+        return int(turn) if turn.isascii() and turn.isdigit() and len(turn) < 6 else None
+
+    def _wait_for(self, turn: int) -> bool:
+        """Until it is that turn's time here; False: it never is."""
+        with self._changed:
+            return (
+                self._changed.wait_for(lambda: self._now == turn or self._closed, ALLOWED * (turn + 2))
+                and not self._closed
+            )
+
+
+def _measured(sock: socket.socket, clock: Callable[[], float]) -> Link:
+    """Its ports are open: what is too slow to be measured is not said to be closed. Raises as `measure`."""
+    try:
+        return measure_link(sock, clock)
+    except TimeoutError:
+        raise LinkError(
+            f"it answered, and then nothing came for {_POLITE:g} s: the way loses data, or is very slow"
+        ) from None

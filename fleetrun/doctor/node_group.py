@@ -1,0 +1,424 @@
+"""Several machines that check themselves together: they meet in a store, measure the links between them, and
+show each other what they found. Imported only when there are several.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shlex
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from fleetrun.console.text import printable
+from fleetrun.doctor import judge_group
+from fleetrun.doctor import node_records as cards
+from fleetrun.doctor.facts import Finding, Machine, failed, plural
+from fleetrun.doctor.links import ALLOWED, Surveyor, open_door, turns
+from fleetrun.doctor.node_records import BadCardError, Card, Link
+from fleetrun.doctor.requirements import Plan
+from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
+from fleetrun.elastic.store import ABSENT, Entry, Store
+from fleetrun.envs.contract import TOKEN
+from fleetrun.envs.settings.options import Resolved
+from fleetrun.envs.settings.parsing import split_endpoint
+from fleetrun.envs.settings.show import agreed, words
+from fleetrun.errors import LaunchError
+from fleetrun.host.network import Ports
+from fleetrun.plan.site import Site
+from fleetrun.pod.loop import Loop, Timer
+
+# ---- Machines that check themselves together meet in a store, measure the ways between them, and show each
+# other what they found. Knows the keys; leaves what it means to `judge_party`.
+#
+#     nodes/ID     a machine's card          as soon as it is there
+#     set          who takes part            by whoever first sees that enough are there; never changes
+#     tried/ID     what it measured so far   when it could not reach one, which then need not wait for it
+#     results/ID   what it measured          when its turns are over
+#     seen/ID      it has all results        then it may leave
+# All of them are leased: nothing is left in the store.
+
+NODES, SET, TRIED, RESULTS, SEEN = "nodes/", "set", "tried/", "results/", "seen/"
+LAST_WORDS = 3.0
+"""For how many seconds who has all results waits for others to have them."""
+
+_OTHER_PORT = "If a job runs there, or another check, give another port in --master for this one."
+
+LATE = 10.0
+"""Seconds beyond the last turn for the results of others."""
+
+
+class SurveyorProtocol(Protocol):
+    """Who measures; see `surveyor.py`."""
+
+    @property
+    def news(self) -> int: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def links(self) -> Mapping[str, Link]: ...
+
+    def survey(self, cards: Sequence[Card], me: int) -> None: ...
+
+    def excuse(self, id_: str) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Party:
+    """What came of it. `members` in the order of their turns; `links` by the ids of both ends; `gone` left
+    before they had said what they found. `error`: why this machine could not take part, or not to the end.
+    """
+
+    members: tuple[Card, ...] = ()
+    waiting: tuple[Card, ...] = ()
+    links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    error: str = ""
+    hint: str = ""
+
+
+def chosen(
+    here: Mapping[str, Card], arrival: Mapping[str, int], fewest: int, most: int, *, waited: bool
+) -> tuple[str, ...]:
+    """Who takes part, in order; empty while others are waited for.
+
+    The first to come, as many as may be, by the rank that they ask for; `waited`: those between fewest and
+    most had their time.
+    """
+    if len(here) < (fewest if waited else most):
+        return ()
+    first = sorted(here, key=lambda id_: arrival[id_])[:most]
+    return tuple(sorted(first, key=lambda id_: (here[id_].rank < 0, here[id_].rank, arrival[id_])))
+
+
+class Gathering:
+    """A store's Listener. Its `party` is complete when `when_over` is called: everything is known, or nothing
+    more will be.
+    """
+
+    def __init__(
+        self, store: Store, loop: Loop, card: Card, surveyor: SurveyorProtocol, nnodes: tuple[int, int],
+        *, say: Callable[[Sequence[Card]], None], told: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """`say` is told which machines are there whenever that changes, `told` why the store is down."""
+        self._store = store
+        self._loop = loop
+        self._card = card
+        self._surveyor = surveyor
+        self._fewest, self._most = nnodes
+        self._say = say
+        self._told = told
+        self._own: dict[str, bytes] = {}
+        self._cards: dict[str, Card] = {}
+        self._results: dict[str, dict[str, Link]] = {}
+        self._seen: set[str] = set()
+        self._here = 0
+        self._members: tuple[str, ...] = ()
+        self._patience: Timer | None = None
+        self._waited = False
+        self._proposed = False
+        self._over = False
+        self._between = 0.0
+        self._limit = Timer(lambda: None)
+        self.when_over: Callable[[], None] = lambda: None
+        self.reached = False
+        self.party = Party()
+
+    def join(self, patience: float, timeout: float, doubts: Sequence[tuple[float, Doubt]] = ()) -> None:
+        """`patience`: how long those beyond the fewest are waited for; `timeout`: how long the fewest are."""
+        self._between = patience
+        self._loop.add(self._surveyor.news, self._measured)
+        self._limit = self._loop.after(timeout, partial(self._missing, timeout))
+        for seconds, doubt in doubts:
+            self._loop.after(seconds, partial(self._doubt, doubt))
+        for prefix in (NODES, SET, TRIED, RESULTS, SEEN):
+            self._store.watch(prefix)
+        self._post(NODES + self._card.id, cards.pack(self._card))
+        self._store.open(self)
+
+    def _doubt(self, doubt: Doubt) -> None:
+        error = None if self.reached else doubt()
+        if error is not None:
+            self.lost(error)
+
+    def _missing(self, timeout: float) -> None:
+        """Of those that came some may have given up before."""
+        self._end(f"{len(self._cards)} of {self._fewest} machines came within {timeout:g} s")
+
+    def _end(self, error: str = "", hint: str = "") -> None:
+        """The first word is the last."""
+        if self._over:
+            return
+        self._over = True
+        self.party.error, self.party.hint = error, hint
+        self.party.waiting = tuple(self._cards.values())
+        self._limit.cancel()
+        self._loop.remove(self._surveyor.news)
+        self._store.close()
+        self.when_over()
+
+    def _post(self, key: str, value: bytes) -> None:
+        self._own[key] = value
+        self._store.put(key, value, leased=True)
+
+    # ---- what the store tells
+
+    def up(self, *, fresh: bool) -> None:
+        if fresh and self.reached:
+            for key, value in self._own.items():
+                self._store.put(key, value, leased=True)
+        self.reached = True
+
+    def down(self, why: str) -> None:
+        self._told(why)
+
+    def lost(self, error: LaunchError) -> None:
+        self._end(error.message, error.hint or _OTHER_PORT)
+
+    def changed(self) -> None:
+        if self._over:
+            return
+        mirror = self._store.mirror
+        try:
+            self._note(mirror)
+            if self._members:
+                self._compare(mirror)
+            else:
+                self._gather(mirror)
+        except BadCardError as error:
+            self._end(f"another machine says what this fleetrun does not understand: {error}")
+
+    def _note(self, mirror: Mapping[str, Entry]) -> None:
+        """Raises BadCardError. What came once stays: who has told everything may leave."""
+        for key, entry in mirror.items():
+            id_ = key.partition("/")[2]
+            if key.startswith(NODES) and id_ not in self._cards:
+                self._cards[id_] = cards.unpack(entry.value)
+            elif key.startswith((TRIED, RESULTS)):
+                links = cards.unpack_links(entry.value)
+                if self._card.id in links:
+                    self._surveyor.excuse(id_)
+                if key.startswith(RESULTS):
+                    self._results[id_] = links
+            elif key.startswith(SEEN):
+                self._seen.add(id_)
+
+    def _gather(self, mirror: Mapping[str, Entry]) -> None:
+        if SET in mirror:
+            self._begin(cards.unpack_members(mirror[SET].value))
+            return
+        arrival = {
+            key.removeprefix(NODES): entry.created for key, entry in mirror.items() if key.startswith(NODES)
+        }
+        here = {id_: self._cards[id_] for id_ in arrival}
+        if len(here) != self._here:
+            self._here = len(here)
+            self._say(list(here.values()))
+        if len(here) >= self._fewest and self._patience is None:
+            self._patience = self._loop.after(self._between, self._others_had_their_time)
+        members = chosen(here, arrival, self._fewest, self._most, waited=self._waited)
+        if members and not self._proposed:
+            self._proposed = True
+            self._store.put(SET, cards.pack_members(members), expect=ABSENT, leased=True)
+
+    def _others_had_their_time(self) -> None:
+        self._waited = True
+        self.changed()
+
+    def _begin(self, members: tuple[str, ...]) -> None:
+        if self._card.id not in members:
+            self._end(
+                f"{len(members)} machines check themselves there already, without this one",
+                "Wait until they have ended.",
+            )
+            return
+        if not all(id_ in self._cards for id_ in members):
+            return  # one has come and gone: its card never arrived, and the set will go with its lease
+        self._members = members
+        self._limit.cancel()
+        self.party.members = tuple(self._cards[id_] for id_ in members)
+        self._surveyor.survey(self.party.members, members.index(self._card.id))
+        self._loop.after(ALLOWED * len(turns(len(members))) + LATE, self._end)
+        self.changed()
+
+    def _measured(self) -> None:
+        os.eventfd_read(self._surveyor.news)
+        key = RESULTS if self._surveyor.done else TRIED
+        self._post(key + self._card.id, cards.pack_links(self._surveyor.links))
+
+    def _compare(self, mirror: Mapping[str, Entry]) -> None:
+        """Leave when everybody who is still here has all results."""
+        for id_, links in self._results.items():
+            self.party.links |= {(id_, other): each for other, each in links.items()}
+        self.party.gone = {
+            id_ for id_ in self._members if id_ not in self._results and NODES + id_ not in mirror
+        }
+        own = SEEN + self._card.id
+        if own not in self._own and self._results.keys() | self.party.gone >= set(self._members):
+            self._post(own, b"")
+            self._loop.after(LAST_WORDS, self._end)
+        here = {id_ for id_ in self._members if NODES + id_ in mirror}
+        if own in self._own and self._seen >= here:
+            self._end()
+
+
+Doubt = Callable[[], LaunchError | None]
+
+
+# ---- The part of a visit that needs the other machines: where they meet, what this one says of itself, what
+# came of it. Makes everything and decides nothing.
+
+Say = Callable[[str], None]
+
+_LARGEST_SCRIPT = 64 << 20
+
+
+def compare(
+    resolved: Resolved, plan: Plan, machine: Machine, findings: tuple[Finding, ...], ports: Ports,
+    environ: Mapping[str, str], say: Say,
+) -> tuple[Party, list[Finding]]:  # fmt: skip
+    """Meet the others; what all of them together come to."""
+    site = plan.site
+    assert site is not None
+    loop = Loop()
+    try:
+        door = _door(plan, ports)
+    except (OSError, LaunchError) as error:
+        return Party(), [failed("connections", f"this machine cannot listen: {error}")]
+    card = _card(resolved, plan, machine, findings, door.getsockname()[1])
+    surveyor = Surveyor(door, card.ticket)
+    try:
+        check_meeting(site.master)
+        meeting = open_meeting(_wish(resolved, site, card, environ), loop, ports)
+    except LaunchError as error:
+        surveyor.close()
+        return Party(), [failed("meeting point", error.message, error.hint or "")]
+    try:
+        party = _meet(resolved, plan, card, meeting, loop, surveyor, say)
+    finally:
+        meeting.close()
+        surveyor.close()
+        loop.close()
+    return party, list(_judged(party, card, site))
+
+
+def _meet(
+    resolved: Resolved, plan: Plan, card: Card, meeting: Meeting, loop: Loop, surveyor: Surveyor, say: Say
+) -> Party:
+    settings, site = resolved.settings, plan.site
+    assert site is not None
+    fewest, most = site.nnodes
+    if meeting.hosted and site.master is None:
+        say(f"Machines meet at {meeting.endpoint}. Run on the others:")
+        say(f"  fleetrun doctor --master={meeting.endpoint} {shlex.join(_elsewhere(resolved, plan))}")
+    wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
+
+    def here(cards: Sequence[Card]) -> None:
+        if len(cards) < most:
+            others = _missing(site, cards) or "others"
+            say(f"{len(cards)} of {wanted} machines are here; waiting for {others} at {meeting.endpoint}")
+
+    told: set[str] = set()
+
+    def down(why: str) -> None:
+        if why not in told:
+            told.add(why)
+            say(f"waiting for the meeting point: {printable(why)}")
+
+    gathering = Gathering(meeting.store, loop, card, surveyor, site.nnodes, say=here, told=down)
+    gathering.when_over = loop.stop
+    gathering.join(settings.elastic_timeout, settings.rdzv_timeout, meeting.doubts)
+    loop.run()
+    return gathering.party
+
+
+def _elsewhere(resolved: Resolved, plan: Plan) -> tuple[str, ...]:
+    """What to type on other machines; no script where the person has named none."""
+    line = words(resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port", "json"})
+    return line if plan.names_script else line[:-1]
+
+
+def _missing(site: Site, cards: Sequence[Card]) -> str:
+    """Which of the listed machines are not here; empty when there is no list."""
+    there = {card.rank for card in cards}
+    return ", ".join(each for rank, each in enumerate(site.machines) if rank not in there)
+
+
+def _door(plan: Plan, ports: Ports) -> socket.socket:
+    """At a port that the job would use: what keeps others from it would keep them from the job."""
+    assert plan.site is not None
+    port = split_endpoint(plan.offer.service)[1] if plan.offer is not None else ports.any()
+    return open_door(plan.site.address, port)
+
+
+def _wish(resolved: Resolved, site: Site, card: Card, environ: Mapping[str, str]) -> Wish:
+    settings = resolved.settings
+    return Wish(
+        master=site.master,
+        address=site.address,
+        job_id=f"{settings.job_id[:120]}.doctor",
+        node_id=card.id,
+        lease=settings.heartbeat_timeout,
+        token=environ.get(TOKEN, ""),
+        late_names="KUBERNETES_SERVICE_HOST" in environ,
+    )
+
+
+def _card(resolved: Resolved, plan: Plan, machine: Machine, findings: tuple[Finding, ...], port: int) -> Card:
+    assert plan.site is not None
+    driver, torch = machine.driver, machine.torch
+    return Card(
+        id=os.urandom(8).hex(),
+        name=os.uname().nodename,
+        address=plan.site.address,
+        rank=plan.site.rank,
+        port=port,
+        ticket=secrets.token_hex(16),
+        fleetrun=machine.fleetrun,
+        python=machine.python,
+        torch=torch.version if torch is not None else "",
+        nccl=torch.nccl if torch is not None else "",
+        driver=driver.version if driver is not None else "",
+        kinds=tuple(gpu.name for gpu in driver.gpus) if driver is not None else (),
+        trainers=plan.wanted.trainers,
+        script=_digest(resolved.settings.script),
+        options=agreed(resolved),
+        findings=findings,
+    )
+
+
+def _digest(script: str) -> str:
+    """A few characters that differ when the files do; empty for what is no file, or too large."""
+    path = Path(script)
+    try:
+        if path.is_file() and path.stat().st_size <= _LARGEST_SCRIPT:
+            return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest()
+    except OSError:
+        pass
+    return ""
+
+
+def _judged(party: Party, card: Card, site: Site) -> Iterator[Finding]:
+    if party.members:
+        yield judge_group.counted(party.members, site.nnodes[0])
+        yield from judge_group.options(party.members)
+        yield from judge_group.versions(party.members)
+        yield from judge_group.links(party.members, party.links, party.gone)
+        yield from judge_group.others(party.members, card.id)
+    if party.error:
+        found = party.error
+        if not party.members:
+            here, missing = ", ".join(each.title for each in party.waiting[:8]), _missing(site, party.waiting)
+            found += f": {here}" if here else ""
+            found += f"; {missing} did not" if missing else ""
+        yield failed("meeting point", found, party.hint or _START.format(plural(site.nnodes[0], "machine")))
+
+
+_START = "Run fleetrun doctor on all {}, with the same --master."

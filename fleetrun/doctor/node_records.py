@@ -1,0 +1,182 @@
+"""What machines tell each other of themselves through the store: the cards, and their JSON in both ways.
+Knows no key and no rule.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fleetrun.doctor.facts import Finding, Verdict
+from fleetrun.envs.settings import parsing
+from fleetrun.envs.settings.parsing import BadValue
+
+MOST_BYTES = 1 << 20
+_MOST_FINDINGS = 40
+_LONGEST_TEXT = 600
+
+
+class BadCardError(ValueError):
+    """Written by something else than this version's doctor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One machine. `port` and `ticket` are for who wants to measure the way to it; `kinds` are the names of
+    its devices, `script` is a digest of the script's file; `options` as they would be typed.
+    """
+
+    id: str
+    name: str
+    address: str
+    rank: int = -1
+    port: int = 0
+    ticket: str = ""
+    fleetrun: str = ""
+    python: str = ""
+    torch: str = ""
+    nccl: str = ""
+    driver: str = ""
+    kinds: tuple[str, ...] = ()
+    trainers: int = 0
+    script: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """How findings call it: `h1 (10.0.0.1)`."""
+        return self.address if self.name in ("", self.address) else f"{self.name} ({self.address})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The way from one machine to another: seconds for a round trip, bytes/s to it and back, and by how many
+    seconds its clock is ahead. `error`: why nothing could be measured.
+    """
+
+    round_trip: float = 0.0
+    there: float = 0.0
+    back: float = 0.0
+    ahead: float = 0.0
+    error: str = ""
+
+
+def pack(card: Card) -> bytes:
+    """Only what stands in the way is told to the others: a pass is nobody's business but its own."""
+    told = [each for each in card.findings if each.verdict is not Verdict.PASS][:_MOST_FINDINGS]
+    rows = [[_cut(text) for text in (each.check, each.verdict, each.found, each.mend)] for each in told]
+    return json.dumps({**asdict(card), "findings": rows}).encode()
+
+
+def unpack(data: bytes) -> Card:
+    """Raises BadCardError."""
+    row = _object(data)
+    options = row.get("options")
+    findings = row.get("findings")
+    if not isinstance(options, dict) or not isinstance(findings, list):
+        raise BadCardError("it lacks options or findings")
+    port = _number(row, "port")
+    try:
+        parsing.host(_text(row, "address"))
+        parsing.port(str(port))
+    except BadValue as error:
+        raise BadCardError(f"where it is: {error}") from None
+    return Card(
+        **{name: _text(row, name) for name in _TEXTS},
+        rank=_number(row, "rank"),
+        port=port,
+        trainers=_number(row, "trainers"),
+        kinds=tuple(_cut(str(each)) for each in _list(row, "kinds")[:64]),
+        options={_cut(str(name)): _cut(str(text)) for name, text in options.items()},
+        findings=tuple(_finding(each) for each in findings[:_MOST_FINDINGS]),
+    )
+
+
+_TEXTS = ("id", "name", "address", "ticket", "fleetrun", "python", "torch", "nccl", "driver", "script")
+
+
+def _finding(row: Any) -> Finding:
+    try:
+        check, verdict, found, mend = (_cut(str(each)) for each in row)
+        return Finding(check, Verdict(verdict), found, mend)
+    except (ValueError, TypeError) as error:
+        raise BadCardError(f"a finding is {error}") from None
+
+
+def pack_links(links: Mapping[str, Link]) -> bytes:
+    return json.dumps({id_: asdict(link) for id_, link in links.items()}).encode()
+
+
+def unpack_links(data: bytes) -> dict[str, Link]:
+    """By the id of the other machine. Raises BadCardError."""
+    found = {}
+    for id_, row in _object(data).items():
+        if not isinstance(row, dict):
+            raise BadCardError("a link is no object")
+        numbers = {name: _amount(row, name) for name in ("round_trip", "there", "back", "ahead")}
+        found[id_] = Link(**numbers, error=_text(row, "error"))
+    return found
+
+
+def pack_members(ids: Sequence[str]) -> bytes:
+    return json.dumps(list(ids)).encode()
+
+
+def unpack_members(data: bytes) -> tuple[str, ...]:
+    """Raises BadCardError."""
+    row = _json(data)
+    if not isinstance(row, list) or not all(isinstance(each, str) for each in row):
+        raise BadCardError("it is no list of machines")
+    return tuple(row)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    row = _json(data)
+    if not isinstance(row, dict):
+        raise BadCardError("it is no object")
+    return row
+
+
+def _json(data: bytes) -> Any:
+    if len(data) > MOST_BYTES:
+        raise BadCardError(f"it has {len(data)} bytes")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadCardError(str(error)) from None
+
+
+def _list(row: Mapping[str, Any], name: str) -> list[Any]:
+    value = row.get(name)
+    if not isinstance(value, list):
+        raise BadCardError(f"{name} is no list")
+    return value
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str):
+        raise BadCardError(f"{name} is no text")
+    return _cut(value)
+
+
+def _number(row: Mapping[str, Any], name: str) -> int:
+    value = row.get(name)
+    if not isinstance(value, int) or not -1 <= value <= 1 << 32:
+        raise BadCardError(f"{name} is no number")
+    return value
+
+
+def _amount(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadCardError(f"{name} is no number")
+    return float(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

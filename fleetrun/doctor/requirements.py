@@ -1,0 +1,139 @@
+"""What a launch with these options would need of this machine: its place, its devices, its ports. What keeps
+it from starting becomes a finding; measures nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fleetrun.doctor.facts import Finding, Wanted, failed, passed, warned
+from fleetrun.envs.contract import TOKEN, Role
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
+from fleetrun.envs.settings.parsing import split_endpoint
+from fleetrun.errors import LaunchError
+from fleetrun.host.network import Ports
+from fleetrun.plan.site import Site, locate
+from fleetrun.plan.topology import Host, Offer, process_counts
+from fleetrun.prepare import check_program, host_of, offer_of, take_token
+
+T = TypeVar("T")
+
+_SOCKET_NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_EXTRAS = {
+    "tensorboard": ("tensorboard", "monitor"),
+    "metrics_port": ("prometheus_client", "monitor"),
+}
+"""Options that need a package which the plain installation leaves out: its module, and the extra."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """`site`, `host` and `offer` are None when they could not be found out; `findings` say why. Without
+    `names_script` the script of the settings is a stand-in.
+    """
+
+    names_script: bool = True
+    findings: list[Finding] = field(default_factory=list)
+    site: Site | None = None
+    host: Host | None = None
+    offer: Offer | None = None
+    wanted: Wanted = field(default_factory=Wanted)
+
+    def attempt(self, check: str, act: Callable[[], T]) -> T | None:
+        """What it gives; None, and a finding, when it cannot be."""
+        try:
+            return act()
+        except LaunchError as error:
+            self.findings.append(failed(check, error.message, error.hint or ""))
+            return None
+
+
+def make_plan(
+    resolved: Resolved, ports: Ports, environ: MutableMapping[str, str], *, names_script: bool
+) -> Plan:
+    """The ports stay reserved until `ports` is closed. `names_script`: the person has named one."""
+    settings = resolved.settings
+    plan = Plan(names_script=names_script)
+
+    def warn(text: str) -> None:
+        plan.findings.append(warned("options", text, ""))
+
+    for notice in resolved.notices:
+        warn(notice)
+    plan.attempt("secret", lambda: take_token(settings, environ, warn))
+    if names_script:
+        plan.attempt("script", lambda: plan.findings.append(_script(settings)))
+    plan.findings += extras(settings, lambda name: importlib.util.find_spec(name) is not None)
+    site = plan.site = plan.attempt("address", lambda: locate(settings))
+    if site is None:
+        return plan
+    host = plan.host = plan.attempt("devices", lambda: host_of(resolved, site, lambda text: None, environ))
+    if host is None:
+        return plan
+    plan.offer = plan.attempt("ports", lambda: offer_of(settings, host, ports))
+    if settings.metrics_port is not None:
+        plan.attempt("metrics port", lambda: ports.fixed(settings.metrics_port or 0))
+    if not site.alone and not environ.get(TOKEN) and not _only_here(site):
+        plan.findings.append(
+            warned(
+                "secret",
+                "there is none: everybody who reaches the meeting point can take part in the job or end it",
+                f"Give every machine the same --token_file, or {TOKEN}.",
+            )
+        )
+    plan.wanted = wanted(settings, site, host, plan.offer, environ)
+    return plan
+
+
+def _script(settings: LaunchSettings) -> Finding:
+    check_program(settings)
+    return passed("script", settings.script)
+
+
+def _only_here(site: Site) -> bool:
+    """Whether only processes of this machine can come to the meeting point."""
+    return (site.master or "").startswith(("127.", "localhost:", "[::1]:"))
+
+
+def extras(settings: LaunchSettings, installed: Callable[[str], bool]) -> Iterator[Finding]:
+    """Packages that the options need."""
+    needed = [pair for name, pair in _EXTRAS.items() if getattr(settings, name) is not None]
+    if (settings.master or "").startswith("etcd://"):
+        needed.append(("etcd3gw", "etcd"))
+    for module, extra in needed:
+        if not installed(module):
+            yield failed("packages", f"{module} is not installed", f"pip install 'fleetrun[{extra}]'")
+
+
+def wanted(
+    settings: LaunchSettings, site: Site, host: Host, offer: Offer | None, environ: Mapping[str, str]
+) -> Wanted:
+    number = process_counts(settings, host)
+    trainer = settings.wish(Role.TRAINER)
+    environ = {**environ, **dict(settings.environment), **dict(trainer.environment)}
+    endpoints = _endpoints(offer) if offer is not None else ()
+    asked = settings.start_port is not None or bool(settings.servers)
+    return Wanted(
+        processes=number.total,
+        trainers=number.trainers,
+        servers=settings.run_mode.has_servers,
+        several=not site.alone,
+        address=site.address,
+        device_kind=host.device_kind,
+        devices=host.devices,
+        named=host.wanted_devices,
+        backend=settings.backend,
+        threads=environ.get("OMP_NUM_THREADS") if trainer.threads is None else str(trainer.threads),
+        fixed_ports=tuple(split_endpoint(each)[1] for each in endpoints) if asked else (),
+        ports=len(endpoints),
+        socket_names=tuple((name, environ[name]) for name in _SOCKET_NAMES if environ.get(name)),
+    )
+
+
+def _endpoints(offer: Offer) -> tuple[str, ...]:
+    heter = tuple(each for stage in offer.heter for each in stage)
+    found = (*offer.servers, *offer.trainers, *heter, *offer.coordinators, offer.service, offer.gloo)
+    return tuple(filter(None, found))

@@ -1,0 +1,455 @@
+"""A node's client of the embedded store: its lease and heartbeat, its mirror, the requests that were not
+answered yet, and the errors when the store is lost. The connection is `connection.py`'s.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from fleetrun.elastic.embedded import wire
+from fleetrun.elastic.embedded.connection import Link
+from fleetrun.elastic.embedded.sockets import Context, StoreKeys
+from fleetrun.elastic.embedded.wire import running_version
+from fleetrun.elastic.store import Entry, Listener, Mirror
+from fleetrun.errors import LaunchError, StoreError, StoreLostError
+from fleetrun.pod.loop import Loop, Timer
+
+# ---- What a client has asked of a store and not been told yet. Knows numbers and order; no socket.
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    frames: tuple[bytes, ...]
+    then: Callable[[Any], None] | None
+    repeat: bool
+
+
+class Questions:
+    """While nobody listens, they wait in their order."""
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+        self._number = 0
+        self._waiting: dict[int, _Question] = {}
+        self._asked: dict[int, _Question] = {}
+        self._open = False
+        self._closed = False
+
+    def ask(
+        self,
+        message: Callable[[int], Any],
+        then: Callable[[Any], None] | None,
+        *body: bytes,
+        repeat: bool = False,
+    ) -> int:
+        """`message` makes one of a number; that one is returned. `repeat`: ask again after a broken
+        connection; else the answer is False then.
+        """
+        self._number += 1
+        question = _Question((wire.encode(message(self._number)), *body), then, repeat)
+        if self._open:
+            self._asked[self._number] = question
+            self._send(*question.frames)
+        else:
+            self._waiting[self._number] = question
+        return self._number
+
+    def open(self) -> None:
+        """Somebody listens: ask all that waits."""
+        self._open = True
+        waiting, self._waiting = self._waiting, {}
+        for number, question in waiting.items():
+            self._asked[number] = question
+            self._send(*question.frames)
+
+    def answer(self, number: int, answer: Any) -> None:
+        question = self._asked.pop(number, None)
+        if question is not None and question.then is not None:
+            question.then(answer)
+
+    def unanswered(self) -> None:
+        """The connection is gone, and with it the answers to what was asked."""
+        self._open = False
+        asked, self._asked = self._asked, {}
+        self._waiting |= {number: question for number, question in asked.items() if question.repeat}
+        for question in asked.values():
+            if not question.repeat and question.then is not None and not self._closed:
+                question.then(False)
+
+    def close(self) -> None:
+        """Nobody wants to know any longer."""
+        self._closed = True
+        self._waiting.clear()
+        self._asked.clear()
+
+
+# ---- How long somebody has said nothing. Time is an argument.
+
+
+class Silence:
+    """What passes while nobody looks is not counted: if `look` comes `late` seconds or more after the one
+    before it, this process was stopped, or its machine asleep.
+    """
+
+    def __init__(self, late: float, now: float) -> None:
+        self._late = late
+        self._heard = self._looked = now
+
+    def heard(self, now: float) -> None:
+        self._heard = now
+
+    def look(self, now: float) -> float:
+        """The seconds since something was heard."""
+        if now - self._looked >= self._late:
+            self._heard = now
+        self._looked = now
+        return now - self._heard
+
+
+# ---- A client's own rhythm: when to say that it lives, how long the store has been silent. Knows the loop.
+
+
+class Pulse:
+    """From `start` to `stop` calls `beat(silent, speak)` eight times in a lease: for how many seconds nothing
+    was heard, and, every second time, that one should say something.
+    """
+
+    def __init__(self, loop: Loop, lease: float, beat: Callable[[float, bool], None]) -> None:
+        self.lease = lease
+        self._loop = loop
+        self._beat = beat
+        self._silence = Silence(lease / 2, loop.clock())
+        self._speak = False
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        self.stop()
+        self._silence = Silence(self.lease / 2, self._loop.clock())
+        self._timer = self._loop.after(self.lease / 8, self._tick)
+
+    def keep_to(self, lease: float) -> None:
+        """The store's lease is the one that counts."""
+        if lease != self.lease:
+            self.lease = lease
+            self.start()
+
+    def heard(self) -> None:
+        self._silence.heard(self._loop.clock())
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._timer = self._loop.after(self.lease / 8, self._tick)
+        self._speak = not self._speak
+        self._beat(self._silence.look(self._loop.clock()), self._speak)
+
+
+# ---- What a node tells its user when the embedded store will never answer it. Words only.
+
+_HINT = "With --master etcd://... a job outlives any one node."
+
+
+def store_gone(endpoint: str) -> StoreLostError:
+    return StoreLostError(
+        f"the meeting point {endpoint} is gone, and the launcher that served it: connection refused",
+        hint=_HINT,
+    )
+
+
+def store_silent(endpoint: str, lease: float) -> StoreLostError:
+    return StoreLostError(
+        f"the meeting point {endpoint} has not answered for {lease:g} s: its machine or the network is gone",
+        hint=_HINT,
+    )
+
+
+def store_replaced(endpoint: str) -> StoreLostError:
+    return StoreLostError(
+        f"the meeting point {endpoint} is another one: the launcher that served it was started again",
+        hint=_HINT,
+    )
+
+
+def store_refused(endpoint: str, why: str) -> StoreError:
+    return StoreError(f"the meeting point {endpoint} refuses this node: {why}")
+
+
+def store_denied(endpoint: str, *, secret: bool) -> StoreError:
+    """`secret`: whether this node has one."""
+    theirs = (
+        "has one, and the meeting point has another or none"
+        if secret
+        else "has none, and the meeting point has one"
+    )
+    return StoreError(
+        f"the meeting point {endpoint} does not take this node: their secrets differ (this node {theirs})",
+        hint="Give every node the same FLEETRUN_TOKEN or --token_file, or none of them any.",
+    )
+
+
+# ---- A node's client of the embedded store. Knows its lease, its mirror and its questions; leaves the
+# connection to `link`.
+
+_LINGER_MS = 500
+_GONE_S = 1.0
+_WELCOME_S = 10.0
+_DENIALS = 4
+"""So many handshakes in a row that somebody who speaks zmq ended without a reason are no accident: who sees
+first that the mechanisms differ hangs up, and the other may never learn why.
+"""
+_TELL_BYTES = 8 << 20
+"""After so many, say that they have come: the store drops who seems not to read."""
+
+
+class ZmqStore:
+    """A Store. `context`: of a process that has many clients; each then costs no threads of its own."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        endpoint: str,
+        *,
+        job_id: str,
+        node_id: str,
+        lease: float,
+        keys: StoreKeys | None = None,
+        version: str | None = None,
+        context: Context | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self._loop = loop
+        self._endpoint = endpoint
+        self._secret = keys is not None
+        self._own_context = context is None
+        self._context: Context = context or zmq.Context()
+        self._link = Link(loop, endpoint, self, lease=lease, keys=keys, context=self._context)
+        self._hello = wire.Hello(
+            wire.PROTOCOL, version or running_version(), job_id, node_id, secrets.token_hex(16)
+        )
+        self._listener: Listener | None = None
+        self._mirror = Mirror()
+        self._questions = Questions(self._link.send)
+        self._listings: set[int] = set()
+        """Those that are missing until the mirror is whole."""
+        self._store_id = ""
+        self._fresh = False
+        self._welcome = False
+        self._was_up = False
+        self._got = self._told = 0
+        self._pulse = Pulse(loop, lease, self._keep_alive)
+        self._linked_at = 0.0
+        self._refused_at: float | None = None
+        self._denials = 0
+        self._why = ""
+
+    # ---- what a Store does
+
+    @property
+    def mirror(self) -> Mapping[str, Entry]:
+        return self._mirror.entries
+
+    @property
+    def nameless(self) -> str:
+        """Why the store's name could not be resolved so far; empty when it was, or is an address."""
+        return self._link.nameless
+
+    def open(self, listener: Listener) -> None:
+        self._listener = listener
+        self._pulse.start()
+        self._link.start()
+
+    def watch(self, prefix: str) -> None:
+        self._mirror.watch(prefix)
+        if self._welcome:
+            self._list(prefix)
+
+    def unwatch(self, prefix: str) -> None:
+        self._mirror.unwatch(prefix)
+        if self._welcome:
+            self._link.send(wire.encode(wire.Unwatch(prefix)))
+
+    def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        leased: bool = False,
+        then: Callable[[bool], None] | None = None,
+    ) -> None:
+        wire.check_entry(key, value)
+        self._questions.ask(lambda n: wire.Put(n, key, expect, leased), then, value)
+
+    def delete(
+        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
+    ) -> None:
+        self._questions.ask(lambda n: wire.Delete(n, key, expect), then)
+
+    def delete_prefix(self, prefix: str) -> None:
+        self._questions.ask(lambda n: wire.Clear(n, prefix), None)
+
+    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+        self._questions.ask(lambda n: wire.Read(n, key), then, repeat=True)
+
+    def close(self) -> None:
+        if self._welcome:
+            self._link.send(wire.encode(wire.Bye()))
+            self._stop(_LINGER_MS)
+        else:
+            self._stop()
+
+    def _stop(self, linger_ms: int = 0) -> None:
+        self._listener = None
+        self._welcome = False
+        self._questions.close()
+        self._pulse.stop()
+        self._link.close(linger_ms)
+        if self._own_context:
+            self._context.term()
+
+    # ---- what the link tells
+
+    def linked(self) -> None:
+        self._linked_at = self._loop.clock()
+        self._got = self._told = 0
+        self._denials = 0
+        self._link.send(wire.encode(self._hello))
+
+    def received(self, frames: Sequence[bytes]) -> None:
+        self._pulse.heard()
+        self._got += sum(map(len, frames))
+        if self._got - self._told >= _TELL_BYTES:
+            self._say_alive()
+        try:
+            message, body = wire.decode(frames, wire.ANSWERS)
+            self._understand(message, body)
+        except wire.WireError as error:
+            self._cut_off(f"{self._endpoint} says what is no answer: {error}")
+
+    def settled(self) -> None:
+        if self._mirror.stale and self._listener is not None and self._welcome and not self._listings:
+            self._mirror.stale = False
+            self._listener.changed()
+
+    def unlinked(self) -> None:
+        self._welcome = False
+        self._listings.clear()
+        self._questions.unanswered()
+
+    def unreachable(self, why: str, number: int) -> None:
+        now = self._loop.clock()
+        self._down(f"{self._endpoint}: {why}")
+        if number:
+            self._denials = 0
+        if number != errno.ECONNREFUSED:
+            self._refused_at = None
+        elif self._refused_at is None:
+            self._refused_at = now
+        elif self._was_up and now - self._refused_at >= _GONE_S:
+            self._lost(store_gone(self._endpoint))
+
+    def denied(self, certain: bool) -> None:
+        self._denials += 1
+        if certain or (not self._was_up and self._denials >= _DENIALS):
+            self._lost(store_denied(self._endpoint, secret=self._secret))
+
+    # ---- what the store says
+
+    def _understand(self, message: Any, body: bytes) -> None:
+        match message:
+            case wire.Welcome():
+                self._welcomed(message)
+            case wire.Refused(text):
+                self._lost(store_refused(self._endpoint, text))
+            case wire.Done(n, ok):
+                self._questions.answer(n, ok)
+            case wire.Found(n, row):
+                (entry,) = wire.unpack([row], body).values()
+                self._questions.answer(n, entry)
+            case wire.Listing(n, prefix, rows):
+                self._listed(n, prefix, wire.unpack(rows, body))
+            case wire.News(rows):
+                self._mirror.note(wire.unpack(rows, body))
+            case wire.Living(True):
+                self._say_alive()
+            case wire.Stranger():
+                self._cut_off("")
+            case wire.Wrong(text):
+                self._cut_off(f"{self._endpoint} does not understand: {text}")
+
+    def _welcomed(self, welcome: wire.Welcome) -> None:
+        if self._store_id not in ("", welcome.store):
+            self._lost(store_replaced(self._endpoint))
+            return
+        self._store_id = welcome.store
+        self._pulse.keep_to(welcome.lease)
+        self._fresh = self._fresh or welcome.fresh
+        self._welcome = True
+        for prefix in self._mirror.prefixes:
+            self._listings.add(self._list(prefix))
+        self._questions.open()
+        if not self._listings:
+            self._up()
+
+    def _list(self, prefix: str) -> int:
+        return self._questions.ask(lambda n: wire.Watch(n, prefix), None)
+
+    def _listed(self, n: int, prefix: str, entries: Mapping[str, Entry | None]) -> None:
+        self._questions.answer(n, None)
+        self._mirror.replace(prefix, {key: entry for key, entry in entries.items() if entry is not None})
+        if n in self._listings:
+            self._listings.remove(n)
+            if not self._listings:
+                self._up()
+
+    # ---- what the listener is told
+
+    def _up(self) -> None:
+        fresh, self._fresh = self._fresh, False
+        self._was_up, self._why, self._refused_at = True, "", None
+        self._link.hurry()
+        if self._listener is not None:
+            self._listener.up(fresh=fresh)
+
+    def _down(self, why: str) -> None:
+        if self._listener is not None and why != self._why:
+            self._why = why
+            self._listener.down(why)
+
+    def _lost(self, error: LaunchError) -> None:
+        listener = self._listener
+        if listener is not None:
+            self._stop()
+            listener.lost(error)
+
+    def _cut_off(self, why: str) -> None:
+        """This connection is of no more use."""
+        self.unlinked()
+        self._link.renew()
+        if why:
+            self._down(why)
+
+    # ---- time
+
+    def _keep_alive(self, silent: float, speak: bool) -> None:
+        lease = self._pulse.lease
+        if self._was_up and silent >= lease:
+            self._lost(store_silent(self._endpoint, lease))
+        elif self._welcome and silent >= lease / 2:
+            self._cut_off(f"{self._endpoint}: no answer for {silent:.1f} s")
+        elif self._welcome and speak:
+            self._say_alive()
+        elif not self._welcome and self._link.is_up and self._loop.clock() - self._linked_at >= _WELCOME_S:
+            self._cut_off(f"{self._endpoint}: what answers there is no fleetrun")
+
+    def _say_alive(self) -> None:
+        self._told = self._got
+        self._link.send(wire.encode(wire.Alive(self._got)))

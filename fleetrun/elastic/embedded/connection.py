@@ -1,0 +1,389 @@
+"""The connection of a node to the embedded store: names to addresses, connecting, and finding out why that
+failed. It is made again whenever it breaks. What is said over it is `client.py`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import random
+import socket
+import socket as socket_module
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import zmq
+
+from fleetrun.elastic.embedded.sockets import (
+    HANDSHAKE_MS,
+    Context,
+    Frames,
+    Monitor,
+    StoreKeys,
+    Watched,
+    node_socket,
+)
+from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
+from fleetrun.pod.loop import WRITE, Loop, Timer
+
+# ---- Names to addresses without keeping a loop waiting: a resolver may take 30 s over a name. Knows sockets.
+
+Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
+"""A family and what `connect` takes."""
+
+
+class Resolver:
+    """Looks a host up, once at a time. `look_up` is what may take long."""
+
+    def __init__(
+        self, loop: Loop, host: str, port: int, look_up: Callable[..., Any] = socket.getaddrinfo
+    ) -> None:
+        self._loop = loop
+        self._getaddrinfo = look_up
+        self._host = host
+        self._port = port
+        self._told: int | None = None
+
+    def ask(self, then: Callable[[Sequence[Address], str], None]) -> None:
+        """`then(addresses, "")`, or `then((), why not)`; from the loop. An address is itself, at once."""
+        if self._is_address():
+            found, why = self._look_up()
+            self._loop.after(0.0, lambda: then(found, why))
+            return
+        self.close()
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        answers: list[tuple[Sequence[Address], str]] = []
+
+        def look_up() -> None:
+            answers.append(self._look_up())
+            os.close(write)  # wakes the loop, or nobody if it no longer wants to know
+
+        def answered() -> None:
+            self.close()
+            then(*answers[0])
+
+        self._told = read
+        self._loop.add(read, answered)
+        threading.Thread(target=look_up, name="resolver", daemon=True).start()
+
+    def close(self) -> None:
+        """Whatever comes is not told."""
+        if self._told is not None:
+            self._loop.remove(self._told)
+            os.close(self._told)
+            self._told = None
+
+    def _is_address(self) -> bool:
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(self._host)
+            return True
+        return False
+
+    def _look_up(self) -> tuple[Sequence[Address], str]:
+        try:
+            found = self._getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            return (), str(error.strerror if isinstance(error, OSError) else error)
+        return tuple(dict.fromkeys((family, tuple(address)) for family, _, _, _, address in found)), ""
+
+
+# ---- Who is at an address, and why nobody: what libzmq does not tell. Knows plain sockets.
+
+GREETING = b"\xff"
+"""What everybody who speaks zmq says first (rfc.zeromq.org/spec/23)."""
+
+
+class Probe:
+    """Connects once, and waits for the first byte; `then(why, number)` from the loop, unless it was closed.
+    `why` is empty when zmq is spoken there; `number` is the errno, or 0.
+    """
+
+    def __init__(
+        self, loop: Loop, address: Address, seconds: float, then: Callable[[str, int], None]
+    ) -> None:
+        family, where = address
+        self._loop = loop
+        self._seconds = seconds
+        self._then = then
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        number = self._socket.connect_ex(where)
+        if number in (0, errno.EINPROGRESS):
+            loop.add(self._socket.fileno(), self._connected, WRITE)
+            number = errno.ETIMEDOUT
+            self._timer = loop.after(seconds, lambda: self._end(os.strerror(number), number))
+        else:
+            self._timer = loop.after(0.0, lambda: self._end(os.strerror(number), number))
+
+    def close(self) -> None:
+        self._timer.cancel()
+        if self._socket.fileno() >= 0:
+            self._loop.remove(self._socket.fileno())
+            self._socket.close()
+
+    def _end(self, why: str, number: int) -> None:
+        self.close()
+        self._then(why, number)
+
+    def _connected(self) -> None:
+        number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            self._end(os.strerror(number), number)
+            return
+        self._timer.cancel()
+        self._timer = self._loop.after(
+            self._seconds, lambda: self._end("a program there takes connections and says nothing", 0)
+        )
+        self._loop.remove(self._socket.fileno())
+        self._loop.add(self._socket.fileno(), self._heard)
+
+    def _heard(self) -> None:
+        try:
+            said = self._socket.recv(1)
+        except OSError as error:
+            self._end(os.strerror(error.errno or 0), 0)
+        else:
+            self._end("" if said == GREETING else "what answers there is no fleetrun", 0)
+
+
+# ---- One connection from a node to the embedded store, made again whenever it breaks. Knows sockets, names
+# and refusals; leaves what is said over it to `store`.
+#
+# Each connection is a zmq socket of its own, so nothing that was meant for an earlier one is ever sent over
+# it. libzmq tells neither why it cannot connect nor who ended a handshake. A plain socket does; so after a
+# failure one goes ahead, and waits for the first byte that whoever speaks zmq says.
+#
+# resolve -> connect -> linked -> (it breaks) -> connect
+#    ^          | it fails
+#    |          v
+#    +------- probe -> connect            a pause before each probe; at the next address after each failure
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+_HURRIED_PAUSE_S = 0.2
+_RESOLVER_S = 5.0
+_OTHER_MECHANISM = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
+_FAILURES = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_ENDS = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
+_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILURES | _ENDS
+
+
+class LinkUser(Protocol):
+    def linked(self) -> None:
+        """There is a connection, and nothing was said over it yet."""
+        ...
+
+    def received(self, frames: Sequence[bytes]) -> None: ...
+
+    def settled(self) -> None:
+        """All that came together was received."""
+        ...
+
+    def unlinked(self) -> None:
+        """The connection is gone; the next one is being made."""
+        ...
+
+    def unreachable(self, why: str, number: int) -> None:
+        """There is none, and why: an errno, or 0."""
+        ...
+
+    def denied(self, certain: bool) -> None:
+        """The other side ended the handshake. `certain`: over the secret; else it may be any program."""
+        ...
+
+
+class Link:
+    def __init__(
+        self,
+        loop: Loop,
+        endpoint: str,
+        user: LinkUser,
+        *,
+        lease: float,
+        keys: StoreKeys | None,
+        context: Context,
+    ) -> None:
+        self.is_up = False
+        self.nameless = ""
+        self._loop = loop
+        self._user = user
+        self._lease = lease
+        self._keys = keys
+        self._context = context
+        self._host, self._port = split_endpoint(endpoint)
+        self._resolver = Resolver(loop, self._host, self._port)
+        self._addresses: list[Address] = []
+        self._connect_s = min(1.0, max(0.5, lease / 8))
+        self._pause = _FIRST_PAUSE_S
+        self._longest_pause = _LONGEST_PAUSE_S
+        self._failed = False
+        self._greeted = False
+        self._connected_at: float | None = None
+        self._closed = False
+        self._watched: Watched | None = None
+        self._monitor: Monitor | None = None
+        self._probing: Probe | None = None
+        self._probing_since = 0.0
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        self._resolve()
+
+    def send(self, *frames: bytes) -> None:
+        """What cannot be sent is lost: the connection is about to break."""
+        if self._watched is not None and self.is_up:
+            try:
+                self._watched.socket.send_multipart(frames, zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return
+            self._watched.look_again()
+
+    def renew(self) -> None:
+        """Give this connection up and make another one."""
+        self._drop()
+        self._after(_FIRST_PAUSE_S, self._connect)
+
+    def hurry(self) -> None:
+        """Make no long pauses from now on."""
+        self._longest_pause = _HURRIED_PAUSE_S
+
+    def close(self, linger_ms: int = 0) -> None:
+        """For good. What was sent has this long to leave the process."""
+        self._closed = True
+        self._drop(linger_ms)
+
+    # ---- names
+
+    def _resolve(self) -> None:
+        self._after(_RESOLVER_S, self._unresolved)
+        self._resolver.ask(self._resolved)
+
+    def _unresolved(self) -> None:
+        self._resolver.close()
+        self._resolved((), f"the resolver has not answered for {_RESOLVER_S:g} s")
+
+    def _resolved(self, addresses: Sequence[Address], why: str) -> None:
+        if self._closed:
+            return
+        self._addresses = list(addresses)
+        self.nameless = "" if addresses else why
+        if not addresses:
+            self._fail(why, 0, self._resolve)
+        elif self._failed:
+            self._probe()
+        else:
+            self._connect()
+
+    # ---- the connection
+
+    def _connect(self) -> None:
+        self._drop()
+        family, address = self._addresses[0]
+        socket = node_socket(self._context, self._lease, self._keys, int(self._connect_s * 1000))
+        self._connected_at = None
+        self._monitor = Monitor(self._loop, socket, _EVENTS, self._happened)
+        self._watched = Watched(self._loop, socket, self._receive, self._user.settled)
+        socket.setsockopt(zmq.IPV6, int(family == socket_module.AF_INET6))
+        socket.connect(f"tcp://{join_endpoint(_address_text(family, address), self._port)}")
+
+    def _receive(self, frames: Frames) -> None:
+        self._user.received([frame.bytes for frame in frames])
+
+    def _happened(self, event: int, value: int) -> None:
+        if event == zmq.EVENT_CONNECTED:
+            self._connected_at = self._loop.clock()
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.is_up, self._failed, self._greeted = True, False, False
+            self._pause = _FIRST_PAUSE_S
+            self._user.linked()
+        elif event & _FAILURES:
+            self._denied(event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or value == _OTHER_MECHANISM)
+        elif event & _ENDS:
+            self._ended()
+
+    def _ended(self) -> None:
+        was_up, reached = self.is_up, self._connected_at is not None
+        self._drop()
+        if was_up:
+            self._after(random.uniform(0, _FIRST_PAUSE_S), self._connect)
+            self._user.unlinked()
+        elif reached and self._greeted:
+            self._fail("a program there takes connections and ends them", 0, self._probe)
+        else:
+            self._failed = True
+            self._again(self._probe)
+
+    def _denied(self, certain: bool) -> None:
+        """A handshake that takes its time has met somebody busy, and one that ends at once may have met any
+        program; unless it is known to speak zmq.
+        """
+        since = self._connected_at
+        at_once = since is not None and self._loop.clock() - since < HANDSHAKE_MS / 2000
+        if certain or (self._greeted and at_once):
+            self._user.denied(certain)
+
+    # ---- why there is none
+
+    def _probe(self) -> None:
+        self._drop()
+        self._probing_since = self._loop.clock()
+        try:
+            self._probing = Probe(self._loop, self._addresses[0], self._connect_s, self._probed)
+        except OSError as error:  # no such family of addresses here, or no descriptor left
+            self._probed(error.strerror or "no socket", error.errno or 0)
+
+    def _probed(self, why: str, number: int) -> None:
+        self._probing = None
+        self._greeted = not why
+        if self._greeted:
+            self._connect()
+            return
+        del self._addresses[0]
+        if self._loop.clock() - self._probing_since >= self._connect_s:
+            self._pause = _FIRST_PAUSE_S  # that was a pause already
+        self._fail(why, number, self._probe if self._addresses else self._resolve)
+
+    def _fail(self, why: str, number: int, then: Callable[[], None]) -> None:
+        self._failed = True
+        self._again(then)
+        self._user.unreachable(why, number)
+
+    # ---- one thing at a time
+
+    def _again(self, step: Callable[[], None]) -> None:
+        self._after(self._pause * random.uniform(0.75, 1.0), step)
+        self._pause = min(2 * self._pause, self._longest_pause)
+
+    def _after(self, seconds: float, step: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if self._closed else self._loop.after(seconds, step)
+
+    def _drop(self, linger_ms: int = 0) -> None:
+        """The present attempt, whatever it is, or the connection."""
+        self.is_up = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._resolver.close()
+        if self._probing is not None:
+            self._probing.close()
+            self._probing = None
+        if self._monitor is not None and self._watched is not None:
+            self._monitor.close()
+            self._watched.close(linger_ms)
+            self._monitor = self._watched = None
+
+
+def _address_text(family: int, address: Sequence[object]) -> str:
+    """As libzmq wants it: of a link-local address with the name of its interface."""
+    host = str(address[0])
+    if family == socket_module.AF_INET6 and "%" not in host and len(address) > 3 and address[3]:
+        return f"{host}%{socket_module.if_indextoname(int(str(address[3])))}"
+    return host

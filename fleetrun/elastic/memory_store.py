@@ -1,0 +1,230 @@
+"""A client of a ledger in the same process, and the timer that ends a ledger's leases.
+
+The launcher that hosts the store uses both. So do tests and simulations, for which `MemoryStore` can be cut
+off and healed like a network.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+
+from fleetrun.elastic.store import Entry, Ledger, Listener, Mirror, Session
+from fleetrun.errors import LaunchError
+from fleetrun.pod.loop import Loop, Timer
+
+# ---- A client of a ledger in the same process: for the launcher that hosts the store, for tests and
+# simulations. Knows the ledger and the loop; no sockets.
+#
+# What is asked for happens at the loop's next turn, in the order in which it was asked for, as it would over
+# a network. Somebody has to end the leases of clients that are cut off: an Expiry of the same ledger.
+
+
+class MemoryStore:
+    """A Store. `cut` and `heal` stand for a network that fails and comes back."""
+
+    def __init__(self, ledger: Ledger, loop: Loop, node_id: str, *, lease: float = 10.0) -> None:
+        self.node_id = node_id
+        self._ledger = ledger
+        self._loop = loop
+        self._lease = lease
+        self._listener: Listener | None = None
+        self._session: Session | None = None
+        self._name = f"{node_id}-{secrets.token_hex(8)}"
+        self._mirror = Mirror()
+        self._asked: list[Callable[[Session], None]] = []
+        self._reachable = True
+        self._why = ""
+        self._turn: Timer | None = None
+        self._beat: Timer | None = None
+
+    @property
+    def mirror(self) -> Mapping[str, Entry]:
+        return self._mirror.entries
+
+    def open(self, listener: Listener) -> None:
+        self._listener = listener
+        self._beat = self._loop.after(self._lease / 4, self._keep_alive)
+        self._wake()
+
+    def watch(self, prefix: str) -> None:
+        self._mirror.watch(prefix)
+        self._ask(lambda session: self._show_prefix(session, prefix))
+
+    def unwatch(self, prefix: str) -> None:
+        self._mirror.unwatch(prefix)
+        self._ask(lambda session: self._forget(session, prefix))
+
+    def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        leased: bool = False,
+        then: Callable[[bool], None] | None = None,
+    ) -> None:
+        def write(session: Session) -> None:
+            owner = session if leased else None
+            done = self._ledger.put(key, value, expect=expect, session=owner) is not None
+            self._answer(then, done)
+
+        self._ask(write)
+
+    def delete(
+        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
+    ) -> None:
+        self._ask(lambda session: self._answer(then, self._ledger.delete(key, expect=expect)))
+
+    def delete_prefix(self, prefix: str) -> None:
+        self._ask(lambda session: self._ledger.delete_prefix(prefix))
+
+    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+        self._ask(lambda session: self._show(then, self._ledger.get(key)))
+
+    def close(self) -> None:
+        """What was asked for before is done first, and nobody is told."""
+        asked, session = self._taken(), self._session
+        self._stop()
+        if session is not None and self._reachable:
+            for each in asked:
+                each(session)
+            self._ledger.revoke(session)
+
+    # ---- what a network does
+
+    def cut(self, why: str = "cut off") -> None:
+        """From now on nothing arrives, in either direction, and the lease is not renewed."""
+        self._reachable, self._why = False, why
+        self._wake()
+
+    def heal(self) -> None:
+        self._reachable = True
+        if self._session is not None:
+            self._ledger.unwatch_all(self._session)
+        self._why = "again"
+        self._wake()
+
+    def lose(self, error: LaunchError) -> None:
+        """The store is gone for good, and the lease with it in time."""
+        listener = self._listener
+        self._stop()
+        if listener is not None:
+            self._loop.after(0.0, lambda: listener.lost(error))
+
+    def _stop(self) -> None:
+        self._listener = None
+        self._asked.clear()
+        for timer in (self._turn, self._beat):
+            if timer is not None:
+                timer.cancel()
+
+    # ---- the loop's turn
+
+    def _ask(self, what: Callable[[Session], None]) -> None:
+        self._asked.append(what)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._listener is not None and (self._turn is None or not self._turn.pending):
+            self._turn = self._loop.after(0.0, self._take_turn)
+
+    def _take_turn(self) -> None:
+        if self._listener is None:
+            return
+        if not self._reachable:
+            if self._why:
+                self._listener.down(self._why)
+                self._why = ""
+            return
+        session = self._connect()
+        self._look(session)
+        for asked in self._taken():
+            if self._listener is not None:
+                asked(session)
+        self._look(session)
+        if self._mirror.stale and self._listener is not None:
+            self._mirror.stale = False
+            self._listener.changed()
+
+    def _connect(self) -> Session:
+        """The session: a new one where there is none, or its lease has ended."""
+        session = self._session
+        fresh = session is None or not session.open
+        if session is None or fresh:
+            session = self._ledger.grant(self._name, self._lease, self._loop.clock(), self._wake)
+            self._session = session
+        if fresh or self._why:
+            self._why = ""
+            for prefix in self._mirror.prefixes:
+                self._show_prefix(session, prefix)
+            if self._listener is not None:
+                self._listener.up(fresh=fresh)
+        return session
+
+    def _taken(self) -> list[Callable[[Session], None]]:
+        taken, self._asked = self._asked, []
+        return taken
+
+    def _answer(self, then: Callable[[bool], None] | None, done: bool) -> None:
+        if self._session is not None:
+            self._look(self._session)
+        if then is not None and self._listener is not None:
+            then(done)
+
+    def _show(self, then: Callable[[Entry | None], None], entry: Entry | None) -> None:
+        if self._listener is not None:
+            then(entry)
+
+    def _look(self, session: Session) -> None:
+        self._mirror.note(session.take())
+
+    def _show_prefix(self, session: Session, prefix: str) -> None:
+        if prefix in self._mirror.prefixes:
+            self._look(session)
+            self._mirror.replace(prefix, self._ledger.watch(session, prefix))
+
+    def _forget(self, session: Session, prefix: str) -> None:
+        if prefix not in self._mirror.prefixes:  # it may be wanted again
+            self._ledger.unwatch(session, prefix)
+
+    def _keep_alive(self) -> None:
+        self._beat = self._loop.after(self._lease / 4, self._keep_alive)
+        if self._reachable and self._session is not None and self._session.open:
+            self._ledger.renew(self._session, self._loop.clock())
+
+
+# ---- Ends the leases of a ledger in time. Knows when its own loop was late: then nobody else was.
+
+_PART = 16
+
+
+class Expiry:
+    """Looks at a ledger's leases from `start` to `close`, several times within one of `lease` seconds.
+
+    A process that was stopped, or a machine that slept, wakes up to leases that all seem to have run out. So
+    when a look comes late by more than a quarter of a lease, everybody gets a whole one again.
+    """
+
+    def __init__(self, ledger: Ledger, loop: Loop, lease: float) -> None:
+        self._ledger = ledger
+        self._loop = loop
+        self._every = min(0.5, lease / _PART)
+        self._late = lease / 4
+        self._looked = loop.clock()
+        self._timer = loop.after(self._every, self._tick)
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._timer = self._loop.after(self._every, self._tick)
+        self.look()
+
+    def look(self) -> None:
+        now = self._loop.clock()
+        if now - self._looked > self._every + self._late:
+            self._ledger.renew_all(now)
+        else:
+            self._ledger.expire(now)
+        self._looked = now

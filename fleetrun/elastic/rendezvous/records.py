@@ -1,0 +1,324 @@
+"""What stands in the store: the records with their JSON in both directions, and the keys under which they
+stand. No rule of the rendezvous is in this file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from fleetrun.plan.topology import Offer
+
+# ---- What stands in the store: the records, and their JSON in both directions. Knows no key and no rule.
+
+T = TypeVar("T")
+
+MOST_BYTES = 64 << 20
+"""No record is larger, unpacked; a topology of 100,000 nodes has about 20 MB."""
+
+WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading other people's JSON may raise."""
+
+
+class BadRecordError(ValueError):
+    """What was read is no such record: written by something else than this version of fleetrun."""
+
+
+class State(StrEnum):
+    """Of a round. See `rendezvous.py` for who moves it."""
+
+    OPEN = "open"
+    FORMING = "forming"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class Why(StrEnum):
+    """Kinds of causes for which a round stops."""
+
+    FAILED = "failed"  # a process failed
+    LOST = "lost"  # a node does not answer any more
+    LEFT = "left"  # a node was told to leave (a signal)
+    JOINED = "joined"  # a node came to an elastic job
+    TIMEOUT = "timeout"  # --timeout
+    REFUSED = "refused"  # the nodes do not fit together (options, versions, ranks); nothing was started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` its address, `name`
+    what its machine calls itself.
+
+    `options` are those that have to be equal everywhere, as they would be typed.
+    """
+
+    id: str
+    host: str
+    name: str
+    offer: Offer
+    rank: int = -1
+    version: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """How messages call it: `h1 (10.0.0.1)`."""
+        return self.host if self.name in ("", self.host) else f"{self.name} ({self.host})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a round stops, and what every node tells about it.
+
+    `node` is the title of the node, `rank` its rank (-1: none yet). `headline` is one line such as `trainer 3
+    exited with code 7`, `lines` the report of the node where it happened, without frame. `age` is how many
+    seconds it was old when its node posted it (its own clock on both sides, so clocks need not agree).
+    `counts`: whether it counts against --max_restart.
+    """
+
+    why: Why
+    node: str
+    rank: int = -1
+    headline: str = ""
+    code: int = 1
+    lines: tuple[str, ...] = ()
+    age: float = 0.0
+
+    @property
+    def counts(self) -> bool:
+        return self.why is Why.FAILED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One generation of the job. `size` is the number of members; who they are stands in the topology.
+
+    `restarts` counts failures that were answered with a restart. While STOPPING, `restart` says whether there
+    is a next generation, `after` how many seconds later at the earliest. `code` is the exit code of an ENDED
+    one. `topology` names the record with the members (`3/h1-17.0`: of generation 3, the first by that node);
+    in an OPEN round it is the one before, "" if nothing has been formed yet. `cause` of an OPEN or FORMING
+    one is what ended the generation before.
+    """
+
+    generation: int
+    state: State
+    size: int = 0
+    restarts: int = 0
+    cause: Cause | None = None
+    restart: bool = False
+    after: float = 0.0
+    code: int = 0
+    topology: str = ""
+
+    def stopping(self, cause: Cause, *, restart: bool, after: float = 0.0) -> Round:
+        return replace(self, state=State.STOPPING, cause=cause, restart=restart, after=after)
+
+
+class Done(StrEnum):
+    """How far a member is in a generation."""
+
+    READY = "ready"  # it has read the topology and takes part
+    COMPLETED = "completed"  # its trainers have ended well
+    STOPPING = "stopping"  # it has seen that the round stops; `causes` are its own failures so far
+    STOPPED = "stopped"  # none of its processes is left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Of one member in one generation; rewritten as it goes on."""
+
+    done: Done
+    causes: tuple[Cause, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """To a node that cannot take part: its exit code, and what and why for the person there."""
+
+    code: int
+    message: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    """Who has come so far, for those who wait: only the leader sees all."""
+
+    present: int
+    missing: tuple[str, ...] = ()
+
+
+# ---- JSON
+
+
+def pack(record: Node | Round | Report | Verdict | Census) -> bytes:
+    return json.dumps(asdict(record), separators=(",", ":")).encode()
+
+
+def node(data: bytes) -> Node:
+    return _read(_node, data)
+
+
+def round_of(data: bytes) -> Round:
+    return _read(_round, data)
+
+
+def report(data: bytes) -> Report:
+    return _read(_report, data)
+
+
+def verdict(data: bytes) -> Verdict:
+    return _read(lambda fields: Verdict(**_only(fields, code=_code, message=str, hint=str)), data)
+
+
+def census(data: bytes) -> Census:
+    return _read(_census, data)
+
+
+def pack_topology(members: Sequence[Node]) -> bytes:
+    """The members in rank order. What all have in common (options, version) is left out."""
+    rows = [[each.id, each.host, each.name, each.rank, each.offer.packed()] for each in members]
+    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
+
+
+@lru_cache(maxsize=1)
+def topology(data: bytes) -> tuple[Node, ...]:
+    """Raises BadRecordError. The last one is kept, for a process that is many nodes."""
+    try:
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(data, MOST_BYTES)
+        if unpacker.unconsumed_tail:
+            raise BadRecordError(f"a topology of more than {MOST_BYTES} bytes")
+        return tuple(
+            Node(id=str(id_), host=str(host), name=str(name), rank=int(rank), offer=Offer.unpacked(offer))
+            for id_, host, name, rank, offer in json.loads(text)
+        )
+    except (zlib.error, *WRONG) as error:
+        raise BadRecordError(str(error) or type(error).__name__) from None
+
+
+def _read(build: Callable[[Any], T], data: bytes) -> T:
+    try:
+        return build(json.loads(data))
+    except WRONG as error:
+        raise BadRecordError(str(error) or type(error).__name__) from None
+
+
+def _seconds(value: Any) -> float:
+    """Neither endless nor no number: times are compared."""
+    seconds = float(value)
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} is no time")
+    return seconds
+
+
+def _code(value: Any) -> int:
+    """What a process can exit with: 256 would be 0."""
+    code = int(value)
+    if not 0 <= code <= 255:
+        raise ValueError(f"{code} is no exit code")
+    return code
+
+
+def _only(fields: Mapping[str, Any], **kinds: Any) -> dict[str, Any]:
+    """Of these fields each through its kind; others are of a later version and left out."""
+    return {name: kind(fields[name]) for name, kind in kinds.items() if name in fields}
+
+
+def _node(fields: Mapping[str, Any]) -> Node:
+    plain = _only(fields, id=str, host=str, name=str, rank=int, version=str)
+    options = {str(name): str(value) for name, value in fields["options"].items()}
+    return Node(**plain, options=options, offer=Offer.unpacked(_offer_row(fields["offer"])))
+
+
+def _offer_row(offer: Mapping[str, Any]) -> list[Any]:
+    return [offer[name] for name in ("servers", "trainers", "heter", "coordinators", "service", "gloo")]
+
+
+def _cause(fields: Mapping[str, Any]) -> Cause:
+    plain = _only(fields, why=Why, node=str, rank=int, headline=str, code=_code, age=_seconds)
+    return Cause(**plain, lines=tuple(map(str, fields.get("lines", ()))))
+
+
+def _round(fields: Mapping[str, Any]) -> Round:
+    plain = _only(
+        fields,
+        generation=int,
+        state=State,
+        size=int,
+        restarts=int,
+        restart=bool,
+        after=_seconds,
+        code=_code,
+        topology=str,
+    )
+    cause = fields.get("cause")
+    round_ = Round(**plain, cause=None if cause is None else _cause(cause))
+    if cause is None and (round_.state is State.STOPPING or round_.code):
+        raise ValueError(f"a round that is {round_.state} without a cause")
+    return round_
+
+
+def _report(fields: Mapping[str, Any]) -> Report:
+    return Report(done=Done(fields["done"]), causes=tuple(map(_cause, fields.get("causes", ()))))
+
+
+def _census(fields: Mapping[str, Any]) -> Census:
+    return Census(present=int(fields["present"]), missing=tuple(map(str, fields.get("missing", ()))))
+
+
+# ---- What the keys of a job are called. Knows what none of them holds.
+
+NODES_PREFIX = "nodes/"
+"""One leased entry for each node that wants to take part. Only the leader watches it."""
+
+STATE_PREFIX = "state/"
+LEADER_KEY = "state/leader"
+ROUND_KEY = "state/round"
+CENSUS_KEY = "state/census"
+
+ASKS_PREFIX = "state/asks/"
+"""Questions of one node to the others, which watch them already; see `inquiry.py`."""
+
+ANSWERS_PREFIX = "answers/"
+REPORTS_PREFIX = "reports/"
+TOPOLOGY_PREFIX = "topology/"
+EVERYTHING = ""
+
+
+def node_key(id_: str) -> str:
+    return f"{NODES_PREFIX}{id_}"
+
+
+def verdict_key(id_: str) -> str:
+    return f"verdicts/{id_}"
+
+
+def reports_prefix(generation: int) -> str:
+    """The folder of one generation's reports."""
+    return f"{REPORTS_PREFIX}{generation}/"
+
+
+def report_key(generation: int, id_: str) -> str:
+    return f"{reports_prefix(generation)}{id_}"
+
+
+def topology_key(name: str) -> str:
+    """`name` is what a round calls its topology."""
+    return f"{TOPOLOGY_PREFIX}{name}"
+
+
+def ask_key(question: str) -> str:
+    return f"{ASKS_PREFIX}{question}"
+
+
+def answers_prefix(question: str) -> str:
+    """The folder of the answers to one question. Only who asks watches it."""
+    return f"{ANSWERS_PREFIX}{question}/"

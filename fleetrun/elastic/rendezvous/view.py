@@ -1,0 +1,354 @@
+"""What a node knows when it decides: of the job, from its mirror of the store (`View`), and of itself
+(`Part`). Nothing is decided or written here; time is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from itertools import chain
+
+from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.records import (
+    BadRecordError,
+    Cause,
+    Census,
+    Done,
+    Node,
+    Report,
+    Round,
+    State,
+    Verdict,
+)
+from fleetrun.elastic.store import ABSENT, Entry
+
+# ---- What one node knows of its job: the records of its mirror, each parsed once, and since when it has
+# known them. Decides nothing and writes nothing; time is an argument, on the node's own clock.
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """A node that wants to take part. `created` orders by arrival, over all nodes; `since` is when it was
+    first seen here. Nodes with equal `fits` agree in version and options.
+    """
+
+    node: Node
+    created: int
+    revision: int
+    since: float
+    fits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A report, and when each of its causes happened."""
+
+    report: Report
+    causes: tuple[tuple[float, Cause], ...]
+
+
+class View:
+    def __init__(self, me: str, now: float) -> None:
+        self.me = me
+        self.up = False
+        self.foreign = ""
+        """What stands where a round should, if it is none."""
+        self.round: Round | None = None
+        self.round_revision = ABSENT
+        self.round_since = now
+        self.unformed_since = now
+        """Since when there is neither a running nor a stopping generation."""
+        self._round_seen = ABSENT
+        """Revision of the round at the last look at a living job."""
+        self.rewound = False
+        """The store counts from anew: it has lost its data, and somebody else has begun a round there."""
+        self._missed = False
+        """This node's own entry was gone since then."""
+        self.leader: str | None = None
+        self.leader_created = ABSENT
+        self.leader_revision = ABSENT
+        self.leaderless_since: float | None = None
+        self.led_since = now
+        self.fled = ""
+        """The last leader, if this node saw it vanish."""
+        self.whole_since = now
+        self.census: Census | None = None
+        self.census_since = now
+        self.verdict: Verdict | None = None
+        self.nodes: dict[str, Came] = {}
+        self.nodes_since = now
+        """The last time that one came or went."""
+        self.gone: dict[str, float] = {}
+        """Nodes that went while this one was looking, and when."""
+        self.reports: dict[str, Heard] = {}
+        """Of the generation of the round."""
+        self.others: dict[str, Entry] = {}
+        """Entries that are no records of rounds: for who else meets in this store."""
+        self.lessons = 0
+        """How many topologies it has learned: no two that it writes have one name."""
+        self._topology: tuple[str, tuple[Node, ...]] | None = None
+        self._known: dict[str, Entry] = {}
+
+    # ---- what is asked of it
+
+    @property
+    def leads(self) -> bool:
+        return self.leader == self.me
+
+    @property
+    def registered(self) -> bool:
+        return self.me in self.nodes
+
+    @property
+    def members(self) -> tuple[Node, ...] | None:
+        """Of the round's topology, in rank order; None: not read yet. Empty when there is none."""
+        name = self.round.topology if self.round is not None else ""
+        if not name:
+            return ()
+        return self._topology[1] if self._topology is not None and self._topology[0] == name else None
+
+    @property
+    def cleared(self) -> bool:
+        """The round is gone and the store has kept its data: somebody has deleted it, after the job's end.
+
+        A store that lost its data counts its revisions from the beginning.
+        """
+        mine = self.nodes.get(self.me)
+        if self.round is not None or self._round_seen == ABSENT or mine is None:
+            return False
+        return not self._missed or mine.created > self._round_seen
+
+    def learned(self, name: str, members: tuple[Node, ...]) -> None:
+        self._topology = (name, members)
+        self.lessons += 1
+
+    def left(self, id_: str, now: float) -> None:
+        """The store says that this node is not there."""
+        if id_ not in self.nodes:
+            self.gone.setdefault(id_, now)
+
+    def lost_at(self, id_: str, lease: float) -> float | None:
+        """When a node went, or will count as gone if it stays absent; None: it is there.
+
+        One that was not there when this view began (a new leader, a store that came back) may come yet.
+        """
+        if id_ in self.nodes:
+            return None
+        return self.gone.get(id_, max(self.whole_since, self.led_since) + lease)
+
+    def done(self, id_: str) -> Done | None:
+        heard = self.reports.get(id_)
+        return None if heard is None else heard.report.done
+
+    # ---- how it comes to know
+
+    def refresh(self, mirror: Mapping[str, Entry], now: float, *, whole: bool = False) -> None:
+        """Take over what has changed. `whole`: the mirror was away in between; what is missing now may have
+        gone at any time.
+        """
+        if whole:
+            self.whole_since = now
+        known = self._known
+        first = mirror.get(records.ROUND_KEY)  # what reports mean depends on it
+        for key, entry in chain(((records.ROUND_KEY, first),) if first else (), mirror.items()):
+            old = known.get(key)
+            if old is not entry and old != entry:  # by value too: a store without its data counts from anew
+                known[key] = entry
+                self._note(key, entry, now)
+        if len(known) > len(mirror):
+            for key in [key for key in known if key not in mirror]:
+                del known[key]
+                self._miss(key, now, seen=not whole)
+        if self.leader is None and self.leaderless_since is None:
+            self.leaderless_since = now
+        if self.round is not None and self.round.state is not State.ENDED and self.registered:
+            self._round_seen, self._missed = self.round_revision, False
+
+    def _note(self, key: str, entry: Entry, now: float) -> None:
+        folder, _, name = key.partition("/")
+        try:
+            if key == records.ROUND_KEY:
+                self._note_round(records.round_of(entry.value), entry, now)
+            elif key == records.LEADER_KEY:
+                self._note_leader(entry, now)
+            elif key == records.CENSUS_KEY:
+                self.census, self.census_since = records.census(entry.value), now
+            elif folder == "nodes":
+                self._note_node(name, records.node(entry.value), entry, now)
+            elif folder == "reports":
+                self._note_report(name, records.report(entry.value), now)
+            elif folder == "verdicts":
+                self.verdict = records.verdict(entry.value)
+            else:
+                self.others[key] = entry
+        except BadRecordError as error:
+            if key == records.ROUND_KEY:
+                self.foreign = str(error)
+
+    def _note_round(self, round_: Round, entry: Entry, now: float) -> None:
+        before = self.round
+        apart = (State.OPEN, State.FORMING)
+        if round_.state in apart and (before is None or before.state not in apart):
+            self.unformed_since = now
+        if before is None or round_.generation != before.generation:
+            self.reports = {}
+        self.foreign = ""
+        still = self.rewound and not round_.topology
+        self.rewound = still or entry.revision < self._round_seen
+        self.round, self.round_revision, self.round_since = round_, entry.revision, now
+
+    def _note_leader(self, entry: Entry, now: float) -> None:
+        leader = entry.value.decode(errors="replace")
+        if leader == self.me and self.leader != leader:
+            self.led_since = now
+        self.leader, self.leaderless_since = leader, None
+        self.leader_created, self.leader_revision = entry.created, entry.revision
+
+    def _note_node(self, id_: str, node: Node, entry: Entry, now: float) -> None:
+        if node.id != id_:
+            raise BadRecordError(f"the entry of {id_} says that it is {node.id}")
+        before = self.nodes.get(id_)
+        fits = hash((node.version, frozenset(node.options.items())))
+        again = before is not None and before.created == entry.created
+        since = before.since if before is not None and again else now
+        self.nodes[id_] = Came(node, entry.created, entry.revision, since, fits)
+        self.gone.pop(id_, None)
+        if not again:
+            self.nodes_since = now
+
+    def _note_report(self, name: str, report: Report, now: float) -> None:
+        generation, _, id_ = name.partition("/")
+        if self.round is not None and generation == str(self.round.generation):
+            if _further(self.done(id_), report.done):
+                return  # an earlier one, written again by a client that had not heard of its arrival
+            causes = tuple((now - cause.age, cause) for cause in report.causes)
+            self.reports[id_] = Heard(report, causes)
+
+    def _miss(self, key: str, now: float, *, seen: bool) -> None:
+        folder, _, name = key.partition("/")
+        if key == records.ROUND_KEY:
+            self.round, self.round_revision, self.round_since = None, ABSENT, now
+        elif key == records.LEADER_KEY:
+            self.fled = self.leader if seen and self.leader is not None else ""
+            self.leader, self.leader_created, self.leader_revision = None, ABSENT, ABSENT
+            self.leaderless_since = now
+        elif key == records.CENSUS_KEY:
+            self.census = None
+        elif folder == "nodes":
+            self.nodes.pop(name, None)
+            self._missed |= name == self.me
+            self.nodes_since = now
+            if seen:
+                self.gone[name] = now
+        elif folder == "reports":
+            generation, _, id_ = name.partition("/")
+            if self.round is not None and generation == str(self.round.generation):
+                self.reports.pop(id_, None)
+        elif folder == "verdicts":
+            self.verdict = None
+        else:
+            self.others.pop(key, None)
+
+
+_COURSE = tuple(Done)
+
+
+def _further(one: Done | None, other: Done) -> bool:
+    """Whether a member that was there before would go back by this."""
+    return one is not None and _COURSE.index(one) > _COURSE.index(other)
+
+
+# ---- What one node does in its job: which generation it is in and how far. State that only this node knows;
+# what it does next is decided by `following.py`.
+
+
+class Phase(Enum):
+    IDLE = auto()  # in no generation
+    READY = auto()  # member of one that forms
+    RUNNING = auto()  # its processes were started
+    STOPPING = auto()  # they were told to stop
+    STOPPED = auto()  # none is left
+    FINISHING = auto()  # the job is done; its servers may leave
+    OVER = auto()  # the launcher knows the end
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What this node wants the round to stop for. `since`: when it did so first."""
+
+    cause: Cause
+    restart: bool
+    after: float
+    since: float
+
+
+@dataclass(slots=True)
+class Part:
+    node: Node
+    joined: float
+    phase: Phase = Phase.IDLE
+    round: Round | None = None
+    """The last state seen of the generation that it is in."""
+    members: tuple[Node, ...] = ()
+    rank: int = -1
+    completed: bool = False
+    completed_since: float = 0.0
+    failure: Failure | None = None
+    causes: list[tuple[float, Cause]] = field(default_factory=list)
+    """Of this node, with the times at which they happened."""
+    stopped_since: float = 0.0
+    """When it was told to stop."""
+    stop_cause: Cause | None = None
+    seen_alive: bool = False
+    """It has seen the job before its end."""
+    last: Round | None = None
+    """The end of the job."""
+    was_up: bool = False
+    down_since: float | None = None
+    why_down: str = ""
+    downs: int = 0
+    told: tuple[int, Done, int] | None = None
+    """The last report: generation, how far, how many causes."""
+    renew: set[str] = field(default_factory=set)
+    """Keys to write again, since they stand under a lease that has ended."""
+
+    @property
+    def generation(self) -> int:
+        return self.round.generation if self.round is not None else -1
+
+    @property
+    def active(self) -> bool:
+        """It has processes."""
+        return self.phase in (Phase.RUNNING, Phase.STOPPING)
+
+    def is_in(self, round_: Round) -> bool:
+        """Whether it is a member of this very generation: another job may have come to the same number."""
+        mine = self.round
+        return mine is not None and (mine.generation, mine.topology) == (round_.generation, round_.topology)
+
+    def take(self, round_: Round, members: tuple[Node, ...], rank: int) -> None:
+        """Become a member of a generation."""
+        self.phase, self.round, self.members, self.rank = Phase.READY, round_, members, rank
+        self.completed, self.failure, self.causes, self.stop_cause = False, None, [], None
+
+    def rest(self) -> None:
+        self.phase, self.round, self.members, self.rank = Phase.IDLE, None, (), -1
+        self.failure, self.causes = None, []
+
+    def own(self, cause: Cause) -> Cause:
+        return replace(cause, node=self.node.title, rank=self.rank)
+
+    def aged(self, now: float) -> tuple[Cause, ...]:
+        return tuple(replace(cause, age=max(0.0, now - at)) for at, cause in self.causes)
+
+    def report(self, now: float) -> Report | None:
+        if self.phase is Phase.READY:
+            return Report(done=Done.READY)
+        if self.phase is Phase.RUNNING:
+            return Report(done=Done.COMPLETED if self.completed else Done.READY)
+        if self.phase is Phase.STOPPING:
+            return Report(done=Done.STOPPING, causes=self.aged(now))
+        if self.phase is Phase.STOPPED:
+            return Report(done=Done.STOPPED, causes=self.aged(now))
+        return None

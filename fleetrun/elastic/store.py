@@ -1,0 +1,381 @@
+"""The store in which nodes meet: what they need of it (`Store`), its content in memory (`Ledger`), and what a
+client knows of it (`Mirror`).
+
+All of it is pure: no transport, no loop, no clock. Clients are `memory_store.py` (the same process),
+`embedded/client.py` (zmq) and `etcd/store.py`; the tests of the protocol run against all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from fleetrun.errors import LaunchError
+
+# ---- What nodes need of a store to meet in: compare-and-set, leases, watches. Knows no transport and no
+# meaning of any key.
+#
+# A store belongs to one job; keys are relative to it. A client *mirrors* the prefixes that it watches:
+# whoever uses it looks at the mirror whenever it has changed, decides anew and writes; a write that comes too
+# late fails and the change that was faster arrives. Nothing has to be remembered over a lost connection:
+# after it the mirror is whole again, and whoever uses it decides anew.
+
+ABSENT = 0
+"""As an expected revision: the key must not exist."""
+
+
+def forgiven(lease: float) -> float:
+    """For how many seconds a store that sees a connection end waits for its client. Who broke it may also
+    stand still: with a long lease that is no reason to give it up.
+    """
+    return min(max(1.0, lease / 10), 4.0, lease / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A value and its history: the store's revision (1, 2, ... over all keys) at which the key was made, and
+    at which it was last written.
+    """
+
+    value: bytes
+    created: int
+    revision: int
+
+
+class Listener(Protocol):
+    """Who uses a store. Calls come from the loop and must return at once."""
+
+    def changed(self) -> None:
+        """The mirror is different: called once for all changes that arrived together."""
+        ...
+
+    def up(self, *, fresh: bool) -> None:
+        """The store answers (again), and the mirror is whole. `fresh`: under a new lease; what was written
+        under an earlier one is gone or will go, and has to be written again.
+        """
+        ...
+
+    def down(self, why: str) -> None:
+        """The store has not answered for a while, or refused the connection; `why` is for people, such as
+        `h1:6768: Connection refused`. Called again when `why` changes. The client keeps trying.
+        """
+        ...
+
+    def lost(self, error: LaunchError) -> None:
+        """The store will never answer this client: its host is gone, or it refused this node (secret,
+        version, job). The client has stopped.
+        """
+        ...
+
+
+class Store(Protocol):
+    """One node's client. It keeps its own lease alive from `open` to `close`."""
+
+    @property
+    def mirror(self) -> Mapping[str, Entry]:
+        """What is known of all watched prefixes, by key."""
+        ...
+
+    def open(self, listener: Listener) -> None:
+        """Begin to connect. Calls of the other methods before `up` are fine: they wait."""
+        ...
+
+    def watch(self, prefix: str) -> None:
+        """Mirror the keys under `prefix` from now on; `changed` follows, even if there are none. What ends
+        with `/`, or is empty, covers all keys that begin with it; anything else is one whole key.
+        """
+        ...
+
+    def unwatch(self, prefix: str) -> None:
+        """No longer; its keys leave the mirror."""
+        ...
+
+    def put(
+        self,
+        key: str,
+        value: bytes,
+        *,
+        expect: int | None = None,
+        leased: bool = False,
+        then: Callable[[bool], None] | None = None,
+    ) -> None:
+        """Write. `expect`: only if the key's revision is this one (ABSENT: if there is no such key).
+
+        `leased`: the key goes when this client's lease ends. `then` is told whether it was written; False
+        also when the connection was lost on the way and nobody knows.
+        """
+        ...
+
+    def delete(
+        self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
+    ) -> None:
+        """Like `put`. Deleting what does not exist is done at once."""
+        ...
+
+    def delete_prefix(self, prefix: str) -> None:
+        """All keys that begin with `prefix`, of this job and no other; "" is everything of the job."""
+        ...
+
+    def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
+        """One look at one key, without watching. Repeated by the client until it is answered."""
+        ...
+
+    def close(self) -> None:
+        """End the lease at once: what was written under it is gone for everybody. Waits for what was asked
+        before to leave this process, but not long (0.5 s; 1 s for an etcd, which has to write it down).
+        """
+        ...
+
+
+# ---- The embedded store's content: keys with revisions, leases, watches. Pure: time is an argument, and what
+# has changed lies in a session's outbox until somebody takes it. Knows no socket, no loop and no meaning of
+# any key.
+#
+# A prefix that ends with `/`, or is empty, covers every key that begins with it; any other covers the one key
+# that it spells out. So whoever has to hear of a change is found by a look at each folder of its key, however
+# many others watch something else.
+
+Outbox = dict[str, "Entry | None"]
+"""Key -> what it is now (None: gone), in the order of the last changes. Of several changes of one key only
+the last one stays."""
+
+
+class Session:
+    """One client: a lease, the keys written under it, what it watches, what it has not been told yet."""
+
+    __slots__ = ("_wake", "keys", "name", "open", "outbox", "seconds", "until", "watches")
+
+    def __init__(self, name: str, seconds: float, until: float, wake: Callable[[], None]) -> None:
+        self.name = name
+        self.seconds = seconds
+        self.until = until
+        self.open = True
+        self.keys: set[str] = set()
+        self.watches: set[str] = set()
+        self.outbox: Outbox = {}
+        self._wake = wake
+
+    def tell(self, key: str, entry: Entry | None) -> None:
+        if not self.outbox:
+            self._wake()
+        self.outbox.pop(key, None)
+        self.outbox[key] = entry
+
+    def take(self) -> Outbox:
+        """What has changed since the last time."""
+        taken, self.outbox = self.outbox, {}
+        return taken
+
+    def end(self) -> None:
+        self.open = False
+        self.outbox = {}
+        self._wake()
+
+
+def covers(prefix: str, key: str) -> bool:
+    return key.startswith(prefix) if prefix.endswith("/") or not prefix else key == prefix
+
+
+def _above(key: str) -> Iterator[str]:
+    """The prefixes that cover a key and are not the key: `a/b/c` -> ``, `a/`, `a/b/`."""
+    yield ""
+    end = key.find("/")
+    while end >= 0:
+        yield key[: end + 1]
+        end = key.find("/", end + 1)
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.revision = 0
+        self.size = 0
+        """Bytes of all keys and values."""
+        self._entries: dict[str, Entry] = {}
+        self._folders: dict[str, dict[str, None]] = {}
+        self._owners: dict[str, Session] = {}
+        self._sessions: dict[str, Session] = {}
+        self._watchers: dict[str, dict[Session, None]] = {}
+
+    # ---- leases
+
+    @property
+    def sessions(self) -> int:
+        return len(self._sessions)
+
+    def session(self, name: str) -> Session | None:
+        """The one with this name, if its lease holds."""
+        return self._sessions.get(name)
+
+    def grant(
+        self, name: str, seconds: float, now: float, wake: Callable[[], None] = lambda: None
+    ) -> Session:
+        """A new lease. `wake` is called when the outbox was empty and no longer is, and when the lease has
+        ended; it must only take a note.
+        """
+        if name in self._sessions:
+            raise ValueError(f"session {name!r} has a lease already")
+        session = self._sessions[name] = Session(name, seconds, now + seconds, wake)
+        return session
+
+    def renew(self, session: Session, now: float) -> None:
+        session.until = now + session.seconds
+
+    def renew_all(self, now: float) -> None:
+        """Whoever keeps time has been asleep."""
+        for session in self._sessions.values():
+            self.renew(session, now)
+
+    def expire(self, now: float) -> list[Session]:
+        """End the leases that were not renewed in time."""
+        late = [session for session in self._sessions.values() if session.until <= now]
+        for session in late:
+            self.revoke(session)
+        return late
+
+    def revoke(self, session: Session) -> None:
+        """End a lease: what was written under it goes. Done twice is fine."""
+        if self._sessions.pop(session.name, None) is None:
+            return
+        self.unwatch_all(session)
+        for key in sorted(session.keys):
+            self.delete(key)
+        session.end()
+
+    # ---- keys
+
+    def get(self, key: str) -> Entry | None:
+        return self._entries.get(key)
+
+    def range(self, prefix: str) -> dict[str, Entry]:
+        """What a prefix covers, sorted by key."""
+        if prefix and not prefix.endswith("/"):
+            entry = self._entries.get(prefix)
+            return {} if entry is None else {prefix: entry}
+        return {key: self._entries[key] for key in sorted(self._folders.get(prefix, ()))}
+
+    def put(
+        self, key: str, value: bytes, *, expect: int | None = None, session: Session | None = None
+    ) -> Entry | None:
+        """The entry as it now is; None when the key's revision is not the expected one. With a session, the
+        key belongs to that one's lease; without, to none, whatever it did before.
+        """
+        old = self._entries.get(key)
+        if not _as_expected(old, expect):
+            return None
+        self.revision += 1
+        entry = Entry(value, old.created if old else self.revision, self.revision)
+        self.size += len(value) - len(old.value) if old else len(key) + len(value)
+        self._entries[key] = entry
+        if old is None:
+            for folder in _above(key):
+                self._folders.setdefault(folder, {})[key] = None
+        self._own(key, session)
+        self._tell(key, entry)
+        return entry
+
+    def delete(self, key: str, *, expect: int | None = None) -> bool:
+        """Whether the key is gone: False when its revision is not the expected one."""
+        old = self._entries.get(key)
+        if not _as_expected(old, expect):
+            return False
+        if old is None:
+            return True
+        self.revision += 1
+        self.size -= len(key) + len(old.value)
+        del self._entries[key]
+        for folder in _above(key):
+            keys = self._folders[folder]
+            del keys[key]
+            if not keys:
+                del self._folders[folder]
+        self._own(key, None)
+        self._tell(key, None)
+        return True
+
+    def delete_prefix(self, prefix: str) -> None:
+        for key in self.range(prefix):
+            self.delete(key)
+
+    # ---- watches
+
+    def watch(self, session: Session, prefix: str) -> dict[str, Entry]:
+        """What the prefix covers now; every later change goes to the session's outbox."""
+        session.watches.add(prefix)
+        self._watchers.setdefault(prefix, {})[session] = None
+        return self.range(prefix)
+
+    def unwatch(self, session: Session, prefix: str) -> None:
+        """Changes that lie in the outbox stay there."""
+        if prefix in session.watches:
+            session.watches.remove(prefix)
+            watchers = self._watchers[prefix]
+            del watchers[session]
+            if not watchers:
+                del self._watchers[prefix]
+
+    def unwatch_all(self, session: Session) -> None:
+        """And forget what it was not told."""
+        for prefix in tuple(session.watches):
+            self.unwatch(session, prefix)
+        session.outbox.clear()
+
+    def _tell(self, key: str, entry: Entry | None) -> None:
+        for prefix in (*_above(key), key):
+            for session in self._watchers.get(prefix, ()):
+                session.tell(key, entry)
+
+    def _own(self, key: str, session: Session | None) -> None:
+        before = self._owners.pop(key, None)
+        if before is not None:
+            before.keys.discard(key)
+        if session is not None:
+            self._owners[key] = session
+            session.keys.add(key)
+
+
+def _as_expected(entry: Entry | None, expect: int | None) -> bool:
+    return expect is None or expect == (ABSENT if entry is None else entry.revision)
+
+
+# ---- What a client of a store knows of the prefixes that it watches. Knows no store.
+
+
+class Mirror:
+    """`stale`: it has changed since somebody last set this to False."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.prefixes: dict[str, None] = {}
+        self.stale = False
+
+    def watch(self, prefix: str) -> None:
+        self.prefixes[prefix] = None
+
+    def unwatch(self, prefix: str) -> None:
+        self.prefixes.pop(prefix, None)
+        for key in [key for key in self.entries if not self._watched(key)]:
+            del self.entries[key]
+
+    def note(self, news: Mapping[str, Entry | None]) -> None:
+        """What has changed (None: is gone). Of what is not watched, or no longer, nothing is kept."""
+        for key, entry in news.items():
+            if not self._watched(key):
+                continue
+            self.stale = True
+            if entry is None:
+                self.entries.pop(key, None)
+            else:
+                self.entries[key] = entry
+
+    def replace(self, prefix: str, entries: Mapping[str, Entry]) -> None:
+        """All that the prefix covers, and nothing else of it."""
+        if prefix not in self.prefixes:
+            return
+        for key in [key for key in self.entries if covers(prefix, key)]:
+            del self.entries[key]
+        self.entries |= entries
+        self.stale = True
+
+    def _watched(self, key: str) -> bool:
+        return any(covers(prefix, key) for prefix in self.prefixes)

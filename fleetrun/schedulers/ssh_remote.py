@@ -1,0 +1,183 @@
+"""The far end of an ssh connection: `python -m fleetrun.schedulers.ssh_remote -- COMMAND` runs a command that
+ends when the connection does.
+
+The near end (`ssh.py`) writes lines to stdin: first a JSON object (`{"env": {...}, "patience": 10.0, "grace":
+20.0}`), then `signal N` to pass one on, and an empty line from time to time. When stdin closes, or is silent
+for `patience` seconds, the command gets SIGTERM, and SIGKILL `grace` seconds later. On stderr two lines begin
+with MARK: `begun` once the command runs, `ended N` with its exit code after its end; the rest is the
+command's.
+
+SIGTERM, SIGHUP and SIGINT to this process are the command's SIGTERM, from its first moment on. Should this
+process be killed, the kernel sends the command SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fleetrun.pod import linux
+
+MARK = b"\x1efleetrun "
+BEGUN = b"begun"
+ENDED = b"ended "
+_FOR_BOTH = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return its exit code, as a shell would."""
+    words = list(argv[1:] if argv[:1] == ["--"] else argv)
+    reader = _Lines(0)
+    first = reader.wait()
+    if not words or first is None:
+        return 2
+    orders = json.loads(first)
+    # Held back until the leash passes them on: one in between would end this process, or miss the command.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_BOTH)
+    pid = _started(words, orders["env"], mask)
+    leash = _Leash(pid, reader, float(orders["patience"]), float(orders["grace"]))
+    leash.take_signals(mask)
+    _tell(BEGUN)
+    code = leash.hold()
+    _tell(ENDED + str(code).encode())
+    return code
+
+
+def _tell(text: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        os.write(2, MARK + text + b"\n")
+
+
+def _started(words: list[str], env: dict[str, str], mask: set[int]) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    _become(words, {**os.environ, **env}, mask, parent)
+
+
+def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int) -> NoReturn:
+    """In the fork: the command, with nothing on its stdin and its signals as this process found them."""
+    try:
+        linux.die_with_parent(signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(143)
+        os.setpgid(0, 0)  # what sshd or a terminal sends to the group goes by way of the leash
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nowhere, 0)
+        _undo_pythons_signals()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.execvpe(words[0], words, env)
+    except OSError as error:
+        os.write(2, f"{words[0]}: {error.strerror}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _undo_pythons_signals() -> None:
+    """Exec keeps what is ignored; a KeyboardInterrupt before it would be a traceback of the fork."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class _Leash:
+    """Holds one command. `patience` and `grace` are seconds."""
+
+    def __init__(self, pid: int, reader: _Lines, patience: float, grace: float) -> None:
+        self._pid = pid
+        self._reader = reader
+        self._patience = patience
+        self._grace = grace
+        self._pidfd = os.pidfd_open(pid)
+        self._poll = select.poll()
+        self._poll.register(self._pidfd, select.POLLIN)
+        self._poll.register(0, select.POLLIN)
+        self._cut = False
+        self._limit = time.monotonic() + patience
+
+    def take_signals(self, mask: set[int]) -> None:
+        """From now on those for both are the command's, also what came while they were blocked."""
+        for number in _FOR_BOTH:
+            signal.signal(number, lambda *_: self._send(signal.SIGTERM))
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def hold(self) -> int:
+        """Until the command has ended: its exit code."""
+        while True:
+            left = max(0.0, self._limit - time.monotonic())
+            ready = {fd for fd, _ in self._poll.poll(left * 1000)}
+            if self._pidfd in ready:
+                return _code(os.waitpid(self._pid, 0)[1])
+            if 0 in ready:
+                self._listen()
+            elif time.monotonic() >= self._limit:
+                self._lost()
+
+    def _listen(self) -> None:
+        lines = self._reader.read()
+        if lines is None:
+            self._lost()
+            return
+        self._limit = time.monotonic() + self._patience
+        for line in lines:
+            word, _, number = line.partition(b" ")
+            if word == b"signal" and number.isdigit():
+                self._send(int(number))
+
+    def _lost(self) -> None:
+        """The connection is gone, or the grace is over."""
+        self._send(signal.SIGKILL if self._cut else signal.SIGTERM)
+        if not self._cut:
+            self._poll.unregister(0)
+        self._cut = True
+        self._limit = time.monotonic() + self._grace
+
+    def _send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
+
+def _code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+class _Lines:
+    """Whole lines of a descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._rest = b""
+
+    def wait(self) -> bytes | None:
+        """The first line; None when there is none."""
+        lines: list[bytes] | None = []
+        while lines == []:
+            lines = self.read()
+        if not lines:
+            return None
+        self._rest = b"\n".join([*lines[1:], self._rest])
+        return lines[0]
+
+    def read(self) -> list[bytes] | None:
+        """What has come; None when no more will."""
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
