@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import socket
 import stat
+import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -78,3 +81,15 @@ def short_socket_path(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{path.name}"
     finally:
         os.close(fd)
+
+
+def peer(connected: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end, as they were when it connected or listened; see unix(7)."""
+    data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", data)
+    return pid, uid, gid
+
+
+def ask_for_writes(directory: int) -> None:
+    """One SIGIO to this process at the next write into a file of the directory."""
+    fcntl.fcntl(directory, fcntl.F_NOTIFY, fcntl.DN_MODIFY)

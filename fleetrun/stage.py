@@ -134,8 +134,8 @@ class Stage:
         pod = Pod(spec, attempt)
         pod.prepare()
         if first:
-            logs = [(each.name, each.log) for each in spec.containers]
-            logfiles.point_latest(spec.log_dir, spec.name, logs)
+            files = [(each.name, each.log) for each in spec.containers]
+            logfiles.point_latest(spec.log_dir, spec.name, files)
             self._watch = _watch(self._settings, spec, self.console, self.loop, self._scene.marks.cut)
         assert self._watch is not None
         narrator = Narrator(self.console, spec, self._watch.catch_up, alone=peers is None)

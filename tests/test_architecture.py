@@ -73,7 +73,7 @@ PARTS = {
 # Of what is below it the console takes values, and the loop; nothing that acts.
 CONSOLE_TAKES = {
     "fleetrun.envs.contract", "fleetrun.pod.container", "fleetrun.pod.loop", "fleetrun.pod.restarts",
-    "fleetrun.pod.result", "fleetrun.pod.spec", "fleetrun.pod.status",
+    "fleetrun.pod.result", "fleetrun.pod.spec",
 }  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from fleetrun.console.text import printable
-from fleetrun.control.server import plain
 from fleetrun.errors import LaunchError
+from fleetrun.record.journal import plain
 
 # ---- Lines and JSON on the standard output, as a terminal or a pipe wants them. Knows no job.
 

@@ -15,10 +15,10 @@ from fleetrun.console.text import printable
 from fleetrun.control.running import Running
 from fleetrun.errors import LaunchError
 from fleetrun.record.history import Known, UnreadableError, read
-from fleetrun.stacks import spy
 from fleetrun.stacks.collect import Collection, collect
 from fleetrun.stacks.grouping import groups
 from fleetrun.stacks.showing import as_json, clean, grouped, stack
+from fleetrun.stacks.spy import find
 from fleetrun.stacks.taken import Target
 
 INCOMPLETE = 1
@@ -60,7 +60,7 @@ def command(
     """
     running = find_running(job)
     targets = _targets(running, role, rank)
-    found = collect(targets, timeout, spy.find())
+    found = collect(targets, timeout, find())
     if in_json:
         processes = [as_json(one) for one in found.processes]
         print_json({"version": 1, "job": running.job, "pod": running.pod, "processes": processes})

@@ -16,7 +16,7 @@ from rich.text import Text
 from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, table
 from fleetrun.console.text import count, duration, loss, printable, short
 from fleetrun.control.observed import parts
-from fleetrun.pod.status import signal_name
+from fleetrun.pod.process import signal_name
 
 # ---- Values in the answer of a launcher, whatever stands there.
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetrun.control.server import peer
-from fleetrun.files import short_socket_path
+from fleetrun.files import peer, short_socket_path
 
 _LONGEST = 64 << 20
 

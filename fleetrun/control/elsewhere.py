@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fleetrun.control.server import plain
+from fleetrun.record.journal import plain
 
 Status = dict[str, Any]
 

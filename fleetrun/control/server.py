@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import socket
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fleetrun.files import short_socket_path
+from fleetrun.files import peer, short_socket_path
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
+from fleetrun.record.journal import plain
 
 Message = dict[str, Any]
 Say = Callable[[Message], None]
@@ -104,13 +103,6 @@ def heard(uid: int, own: int) -> bool:
     return uid in (0, own)
 
 
-def peer(connected: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end, as they were when it connected or listened; see unix(7)."""
-    data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, uid, gid = struct.unpack("3i", data)
-    return pid, uid, gid
-
-
 class _Talk:
     """One caller, from its first byte to the last of the answer."""
 
@@ -172,15 +164,6 @@ class _Talk:
         self._left = self._left[sent:]
         if not self._left:
             self.end()
-
-
-def plain(value: Any) -> Any:
-    """What JSON does not have as a number, as a string: `nan`, `inf`, `-inf`."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(name): plain(each) for name, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _answered(line: bytes | None, answer: Answer) -> Message | Later:

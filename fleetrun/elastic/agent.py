@@ -21,9 +21,9 @@ from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Ended
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.peers import Peers
+from fleetrun.pod.process import signal_name
 from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Hang, JobResult, code_of
-from fleetrun.pod.status import signal_name
 from fleetrun.pod.supervisor import Supervisor
 
 LAST_WORDS = 3.0

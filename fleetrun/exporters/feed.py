@@ -21,8 +21,8 @@ from fleetrun.host.interpreter import check_package
 from fleetrun.host.network import Ports
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop
+from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
-from fleetrun.pod.status import Exit
 from fleetrun.progress.desk import Desk
 from fleetrun.progress.reports import Report
 

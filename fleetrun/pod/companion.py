@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fleetrun.errors import LaunchError, SpawnError
 from fleetrun.pod.loop import WRITE, Loop
-from fleetrun.pod.process import Process
-from fleetrun.pod.status import Exit
+from fleetrun.pod.process import Exit, Process
 
 _ROOM = 1 << 20  # bytes that wait for it at most
 _LONGEST_LINE = 1 << 16  # bytes from it that are no line yet

@@ -1,4 +1,14 @@
-"""A container: one process of the job, over all its attempts. Knows its spec, log and process."""
+"""A container: one process of the job, over all its attempts. Knows its spec, log and process.
+
+The states of containers and pods, and the moves between them:
+
+                +-----------------> FAILED <---------+
+                |                      ^             |
+UNINIT --> READY --> RUNNING --> TERMINATING --> COMPLETED
+             ^          |              |
+             |          v              |
+             +---- RESTARTING <--------+
+"""
 
 from __future__ import annotations
 
@@ -8,15 +18,47 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from enum import StrEnum
 
 from fleetrun.errors import LaunchError
 from fleetrun.files import write_anew
 from fleetrun.pod import logfiles
 from fleetrun.pod.errorfile import ErrorRecord, read_dismissed, read_error
-from fleetrun.pod.process import Process
+from fleetrun.pod.process import Exit, Process
 from fleetrun.pod.spec import ContainerSpec
-from fleetrun.pod.status import Exit, Status, move
 from fleetrun.values import dataclass
+
+
+class Status(StrEnum):
+    """The words are Paddle's; they appear in `Run Pod: ..., status ready`."""
+
+    UNINIT = "uninit"
+    READY = "ready"
+    RUNNING = "running"
+    TERMINATING = "terminating"
+    RESTARTING = "restarting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+_MOVES: dict[Status, frozenset[Status]] = {
+    Status.UNINIT: frozenset({Status.READY, Status.FAILED}),
+    Status.READY: frozenset({Status.RUNNING, Status.TERMINATING, Status.FAILED}),
+    Status.RUNNING: frozenset({Status.TERMINATING, Status.RESTARTING, Status.COMPLETED, Status.FAILED}),
+    Status.TERMINATING: frozenset({Status.RESTARTING, Status.COMPLETED, Status.FAILED}),
+    Status.RESTARTING: frozenset({Status.READY, Status.RUNNING, Status.TERMINATING, Status.FAILED}),
+    Status.COMPLETED: frozenset({Status.RESTARTING}),
+    Status.FAILED: frozenset({Status.RESTARTING}),
+}
+
+
+def move(now: Status, then: Status) -> Status:
+    """`then`, if a container or pod may go there from `now`. Raises RuntimeError (a bug, never bad input)
+    otherwise.
+    """
+    if then not in _MOVES[now]:
+        raise RuntimeError(f"illegal move from {now} to {then}")
+    return then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

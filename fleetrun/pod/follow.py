@@ -7,12 +7,11 @@ file is the buffer.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from fleetrun.files import open_plain
+from fleetrun.files import ask_for_writes, open_plain
 from fleetrun.pod.logfiles import Trimmer, rotated_away
 from fleetrun.pod.loop import Loop, Timer
 
@@ -89,11 +88,6 @@ class Follower:
             return b""
         self.offset += len(data)
         return data
-
-
-def ask_for_writes(directory: int) -> None:
-    """One SIGIO to this process at the next write into a file of the directory."""
-    fcntl.fcntl(directory, fcntl.F_NOTIFY, fcntl.DN_MODIFY)
 
 
 class Watch:

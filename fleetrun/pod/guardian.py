@@ -23,9 +23,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from fleetrun.pod import cgroup, linux
-from fleetrun.pod.process import end_descendants
+from fleetrun.pod.process import Exit, end_descendants
 from fleetrun.pod.signals import Signals, governed
-from fleetrun.pod.status import Exit
 from fleetrun.values import dataclass
 
 

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable, Collection
 
 from fleetrun.pod.pod import Pod
-from fleetrun.pod.process import descendants, reap_adopted, signal_all
+from fleetrun.pod.process import descendants, reap_adopted, signal_all, signal_name
 from fleetrun.pod.signals import PASSED_ON
-from fleetrun.pod.status import signal_name
 
 
 def dispatch(

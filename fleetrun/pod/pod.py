@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from fleetrun.envs.contract import Role
-from fleetrun.pod.container import Container
+from fleetrun.pod.container import Container, Status, move
 from fleetrun.pod.spec import PodSpec
-from fleetrun.pod.status import Status, move
 
 
 class Pod:

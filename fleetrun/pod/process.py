@@ -18,9 +18,41 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, SpawnError
-from fleetrun.pod.status import Exit
+from fleetrun.values import dataclass
 
 _ROUNDS = 500  # of killing, of a hundredth of a second each
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a process ended. `code` is subprocess's: the exit code, or minus the signal."""
+
+    code: int
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+    @property
+    def signal(self) -> int | None:
+        return -self.code if self.code < 0 else None
+
+    @property
+    def shell_code(self) -> int:
+        """What a shell reports: the code, or 128 + the signal."""
+        return 128 - self.code if self.code < 0 else self.code
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"exited with code {self.code}"
+        return f"was killed by {signal_name(self.signal)}"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Process:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from fleetrun.pod.status import Exit
+from typing import TYPE_CHECKING
+
 from fleetrun.values import dataclass
+
+if TYPE_CHECKING:
+    from fleetrun.pod.process import Exit
 
 # 2: the command line was wrong; 126, 127: the program cannot be run. Trying again gives the same.
 HOPELESS = frozenset({2, 126, 127})

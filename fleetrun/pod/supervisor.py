@@ -34,10 +34,9 @@ from fleetrun.pod.oom import OomWatch
 from fleetrun.pod.peers import Peers
 from fleetrun.pod.phase import Phase
 from fleetrun.pod.pod import Pod
-from fleetrun.pod.process import ask_strays, end_descendants, kill_marked
+from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked, signal_name
 from fleetrun.pod.restarts import GiveUp, RestartPolicy
 from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Failure, Hang, JobResult, conclude
-from fleetrun.pod.status import Exit, signal_name
 from fleetrun.pod.stopper import Stopper
 from fleetrun.pod.strays import Strays
 

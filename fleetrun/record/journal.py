@@ -57,15 +57,14 @@ def encoded(event: Event) -> bytes:
     try:
         text = json.dumps(event, ensure_ascii=False, allow_nan=False, default=str)
     except ValueError:
-        text = json.dumps(_finite(event), ensure_ascii=False, default=str)
+        text = json.dumps(plain(event), ensure_ascii=False, default=str)
     return text.encode("utf-8", "backslashreplace")
 
 
-def _finite(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """What JSON does not have as a number, as a string: `nan`, `inf`, `-inf`."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
+        return {str(name): plain(each) for name, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value

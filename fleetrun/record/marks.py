@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleetrun.pod.follow import ask_for_writes
+from fleetrun.files import ask_for_writes
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.record.appending import Appender
 

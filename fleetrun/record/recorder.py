@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import Failure, Hang
 from fleetrun.record.journal import Journal
+
+if TYPE_CHECKING:  # commands that read a record import this file, and start no process
+    from fleetrun.pod.container import Container, Ended
+    from fleetrun.pod.result import Failure, Hang
 
 
 class Recorder:

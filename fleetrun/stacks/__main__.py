@@ -9,11 +9,11 @@ import sys
 import time
 from typing import Any
 
-from fleetrun.stacks import spy
 from fleetrun.stacks.collect import Collection, collect
 from fleetrun.stacks.grouping import groups
 from fleetrun.stacks.inlogs import write
 from fleetrun.stacks.showing import clean
+from fleetrun.stacks.spy import find
 from fleetrun.stacks.taken import Target
 
 MOST_GROUPS = 12
@@ -22,7 +22,7 @@ MOST_GROUPS = 12
 def main() -> None:
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
     targets = [Target.of_json(each) for each in asked["targets"]]
-    found = collect(targets, float(asked["within"]), spy.find())
+    found = collect(targets, float(asked["within"]), find())
     written = write(found.processes, str(asked["why"]), time.time())
     sys.stdout.write(json.dumps({"stacks": summary(found), "written": written}) + "\n")
     sys.stdout.flush()

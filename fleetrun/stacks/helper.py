@@ -14,7 +14,7 @@ from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.container import Container
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.status import Exit
+from fleetrun.pod.process import Exit
 from fleetrun.stacks.taken import Target
 
 WITHIN = 20.0

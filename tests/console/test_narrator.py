@@ -5,10 +5,10 @@ from fleetrun.console.narrator import Narrator
 from fleetrun.envs.contract import Mode
 from fleetrun.pod.container import Ended
 from fleetrun.pod.errorfile import ErrorRecord
+from fleetrun.pod.process import Exit
 from fleetrun.pod.restarts import Restart
 from fleetrun.pod.result import Failure
 from fleetrun.pod.spec import PodSpec
-from fleetrun.pod.status import Exit
 from tests.support.pods import spec_of
 
 

@@ -10,9 +10,9 @@ from fleetrun.console.text import Tail
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Ended
 from fleetrun.pod.errorfile import ErrorRecord
+from fleetrun.pod.process import Exit
 from fleetrun.pod.result import JobResult
 from fleetrun.pod.spec import ContainerSpec
-from fleetrun.pod.status import Exit
 
 NOON = time.mktime((2022, 5, 18, 12, 0, 0, 0, 0, -1))
 TRACEBACK = (

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetrun.control import ending
 from fleetrun.control.ending import Watched, ask_by_signal, guard_of
 from tests.support.waiting import ended, eventually, state_of
 
@@ -96,7 +95,8 @@ def test_the_first_signal_may_be_their_end(guarded, monkeypatch, now):
         signal.pidfd_send_signal(pidfd, number)
         guard.wait()
 
-    monkeypatch.setattr(ending, "signal", SimpleNamespace(**vars(signal) | {"pidfd_send_signal": send}))
+    told = SimpleNamespace(**vars(signal) | {"pidfd_send_signal": send})
+    monkeypatch.setattr("fleetrun.control.ending.signal", told)
     assert ask_by_signal(launcher, now)
     assert sent == [signal.SIGKILL if now else signal.SIGTERM, signal.SIGCONT]
     assert watched.ending()

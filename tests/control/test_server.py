@@ -10,19 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.control import server as module
 from fleetrun.control.client import Gone, ask
-from fleetrun.control.server import LONGEST, MOST, Server, heard, plain
+from fleetrun.control.server import LONGEST, MOST, Server, heard
 from fleetrun.files import short_socket_path
 from fleetrun.pod.loop import Loop
+from fleetrun.record.journal import plain
 from tests.support.serving import serving
 from tests.support.waiting import eventually
+
+PATIENT = 100.0  # seconds
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller of this process may be kept waiting by a busy machine."""
-    monkeypatch.setattr(module, "PATIENCE", 100.0)
+    monkeypatch.setattr("fleetrun.control.server.PATIENCE", PATIENT)
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def test_a_slow_caller_is_let_go(path, tmp_path):
     with call(slow.path) as caller:
         caller.sendall(b'{"ask"')
         turns(loop, 3)
-        now[0] += module.PATIENCE + 1
+        now[0] += PATIENT + 1
         turns(loop, 2)
         assert caller.recv(10) == b""
     slow.close()

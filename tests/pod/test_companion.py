@@ -11,7 +11,7 @@ from fleetrun.pod import companion
 from fleetrun.pod import process as processes
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.status import Exit
+from fleetrun.pod.process import Exit
 from tests.support.isolated import isolated
 from tests.support.traces import state_of, wait_until
 

@@ -10,8 +10,8 @@ import stat
 import pytest
 
 from fleetrun.errors import LaunchError, ScriptNotFoundError
-from fleetrun.pod.container import Container
-from fleetrun.pod.status import Exit, Status
+from fleetrun.pod.container import Container, Status
+from fleetrun.pod.process import Exit
 from tests.support.pods import spec_of
 
 RECORD = (

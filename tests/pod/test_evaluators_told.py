@@ -9,10 +9,10 @@ from fleetrun.console.narrator import Narrator
 from fleetrun.control.board import Board, JobFacts
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.process import Exit
 from fleetrun.pod.restarts import GiveUp, Restart
 from fleetrun.pod.result import Failure
 from fleetrun.pod.spec import PodSpec
-from fleetrun.pod.status import Exit
 from tests.support.pods import spec_of
 
 DECISIONS = [

@@ -15,8 +15,7 @@ import pytest
 from fleetrun.errors import ScriptNotExecutableError, ScriptNotFoundError, SpawnError
 from fleetrun.pod import process as processes
 from fleetrun.pod.linux import set_comm
-from fleetrun.pod.process import Process
-from fleetrun.pod.status import Exit
+from fleetrun.pod.process import Exit, Process
 from tests.support.isolated import isolated
 from tests.support.waiting import ended, eventually, state_of
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fleetrun.pod.process import Exit
 from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
-from fleetrun.pod.status import Exit
 
 
 @pytest.mark.parametrize(

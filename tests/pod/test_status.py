@@ -2,7 +2,8 @@
 
 import pytest
 
-from fleetrun.pod.status import Exit, Status, move, signal_name
+from fleetrun.pod.container import Status, move
+from fleetrun.pod.process import Exit, signal_name
 
 LEGAL = {
     "uninit": "ready failed",

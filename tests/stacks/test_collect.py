@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from fleetrun.stacks import asking, inlogs, spy
-from fleetrun.stacks import collect as collection
 from fleetrun.stacks.__main__ import MOST_GROUPS, summary
 from fleetrun.stacks.collect import Collection, Means, collect, take
+from fleetrun.stacks.inlogs import write
 from fleetrun.stacks.spy import MISSING
 from fleetrun.stacks.taken import Target
 from tests.stacks.made import taken
@@ -32,9 +31,9 @@ ANSWER = json.dumps(
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine takes its time, for what answers and for what was killed."""
-    monkeypatch.setattr(collection, "_EACH", 60.0)
-    monkeypatch.setattr(asking, "_PATIENCE", 60.0)
-    monkeypatch.setattr(spy, "_DEAF", 60.0)
+    monkeypatch.setattr("fleetrun.stacks.collect._EACH", 60.0)
+    monkeypatch.setattr("fleetrun.stacks.asking._PATIENCE", 60.0)
+    monkeypatch.setattr("fleetrun.stacks.spy._DEAF", 60.0)
 
 
 @pytest.fixture
@@ -128,7 +127,7 @@ def test_the_logs_get_what_belongs_to_them(tmp_path: Path):
     first = dataclasses.replace(first, target=dataclasses.replace(first.target, log=str(one)))
     second = taken(1, note="it has ended")
     second = dataclasses.replace(second, target=dataclasses.replace(second.target, log=str(two)))
-    assert inlogs.write([first, second], "it hangs", 0.0) == 2
+    assert write([first, second], "it hangs", 0.0) == 2
     lines = one.read_text().splitlines()
     assert lines[:2] == ["step 1", "step 2"]
     assert lines[2].startswith("--- fleetrun: it hangs: the stacks of trainer 0, 19")
@@ -152,7 +151,7 @@ def test_what_is_no_log_is_left_alone(tmp_path: Path, make):
     make(log)
     one = taken(0, "wait /t.py 3")
     one = dataclasses.replace(one, target=dataclasses.replace(one.target, log=str(log)))
-    assert inlogs.write([one], "it hangs", 0.0) == 0
+    assert write([one], "it hangs", 0.0) == 0
 
 
 # ---- the process of a launcher
