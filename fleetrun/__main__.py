@@ -11,8 +11,7 @@ import sys
 try:
     from typing import TYPE_CHECKING
 
-    from fleetrun.pod.guardian import Guard, flush, guarded
-    from fleetrun.pod.signals import Signals
+    from fleetrun.pod.guard import Guard, Signals, flush, guarded
     from fleetrun.verbs import asked
 except KeyboardInterrupt:  # Ctrl-C, sooner than anything could see to it
     os._exit(130)
@@ -68,7 +67,7 @@ def _place(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, Pla
 
 
 def _launch(resolved: object, signals: Signals, guard: Guard) -> int:
-    from fleetrun.launch import run
+    from fleetrun.launch.local import run
 
     gc.freeze()  # nor will they be
     gc.enable()

@@ -72,8 +72,8 @@ PARTS = {
 
 # Of what is below it the console takes values, and the loop; nothing that acts.
 CONSOLE_TAKES = {
-    "fleetrun.envs.contract", "fleetrun.pod.container", "fleetrun.pod.loop", "fleetrun.pod.restarts",
-    "fleetrun.pod.result", "fleetrun.pod.spec",
+    "fleetrun.envs.contract", "fleetrun.pod.container", "fleetrun.pod.loop", "fleetrun.pod.policy",
+    "fleetrun.pod.events", "fleetrun.pod.spec",
 }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def edges() -> Iterator[tuple[str, str]]:
 def test_there_is_something_to_look_at():
     assert {"fleetrun.cli", "fleetrun.pod.supervisor", "trainers.roles.environment"} <= MODULES.keys()
     assert "fleetrun.pod.loop" in IMPORTS["fleetrun.pod.supervisor"]
-    assert "fleetrun.launch" in IMPORTS["fleetrun.__main__"], "imports inside functions count"
+    assert "fleetrun.launch.local" in IMPORTS["fleetrun.__main__"], "imports inside functions count"
 
 
 def test_every_part_of_the_launcher_has_its_place():
@@ -192,7 +192,7 @@ def test_the_guard_against_that_sees_it():
 
 def test_the_launcher_starts_without_what_is_slow():
     code = (
-        "import sys, fleetrun.__main__, fleetrun.cli, fleetrun.launch\n"
+        "import sys, fleetrun.__main__, fleetrun.cli, fleetrun.launch.local\n"
         "slow = {'torch', 'numpy', 'rich', 'psutil', 'zmq', 'click', 'asyncio', 'pynvml', 'trainers'}\n"
         "print(*sorted(slow & sys.modules.keys()))"
     )

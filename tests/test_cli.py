@@ -168,7 +168,7 @@ def test_a_real_usage_error():
     )
 
 
-@pytest.mark.parametrize("where", ["fleetrun.pod.guardian", "fleetrun.verbs", "fleetrun.cli", "click"])
+@pytest.mark.parametrize("where", ["fleetrun.pod.guard", "fleetrun.verbs", "fleetrun.cli", "click"])
 def test_ctrl_c_while_it_is_still_importing_is_quiet(where):
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, where, "ps"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import click
 
 from fleetrun.console.text import printable
-from fleetrun.control.running import Running, running
+from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import History, Known, UnreadableError, names, read, records
@@ -59,7 +59,7 @@ def find_running(word: str | None = None) -> Running:
 
     It may be one that does not answer: `silence` says so.
     """
-    there = running(os.environ)
+    there = running_launches(os.environ)
     found = matching_jobs(word, there)
     if not found:
         raise _none(word, there)
@@ -73,7 +73,7 @@ def find_past(word: str | None = None, log_dir: Path | None = None) -> Past:
     NoJobError and UsageError.
     """
     place = log_dir or LOG_DIR
-    there = _past(place, {each.pod for each in running(os.environ)})
+    there = _past(place, {each.pod for each in running_launches(os.environ)})
     found = matching_jobs(word, there)
     if not found:
         raise NoJobError(
@@ -152,7 +152,7 @@ def _ran(word: str, place: Path) -> bool:
 
 
 def _running_in(log_dir: Path | None) -> list[Running]:
-    there = running(os.environ)
+    there = running_launches(os.environ)
     return there if log_dir is None else [each for each in there if _same(each.log_dir, log_dir)]
 
 
@@ -401,7 +401,7 @@ _NAME = re.compile(r"[\w.-]+")  # that of a job, --job_id
 
 def of_running(_: click.Context, __: click.Parameter, start: str) -> list[str]:
     """Jobs that run on this machine. Several of one name: their pods."""
-    there = running(os.environ, _PATIENCE)
+    there = running_launches(os.environ, _PATIENCE)
     often = Counter(each.job for each in there)
     return _offered([each.job if each.job and often[each.job] == 1 else each.pod for each in there], start)
 

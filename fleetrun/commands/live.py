@@ -20,7 +20,7 @@ from types import TracebackType
 from rich.text import Text
 
 from fleetrun.commands.output import rendered
-from fleetrun.pod.signals import Signals
+from fleetrun.pod.guard import Signals
 
 Draw = Callable[[int, int], Sequence[Text] | None]
 """The lines for so many columns and rows; None when there is nothing more to show."""

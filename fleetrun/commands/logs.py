@@ -32,10 +32,10 @@ from fleetrun.commands.find import (
 from fleetrun.console.status_line import tame
 from fleetrun.console.text import printable, printable_json
 from fleetrun.errors import UsageError
-from fleetrun.pod.logfiles import rotated_away
+from fleetrun.pod.logs import rotated_away
 from fleetrun.record.history import History, is_running
-from fleetrun.record.marks import marks_path
-from fleetrun.record.merge import Line, Merged, Wanted, order
+from fleetrun.record.journal import marks_path
+from fleetrun.record.log_lines import Line, Merged, Wanted, in_time_order
 
 _LOOK = 0.2  # seconds between two looks while following
 _SOON = 0.02  # the same while there is something to see: --log_rotate may take it away
@@ -130,13 +130,13 @@ def _follow(merged: Merged, printer: _Printer, wanted: Wanted, record: Path, com
     gone.register(sys.stdout.fileno(), 0)
     rest = _LOOK
     while is_running(record) or merged.behind:
-        news = order(list(merged.news(wanted)))
+        news = in_time_order(list(merged.news(wanted)))
         printer.show(news)
         complaints.tell()
         rest = _SOON if news else min(_LOOK, 2 * rest)
         if gone.poll(0 if merged.behind else rest * 1000):
             raise BrokenPipeError
-    printer.show(order(list(merged.news(wanted, last=True))))
+    printer.show(in_time_order(list(merged.news(wanted, last=True))))
     complaints.tell()
 
 

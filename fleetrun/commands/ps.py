@@ -11,9 +11,8 @@ import click
 from fleetrun.commands.output import Cell, Column, print_json, print_lines, room, table
 from fleetrun.commands.views import alive, figure, loss_of, step_of, text
 from fleetrun.console.text import count, duration
-from fleetrun.control.client import STOPPED
-from fleetrun.control.observed import parts
-from fleetrun.control.running import Running, running
+from fleetrun.control.client import STOPPED, Running, running_launches
+from fleetrun.control.usage import objects_in
 
 _COLUMNS = (
     Column("JOB"),
@@ -49,7 +48,7 @@ def command(as_json: bool) -> int:
     Exit codes:
       0  the list is printed, empty or not
     """
-    jobs = running(os.environ)
+    jobs = running_launches(os.environ)
     if as_json:
         print_json([_facts(each) for each in jobs])
     elif not jobs:
@@ -73,7 +72,7 @@ def _silence(job: Running) -> str:
 
 def _row(job: Running, now: float) -> list[Cell]:
     status = job.status
-    there = parts(status, "containers")
+    there = objects_in(status, "containers")
     first = there[0] if there else {}
     trainer = next((each for each in there if each.get("role") == "trainer"), first)
     restarts = figure(status, "restarts")

@@ -15,7 +15,7 @@ import click
 from fleetrun.commands.find import find_any, history_of, of_any
 from fleetrun.commands.output import print_json, write
 from fleetrun.console.text import lasted, printable, wrapped
-from fleetrun.pod.result import HUNG
+from fleetrun.pod.events import HUNG
 from fleetrun.record.history import History, number
 from fleetrun.record.journal import Event
 

@@ -12,14 +12,12 @@ import click
 from fleetrun.commands.find import Away, choose_processes, find_running, of_running, processes_elsewhere
 from fleetrun.commands.output import print_json, write
 from fleetrun.console.text import printable
-from fleetrun.control.running import Running
+from fleetrun.control.client import Running
 from fleetrun.errors import LaunchError
 from fleetrun.record.history import Known, UnreadableError, read
-from fleetrun.stacks.collect import Collection, collect
-from fleetrun.stacks.grouping import groups
-from fleetrun.stacks.showing import as_json, clean, grouped, stack
-from fleetrun.stacks.spy import find
-from fleetrun.stacks.taken import Target
+from fleetrun.stacks.collect import Collection, collect, find_pyspy
+from fleetrun.stacks.frames import Target, groups
+from fleetrun.stacks.text import as_json, clean, grouped_lines, stack_lines
 
 INCOMPLETE = 1
 
@@ -60,7 +58,7 @@ def command(
     """
     running = find_running(job)
     targets = _targets(running, role, rank)
-    found = collect(targets, timeout, find())
+    found = collect(targets, timeout, find_pyspy())
     if in_json:
         processes = [as_json(one) for one in found.processes]
         print_json({"version": 1, "job": running.job, "pod": running.pod, "processes": processes})
@@ -73,11 +71,11 @@ def command(
 
 def _lines(found: Collection, each: bool) -> Iterable[str]:
     if not each:
-        yield from grouped(groups(found.processes))
+        yield from grouped_lines(groups(found.processes))
         return
     for one in found.processes:
         yield clean(f"{one.title}, pid {one.pid}:")
-        yield from stack(one)
+        yield from stack_lines(one)
 
 
 def _targets(running: Running, role: str | None, rank: str | None) -> list[Target]:

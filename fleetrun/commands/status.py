@@ -17,10 +17,9 @@ from rich.text import Text
 from fleetrun.commands import views
 from fleetrun.commands.find import describe_end, find_running, job_title, of_running
 from fleetrun.commands.output import print_json, print_lines, room, write
-from fleetrun.control.client import STOPPED, Gone, NoAnswer, ask
-from fleetrun.control.elsewhere import unfolded
-from fleetrun.control.observed import MOMENT, Observer, parts
-from fleetrun.control.running import Running
+from fleetrun.control.client import STOPPED, Gone, NoAnswer, Running, ask
+from fleetrun.control.node_status import unfolded
+from fleetrun.control.usage import MOMENT, Observer, objects_in
 from fleetrun.errors import LaunchError, UsageError
 
 # ---- Asks a launcher how its job stands on all of its machines. It asks the others; who asked it waits,
@@ -45,7 +44,7 @@ class Wanted:
 
     def check(self, status: Mapping[str, Any]) -> None:
         """Raises UsageError when there is no such machine."""
-        ranks = [each.get("rank") for each in parts(status, "nodes")] or [0]
+        ranks = [each.get("rank") for each in objects_in(status, "nodes")] or [0]
         if self.node is None or self.node in ranks:
             return
         known = f"nodes 0 to {len(ranks) - 1}" if len(ranks) > 1 else "one node, 0"
@@ -55,7 +54,7 @@ class Wanted:
 
     def shown(self, status: Mapping[str, Any]) -> Status:
         """What of a status people see: `only` is the machine that they asked for."""
-        nodes = parts(status, "nodes")
+        nodes = objects_in(status, "nodes")
         if self.node is None or len(nodes) < 2:
             return dict(status)
         here = any(each.get("this") is True and each.get("rank") == self.node for each in nodes)
@@ -64,7 +63,7 @@ class Wanted:
 
 def has_other_nodes(status: Mapping[str, Any]) -> bool:
     """Whether there are other machines to ask."""
-    return len(parts(status, "nodes")) > 1
+    return len(objects_in(status, "nodes")) > 1
 
 
 def ask_everywhere(job: Running, wanted: Wanted) -> Status:
@@ -233,11 +232,11 @@ class Watching:
         """Raises NoAnswer."""
         if has_other_nodes(self._status) and time.monotonic() >= self._others_due:
             answer = ask_everywhere(self.job, self._wanted)
-            self._others = {_name(each): each for each in parts(answer, "nodes")}
+            self._others = {_name(each): each for each in objects_in(answer, "nodes")}
             self._others_due = time.monotonic() + _EVERYWHERE
             return answer
         answer = ask(self.job.socket, {"ask": "status"}, _PATIENCE)
-        nodes = [self._others.get(_name(each), each) for each in parts(answer, "nodes")]
+        nodes = [self._others.get(_name(each), each) for each in objects_in(answer, "nodes")]
         return {**answer, "nodes": nodes}
 
     def picture(self, columns: int, rows: int) -> list[Text] | None:

@@ -6,9 +6,7 @@ import click
 
 from fleetrun.commands.find import describe_end, find_running, job_title, of_running
 from fleetrun.commands.output import write
-from fleetrun.control.client import Gone, NoAnswer, ask
-from fleetrun.control.ending import Watched, ask_by_signal
-from fleetrun.control.running import Running
+from fleetrun.control.client import Gone, NoAnswer, Running, Watched, ask, ask_by_signal
 from fleetrun.errors import LaunchError
 
 _TIMEOUT = 5.0

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, table
 from fleetrun.console.text import count, duration, loss, printable, short
-from fleetrun.control.observed import parts
+from fleetrun.control.usage import objects_in
 from fleetrun.pod.process import signal_name
 
 # ---- Values in the answer of a launcher, whatever stands there.
@@ -79,7 +79,7 @@ _ENDLESS = 1 << 40
 
 def _shown_nodes(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The machines that are shown, none of a job on one machine. `only`: the rank of the one meant."""
-    nodes, only = parts(status, "nodes"), status.get("only")
+    nodes, only = objects_in(status, "nodes"), status.get("only")
     return [each for each in nodes if only in (None, each.get("rank"))] if len(nodes) > 1 else []
 
 
@@ -92,7 +92,7 @@ def processes_up(status: Mapping[str, Any]) -> tuple[int, int]:
     """How many of the processes that are known of run, and how many there are."""
     there = nodes_with_details(status)
     if not there and status.get("only") is None:
-        containers = parts(status, "containers")
+        containers = objects_in(status, "containers")
         return alive(containers), len(containers)
     return sum(map(_up, there)), sum(map(_total, there))
 
@@ -236,8 +236,8 @@ def _table(there: Sequence[_Process], width: int | None, now: float | None = Non
 def _known(status: Mapping[str, Any]) -> list[_Process]:
     nodes = nodes_with_details(status)
     if not nodes:
-        return [("", status, each) for each in parts(status, "containers")]
-    return [(text(node, "rank"), node, each) for node in nodes for each in parts(node, "containers")]
+        return [("", status, each) for each in objects_in(status, "containers")]
+    return [(text(node, "rank"), node, each) for node in nodes for each in objects_in(node, "containers")]
 
 
 def _left_out(status: Mapping[str, Any], width: int | None) -> list[Text]:
@@ -308,7 +308,7 @@ def said(one: Mapping[str, Any]) -> str:
 
 def last_lines(status: Mapping[str, Any], width: int | None, most: int | None = None) -> list[Text]:
     """One for each process that said something; for where the table has no room for them."""
-    there = [each for each in parts(status, "containers") if said(each)]
+    there = [each for each in objects_in(status, "containers") if said(each)]
     longest = max((len(text(each, "name")) for each in there), default=0)
     lines = [
         Text.assemble((f"{text(each, 'name'):{longest}}  ", "bold"), (printable(said(each)), "dim"))

@@ -14,8 +14,8 @@ from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.text import Tail, columns, lasted, masked, printable, read_tail, wrapped
 from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import Failure, Hang, JobResult
+from fleetrun.pod.events import Failure, Hang, JobResult
+from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 
 # ---- Tells what happens to a pod, as it happens: one line each. Decides nothing.

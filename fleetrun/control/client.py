@@ -1,17 +1,29 @@
-"""Asks running launchers. Waits as long as it is told and no longer; knows no command."""
+"""Running launches as commands see them: finds their sockets, asks them within a limit of time, and waits for
+their end, or ends by signal those that do not answer. Knows no command.
+
+A launcher that was killed leaves its sockets; whoever finds one at which nobody listens removes it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
+import signal
 import socket
+import stat
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fleetrun import files
 from fleetrun.files import peer, short_socket_path
+from fleetrun.record.history import names
+
+# ---- Asks running launchers. Waits as long as it is told and no longer; knows no command.
 
 _LONGEST = 64 << 20
 
@@ -147,3 +159,245 @@ def _stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):
         return False
+
+
+# ---- Where the sockets of running launches are, and how a path of any length is reached. Knows no job.
+#
+# A launcher that was killed leaves its sockets. Whoever meets one that nobody listens at takes it away.
+
+SUFFIX = ".sock"
+
+
+def run_folders(environ: Mapping[str, str]) -> list[Path]:
+    """Where this user's launches may be: a login, cron and sudo do not agree about XDG_RUNTIME_DIR.
+
+    A folder that somebody chose is the only one.
+    """
+    first = files.run_folder(environ)
+    login = Path(f"/run/user/{os.getuid()}/fleetrun")
+    plain = files.run_folder({})
+    return list(dict.fromkeys((first, login, plain))) if first in (login, plain) else [first]
+
+
+def trusted(folder: Path) -> bool:
+    """Whether it is a folder of this user, into which nobody else writes."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def control_sockets(folder: Path) -> list[Path]:
+    """The control sockets in it, in the order of their names; of a folder that cannot be trusted none."""
+    if not trusted(folder):
+        return []
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:
+        return []
+    return [each for each in paths if each.suffix == SUFFIX and each.name[0] != "." and _is_socket(each)]
+
+
+def _is_socket(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISSOCK(path.lstat().st_mode)
+    return False
+
+
+def remove_dead_sockets(path: Path) -> None:
+    """What a launcher that is gone has left: its control socket, at which nobody listens, and its other."""
+    for left in (path, path.with_suffix(".progress")):
+        if _is_socket(left) and _dead(left):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
+def _dead(path: Path) -> bool:
+    """Whether nobody has this socket open any more."""
+    kind = socket.SOCK_STREAM if path.suffix == SUFFIX else socket.SOCK_DGRAM
+    with socket.socket(socket.AF_UNIX, kind) as probe, contextlib.suppress(OSError):
+        probe.setblocking(False)
+        try:
+            with files.short_socket_path(path) as name:
+                probe.connect(name)
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+# ---- The launches of this user that run on this machine, as their sockets know them.
+
+TIMEOUT = 6.0
+"""Seconds in which all launchers answer, unless they are very busy: a disk may hold one up for three."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """One launch. Times are seconds since the epoch.
+
+    `status` is its answer, empty when there was none; `silence` says why then, and what is known of it was
+    found from outside: `job` may be empty.
+    """
+
+    job: str
+    pod: str
+    log_dir: Path
+    socket: Path
+    pid: int
+    started: float | None = None
+    status: Mapping[str, Any] = field(default_factory=dict)
+    silence: str = ""
+
+    @property
+    def record(self) -> Path:
+        """The journal of this launch."""
+        from fleetrun.record.journal import journal_path
+
+        return journal_path(self.log_dir, self.job, self.pod)
+
+
+def running_launches(environ: Mapping[str, str], timeout: float = TIMEOUT) -> list[Running]:
+    """All of them, the oldest first. What launchers that were killed have left is taken away."""
+    paths = [path for folder in run_folders(environ) for path in control_sockets(folder)]
+    found = []
+    for path, answer in zip(paths, ask_all(paths, {"ask": "status"}, timeout), strict=True):
+        if isinstance(answer, Gone):
+            remove_dead_sockets(path)
+        elif isinstance(answer, NoAnswer):
+            found.append(_silent(path, answer.pid, str(answer)))
+        else:
+            found.append(_answered(path, answer))
+    return sorted(found, key=lambda each: (each.started or 0.0, each.pod))
+
+
+def _answered(path: Path, status: dict[str, Any]) -> Running:
+    """One that says something else than the name of its socket is somebody's joke, and not listened to."""
+    job, log_dir, started = status.get("job"), status.get("log_dir"), status.get("started")
+    pid = status.get("pid")
+    sound = isinstance(job, str) and isinstance(log_dir, str) and isinstance(pid, int) and 0 < pid < 1 << 31
+    if not sound or status.get("pod") != path.stem:
+        return _silent(path, 0, "it speaks another language")
+    return Running(
+        job=str(job),
+        pod=path.stem,
+        log_dir=Path(str(log_dir)),
+        socket=path,
+        pid=int(str(pid)),
+        started=float(started) if isinstance(started, int | float) and 0 <= started < 1e12 else None,
+        status=status,
+    )
+
+
+def _silent(path: Path, pid: int, why: str) -> Running:
+    """Its record is open in the launcher: that tells its name and place."""
+    record = _record_of(pid, path.stem)
+    known = names(record) if record is not None else None
+    return Running(
+        job=known[0] if known is not None else "",
+        pod=path.stem,
+        log_dir=record.parent if record is not None else Path(),
+        socket=path,
+        pid=pid,
+        started=_began(pid),
+        silence=why,
+    )
+
+
+def _record_of(pid: int, pod: str) -> Path | None:
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            target = entry.readlink()
+            known = names(target)
+            if known is not None and known[1] == pod:
+                return target
+    except OSError:
+        return None
+    return None
+
+
+def _began(pid: int) -> float | None:
+    try:
+        return Path(f"/proc/{pid}").stat().st_mtime
+    except OSError:
+        return None
+
+
+# ---- Waits for a launcher and its guard to be gone, and asks by signal those that do not answer. Knows
+# processes and no job.
+
+
+class Watched:
+    """A launcher and the guard that is its parent, from a moment at which both ran. A pid that is not there
+    is over already.
+    """
+
+    def __init__(self, launcher: int) -> None:
+        self._pidfds: list[int] = []
+        for pid in (launcher, guard_of(launcher)):
+            if pid > 1:
+                with contextlib.suppress(OSError):
+                    self._pidfds.append(os.pidfd_open(pid))
+
+    def wait(self) -> None:
+        """Until both are gone: the guard ends what the launcher left."""
+        for fd in self._pidfds:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.poll()
+
+    def ending(self) -> bool:
+        """Whether one of them is gone since: the other follows."""
+        return any(_readable(fd) for fd in self._pidfds)
+
+    def over(self) -> bool:
+        return all(_readable(fd) for fd in self._pidfds)
+
+    def close(self) -> None:
+        for fd in self._pidfds:
+            os.close(fd)
+        self._pidfds.clear()
+
+
+def _readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def guard_of(launcher: int) -> int:
+    """The parent of this process, if it is a guard; else 0."""
+    try:
+        parent = int(Path(f"/proc/{launcher}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        name = Path(f"/proc/{parent}/comm").read_text(errors="replace").strip()
+    except (OSError, ValueError, IndexError):
+        return 0
+    return parent if name == "fleetrun-guard" else 0
+
+
+def ask_by_signal(launcher: int, now: bool) -> bool:
+    """End a launcher that cannot be asked; False when it cannot be reached. It is continued if it is stopped.
+
+    By SIGTERM to the guard, which hands it on. `now`: by SIGKILL to the launcher, and the guard kills what
+    that leaves. The first signal may be the end of both before the second is sent.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            it = _held(launcher, stack)  # before its guard is looked for: from here on the pid is no other's
+            guard = guard_of(launcher)
+            if guard <= 1:
+                return False
+            its_guard = _held(guard, stack)
+            signal.pidfd_send_signal(it if now else its_guard, signal.SIGKILL if now else signal.SIGTERM)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(its_guard, signal.SIGCONT)
+        return True
+
+
+def _held(pid: int, stack: contextlib.ExitStack) -> int:
+    """A pidfd as long as the stack lasts."""
+    pidfd = os.pidfd_open(pid)
+    stack.callback(os.close, pidfd)
+    return pidfd

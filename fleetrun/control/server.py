@@ -1,8 +1,10 @@
-"""The socket at which a launcher is asked: one line of JSON, one line back, and the connection is over. Knows
-nothing of what is asked.
+"""The control socket of a running launcher, and what it answers: the status of the job, and the request to
+end.
 
-Only this user and root are heard. Nothing here waits: who asks slowly, or does not read the answer, is let go
-after a while, and costs the job nothing.
+One line of JSON, one line back, and the connection is over. Only this user and root are answered. Nothing
+here waits: a client that asks slowly, or does not read the answer, is dropped after a while, and costs the
+job nothing. `Board` observes the supervisor and keeps the status of the job on this machine; `Control`
+connects socket, status and job.
 """
 
 from __future__ import annotations
@@ -11,14 +13,32 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from fleetrun import files
+from fleetrun.envs.contract import Role
 from fleetrun.files import peer, short_socket_path
+from fleetrun.pod.container import Container, Ended, Pod
+from fleetrun.pod.events import Failure, Hang
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
+from fleetrun.pod.policy import Restart
 from fleetrun.record.journal import plain
+from fleetrun.values import dataclass
+
+if TYPE_CHECKING:
+    from fleetrun.progress.reports import Report
+
+
+# ---- The socket at which a launcher is asked: one line of JSON, one line back, and the connection is over.
+# Knows nothing of what is asked.
+#
+# Only this user and root are heard. Nothing here waits: who asks slowly, or does not read the answer, is let
+# go after a while, and costs the job nothing.
 
 Message = dict[str, Any]
 Say = Callable[[Message], None]
@@ -73,7 +93,7 @@ class Server:
                 self._loop.remove(self._socket.fileno())
                 self._pause = self._loop.after(_PAUSE, self._listen_again)
             return
-        if not heard(peer(caller)[1], os.getuid()):
+        if not may_ask(peer(caller)[1], os.getuid()):
             caller.close()
             return
         if len(self._talks) >= MOST:
@@ -98,7 +118,7 @@ def _listen(made: socket.socket, path: Path) -> int:
     return aside.rename(path).lstat().st_ino
 
 
-def heard(uid: int, own: int) -> bool:
+def may_ask(uid: int, own: int) -> bool:
     """Whether this user is answered by a launcher of the user `own`."""
     return uid in (0, own)
 
@@ -176,3 +196,297 @@ def _answered(line: bytes | None, answer: Answer) -> Message | Later:
     if not isinstance(question, dict):
         return {"error": "a question is a JSON object"}
     return answer(question)
+
+
+# ---- How a job stands on this machine, as a launcher answers who asks. Told by the supervisor.
+
+STATUS_VERSION = 1
+"""Of the answer. A later one may have more fields, and has all of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What does not change while a launcher runs. `started` is seconds since the epoch."""
+
+    job: str
+    pod: str
+    mode: str
+    log_dir: Path
+    cwd: str
+    max_restart: int
+    started: float
+    pid: int
+    guard: int
+
+
+class Reports(Protocol):
+    """Where the reports of processes arrive; containers go by their names (`trainer.0`)."""
+
+    def latest(self, container: str, /) -> Report | None: ...
+    def rate(self, container: str, /) -> float | None: ...
+
+
+class Board:
+    """An observer of the supervisor, over all pods of a launch."""
+
+    def __init__(
+        self,
+        facts: JobFacts,
+        reports: Reports | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.facts = facts
+        self._reports = reports
+        self._clock = clock
+        self._wall = wall
+        self._began = clock()
+        self._state = "meeting"
+        self._why = ""
+        self._restarts = 0
+        self._nodes: list[dict[str, Any]] = []
+        self._waiting: dict[str, Any] | None = None
+        self._pod: Pod | None = None
+        self._started: dict[str, float] = {}
+        self._ended: dict[str, Ended] = {}
+
+    # ---- what it is told
+
+    def plays(self, pod: Pod, restarts: int) -> None:
+        """This pod is next, after so many restarts."""
+        self._pod, self._restarts = pod, restarts
+        self._state, self._why = "starting", ""
+
+    def waiting(self, present: int, wanted: int, missing: Sequence[str]) -> None:
+        """The machines of the job meet."""
+        self._waiting = {"present": present, "wanted": wanted, "missing": list(missing)}
+        self._state = "meeting"
+
+    def met(self, titles: Sequence[str], rank: int) -> None:
+        """The machines of this round, in the order of their ranks; `rank` is this one's."""
+        self._waiting = None
+        self._nodes = [
+            {"rank": number, "title": title, "this": number == rank} for number, title in enumerate(titles)
+        ]
+
+    def started(self, containers: list[Container]) -> None:
+        self._state = "running"
+        self._started.update((each.spec.name, self._wall()) for each in containers)
+
+    def exited(self, ended: Ended) -> None:
+        self._ended[ended.spec.name] = ended
+
+    def failed(self, failure: Failure) -> None:
+        if failure.beside:
+            return
+        if isinstance(failure.decision, Restart):
+            self._restarts += 1
+            self._state = "restarting"
+        else:
+            self._ending(str(failure.ended.exit))
+
+    def hung(self, hang: Hang) -> None:
+        if isinstance(hang.decision, Restart):
+            self._restarts += 1
+            self._state = "restarting"
+        else:
+            self._ending(hang.headline)
+
+    def restarting(self, containers: list[Container]) -> None:
+        if any(each.spec.role is not Role.EVALUATOR for each in containers):
+            self._state = "restarting"
+
+    def leaving(self, rest: list[Container]) -> None:
+        self._state = "leaving"
+
+    def ending(self, why: str) -> None:
+        self._ending(why)
+
+    def _ending(self, why: str) -> None:
+        self._state, self._why = "ending", why
+
+    def stopping(self, why: str, restart: bool) -> None:
+        """The pod of this machine, for what happened on one of the job's."""
+        self._state, self._why = "restarting" if restart else "ending", why
+
+    # ---- what it tells
+
+    @property
+    def nodes(self) -> int:
+        """How many machines have met."""
+        return len(self._nodes)
+
+    def status(self) -> dict[str, Any]:
+        """The answer to `status`; see docs/monitoring-a-job.md."""
+        facts = self.facts
+        return {
+            "version": STATUS_VERSION,
+            "job": facts.job,
+            "pod": facts.pod,
+            "mode": facts.mode,
+            "pid": facts.pid,
+            "guard": facts.guard,
+            "log_dir": str(facts.log_dir),
+            "cwd": facts.cwd,
+            "started": facts.started,
+            "elapsed": round(self._clock() - self._began, 3),
+            "state": self._state,
+            "why": self._why,
+            "restarts": self._restarts,
+            "max_restart": facts.max_restart,
+            "nodes": self._nodes,
+            "waiting": self._waiting,
+            "containers": [self._container(each) for each in self._shown()],
+        }
+
+    def _shown(self) -> list[Container]:
+        if self._pod is None:
+            return []
+        hook = self._pod.hook
+        return [*self._pod.containers, *([hook] if hook is not None and hook.alive else [])]
+
+    def _container(self, container: Container) -> dict[str, Any]:
+        spec, name = container.spec, container.spec.name
+        process = container.process
+        alive = process is not None and process.exit is None
+        ended = None if alive else self._ended.get(name)
+        return {
+            "name": name,
+            "role": spec.label or str(spec.role),
+            "rank": spec.rank,
+            "index": spec.index,
+            "state": str(container.status),
+            "alive": alive,
+            "pid": process.pid if process is not None and alive else None,
+            "attempt": container.restarts,
+            "started": self._started.get(name),
+            "log": str(spec.log),
+            "gpus": _gpus(spec.env),
+            "ended": None if ended is None else ended.ended,
+            "exit": None if ended is None else ended.exit.code,
+            **self._progress(name if alive else ""),
+        }
+
+    def _progress(self, name: str) -> dict[str, Any]:
+        report = self._reports.latest(name) if self._reports is not None and name else None
+        activity = None if report is None else report.activity
+        return {
+            "step": None if report is None else report.step,
+            "samples": None if report is None else report.samples,
+            "loss": None if report is None else report.loss,
+            "rate": None if self._reports is None or not name else self._reports.rate(name),
+            "activity": activity and {"what": activity.what, "done": activity.done, "of": activity.of},
+        }
+
+
+def _gpus(env: Mapping[str, str]) -> str:
+    """Those of a process, as the machine calls them: it counts its own among those that it sees."""
+    seen = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    own = env.get("FLAGS_selected_gpus", "").split(",")
+    return ",".join(seen[int(each)] for each in own if each.isdecimal() and int(each) < len(seen))
+
+
+def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: int) -> JobFacts:
+    """For a launch that this process begins."""
+    return JobFacts(
+        job=job,
+        pod=pod,
+        mode=mode,
+        log_dir=log_dir,
+        cwd=str(Path.cwd()),
+        max_restart=max_restart,
+        started=round(time.time(), 3),
+        pid=os.getpid(),
+        guard=os.getppid(),
+    )
+
+
+# ---- What a running launcher answers, and what it does when asked to end: all that a launch has of this.
+
+Interrupt = Callable[[int], None]
+
+
+class Others(Protocol):
+    """Asks the launchers of the job's other machines."""
+
+    within: float
+    """Seconds in which they answer."""
+
+    def ask(
+        self, rank: int | None, brief: bool, then: Callable[[Mapping[int, bytes | None]], None], /
+    ) -> None:
+        """`then` hears what all, or the one of this rank, said (`elsewhere.pack`); None: nothing."""
+        ...
+
+
+class Control:
+    """Between the socket and the job. `interrupt` ends the job as this signal would."""
+
+    def __init__(self, loop: Loop, board: Board, told: Callable[[str], None]) -> None:
+        """`told`: what a person at the launcher's terminal should know of it."""
+        self.board = board
+        self.interrupt: Interrupt | None = None
+        self.others: Others | None = None
+        """Of a job on several machines."""
+        self._loop = loop
+        self._told = told
+        self._server: Server | None = None
+
+    def open(self, runtime: Path) -> None:
+        """From now on people can ask. Without a place for the socket the job runs all the same."""
+        try:
+            files.make_run_folder(runtime)
+            path = files.control_socket(runtime, self.board.facts.pod)
+            self._server = Server(self._loop, path, self.answer)
+        except OSError as error:
+            why = error.strerror or error
+            self._told(f"`fleetrun status` will not find this job: no socket in {runtime}: {why}")
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._server is not None:
+            self._server.close()
+
+    def answer(self, question: Message) -> Message | Later:
+        asked = question.get("ask")
+        if asked == "status" and question.get("everywhere") is True and self.others is not None:
+            return self._everywhere(self.others, question)
+        if asked == "status":
+            return self.board.status()
+        if asked == "stop":
+            return self._stop(question)
+        return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
+
+    def tell(self, brief: bool, most: int) -> bytes:
+        """How the job stands here, for another machine: at most so many bytes."""
+        from fleetrun.control.node_status import pack  # late: for jobs on several machines
+
+        return pack(self.board.status(), brief, most)
+
+    def _everywhere(self, others: Others, question: Message) -> Later:
+        """`node`: its rank, if it is about one; `all`: every process, however many there are."""
+        from fleetrun.control.node_status import MANY, with_answers  # late, too
+
+        rank = question.get("node")
+        one = rank if isinstance(rank, int) and 0 <= rank < self.board.nodes else None
+        brief = one is None and question.get("all") is not True and self.board.nodes > MANY
+
+        def ask(say: Say) -> None:
+            others.ask(one, brief, lambda found: say(with_answers(self.board.status(), found, others.within)))
+
+        return ask
+
+    def _stop(self, question: Message) -> dict[str, Any]:
+        if self.interrupt is None:
+            return {"error": "the job has not begun"}
+        now = question.get("now") is True
+        self._told(f"`fleetrun stop{' --now' if now else ''}` asks this job to end")
+        self._loop.after(0, lambda: self._end(now))  # whoever asked has the answer by then
+        facts = self.board.facts
+        return {"stopping": facts.job, "pod": facts.pod, "pid": facts.pid, "guard": facts.guard}
+
+    def _end(self, now: bool) -> None:
+        if self.interrupt is not None:
+            self.interrupt(signal.SIGTERM)
+            if now:
+                self.interrupt(signal.SIGQUIT)  # the second one kills what is left

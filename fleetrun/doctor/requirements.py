@@ -15,9 +15,9 @@ from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
+from fleetrun.launch.prepare import check_program, host_of, offer_of, take_token
 from fleetrun.plan.site import Site, locate
 from fleetrun.plan.topology import Host, Offer, process_counts
-from fleetrun.prepare import check_program, host_of, offer_of, take_token
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from fleetrun.envs.settings.options import JobFile, LaunchSettings, Resolved
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
 from fleetrun.host.network import Ports
-from fleetrun.pod.job import command
+from fleetrun.launch.prepare import process_command
 from fleetrun.schedulers.placing import place
 
 # ---- One machine from beginning to end: every measurement at once, each with a bound, then what they mean.
@@ -55,7 +55,7 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Mapping[str, str]) ->
         tasks["boards"] = lambda: measure.unwritable(boards)
     if wanted.devices and wanted.device_kind == "gpu":
         tasks["driver"] = lambda: measure.ask_driver(wanted.devices)
-    if command(settings)[0] == sys.executable:
+    if process_command(settings)[0] == sys.executable:
         own = {**environ, **dict(settings.environment)}
         tasks["torch"] = lambda: measure.ask_torch(_environment(plan, own))
     found = at_once(tasks, {"torch": measure.TORCH_PATIENCE + PATIENCE})

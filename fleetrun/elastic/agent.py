@@ -19,11 +19,10 @@ from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.records import Cause, Node, Round, Why
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Ended
+from fleetrun.pod.events import LOST_GUARD, TIMEOUT, Hang, JobResult, Peers, code_of
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.peers import Peers
+from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import signal_name
-from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Hang, JobResult, code_of
 from fleetrun.pod.supervisor import Supervisor
 
 LAST_WORDS = 3.0

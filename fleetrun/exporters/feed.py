@@ -23,7 +23,7 @@ from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
-from fleetrun.progress.desk import Desk
+from fleetrun.progress.receiver import Desk
 from fleetrun.progress.reports import Report
 
 # ---- What has to be there before a job starts whose progress is to be written elsewhere: a folder, a port.

@@ -1,6 +1,9 @@
-"""A container: one process of the job, over all its attempts. Knows its spec, log and process.
+"""A container is one process of the job, over all its attempts; a pod is the containers of one job on this
+node.
 
-The states of containers and pods, and the moves between them:
+A container knows its spec, its log, its process, and the error file in which the process writes about its own
+failure. Both keep their state; what follows from an exit the supervisor decides. The states, and the moves
+between them:
 
                 +-----------------> FAILED <---------+
                 |                      ^             |
@@ -19,14 +22,83 @@ import signal
 import time
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
+from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
-from fleetrun.files import write_anew
-from fleetrun.pod import logfiles
-from fleetrun.pod.errorfile import ErrorRecord, read_dismissed, read_error
+from fleetrun.files import open_plain, write_anew
+from fleetrun.pod import logs
 from fleetrun.pod.process import Exit, Process
-from fleetrun.pod.spec import ContainerSpec
+from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.values import dataclass
+
+# ---- What a process wrote about its failure, in the shape of torch's error files. Reads; the runtime writes.
+
+_MAX_BYTES = 1 << 20
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """`message` is one line such as `ValueError: bad input`; `time` is when it was raised, seconds since the
+    epoch.
+    """
+
+    message: str
+    traceback: str
+    time: float
+
+
+def read_error(path: Path | None) -> ErrorRecord | None:
+    """The record in `path`, or None when there is none or it is not one: a report must never fail over it."""
+    if path is None:
+        return None
+    try:
+        return _parse(*_read(path))
+    except (OSError, *_MALFORMED):
+        return None
+
+
+def read_dismissed(path: Path | None) -> bool:
+    """Whether a server wrote that its trainers let it go: then it may end before they do."""
+    try:
+        return path is not None and _read(path)[0] == {"dismissed": True}
+    except (OSError, *_MALFORMED):
+        return False
+
+
+def _read(path: Path) -> tuple[Any, float]:
+    """What is in it, and when it was written."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        return json.loads(file.read(_MAX_BYTES)), os.fstat(file.fileno()).st_mtime
+
+
+def _parse(document: Any, written: float) -> ErrorRecord:
+    """torch's own timestamp has whole seconds only, too coarse to tell which rank was first: the file's time
+    is better.
+    """
+    message = document["message"]
+    if isinstance(message, str):
+        return ErrorRecord(message, "", written)
+    extra = message["extraInfo"]
+    nanoseconds = extra.get("time_ns")
+    when = int(nanoseconds) / 1e9 if nanoseconds is not None else written
+    if not 0 <= when <= written + 1:
+        when = written  # no moment at which this file can have been about to be written
+    return ErrorRecord(str(message["message"]), str(extra["py_callstack"]), when)
+
+
+# ---- A container: one process of the job, over all its attempts. Knows its spec, log and process.
+#
+# The states of containers and pods, and the moves between them:
+#
+#                 +-----------------> FAILED <---------+
+#                 |                      ^             |
+# UNINIT --> READY --> RUNNING --> TERMINATING --> COMPLETED
+#              ^          |              |
+#              |          v              |
+#              +---- RESTARTING <--------+
 
 
 class Status(StrEnum):
@@ -111,7 +183,7 @@ class Container:
 
     def prepare(self) -> None:
         """Make the log file, so that one that cannot be written is known before anything starts."""
-        os.close(logfiles.open_log(self.spec.log))
+        os.close(logs.open_log(self.spec.log))
         if self.spec.long_file is not None:
             try:
                 write_anew(self.spec.long_file, json.dumps(dict(self.spec.long_values)))
@@ -125,10 +197,10 @@ class Container:
             if path is not None:
                 with contextlib.suppress(OSError):  # the script may have done anything to its log directory
                     path.unlink(missing_ok=True)
-        output = logfiles.open_log(self.spec.log)
+        output = logs.open_log(self.spec.log)
         try:
             if self.restarts:
-                logfiles.mark(self.spec.log, f"restart {self.restarts} of {self.spec.title}")
+                logs.mark(self.spec.log, f"restart {self.restarts} of {self.spec.title}")
             self._started = self._wall()
             self._asked = None
             self.process = Process.spawn(self.spec.argv, self.spec.environment(self.restarts), output)
@@ -203,3 +275,56 @@ class Container:
 
     def _to(self, status: Status) -> None:
         self.status = move(self.status, status)
+
+
+# ---- A pod: the containers of one job on this node. Knows who is who; decides nothing.
+
+
+class Pod:
+    def __init__(self, spec: PodSpec, attempt: int = 0) -> None:
+        """`attempt` counts the pods of this job that ran on this node before, with the same log files."""
+        self.spec = spec
+        self.status = Status.UNINIT
+        self.containers = [Container(each, attempt) for each in spec.containers]
+        self.hook = Container(spec.pre_hook, attempt) if spec.pre_hook is not None else None
+
+    def prepare(self) -> None:
+        """Make the log files. Raises LaunchError when that cannot be; nothing runs then."""
+        for container in [*self.containers, *([self.hook] if self.hook else [])]:
+            container.prepare()
+        self._to(Status.READY)
+
+    def running(self) -> None:
+        if self.status is not Status.RUNNING:
+            self._to(Status.RUNNING)
+
+    def _to(self, status: Status) -> None:
+        self.status = move(self.status, status)
+
+    @property
+    def alive(self) -> list[Container]:
+        return [each for each in self._all if each.alive]
+
+    @property
+    def stop_order(self) -> list[list[Container]]:
+        """Whom to stop together, one group after the other: servers last, so that no trainer loses its server
+        first.
+        """
+        workers = [each for each in self._all if each.spec.role is not Role.SERVER]
+        return [workers, [each for each in self._all if each.spec.role is Role.SERVER]]
+
+    @property
+    def trainers_completed(self) -> bool:
+        """Whether the job is done. Servers, heter trainers and coordinators serve the trainers; they do not
+        decide.
+        """
+        return all(
+            each.status is Status.COMPLETED for each in self.containers if each.spec.role is Role.TRAINER
+        )
+
+    def pids(self) -> set[int]:
+        return {each.process.pid for each in self.alive if each.process is not None}
+
+    @property
+    def _all(self) -> list[Container]:
+        return [*self.containers, *([self.hook] if self.hook else [])]

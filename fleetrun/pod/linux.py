@@ -1,13 +1,23 @@
-"""The system calls that Python has no name for. Knows libc and numbers; decides nothing.
+"""What only Linux has: system calls that Python has no name for, and a cgroup around a launch. Decides
+nothing.
 
-Every call fails with OSError, as those of `os` do.
+The system calls fail with OSError, as those of `os` do. A cgroup of version 2, where this user may make one,
+lets the kernel end the whole launch at one write, even a fork bomb. Sub-reaping (`guard`) needs no right and
+is the promise; the cgroup comes on top of it. Without the right, or without version 2, its functions do
+nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import time
 from pathlib import Path
+
+# ---- The system calls that Python has no name for. Knows libc and numbers; decides nothing.
+#
+# Every call fails with OSError, as those of `os` do.
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -59,3 +69,107 @@ def _fallocate(fd: int, mode: int, length: int) -> None:
     call = _libc.fallocate
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     _checked(call(fd, mode, 0, length), "fallocate")
+
+
+# ---- A cgroup of version 2 around a launch, where this user may make one: the kernel then ends all of it at
+# one write.
+#
+# Sub-reaping (`guardian`) needs no right and is the promise; this is the belt to it, atomic even against a
+# fork bomb. Without the right, or without a cgroup of version 2, every function here does nothing.
+
+_CGROUP_PREFIX = "fleetrun-"
+
+
+def enclose_in_cgroup(launcher: int) -> None:
+    """Called by the guard: move its launcher, and so all that it will start, into a group of its own.
+
+    The move takes the kernel up to 20 ms (it waits for all processors); the launcher does not wait for it.
+    """
+    here = _own_cgroup()
+    if here is None:
+        return
+    group = here / _cgroup_name(os.getpid())
+    with contextlib.suppress(OSError):
+        group.mkdir()
+        _write_number(group / "cgroup.procs", launcher)
+
+
+def kill_cgroup(guard: int) -> None:
+    """End every process of the launch's group but this one, which leaves it first."""
+    here = _own_cgroup()
+    if here is None or here.name != _cgroup_name(guard):
+        return
+    with contextlib.suppress(OSError):
+        _write_number(here.parent / "cgroup.procs", os.getpid())
+        _write_number(here / "cgroup.kill", 1)
+
+
+def remove_cgroup(guard: int) -> None:
+    """Called from outside the group once the launch is over: end what is left in it, then take it away."""
+    here = _own_cgroup()
+    if here is None:
+        return
+    group = here if here.name == _cgroup_name(guard) else here / _cgroup_name(guard)
+    if not group.is_dir():
+        return
+    with contextlib.suppress(OSError):
+        _write_number(group / "cgroup.kill", 1)
+    for _ in range(1000):
+        if _removed(group):
+            return
+        time.sleep(0.001)  # what was killed is still leaving
+
+
+def remove_stale_cgroups() -> None:
+    """Take away the empty groups of guards that were killed in their very last moment."""
+    here = _own_cgroup()
+    if here is None:
+        return
+    with contextlib.suppress(OSError):
+        for group in here.iterdir():  # a glob would compile its pattern, in every launch
+            guard = group.name.removeprefix(_CGROUP_PREFIX)
+            if guard != group.name and not Path("/proc", guard).exists():
+                _removed(group)
+
+
+def _removed(group: Path) -> bool:
+    """Whether the group is gone now, with those of launches inside it. Not while a process is in one."""
+    try:
+        for inner in group.glob(f"{_CGROUP_PREFIX}*"):
+            _removed(inner)
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _cgroup_name(guard: int) -> str:
+    return f"{_CGROUP_PREFIX}{guard}"
+
+
+def _write_number(file: Path, value: int) -> None:
+    fd = os.open(file, os.O_WRONLY)
+    try:
+        os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _own_cgroup() -> Path | None:
+    """The directory of this process's group, e.g. /sys/fs/cgroup/user.slice/...; None without version 2."""
+    with contextlib.suppress(OSError, StopIteration):
+        membership = Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
+        path = next(line[3:] for line in membership if line.startswith("0::"))
+        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+        return next(filter(None, (_mounted_at(line, path) for line in mounts if " - cgroup2 " in line)))
+    return None
+
+
+def _mounted_at(mount: str, path: str) -> Path | None:
+    fields = mount.split()
+    root, point = fields[3], fields[4]
+    if not path.startswith(root):
+        return None
+    return Path(point) / path[len(root) :].lstrip("/")

@@ -12,33 +12,321 @@ timeout                                                       128 + n, 124
 
 With peers (a job on several machines) the pod is one of many: it leaves when the trainers of all machines
 have ended, and in collective mode a failure stops it, whatever the policy says; machines restart together.
-Evaluators stand beside all that: `evaluators.py` starts them again, and nothing waits for them.
+
+`Deployer` starts containers, the pod's hook first. `Stopper` ends them by a ladder: SIGTERM, a deadline,
+SIGKILL; workers first, then their servers. `Strays` are processes that no container owns any more.
+`Evaluators` are started again on their own, and nothing waits for them.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
+from enum import Enum, auto
 from functools import partial
 
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
-from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.deploy import Deployer
-from fleetrun.pod.evaluators import Evaluators
-from fleetrun.pod.hangwatch import HangWatch
+from fleetrun.pod.container import Container, Ended, Pod
+from fleetrun.pod.events import LOST_GUARD, TIMEOUT, Failure, Hang, JobResult, Observer, Peers, conclude
+from fleetrun.pod.hangs import HangWatch
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.pod.observer import Observer
 from fleetrun.pod.oom import OomWatch
-from fleetrun.pod.peers import Peers
-from fleetrun.pod.phase import Phase
-from fleetrun.pod.pod import Pod
+from fleetrun.pod.policy import GiveUp, RestartPolicy
 from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked, signal_name
-from fleetrun.pod.restarts import GiveUp, RestartPolicy
-from fleetrun.pod.result import LOST_GUARD, TIMEOUT, Failure, Hang, JobResult, conclude
-from fleetrun.pod.stopper import Stopper
-from fleetrun.pod.strays import Strays
+
+# ---- Where a supervisor stands between the start of its pod and its end. A value.
+
+
+class Phase(Enum):
+    WATCHING = auto()
+    LEAVING = auto()
+    RESTARTING = auto()
+    ENDING = auto()
+
+
+# ---- Starting: the pod's hook first, to its end, then containers. Decides nothing about failures.
+
+Watch = Callable[[Container, Callable[[Ended], None]], None]
+"""Starts one container and tells when it has ended. Raises LaunchError when it cannot be started."""
+
+
+class Deployer:
+    """Starts containers of one pod, as often as asked."""
+
+    def __init__(
+        self,
+        pod: Pod,
+        watch: Watch,
+        *,
+        exited: Callable[[Container, Ended], None],
+        failed: Callable[[Ended, list[Container]], None],
+        started: Callable[[list[Container]], None],
+        goes_on: Callable[[], bool],
+    ) -> None:
+        """`exited` is told of the end of a container, `failed` of a hook that failed and of whom it kept from
+        starting. What waits for a hook is started only while the job `goes_on`.
+        """
+        self._pod = pod
+        self._watch = watch
+        self._exited = exited
+        self._failed = failed
+        self._started = started
+        self._goes_on = goes_on
+        self._behind_hook: list[list[Container]] = []
+
+    def deploy(self, containers: list[Container]) -> None:
+        """Raises LaunchError when one cannot be started."""
+        hook = self._pod.hook
+        if hook is None:
+            self.start(containers)
+        elif hook.alive:  # that of another restart; this one has its own run after it
+            self._behind_hook.append(containers)
+        else:
+            hook.renew()
+            self._watch(hook, lambda ended: self._hook_ended(ended, containers))
+
+    def call_off(self) -> None:
+        """What waits for a hook is not started."""
+        self._behind_hook.clear()
+
+    def _hook_ended(self, ended: Ended, containers: list[Container]) -> None:
+        if ended.exit.ok:
+            self.start(containers)
+        else:
+            self._failed(ended, containers)
+        if self._behind_hook and self._goes_on():
+            self.deploy(self._behind_hook.pop(0))
+
+    def start(self, containers: list[Container]) -> None:
+        """At once, without the hook. Raises LaunchError when one cannot be started."""
+        for container in containers:
+            self._watch(container, lambda ended, container=container: self._exited(container, ended))  # type: ignore[misc]
+        self._pod.running()
+        self._started(containers)
+
+
+# ---- Evaluators of a pod that failed: each is started again on its own, as often as --max_restart says. What
+# becomes of them decides nothing about the job.
+
+
+class Evaluators:
+    """They are started again only while the job `goes_on`."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        policy: RestartPolicy,
+        observer: Observer,
+        deployer: Deployer,
+        goes_on: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._policy = policy
+        self._observer = observer
+        self._deployer = deployer
+        self._goes_on = goes_on
+        self._failures: Counter[str] = Counter()
+
+    def exited(self, container: Container, ended: Ended) -> None:
+        """One that ends well has done its work."""
+        if ended.exit.ok:
+            return
+        decision = self._policy.decide(ended.exit, self._failures[container.spec.name])
+        self._failures[container.spec.name] += 1
+        self._observer.failed(Failure(ended=ended, decision=decision))
+        if not isinstance(decision, GiveUp):
+            self._loop.after(decision.after, partial(self._again, container, ended))
+
+    def _again(self, container: Container, ended: Ended) -> None:
+        """Unless the job ends, or all its processes started again meanwhile."""
+        if not self._goes_on() or container.restarts != ended.attempt:
+            return
+        kill_marked(container.spec.mark)
+        container.renew()
+        self._observer.restarting([container])
+        try:
+            self._deployer.start([container])  # a hook is the job's: if it failed, that would end the job
+        except LaunchError as error:
+            decision = GiveUp(f"the restart failed: {error.message}")
+            self._observer.failed(Failure(ended=ended, decision=decision))
+
+
+# ---- The stop ladder: SIGTERM, a deadline, SIGKILL; workers first, then their servers. Acts on containers.
+
+
+class Ladder:
+    """Stops groups of containers one after the other, each within `grace` seconds, all of a group at once.
+
+    Tell it of every exit by `step`; it calls `then` once when the last has gone.
+    """
+
+    def __init__(
+        self, loop: Loop, groups: list[list[Container]], grace: float, then: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._groups = groups
+        self._grace = grace
+        self._then: Callable[[], None] | None = then
+        self._timer: Timer | None = None
+        self._asked = False
+
+    def step(self) -> None:
+        """Go on as far as the containers that are still alive allow."""
+        while self._groups and not any(each.alive for each in self._groups[0]):
+            self._groups.pop(0)
+            self._asked = False
+            self._cancel()
+        if not self._groups:
+            if self._then is not None:
+                then, self._then = self._then, None
+                then()
+        elif not self._asked:
+            self._asked = True
+            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGCONT)  # a stopped process would not see its SIGTERM
+            self._timer = self._loop.after(self._grace, lambda: self._signal(signal.SIGKILL))
+
+    def abandon(self) -> None:
+        """Another ladder takes over."""
+        self._cancel()
+        self._then = None
+
+    def kill(self) -> None:
+        """No more patience: SIGKILL to everything at once."""
+        self._cancel()
+        for group in self._groups:
+            for container in group:
+                container.ask(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        for container in self._groups[0]:
+            container.ask(number)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+# ---- Processes that no container owns any more (daemons of a script): asked to go together with the
+# containers, ended with the pod.
+
+STRAYS_LEAVE = 0.5  # seconds from SIGTERM to SIGKILL
+
+
+class Strays:
+    """`sweep(grace)` ends what is left below this process and counts it; `ask` asks those outside the given
+    process groups to go.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        sweep: Callable[[float], int] = end_descendants,
+        ask: Callable[[Collection[int]], None] = ask_strays,
+    ) -> None:
+        self._clock = clock
+        self._sweep = sweep
+        self._ask = ask
+        self._asked: float | None = None
+
+    def ask(self, but: Collection[int]) -> None:
+        """Except those in the process groups `but`."""
+        self._ask(but)
+        self._asked = self._clock()
+
+    def end(self) -> int:
+        """With what is left of their time, if they were asked."""
+        waited = 0.0 if self._asked is None else self._clock() - self._asked
+        return self._sweep(max(0.0, STRAYS_LEAVE - waited))
+
+    def end_now(self) -> int:
+        """They had their time, or there is none."""
+        self._asked = None
+        return self._sweep(0.0)
+
+
+# ---- Stops a pod: lets its processes know why, asks its daemons to go, and walks the ladder. Decides
+# nothing.
+
+
+class Stopper:
+    """`notice` is what processes read of the stop; `grace` are the seconds that they have for it."""
+
+    def __init__(self, pod: Pod, loop: Loop, strays: Strays, grace: float, wall: Callable[[], float]) -> None:
+        self.notice = "stop"
+        self.asked_at = math.inf
+        """When the processes of this attempt were first asked to go."""
+        self._pod = pod
+        self._loop = loop
+        self._strays = strays
+        self._grace = grace
+        self._wall = wall
+        self._ladder: Ladder | None = None
+
+    def stop(self, then: Callable[[], None]) -> None:
+        """Everything, with a fresh grace; `then` is called once when the last has gone."""
+        self.asked_at = min(self.asked_at, self._wall())
+        self.abandon()
+        self._strays.ask(self._pod.pids())
+        for container in self._pod.alive:
+            container.notify(self.notice, self._wall() + self._grace)
+        self._ladder = Ladder(self._loop, self._pod.stop_order, self._grace, then)
+        self._ladder.step()
+
+    def step(self) -> bool:
+        """A process has gone: whether that is of any matter here."""
+        ladder = self._ladder  # what follows its end may be another attempt, without one
+        if ladder is not None:
+            ladder.step()
+        return ladder is not None
+
+    def kill(self) -> bool:
+        """No more patience with what is being stopped; False when nothing is."""
+        if self._ladder is not None:
+            self._ladder.kill()
+        return self._ladder is not None
+
+    def abandon(self) -> None:
+        """What was to follow the stop does not."""
+        if self._ladder is not None:
+            self._ladder.abandon()
+
+    def end_now(self) -> None:
+        """Everything, daemons too, by SIGKILL. How it ended is not asked any more."""
+        self.abandon()
+        for container in self._pod.alive:
+            container.ask(signal.SIGKILL)
+            if container.process is not None:  # the sweep reaps it
+                self._loop.remove(container.process.fileno())
+        self._strays.end_now()
+
+    def forget(self) -> None:
+        """All have gone; another attempt begins."""
+        self._ladder = None
+        self.asked_at = math.inf
+
+
+# ---- Watches a pod from start to end: exits, signals and deadlines in, decisions out. Wakes only for a
+# cause.
+#
+#                  all trainers 0                 servers gone
+# start --> WATCHING ------------> LEAVING -------------------> result 0
+#             |  ^                    | a moment later
+#     failure |  | restart            v
+#     or hang v  | (collective, hang: ladder --------------------> result 0
+#           policy  all; ps: what failed)
+#             | gives up
+# signal, ----+------------------> ENDING: ladder ------------> result: the first failure's code,
+# timeout                                                       128 + n, 124
+#
+# With peers (a job on several machines) the pod is one of many: it leaves when the trainers of all machines
+# have ended, and in collective mode a failure stops it, whatever the policy says; machines restart together.
+# Evaluators stand beside all that: `evaluators.py` starts them again, and nothing waits for them.
 
 SERVERS_LEAVE = 1.0  # for servers to leave by themselves (stop_worker) after the last trainer
 TRAINERS_FOLLOW = 1.0  # for trainers after a server that ended with 0: it may know that they are done

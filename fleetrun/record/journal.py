@@ -1,17 +1,94 @@
-"""The record of a launch on one machine: everything that happened, one JSON object a line, appended to
-`log/<job>.<pod>.events.jsonl`. Knows no job; reading it is `history.py`'s.
+"""Writing the record of a launch on one machine: everything that happens, one JSON object a line, appended to
+`log/<job>.<pod>.events.jsonl`; and in `.marks` beside it the sizes of the log files over time, which give
+their lines a time. `history` and `log_lines` read them.
+
+Marks are written at most once a second and only while logs grow:
+
+    # trainer.0 trainer.1        the names that the numbers below stand for
+    rest 1                       seconds between two looks while there is something to see
+    1795332112.98 0:4096 1:310   at that moment these logs were so long
+    1795332150.02 0-1048576      --log_rotate took so many bytes out of the head of this one
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
+import os
+import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fleetrun.record.appending import Appender
+from fleetrun.files import ask_for_writes
+from fleetrun.pod.loop import Loop, Timer
+from fleetrun.pod.policy import GiveUp, Restart
+
+if TYPE_CHECKING:
+    from fleetrun.pod.container import Container, Ended
+    from fleetrun.pod.events import Failure, Hang
+
+
+# ---- A file that gets whole lines at its end, on a disk that may be full. Knows nothing of what they say.
+
+
+class Appender:
+    """Readable by its owner only. As long as it is open it holds the file's lock; by that a reader knows."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = _opened(path)
+        self._locked = self._fd >= 0 and self._lock()
+        self._torn = False
+        self.written = 0
+
+    def append(self, line: bytes) -> bool:
+        """Whether all of it, and the end of the line, is in the file now. What a full disk tears off stays a
+        line of its own.
+        """
+        if self._fd < 0:
+            return False
+        self._locked = self._locked or self._lock()
+        data = b"\n" * self._torn + line + b"\n"
+        try:
+            written = os.write(self._fd, data)
+        except OSError:
+            return False
+        self.written += written
+        self._torn = written < len(data) if written else self._torn
+        return written == len(data)
+
+    def close(self) -> None:
+        """May be called twice; after it nothing is written."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _lock(self) -> bool:
+        """A reader may hold it for a moment; a file system may have none."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+
+def _opened(path: Path) -> int:
+    """A descriptor that appends to a regular file, or -1. Waits for nobody (a FIFO's reader)."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError:
+        return -1
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return -1
+    return fd
+
+
+# ---- The record of a launch on one machine: everything that happened, one JSON object a line, appended to
+# `log/<job>.<pod>.events.jsonl`. Knows no job; reading it is `history.py`'s.
 
 Event = dict[str, Any]
 """`time` (seconds since the epoch), `event` (its name), and what belongs to it; see docs/events.md."""
@@ -68,3 +145,206 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+# ---- The supervisor's observer that writes everything down. Decides nothing.
+
+
+class Recorder:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def started(self, containers: list[Container]) -> None:
+        for each in containers:
+            if each.process is not None:
+                self._journal.write(
+                    "started",
+                    container=each.spec.name,
+                    rank=each.spec.rank,
+                    pid=each.process.pid,
+                    attempt=each.restarts,
+                )
+
+    def exited(self, ended: Ended) -> None:
+        record = ended.record
+        self._journal.write(
+            "exited",
+            container=ended.spec.name,
+            rank=ended.spec.rank,
+            pid=ended.pid,
+            attempt=ended.attempt,
+            code=ended.exit.code,
+            signal=ended.exit.signal,
+            how=str(ended.exit),
+            seconds=round(ended.ended - ended.started, 3),
+            asked=ended.asked,
+            out_of_memory=ended.out_of_memory,
+            error=record.message[:2000] if record is not None else "",
+        )
+
+    def failed(self, failure: Failure) -> None:
+        decision = failure.decision
+        self._journal.write(
+            "failed",
+            container=failure.ended.spec.name,
+            rank=failure.ended.spec.rank,
+            attempt=failure.ended.attempt,
+            beside=failure.beside,
+            **_restart_fields(decision),
+            reason="" if isinstance(decision, Restart) else decision.reason,
+        )
+
+    def hung(self, hang: Hang) -> None:
+        decision = hang.decision
+        self._journal.write(
+            "hung",
+            containers=[each.name for each in hang.containers],
+            silent_for=hang.silent_for,
+            stacks=list(hang.stacks),
+            **_restart_fields(decision),
+            reason=hang.reason,
+        )
+
+    def restarting(self, containers: list[Container]) -> None:
+        self._journal.write("restarting", containers=[each.spec.name for each in containers])
+
+    def leaving(self, rest: list[Container]) -> None:
+        self._journal.write("leaving", containers=[each.spec.name for each in rest])
+
+    def ending(self, why: str) -> None:
+        self._journal.write("ending", reason=why)
+
+
+def _restart_fields(decision: Restart | GiveUp) -> dict[str, Any]:
+    if isinstance(decision, GiveUp):
+        return {"restart": False, "after": None, "number": None, "limit": None}
+    return {"restart": True, "after": decision.after, "number": decision.number, "limit": decision.limit}
+
+
+# ---- When the log files had which size: what their lines lack, a time. Written beside them, at most once a
+# second and only while they grow; `times.py` reads it.
+#
+# # trainer.0 trainer.1 the names that the numbers below stand for rest 1 seconds between two looks while
+# there is something to see 1795332112.98 0:4096 1:310 at that moment these logs were so long 1795332150.02
+# 0-1048576 --log_rotate took so many bytes out of the head of this one
+
+MARKS_SUFFIX = ".marks"
+
+
+def marks_path(log_dir: Path, job_id: str, pod: str) -> Path:
+    return log_dir / f"{job_id}.{pod}{MARKS_SUFFIX}"
+
+
+REST = 1.0  # seconds
+_QUIET = 0.02
+_LONGEST_REST = 64.0
+_ENOUGH = 8 << 20  # bytes, after which the rest doubles: a job of weeks must not fill a disk with this
+
+
+class Marks:
+    """Of the logs of one pod's containers, by name. Woken as a `Watch` is: hand SIGIO to `told`."""
+
+    def __init__(
+        self,
+        path: Path,
+        loop: Loop,
+        wall: Callable[[], float] = time.time,
+        ask: Callable[[int], None] = ask_for_writes,
+    ) -> None:
+        self._path = path
+        self._loop = loop
+        self._wall = wall
+        self._ask_kernel = ask
+        self._names: list[str] = []
+        self._logs: list[str] = []
+        self._sizes: list[int] = []
+        self._file: Appender | None = None
+        self._folder = -1
+        self._rest = REST
+        self._quiet = _QUIET
+        self._timer: Timer | None = None
+
+    def start(self, logs: Mapping[str, Path]) -> None:
+        """Once these logs are there, by the names of their containers. The next pods have the same."""
+        if self._names:
+            return
+        self._names = list(logs)
+        self._logs = [str(each) for each in logs.values()]
+        self._sizes = [0] * len(self._logs)
+        try:
+            self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return
+        self._look()
+
+    def told(self) -> None:
+        """Something in the log directory was written to."""
+        if self._folder >= 0 and self._timer is None:
+            if self._mark(range(len(self._logs))):
+                self._quiet, rest = _QUIET, self._rest
+            else:  # only others write there: look again soon, but not as often as they
+                rest, self._quiet = self._quiet, min(REST, 2 * self._quiet)
+            self._timer = self._loop.after(rest, self._look)
+
+    def heard(self, event: Mapping[str, Any]) -> None:
+        """An event of the record: the end of a process is the time of its last line."""
+        if event.get("event") == "exited" and event.get("container") in self._names:
+            self._mark([self._names.index(event["container"])])
+
+    def cut(self, log: Path, by: int) -> None:
+        """This log lost so many bytes at its head."""
+        if by and str(log) in self._logs:
+            number = self._logs.index(str(log))
+            self._sizes[number] -= by
+            self._write(f"{self._wall():.2f} {number}-{by}")
+
+    def close(self) -> None:
+        """Nothing is written any more. May be called twice."""
+        if self._folder < 0:
+            return
+        self._mark(range(len(self._logs)))
+        os.close(self._folder)
+        self._folder = -1
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._file is not None:
+            self._file.close()
+
+    def _look(self) -> None:
+        """Ask for news, then see what is there already: in this order, so that no write falls between."""
+        self._timer = None
+        will_tell = self._ask()
+        if self._mark(range(len(self._logs))) or not will_tell:
+            self._timer = self._loop.after(self._rest, self._look)
+
+    def _ask(self) -> bool:
+        try:
+            self._ask_kernel(self._folder)
+        except OSError:
+            return False
+        return True
+
+    def _mark(self, numbers: Iterable[int]) -> bool:
+        """Write down which of them have changed their size; whether any has."""
+        changed = []
+        for number in numbers:
+            try:
+                size = os.stat(self._logs[number]).st_size  # noqa: PTH116  (a Path would take three times as long)
+            except OSError:
+                continue
+            if size != self._sizes[number]:
+                self._sizes[number] = size
+                changed.append(f"{number}:{size}")
+        if changed:
+            self._write(f"{self._wall():.2f} {' '.join(changed)}")
+        return bool(changed)
+
+    def _write(self, line: str) -> None:
+        if self._file is None:
+            self._file = Appender(self._path)
+            self._file.append(f"# {' '.join(self._names)}\nrest {self._rest:g}".encode())
+        self._file.append(line.encode())
+        rest = min(_LONGEST_REST, REST * 2.0 ** (self._file.written // _ENOUGH))
+        if rest > self._rest:
+            self._rest = rest
+            self._file.append(f"rest {rest:g}".encode())

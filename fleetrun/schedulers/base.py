@@ -18,9 +18,8 @@ from typing import IO, Protocol
 
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.pod.guardian import Guard
+from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.signals import JOB_CONTROL, PASSED_ON, Signals
 
 # ---- What an engine is to fleetrun that takes a job in: `Scheduler`. Knows no engine; each is a file beside
 # this one, imported when it is needed.

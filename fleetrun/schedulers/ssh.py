@@ -20,9 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.pod.guardian import Guard
+from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.signals import PASSED_ON, Signals
 from fleetrun.schedulers.base import Console, Options, Submission, asked_to_end
 from fleetrun.schedulers.ssh_remote import BEGUN, ENDED, MARK
 

@@ -9,12 +9,9 @@ import sys
 import time
 from typing import Any
 
-from fleetrun.stacks.collect import Collection, collect
-from fleetrun.stacks.grouping import groups
-from fleetrun.stacks.inlogs import write
-from fleetrun.stacks.showing import clean
-from fleetrun.stacks.spy import find
-from fleetrun.stacks.taken import Target
+from fleetrun.stacks.collect import Collection, collect, find_pyspy
+from fleetrun.stacks.frames import Target, groups
+from fleetrun.stacks.text import clean, write_into_logs
 
 MOST_GROUPS = 12
 
@@ -22,8 +19,8 @@ MOST_GROUPS = 12
 def main() -> None:
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
     targets = [Target.of_json(each) for each in asked["targets"]]
-    found = collect(targets, float(asked["within"]), find())
-    written = write(found.processes, str(asked["why"]), time.time())
+    found = collect(targets, float(asked["within"]), find_pyspy())
+    written = write_into_logs(found.processes, str(asked["why"]), time.time())
     sys.stdout.write(json.dumps({"stacks": summary(found), "written": written}) + "\n")
     sys.stdout.flush()
 

@@ -1,21 +1,199 @@
 """The Python stacks of all processes of a job on this machine, within a bound of time. Blocks: for a command
 and for the process that a launcher starts for it, never in a launcher's loop.
+
+py-spy reads them from outside. Where it is not installed or may not look, the process is asked for its own:
+by the signal at which fleetrun's runtime has `faulthandler` write them on stderr, which is the log. The
+signal is never sent to a process that would die of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
+import subprocess
+import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
+from fleetrun.files import open_plain
 from fleetrun.host.interpreter import helper_environment
-from fleetrun.stacks import processes, spy
-from fleetrun.stacks.asking import ask, can_ask
-from fleetrun.stacks.spy import SpyError
-from fleetrun.stacks.taken import Taken, Target
-from fleetrun.stacks.traces import Thread
+from fleetrun.stacks import processes
+from fleetrun.stacks.frames import Taken, Target, Thread, of_faulthandler, of_pyspy
+from fleetrun.stacks.processes import belongs, blocking, catches, state_of, waits_for
+
+# ---- Asking a process for its own stacks: by the signal at which fleetrun's runtime has `faulthandler` write
+# them on stderr, which is the log. For where py-spy is not installed or may not look. Never sends the signal
+# to a process that would die of it.
+
+STACKS_SIGNAL = signal.SIGRTMIN + 12
+"""The same as in `trainers/process/hooks.py`. SIGUSR1 and SIGUSR2 are the scripts'."""
+
+_PATIENCE = 5.0  # seconds for the stacks to stand in the log
+_SETTLED = 0.2  # seconds without another line: that was all
+_LOG_PAUSE = 0.02
+_MOST = 1 << 20  # bytes of a log that are searched for them
+
+
+def can_ask(target: Target, pid: int) -> bool:
+    """Whether that process is of this container and has a handler for the signal."""
+    return (
+        state_of(pid) not in ("", "Z", "T", "t") and belongs(pid, target.mark) and catches(pid, STACKS_SIGNAL)
+    )
+
+
+def ask_process(
+    target: Target, pid: int, clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[Thread, ...]:  # fmt: skip
+    """Its threads, read out of its log; none when it did not write them there in time. Blocks."""
+    log = Path(target.log)
+    begin, deaf = _size(log), blocking(pid, STACKS_SIGNAL)
+    if begin is None or not _send(target, pid):
+        return ()
+    deadline = clock() + _PATIENCE
+    size, since = begin, clock()
+    while clock() < deadline:
+        now = _size(log) or begin
+        if now != size:
+            size, since = now, clock()
+        elif size > begin and clock() - since >= _SETTLED and _done(pid, deaf) and _threads(log, begin):
+            break
+        pause(_LOG_PAUSE)
+    return _threads(log, begin)
+
+
+def _done(pid: int, deaf: set[int]) -> bool:
+    """Whether it has written all; a rest in the middle, for a slow disk, only looks like the end. The kernel
+    blocks a signal in the thread that handles it, while those that were `deaf` before did that themselves.
+    """
+    return not waits_for(pid, STACKS_SIGNAL) and blocking(pid, STACKS_SIGNAL) <= deaf
+
+
+def _send(target: Target, pid: int) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if can_ask(target, pid):  # once more: now the pid cannot become another's
+            signal.pidfd_send_signal(pidfd, STACKS_SIGNAL)
+            return True
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return False
+
+
+def _size(log: Path) -> int | None:
+    """None for what is no plain file: nothing is read from a FIFO."""
+    with contextlib.suppress(OSError):
+        return log.lstat().st_size if log.is_file() and not log.is_symlink() else None
+    return None
+
+
+def _threads(log: Path, begin: int) -> tuple[Thread, ...]:
+    try:
+        with os.fdopen(open_plain(log), "rb") as file:
+            file.seek(begin)
+            return of_faulthandler(file.read(_MOST).decode("utf-8", "replace"))
+    except OSError:
+        return ()
+
+
+# ---- py-spy: finds it, runs it on one process within a bound, and says in words why it had no success.
+# Leaves processes as they were.
+
+PYSPY_MISSING = "py-spy is not installed: pip install 'fleetrun[monitor]'"
+_WHY = {
+    "ermission": "this user may not look into it (kernel.yama.ptrace_scope, or another user's process)",
+    "not permitted": "this user may not look into it (kernel.yama.ptrace_scope, or another user's process)",
+    "find python version": "it is no Python, or one that py-spy does not know",
+    "No such": "it has ended",
+}
+_LONGEST = 200  # characters
+_DEAF = 2.0  # seconds for a killed py-spy to go
+
+
+def find_pyspy() -> str | None:
+    """The program: of this Python first, then of the PATH."""
+    return shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
+
+
+class SpyError(Exception):
+    """Why py-spy did not say where a process stands."""
+
+
+def dump_pyspy(program: str, pid: int, env: Mapping[str, str], within: float) -> tuple[Thread, ...]:
+    """The threads of a Python process. Raises SpyError, after about `within` seconds at the latest.
+
+    py-spy stops what it looks at for a moment. A process that is stopped already, or deaf in the kernel, it
+    would wait for without end; that one stands still anyway, and is read as it is.
+    """
+    before = state_of(pid)
+    still = before in ("T", "t", "D")
+    try:
+        return of_pyspy(_run([program, "dump", "--json", "--pid", str(pid), *_quietly(still)], env, within))
+    except ValueError as error:
+        raise SpyError(f"py-spy's answer cannot be read: {error}") from None
+    finally:
+        if before != "T" and _stops(pid):  # py-spy was killed between its stop and its continue
+            _continue_process(pid)
+
+
+def _quietly(still: bool) -> tuple[str, ...]:
+    return ("--nonblocking",) if still else ()
+
+
+def _run(argv: list[str], env: Mapping[str, str], within: float) -> str:
+    try:
+        popen = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except OSError as error:
+        raise SpyError(f"py-spy cannot be started: {error.strerror}") from None
+    try:
+        out, err = popen.communicate(timeout=within)
+    except subprocess.TimeoutExpired:
+        _kill(popen)
+        raise SpyError(f"py-spy did not answer within {within:g} s") from None
+    if popen.returncode != 0:
+        raise SpyError(_why(err.decode(errors="replace")))
+    return out.decode(errors="replace")
+
+
+def _kill(popen: subprocess.Popen[bytes]) -> None:
+    popen.kill()
+    for stream in (popen.stdout, popen.stderr):
+        if stream is not None:
+            stream.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it may itself be deaf in the kernel
+        popen.wait(_DEAF)
+
+
+def _why(said: str) -> str:
+    found = next((why for sign, why in _WHY.items() if sign in said), None)
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return found or f"py-spy: {lines[0] if lines else 'no word'}"[:_LONGEST]
+
+
+def _stops(pid: int) -> bool:
+    """Whether it is stopped, or will be once the kernel lets go of it."""
+    return waits_for(pid, signal.SIGSTOP) or state_of(pid) == "T"
+
+
+def _continue_process(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGCONT)
+
+
+# ---- The Python stacks of all processes of a job on this machine, within a bound of time. Blocks: for a
+# command and for the process that a launcher starts for it, never in a launcher's loop.
 
 _AT_ONCE = 8
 _EACH = 5.0  # seconds for one process
@@ -61,7 +239,9 @@ def collect(targets: Sequence[Target], within: float, program: str | None) -> Co
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         taken = tuple(pool.map(lambda job: take(job[0], job[1], means), jobs))
     unknown = any(not each.threads and each.note != _NO_PYTHON for each in taken)
-    hint = "" if not unknown else spy.MISSING if means.program is None else "not every process could be read"
+    hint = (
+        "" if not unknown else PYSPY_MISSING if means.program is None else "not every process could be read"
+    )
     return Collection(taken, hint)
 
 
@@ -107,10 +287,10 @@ def _once(target: Target, pid: int, means: Means) -> tuple[tuple[Thread, ...], s
     note = "py-spy is not there"
     if means.program is not None:
         try:
-            threads = spy.dump(means.program, pid, means.env, max(0.1, min(_EACH, means.left)))
+            threads = dump_pyspy(means.program, pid, means.env, max(0.1, min(_EACH, means.left)))
             return threads, "no Python runs in it"
         except SpyError as error:
             note = str(error)
     if not can_ask(target, pid):
         return (), f"{note}; nor does it write its stacks itself (scripts that import trainers do)"
-    return ask(target, pid), f"{note}; it was asked to write its stacks to its stderr"
+    return ask_process(target, pid), f"{note}; it was asked to write its stacks to its stderr"

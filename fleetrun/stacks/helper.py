@@ -1,5 +1,5 @@
-"""Has the stacks of containers taken by a process beside the job, from a launcher's loop: nothing here waits
-for a process that hangs.
+"""Has the stacks of containers taken by a process beside the job when it hangs, from a launcher's loop:
+nothing here waits for a process that hangs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from fleetrun.errors import LaunchError
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.container import Container
+from fleetrun.pod.hangs import HangWatch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.process import Exit
-from fleetrun.stacks.taken import Target
+from fleetrun.stacks.frames import Target
+
+# ---- Has the stacks of containers taken by a process beside the job, from a launcher's loop: nothing here
+# waits for a process that hangs.
 
 WITHIN = 20.0
 """Seconds for all stacks together."""
@@ -123,3 +127,14 @@ class _Taking:
         if self._companion is not None:
             companion, self._companion = self._companion, None
             companion.close()
+
+
+# ---- `--hang_timeout`: who watches, and who takes the stacks then.
+
+
+def watch_for_hangs(
+    loop: Loop, beside: set[int], limit: float, tell: Callable[[tuple[str, ...]], None]
+) -> HangWatch:
+    """`beside` are the processes beside the job, `limit` the seconds of silence; `tell` is `HangWatch`'s."""
+    why = f"no sign of life for {limit:g} s (--hang_timeout)"
+    return HangWatch(loop, limit, Taker(loop, beside, why).take, tell)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fleetrun.control.elsewhere import pack
+from fleetrun.control.node_status import pack
 from fleetrun.errors import UsageError
 from fleetrun.verbs import answer
 from tests.support.serving import serving, status_of

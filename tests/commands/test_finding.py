@@ -14,7 +14,7 @@ from fleetrun.commands.find import (
     find_running,
     matching_jobs,
 )
-from fleetrun.control.running import Running
+from fleetrun.control.client import Running
 from fleetrun.errors import UsageError
 from fleetrun.record.journal import Journal, journal_path
 from tests.support.serving import serving, status_of

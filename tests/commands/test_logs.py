@@ -9,7 +9,7 @@ import pytest
 from fleetrun import verbs
 from fleetrun.commands import logs
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.record.merge import AT_ONCE
+from fleetrun.record.log_lines import AT_ONCE
 from tests.commands.records import BEGAN
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fleetrun.commands.report import outcome
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.pod.result import HUNG
+from fleetrun.pod.events import HUNG
 from fleetrun.record.history import read
 from tests.commands.records import BEGAN
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.commands.stacks import _targets, command
-from fleetrun.control.running import Running
+from fleetrun.control.client import Running
 from fleetrun.errors import LaunchError, UsageError
 
 

@@ -1,9 +1,9 @@
 """From the answer to `status` to what the foot shows."""
 
 from fleetrun.console.status_text import Doing, facts_of
-from fleetrun.control.board import Board, facts_of_launch
+from fleetrun.control.server import Board, facts_of_launch
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.pod import Pod
+from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
 from tests.support.pods import spec_of
 

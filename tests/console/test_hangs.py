@@ -9,8 +9,8 @@ import pytest
 from fleetrun.console.narrator import hang_places, hang_report
 from fleetrun.console.text import columns
 from fleetrun.envs.contract import Role
-from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import HUNG, Hang
+from fleetrun.pod.events import HUNG, Hang
+from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec
 
 SPEC = ContainerSpec(role=Role.TRAINER, rank=0, index=0, argv=("x",), env={}, log=Path("/job/log/x.log"))

@@ -3,11 +3,10 @@
 from fleetrun.console.console import Console
 from fleetrun.console.narrator import Narrator
 from fleetrun.envs.contract import Mode
-from fleetrun.pod.container import Ended
-from fleetrun.pod.errorfile import ErrorRecord
+from fleetrun.pod.container import Ended, ErrorRecord
+from fleetrun.pod.events import Failure
+from fleetrun.pod.policy import Restart
 from fleetrun.pod.process import Exit
-from fleetrun.pod.restarts import Restart
-from fleetrun.pod.result import Failure
 from fleetrun.pod.spec import PodSpec
 from tests.support.pods import spec_of
 

@@ -8,10 +8,9 @@ import pytest
 from fleetrun.console.narrator import error_line, failure_headline, failure_summary, format_failure
 from fleetrun.console.text import Tail
 from fleetrun.envs.contract import Role
-from fleetrun.pod.container import Ended
-from fleetrun.pod.errorfile import ErrorRecord
+from fleetrun.pod.container import Ended, ErrorRecord
+from fleetrun.pod.events import JobResult
 from fleetrun.pod.process import Exit
-from fleetrun.pod.result import JobResult
 from fleetrun.pod.spec import ContainerSpec
 
 NOON = time.mktime((2022, 5, 18, 12, 0, 0, 0, 0, -1))

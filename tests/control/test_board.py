@@ -6,15 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetrun.control.board import Board, JobFacts
-from fleetrun.control.service import Control
+from fleetrun.control.server import Board, Control, JobFacts
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.container import Ended, Status
+from fleetrun.pod.container import Ended, Pod, Status
+from fleetrun.pod.events import Failure
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.pod import Pod
+from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
-from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import Failure
 from fleetrun.pod.spec import PodSpec
 from fleetrun.progress.reports import Activity, Report
 from tests.support.pods import spec_of

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from fleetrun.control.elsewhere import pack, summary, unfolded, unpack, with_answers
+from fleetrun.control.node_status import pack, summary, unfolded, unpack, with_answers
 from tests.support.serving import status_of
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetrun.control.ending import Watched, ask_by_signal, guard_of
+from fleetrun.control.client import Watched, ask_by_signal, guard_of
 from tests.support.waiting import ended, eventually, state_of
 
 # A guard by its name, which says what it got, and a launcher below it that stays.
@@ -96,7 +96,7 @@ def test_the_first_signal_may_be_their_end(guarded, monkeypatch, now):
         guard.wait()
 
     told = SimpleNamespace(**vars(signal) | {"pidfd_send_signal": send})
-    monkeypatch.setattr("fleetrun.control.ending.signal", told)
+    monkeypatch.setattr("fleetrun.control.client.signal", told)
     assert ask_by_signal(launcher, now)
     assert sent == [signal.SIGKILL if now else signal.SIGTERM, signal.SIGCONT]
     assert watched.ending()

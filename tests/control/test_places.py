@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.control.places import folders, sockets, take_away, trusted
+from fleetrun.control.client import control_sockets, remove_dead_sockets, run_folders, trusted
 from fleetrun.files import short_socket_path
 from tests.support.serving import serving
 
@@ -19,15 +19,15 @@ def dead(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Path:
 
 
 def test_a_folder_that_was_chosen_is_the_only_one():
-    assert folders({"XDG_RUNTIME_DIR": "/somewhere"}) == [Path("/somewhere/fleetrun")]
+    assert run_folders({"XDG_RUNTIME_DIR": "/somewhere"}) == [Path("/somewhere/fleetrun")]
 
 
 @pytest.mark.parametrize("login", [True, False])
 def test_a_login_and_cron_find_each_others_jobs(login):
     user = os.getuid()
     environ = {"XDG_RUNTIME_DIR": f"/run/user/{user}"} if login else {}
-    found = folders(environ)
-    assert set(found) == {Path(f"/run/user/{user}/fleetrun"), *folders({})[:1]}
+    found = run_folders(environ)
+    assert set(found) == {Path(f"/run/user/{user}/fleetrun"), *run_folders({})[:1]}
     assert len(found) == 2
 
 
@@ -40,7 +40,7 @@ def test_only_sockets_count(tmp_path):
     os.mkfifo(folder / "fifoxx.sock")
     for name in ("bbbbbb.sock", "aaaaaa.sock", "aaaaaa.progress", ".newone.sock"):
         dead(folder / name)
-    assert [path.name for path in sockets(folder)] == ["aaaaaa.sock", "bbbbbb.sock"]
+    assert [path.name for path in control_sockets(folder)] == ["aaaaaa.sock", "bbbbbb.sock"]
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702, 0o777])
@@ -52,14 +52,14 @@ def test_a_folder_that_others_write_into_is_not_believed(tmp_path, mode):
     assert trusted(folder)
     folder.chmod(mode)
     assert not trusted(folder)
-    assert sockets(folder) == []
+    assert control_sockets(folder) == []
 
 
 def test_nor_a_link_to_one_nor_one_that_is_not_there(tmp_path):
     (tmp_path / "real").mkdir(0o700)
     (tmp_path / "link").symlink_to("real")
     assert not trusted(tmp_path / "link")
-    assert sockets(tmp_path / "none") == []
+    assert control_sockets(tmp_path / "none") == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
@@ -74,13 +74,13 @@ def test_what_a_killed_launcher_left_is_taken_away(tmp_path):
     path = dead(tmp_path / "abcdef.sock")
     dead(tmp_path / "abcdef.progress", socket.SOCK_DGRAM)
     other = dead(tmp_path / "ghijkl.sock")
-    take_away(path)
+    remove_dead_sockets(path)
     assert list(tmp_path.iterdir()) == [other]
 
 
 def test_what_is_in_use_stays(tmp_path):
     with serving(tmp_path / "abcdef.sock", lambda _: {}) as server:
-        take_away(server.path)
+        remove_dead_sockets(server.path)
         assert server.path.exists()
 
 
@@ -91,12 +91,12 @@ def test_the_reports_of_a_job_that_cannot_be_asked_stay(tmp_path):
         short_socket_path(tmp_path / "abcdef.progress") as name,
     ):
         desk.bind(name)
-        take_away(path)
+        remove_dead_sockets(path)
     assert [each.name for each in tmp_path.iterdir()] == ["abcdef.progress"]
 
 
 def test_what_is_no_socket_stays(tmp_path):
     path = tmp_path / "abcdef.sock"
     path.write_text("precious")
-    take_away(path)
+    remove_dead_sockets(path)
     assert path.read_text() == "precious"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.control.client import Gone, ask
-from fleetrun.control.server import LONGEST, MOST, Server, heard
+from fleetrun.control.server import LONGEST, MOST, Server, may_ask
 from fleetrun.files import short_socket_path
 from fleetrun.pod.loop import Loop
 from fleetrun.record.journal import plain
@@ -94,7 +94,7 @@ def test_only_its_user_reaches_it(path):
     ("uid", "own", "answered"), [(7, 7, True), (0, 7, True), (8, 7, False), (7, 0, False)]
 )
 def test_nobody_else_is_answered(uid, own, answered):
-    assert heard(uid, own) is answered
+    assert may_ask(uid, own) is answered
 
 
 def test_who_says_nothing_keeps_nobody_waiting(path):

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.control.board import Board, facts_of_launch
-from fleetrun.control.elsewhere import MANY, unpack
-from fleetrun.control.service import Control
+from fleetrun.control.node_status import MANY, unpack
+from fleetrun.control.server import Board, Control, facts_of_launch
 from fleetrun.pod.loop import Loop
 
 

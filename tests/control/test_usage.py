@@ -6,8 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetrun.control.observed import Observer
-from fleetrun.control.usage import Device, Families, Taken, devices, last_line, memory, processor, snapshot
+from fleetrun.control.usage import (
+    Device,
+    Families,
+    Observer,
+    Taken,
+    devices,
+    last_line,
+    memory,
+    processor,
+    snapshot,
+)
 
 # 1 -> 10 -> 11 -> 12, and 20 beside them
 NOW = {

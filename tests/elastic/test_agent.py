@@ -10,9 +10,9 @@ from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.records import Cause, Node, Round, State, Why
 from fleetrun.errors import RendezvousError, SpawnError
 from fleetrun.plan.topology import Offer
+from fleetrun.pod.events import HUNG, Hang, JobResult
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import HUNG, Hang, JobResult
+from fleetrun.pod.policy import GiveUp, Restart
 
 NODE = Node(id="a", host="10.0.0.1", name="h1", offer=Offer())
 OTHER = replace(NODE, id="b", host="10.0.0.2", name="h2")

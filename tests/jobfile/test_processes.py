@@ -7,11 +7,10 @@ import pytest
 
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.host.devices import Devices
+from fleetrun.launch.prepare import check_followed, check_program, evaluator_devices, pod_spec
 from fleetrun.plan import topology
 from fleetrun.plan.topology import Host, offer
-from fleetrun.pod.job import pod_spec
 from fleetrun.pod.spec import ContainerSpec, PodSpec
-from fleetrun.prepare import check_followed, check_program, evaluator_devices
 from tests.jobfile.folder import resolved
 
 JOB = """

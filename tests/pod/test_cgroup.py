@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.pod import cgroup
+from fleetrun.pod import linux
 from tests.support.isolated import isolated
 from tests.support.waiting import ended, eventually
 
@@ -57,15 +57,15 @@ def group_of(pid):
 def enclosed_and_removed():
     before = group_of("self")
     launcher = child()
-    cgroup.enclose(launcher)
+    linux.enclose_in_cgroup(launcher)
     assert group_of(launcher) == f"{before.rstrip('/')}/fleetrun-{os.getpid()}"
     assert group_of("self") == before, "the guard stays outside"
     group = own_group() / f"fleetrun-{os.getpid()}"
     assert group.is_dir()
-    cgroup.remove(os.getpid())
+    linux.remove_cgroup(os.getpid())
     eventually(lambda: ended(launcher))
     os.waitpid(launcher, 0)
-    cgroup.remove(os.getpid())
+    linux.remove_cgroup(os.getpid())
     assert not group.exists()
 
 
@@ -77,14 +77,14 @@ def killed_from_inside():
     if launcher == 0:
         os.read(read, 1)
         other = child()
-        cgroup.kill_all(guard)
+        linux.kill_cgroup(guard)
         _, status = os.waitpid(other, 0)
         os._exit(os.WTERMSIG(status))
-    cgroup.enclose(launcher)
+    linux.enclose_in_cgroup(launcher)
     os.write(write, b"x")
     _, status = os.waitpid(launcher, 0)
     assert os.waitstatus_to_exitcode(status) == signal.SIGKILL
-    cgroup.remove(guard)
+    linux.remove_cgroup(guard)
     assert not (own_group() / f"fleetrun-{guard}").exists()
 
 
@@ -93,9 +93,9 @@ def empty_groups_of_the_dead_are_taken_away():
     dead.mkdir(exist_ok=True)
     living = own_group() / f"fleetrun-{os.getpid()}"
     living.mkdir()
-    cgroup.remove_stale()
+    linux.remove_stale_cgroups()
     assert (dead.exists(), living.exists()) == (False, True)
-    cgroup.remove(os.getpid())
+    linux.remove_cgroup(os.getpid())
 
 
 @needs_cgroup
@@ -107,10 +107,10 @@ def test_groups(case):
 
 
 def nothing_of_this_is_there():
-    cgroup.kill_all(os.getpid())
-    cgroup.remove(os.getpid())
-    cgroup.enclose(999_999_999)
-    cgroup.remove(os.getpid())
+    linux.kill_cgroup(os.getpid())
+    linux.remove_cgroup(os.getpid())
+    linux.enclose_in_cgroup(999_999_999)
+    linux.remove_cgroup(os.getpid())
 
 
 def test_without_a_group_every_call_is_harmless():

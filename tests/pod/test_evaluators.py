@@ -9,10 +9,10 @@ import pytest
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.evaluators import Evaluators
+from fleetrun.pod.events import Failure
+from fleetrun.pod.policy import GiveUp, Restart, RestartPolicy
 from fleetrun.pod.process import Exit
-from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
-from fleetrun.pod.result import Failure
+from fleetrun.pod.supervisor import Evaluators
 from tests.support.pods import CARING, OBEDIENT, SLOWLY, Supervision, spec_of
 
 UNTIL_GO = 'tell ready; while [ ! -e "$NOTES/go" ]; do sleep 0.005; done; exit 0'

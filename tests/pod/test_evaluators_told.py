@@ -6,12 +6,12 @@ import pytest
 
 from fleetrun.console.console import Console
 from fleetrun.console.narrator import Narrator
-from fleetrun.control.board import Board, JobFacts
+from fleetrun.control.server import Board, JobFacts
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.events import Failure
+from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
-from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import Failure
 from fleetrun.pod.spec import PodSpec
 from tests.support.pods import spec_of
 

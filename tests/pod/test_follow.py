@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from fleetrun.pod.follow import Follower, Watch
-from fleetrun.pod.logfiles import Trimmer
+from fleetrun.pod.guard import Signals
+from fleetrun.pod.logs import Follower, Trimmer, Watch
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.signals import Signals
 
 PIECE = 256 * 1024
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.gpulog import GpuLog
+from fleetrun.pod.gpu_log import GpuLog
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from tests.support.disks import no_file_longer_than

@@ -10,11 +10,9 @@ import pytest
 
 from fleetrun.envs.contract import Mode
 from fleetrun.pod.container import Container
-from fleetrun.pod.hangwatch import HangWatch
-from fleetrun.pod.peers import Peers
-from fleetrun.pod.restarts import GiveUp, Restart
-from fleetrun.pod.result import HUNG, Hang
-from fleetrun.pod.silence import LOOKS
+from fleetrun.pod.events import HUNG, Hang, Peers
+from fleetrun.pod.hangs import LOOKS, HangWatch
+from fleetrun.pod.policy import GiveUp, Restart
 from tests.support.pods import CARING, OBEDIENT, SLOWLY, STUBBORN, Supervision
 
 LIMIT = 8.0

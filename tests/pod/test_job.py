@@ -9,9 +9,9 @@ from fleetrun.envs import contract
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve
+from fleetrun.launch.prepare import job_spec, pod_spec, process_command
 from fleetrun.plan import topology
 from fleetrun.plan.topology import Host, offer
-from fleetrun.pod.job import command, job_spec, pod_spec
 
 
 def settings_of(words):
@@ -41,7 +41,7 @@ def spec_of(words, environ=None, cores=8, **host):
     ],
 )
 def test_commands(words, expected):
-    assert command(settings_of(words)) == expected
+    assert process_command(settings_of(words)) == expected
 
 
 def test_a_file_here_needs_no_dot_and_slash(tmp_path, request):
@@ -51,7 +51,7 @@ def test_a_file_here_needs_no_dot_and_slash(tmp_path, request):
     request.addfinalizer(lambda: os.chdir(before))
     os.chdir(tmp_path)
     (tmp_path / "run").touch()
-    assert command(settings_of("run x")) == ("./run", "x")
+    assert process_command(settings_of("run x")) == ("./run", "x")
 
 
 # ---- environments

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.jobcontrol import dispatch, suspend
-from fleetrun.pod.pod import Pod
+from fleetrun.launch.session import dispatch, suspend
+from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
 from tests.support.isolated import isolated
 from tests.support.pods import spec_of

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from fleetrun.pod.container import Container
-from fleetrun.pod.ladder import Ladder
 from fleetrun.pod.loop import Loop
+from fleetrun.pod.supervisor import Ladder
 from tests.support.pods import Clock, spec_of
 from tests.support.waiting import eventually, state_of
 

@@ -14,9 +14,9 @@ from fleetrun.elastic.rendezvous.records import Node
 from fleetrun.envs import contract
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve
+from fleetrun.launch.prepare import pod_spec
 from fleetrun.plan import topology
 from fleetrun.plan.topology import Host, Offer
-from fleetrun.pod.job import pod_spec
 
 NODES, PROCESSES = 12_500, 8
 ONE_STRING = 128 << 10

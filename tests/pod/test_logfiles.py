@@ -11,8 +11,8 @@ import pytest
 
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.pod import logfiles
-from fleetrun.pod.logfiles import Trimmer
+from fleetrun.pod import logs
+from fleetrun.pod.logs import Trimmer
 from tests.support.disks import no_file_longer_than
 from tests.support.waiting import eventually
 
@@ -29,7 +29,7 @@ def mode_of(path):
 def test_a_log_is_for_its_owner_and_appended_to(tmp_path):
     path = tmp_path / "a.log"
     for text in (b"one\n", b"two\n"):
-        fd = logfiles.open_log(path)
+        fd = logs.open_log(path)
         os.write(fd, text)
         os.close(fd)
     assert path.read_bytes() == b"one\ntwo\n"
@@ -42,20 +42,20 @@ def test_a_log_is_not_written_through_a_link(tmp_path):
     target.touch()
     (tmp_path / "a.log").symlink_to(target)
     with pytest.raises(LaunchError, match="cannot open the log file"):
-        logfiles.open_log(tmp_path / "a.log")
+        logs.open_log(tmp_path / "a.log")
     assert target.read_bytes() == b""
 
 
 def test_a_log_in_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(LaunchError, match="No such file or directory"):
-        logfiles.open_log(tmp_path / "none" / "a.log")
+        logs.open_log(tmp_path / "none" / "a.log")
 
 
 @pytest.mark.parametrize("before", ["", "a line\n", "an unfinished line"])
 def test_a_mark_is_a_line(tmp_path, before):
     path = tmp_path / "a.log"
     path.write_text(before)
-    logfiles.mark(path, "restart 1 of trainer 0")
+    logs.mark(path, "restart 1 of trainer 0")
     *earlier, mark = path.read_text().splitlines()
     assert "\n".join(earlier) == before.rstrip("\n")
     assert mark.startswith("--- fleetrun: restart 1 of trainer 0, ")
@@ -65,13 +65,13 @@ def test_a_mark_is_a_line(tmp_path, before):
 def test_a_full_disk_does_not_stop_a_restart(tmp_path):
     (tmp_path / "log").touch()
     with no_file_longer_than(0):
-        logfiles.mark(tmp_path / "log", "restart 1 of trainer 0")
+        logs.mark(tmp_path / "log", "restart 1 of trainer 0")
     assert (tmp_path / "log").read_text() == ""
 
 
 def test_folders_are_made_with_their_parents(tmp_path):
-    logfiles.make_log_dir(tmp_path / "a" / "b")
-    logfiles.make_log_dir(tmp_path / "a" / "b")
+    logs.make_log_dir(tmp_path / "a" / "b")
+    logs.make_log_dir(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
@@ -79,28 +79,28 @@ def test_folders_are_made_with_their_parents(tmp_path):
 def test_a_log_dir_that_is_a_file(tmp_path, name):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is not a directory") as caught:
-        logfiles.make_log_dir(tmp_path / name)
+        logs.make_log_dir(tmp_path / name)
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("place", ["/proc/fleetrun", "/sys/fleetrun"])
 def test_a_log_dir_that_cannot_be_made(place):
     with pytest.raises(UsageError, match="cannot be made"):
-        logfiles.make_log_dir(Path(place))
+        logs.make_log_dir(Path(place))
 
 
 def test_a_log_dir_that_cannot_be_written_to():
     with pytest.raises(UsageError, match="cannot be written to"):
-        logfiles.make_log_dir(Path("/proc"))
+        logs.make_log_dir(Path("/proc"))
 
 
 def test_room_on_the_disk(tmp_path):
-    assert not logfiles.is_full(tmp_path)
-    assert not logfiles.is_full(tmp_path / "none")
+    assert not logs.is_full(tmp_path)
+    assert not logs.is_full(tmp_path / "none")
 
 
 def test_names():
-    path = logfiles.log_path(Path("/log"), "ads", "evjsyn", Role.SERVER, 3)
+    path = logs.log_path(Path("/log"), "ads", "evjsyn", Role.SERVER, 3)
     assert path == Path("/log/ads.evjsyn.ps.3.log")
 
 
@@ -121,27 +121,27 @@ def test_only_the_logs_of_this_job_go(tmp_path):
         "job.trainer.0.log",
     ]
     logs_of(tmp_path, *gone, *stay)
-    logfiles.remove_earlier(tmp_path, "job")
+    logs.remove_earlier(tmp_path, "job")
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(stay)
 
 
 @pytest.mark.parametrize("job", ["j*b", "j?b", "[j]ob"])
 def test_a_jobs_name_is_no_pattern(tmp_path, job):
     logs_of(tmp_path, f"{job}.abcdef.ps.0.log", "job.abcdef.ps.0.log")
-    logfiles.remove_earlier(tmp_path, job)
+    logs.remove_earlier(tmp_path, job)
     assert [each.name for each in tmp_path.iterdir()] == ["job.abcdef.ps.0.log"]
 
 
 def test_what_a_process_still_writes_stays(tmp_path):
     """Another job of the same name, or a daemon of an earlier one."""
     path = tmp_path / "job.abcdef.trainer.0.log"
-    output = logfiles.open_log(path)
+    output = logs.open_log(path)
     child = subprocess.Popen(["/bin/sh", "-c", "read line"], stdin=subprocess.PIPE, stdout=output)
     os.close(output)
-    logfiles.remove_earlier(tmp_path, "job")
+    logs.remove_earlier(tmp_path, "job")
     assert path.exists()
     child.communicate(b"\n")
-    logfiles.remove_earlier(tmp_path, "job")
+    logs.remove_earlier(tmp_path, "job")
     assert not path.exists()
 
 
@@ -152,7 +152,7 @@ def test_latest_shows_the_newest_pod(tmp_path):
     for pod in ("aaaaaa", "bbbbbb"):
         log = tmp_path / f"job.{pod}.trainer.0.log"
         log.write_text(pod)
-        logfiles.point_latest(tmp_path, pod, [("trainer.0", log)])
+        logs.point_latest(tmp_path, pod, [("trainer.0", log)])
         assert (tmp_path / "latest" / "trainer.0.log").read_text() == pod
     assert sorted(each.name for each in tmp_path.glob(".latest*")) == [".latest.bbbbbb"], (
         "the old one is taken away"
@@ -163,7 +163,7 @@ def test_a_moved_folder_keeps_its_latest(tmp_path):
     (tmp_path / "log").mkdir()
     log = tmp_path / "log" / "job.aaaaaa.ps.0.log"
     log.write_text("x")
-    logfiles.point_latest(tmp_path / "log", "aaaaaa", [("ps.0", log)])
+    logs.point_latest(tmp_path / "log", "aaaaaa", [("ps.0", log)])
     (tmp_path / "log").rename(tmp_path / "moved")
     assert (tmp_path / "moved" / "latest" / "ps.0.log").read_text() == "x"
 
@@ -178,7 +178,7 @@ def test_something_else_of_that_name(tmp_path, kind):
         latest.touch()
     log = tmp_path / "job.aaaaaa.ps.0.log"
     log.touch()
-    logfiles.point_latest(tmp_path, "aaaaaa", [("ps.0", log)])
+    logs.point_latest(tmp_path, "aaaaaa", [("ps.0", log)])
     assert kind == "file" or (latest / "mine").exists()
 
 
@@ -245,7 +245,7 @@ WRITER = "import sys\nfor number in range(200_000):\n    print(f'{number:07}', f
 def test_while_a_process_writes_no_newest_line_is_lost(folder):
     """What is left is a run of numbered lines without a gap, up to the last."""
     path = folder / "a.log"
-    output = logfiles.open_log(path)
+    output = logs.open_log(path)
     child = subprocess.Popen([sys.executable, "-c", WRITER], stdout=output)
     os.close(output)
     trimmer = Trimmer(path, KEEP)
@@ -282,7 +282,7 @@ mount -t ramfs none "$1" || exit 77
 exec "$2" -c '
 import sys
 from pathlib import Path
-from fleetrun.pod.logfiles import Trimmer
+from fleetrun.pod.logs import Trimmer
 path = Path(sys.argv[1], "a.log")
 path.write_bytes(b"x" * 1_000_000)
 trimmer = Trimmer(path, 1000)

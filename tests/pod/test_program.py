@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.errors import ScriptNotExecutableError, ScriptNotFoundError
-from fleetrun.pod import program
+from fleetrun.launch import prepare
 from tests.support.isolated import isolated
 
 
@@ -22,25 +22,25 @@ def here(tmp_path):
 
 def test_a_python_script(here):
     (here / "train.py").touch()
-    program.check_python_script("train.py")
+    prepare.check_python_script("train.py")
 
 
 def test_a_python_script_that_is_not_there(here):
     (here / "train.py").touch()
     with pytest.raises(ScriptNotFoundError, match=r"there is no script trian\.py") as caught:
-        program.check_python_script("trian.py")
+        prepare.check_python_script("trian.py")
     assert (caught.value.exit_code, caught.value.hint) == (127, "Did you mean train.py?")
 
 
 def test_nothing_like_it_is_there(here):
     with pytest.raises(ScriptNotFoundError) as caught:
-        program.check_python_script("no/such/train.py")
+        prepare.check_python_script("no/such/train.py")
     assert caught.value.hint is None
 
 
 def test_a_directory(here):
     (here / "train.py").mkdir()
-    for check in (program.check_python_script, lambda name: program.check_program(f"./{name}", "")):
+    for check in (prepare.check_python_script, lambda name: prepare.check_executable(f"./{name}", "")):
         with pytest.raises(ScriptNotExecutableError, match="is a directory") as caught:
             check("train.py")
         assert caught.value.exit_code == 126
@@ -53,7 +53,7 @@ def a_script_that_may_not_be_read():
         script = Path(folder, "train.py")
         script.touch(mode=0o000)
         with pytest.raises(ScriptNotExecutableError, match="cannot be read: permission denied"):
-            program.check_python_script(str(script))
+            prepare.check_python_script(str(script))
 
 
 def test_a_script_that_may_not_be_read():
@@ -66,20 +66,20 @@ def test_a_script_that_may_not_be_read():
 def test_modules(here, module):
     (here / "mine.py").touch()
     (here / "folder").mkdir()
-    program.check_module(module)
+    prepare.check_module(module)
 
 
 @pytest.mark.parametrize("module", ["no_such_module_anywhere", "no_such.json"])
 def test_a_module_that_is_not_there(here, module):
     with pytest.raises(ScriptNotFoundError, match=r"there is no module no_such") as caught:
-        program.check_module(module)
+        prepare.check_module(module)
     assert caught.value.exit_code == 127
 
 
 @pytest.mark.parametrize("module", ["train/x", "./train", "a-b", "", ".x", "__main__"])
 def test_what_is_no_name_of_a_module(here, module):
     with pytest.raises(ScriptNotFoundError, match="not the name of a module"):
-        program.check_module(module)
+        prepare.check_module(module)
 
 
 def test_a_module_that_an_editable_install_provides(here):
@@ -94,28 +94,28 @@ def test_a_module_that_an_editable_install_provides(here):
 
     sys.meta_path.append(Finder)
     try:
-        program.check_module("known_to_a_finder.train")
+        prepare.check_module("known_to_a_finder.train")
     finally:
         sys.meta_path.remove(Finder)
 
 
 def test_programs(here):
     (here / "run").touch(mode=0o755)
-    program.check_program("./run", "")
-    program.check_program("sh", os.environ["PATH"])
-    program.check_program("run", f"/nowhere:{here}")
-    program.check_program("run", "/nowhere:")
+    prepare.check_executable("./run", "")
+    prepare.check_executable("sh", os.environ["PATH"])
+    prepare.check_executable("run", f"/nowhere:{here}")
+    prepare.check_executable("run", "/nowhere:")
 
 
 def test_a_program_that_may_not_be_executed(here):
     (here / "run").touch(mode=0o644)
     with pytest.raises(ScriptNotExecutableError, match="is not executable") as caught:
-        program.check_program("./run", "")
+        prepare.check_executable("./run", "")
     assert "chmod +x ./run" in caught.value.hint
 
 
 def test_a_program_that_is_not_there(here):
     with pytest.raises(ScriptNotFoundError, match=r"there is no program \./run"):
-        program.check_program("./run", "")
+        prepare.check_executable("./run", "")
     with pytest.raises(ScriptNotFoundError, match="no program run on PATH"):
-        program.check_program("run", "/usr/bin")
+        prepare.check_executable("run", "/usr/bin")

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fleetrun.pod.policy import GiveUp, Restart, RestartPolicy
 from fleetrun.pod.process import Exit
-from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from fleetrun.pod.signals import Signals, governed
+from fleetrun.pod.guard import Signals, governed
 from tests.support.isolated import isolated
 
 

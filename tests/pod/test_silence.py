@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from fleetrun.pod.silence import LOOKS, Silence
+from fleetrun.pod.hangs import LOOKS, Silence
 
 SAME = {"a": 1, "b": 1}
 LOOK_AGAIN = [SAME] * LOOKS

@@ -10,8 +10,8 @@ import pytest
 
 from fleetrun.envs.contract import Mode
 from fleetrun.errors import LaunchError, ScriptNotExecutableError
+from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
-from fleetrun.pod.restarts import GiveUp, Restart
 from tests.support.isolated import isolated
 from tests.support.pods import CARING, OBEDIENT, SLOWLY, STUBBORN, Supervision
 from tests.support.waiting import ended, eventually

@@ -18,7 +18,7 @@ import pytest
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
-from fleetrun.progress.desk import Desk
+from fleetrun.progress.receiver import Desk
 from fleetrun.progress.reports import Report
 from tests.support.pods import spec_of
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from fleetrun.progress.reports import LARGEST, Activity, Report, read
+from fleetrun.progress.reports import LARGEST, Activity, Report, read_report
 
 MARK = "zhcwta.trainer.3"
 
@@ -15,7 +15,7 @@ def said(**fields: object) -> bytes:
 
 
 def test_everything_that_can_be_said():
-    report = read(
+    report = read_report(
         said(
             step=12,
             samples=384,
@@ -33,7 +33,7 @@ def test_everything_that_can_be_said():
 
 
 def test_the_mark_alone_is_a_sign_of_life():
-    assert read(said()) == Report(pod="zhcwta", role="trainer", rank=3)
+    assert read_report(said()) == Report(pod="zhcwta", role="trainer", rank=3)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_the_mark_alone_is_a_sign_of_life():
     [("a.b.ps.0", "a.b", "ps", 0), ("p.heter.12", "p", "heter", 12), (".trainer.1", "", "trainer", 1)],
 )
 def test_a_pod_may_have_dots_in_its_name(mark, pod, role, rank):
-    report = read(json.dumps({"mark": mark}).encode())
+    report = read_report(json.dumps({"mark": mark}).encode())
     assert report is not None
     assert (report.pod, report.role, report.rank) == (pod, role, rank)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, -2.5, 0])
 def test_a_loss_may_be_any_number(loss):
-    report = read(said(loss=loss, values={"x": loss}))
+    report = read_report(said(loss=loss, values={"x": loss}))
     assert report is not None
     assert str(report.loss) == str(float(loss)) == str(report.values["x"])
 
@@ -71,7 +71,7 @@ def test_a_loss_may_be_any_number(loss):
     ],
 )  # fmt: skip
 def test_one_wrong_field_and_it_is_refused(fields):
-    assert read(said(**fields)) is None
+    assert read_report(said(**fields)) is None
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_one_wrong_field_and_it_is_refused(fields):
     ids=range(16),
 )  # fmt: skip
 def test_garbage_is_refused(datagram):
-    assert read(datagram) is None
+    assert read_report(datagram) is None

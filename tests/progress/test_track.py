@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from fleetrun.progress.reports import Activity, Report
-from fleetrun.progress.track import Track, plain
+from fleetrun.progress.reports import Activity, Report, Track, json_number
 
 
 def report(at: float, **fields: object) -> Report:
@@ -131,6 +130,6 @@ def test_a_note_says_all_that_is_known_in_plain_numbers():
 
 @pytest.mark.parametrize("number", [0.0, -1.5, 1e300, math.inf, -math.inf, math.nan])
 def test_numbers_that_json_lacks_can_be_read_again(number):
-    text = plain(number)
+    text = json_number(number)
     assert text is not None
     assert str(float(text)) == str(number)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.pod.logfiles import remove_earlier
+from fleetrun.pod.logs import remove_earlier
 from fleetrun.record.history import read
 from fleetrun.record.journal import Journal, journal_path
 

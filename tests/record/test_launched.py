@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from fleetrun.record.launched import VERSION
+from fleetrun.launch.session import VERSION
 
 
 def test_the_version_is_that_of_the_package():

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fleetrun.record.lines import LONGEST, PIECE, LogReader
+from fleetrun.record.log_lines import LONGEST, PIECE, LogReader
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fleetrun.pod.loop import Timer
-from fleetrun.record.marks import REST, Marks, marks_path
-from fleetrun.record.times import MarksReader
+from fleetrun.record.journal import REST, Marks, marks_path
+from fleetrun.record.log_lines import MarksReader
 
 
 class Timers:

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from fleetrun.pod.linux import punch_hole
-from fleetrun.record.marks import Marks
-from fleetrun.record.merge import AT_ONCE, Merged, order
+from fleetrun.record.journal import Marks
+from fleetrun.record.log_lines import AT_ONCE, Merged, in_time_order
 
 
 def everything(text):
@@ -43,7 +43,7 @@ class Job:
         return [line.text.decode() for line in self.merged.so_far(wanted, **options)]
 
     def news(self, wanted=everything, **options):
-        return [line.text.decode() for line in order(list(self.merged.news(wanted, **options)))]
+        return [line.text.decode() for line in in_time_order(list(self.merged.news(wanted, **options)))]
 
 
 @pytest.fixture
@@ -185,7 +185,10 @@ def test_following_goes_on_after_the_head_was_cut_off(job):
 
 
 def lost_and_lines(job, **options):
-    return [line.lost or line.text.decode() for line in order(list(job.merged.news(everything, **options)))]
+    return [
+        line.lost or line.text.decode()
+        for line in in_time_order(list(job.merged.news(everything, **options)))
+    ]
 
 
 def test_what_was_cut_off_before_it_was_read_is_counted(job):

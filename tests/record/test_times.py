@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fleetrun.record.times import MarksReader, Track
+from fleetrun.record.log_lines import MarksReader, Track
 
 
 def track(*marks, rest=1.0):

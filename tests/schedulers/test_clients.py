@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetrun.errors import LaunchError
-from fleetrun.pod.guardian import Guard
-from fleetrun.pod.signals import Signals
+from fleetrun.pod.guard import Guard, Signals
 from fleetrun.schedulers.base import Answer, asked_to_end, program_output, run_program
 from fleetrun.schedulers.local import ENGINE
 from tests.support.submissions import submission

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.pod.guardian import Guard
-from fleetrun.pod.signals import Signals
+from fleetrun.pod.guard import Guard, Signals
 from fleetrun.schedulers.base import Submission, scheduler
 from fleetrun.schedulers.kubernetes import build_manifests, manifests_text, place
 from tests.support.command import Fleetrun

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fleetrun.stacks.taken import Taken, Target
-from fleetrun.stacks.traces import Frame, Thread
+from fleetrun.stacks.frames import Frame, Taken, Target, Thread
 
 
 def target(rank: int = 0, *, role: str = "trainer", pid: int = 0, log: str = "/log/x.log") -> Target:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.stacks.asking import NUMBER, ask, can_ask
+from fleetrun.stacks.collect import STACKS_SIGNAL, ask_process, can_ask
 from tests.support.stacks import WAITS, target_of, waiting
 from tests.support.waiting import eventually, state_of
 from trainers.process import hooks
@@ -27,10 +27,10 @@ def slowly() -> float:
 def test_a_script_that_imports_trainers_writes_its_stacks_and_goes_on(tmp_path: Path):
     with waiting(tmp_path, ASKABLE) as (target, process):
         assert can_ask(target, target.pid)
-        (main,) = ask(target, target.pid, clock=slowly)
+        (main,) = ask_process(target, target.pid, clock=slowly)
         assert [each.function for each in main.frames] == ["deep", "<module>"]
         assert process.poll() is None
-        assert ask(target, target.pid, clock=slowly) == (main,), (
+        assert ask_process(target, target.pid, clock=slowly) == (main,), (
             "what it wrote before is not taken for an answer"
         )
 
@@ -51,7 +51,7 @@ deep()
 def test_one_that_rests_before_it_has_written_all_is_waited_for(tmp_path: Path):
     """As for a slow disk: there is a part, and long nothing."""
     go, looks = tmp_path / "go", []
-    with waiting(tmp_path, RESTS, {"GO": str(go), "NUMBER": str(int(NUMBER))}) as (target, _):
+    with waiting(tmp_path, RESTS, {"GO": str(go), "NUMBER": str(int(STACKS_SIGNAL))}) as (target, _):
         log = Path(target.log)
 
         def pause(_: float) -> None:
@@ -63,7 +63,7 @@ def test_one_that_rests_before_it_has_written_all_is_waited_for(tmp_path: Path):
                 go.touch()
                 eventually(lambda: "in deep" in log.read_text())
 
-        part, main = ask(target, target.pid, clock=lambda: sum(looks), pause=pause)
+        part, main = ask_process(target, target.pid, clock=lambda: sum(looks), pause=pause)
     assert [each.frames[-1].function for each in (part, main)] == ["part", "<module>"]
 
 
@@ -71,7 +71,7 @@ def test_one_that_rests_before_it_has_written_all_is_waited_for(tmp_path: Path):
 def test_who_would_die_of_it_is_not_asked(tmp_path: Path):
     with waiting(tmp_path) as (target, process):
         assert not can_ask(target, target.pid)
-        assert ask(target, target.pid) == ()
+        assert ask_process(target, target.pid) == ()
         assert process.poll() is None
 
 
@@ -95,7 +95,7 @@ def test_a_process_that_has_gone_is_not_asked(tmp_path: Path):
     log.touch()
     target = target_of(2**22 + 1, log)
     assert not can_ask(target, target.pid)
-    assert ask(target, target.pid) == ()
+    assert ask_process(target, target.pid) == ()
 
 
 def fifo(path: Path) -> None:
@@ -110,25 +110,25 @@ def link(path: Path) -> None:
 def test_nothing_is_read_from_what_is_no_log(tmp_path: Path, make):
     path = tmp_path / "log"
     make(path)
-    assert ask(target_of(os.getpid(), path), os.getpid()) == ()
+    assert ask_process(target_of(os.getpid(), path), os.getpid()) == ()
 
 
 # ---- the side of the script
 
 
 def test_both_sides_mean_the_same_signal():
-    assert hooks.STACKS_SIGNAL == NUMBER
-    assert NUMBER not in (signal.SIGUSR1, signal.SIGUSR2)
+    assert hooks.STACKS_SIGNAL == STACKS_SIGNAL
+    assert STACKS_SIGNAL not in (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def test_outside_a_job_nothing_is_installed():
     assert not hooks.install_stack_dump({})
-    assert signal.getsignal(NUMBER) is signal.SIG_DFL
+    assert signal.getsignal(STACKS_SIGNAL) is signal.SIG_DFL
 
 
 def test_a_handler_of_the_scripts_own_is_left_alone():
-    signal.signal(NUMBER, lambda number, frame: None)
+    signal.signal(STACKS_SIGNAL, lambda number, frame: None)
     try:
         assert not hooks.install_stack_dump({"FLEETRUN_CONTAINER": "abcdef.trainer.0"})
     finally:
-        signal.signal(NUMBER, signal.SIG_DFL)
+        signal.signal(STACKS_SIGNAL, signal.SIG_DFL)

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from fleetrun.stacks.__main__ import MOST_GROUPS, summary
-from fleetrun.stacks.collect import Collection, Means, collect, take
-from fleetrun.stacks.inlogs import write
-from fleetrun.stacks.spy import MISSING
-from fleetrun.stacks.taken import Target
+from fleetrun.stacks.collect import PYSPY_MISSING, Collection, Means, collect, take
+from fleetrun.stacks.frames import Target
+from fleetrun.stacks.text import write_into_logs
 from tests.stacks.made import taken
 from tests.support.stacks import WAITS, program, target_of, waiting
 from tests.support.waiting import eventually, state_of
@@ -32,8 +31,8 @@ ANSWER = json.dumps(
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine takes its time, for what answers and for what was killed."""
     monkeypatch.setattr("fleetrun.stacks.collect._EACH", 60.0)
-    monkeypatch.setattr("fleetrun.stacks.asking._PATIENCE", 60.0)
-    monkeypatch.setattr("fleetrun.stacks.spy._DEAF", 60.0)
+    monkeypatch.setattr("fleetrun.stacks.collect._PATIENCE", 60.0)
+    monkeypatch.setattr("fleetrun.stacks.collect._DEAF", 60.0)
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def test_where_nothing_helps_it_says_why(refuses: str, tmp_path: Path):
 
 def test_without_py_spy_it_says_how_to_get_it(tmp_path: Path):
     found = collect([target_of(os.getpid(), tmp_path / "log")], 0.2, None)
-    assert (found.whole, found.hint) == (False, MISSING)
+    assert (found.whole, found.hint) == (False, PYSPY_MISSING)
 
 
 def test_py_spies_that_hang_take_no_longer_than_was_said(tmp_path: Path):
@@ -127,7 +126,7 @@ def test_the_logs_get_what_belongs_to_them(tmp_path: Path):
     first = dataclasses.replace(first, target=dataclasses.replace(first.target, log=str(one)))
     second = taken(1, note="it has ended")
     second = dataclasses.replace(second, target=dataclasses.replace(second.target, log=str(two)))
-    assert write([first, second], "it hangs", 0.0) == 2
+    assert write_into_logs([first, second], "it hangs", 0.0) == 2
     lines = one.read_text().splitlines()
     assert lines[:2] == ["step 1", "step 2"]
     assert lines[2].startswith("--- fleetrun: it hangs: the stacks of trainer 0, 19")
@@ -151,7 +150,7 @@ def test_what_is_no_log_is_left_alone(tmp_path: Path, make):
     make(log)
     one = taken(0, "wait /t.py 3")
     one = dataclasses.replace(one, target=dataclasses.replace(one.target, log=str(log)))
-    assert write([one], "it hangs", 0.0) == 0
+    assert write_into_logs([one], "it hangs", 0.0) == 0
 
 
 # ---- the process of a launcher

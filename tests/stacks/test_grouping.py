@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fleetrun.stacks.grouping import groups, in_words
-from fleetrun.stacks.showing import as_json, clean, grouped, stack
+from fleetrun.stacks.frames import groups, in_words
+from fleetrun.stacks.text import as_json, clean, grouped_lines, stack_lines
 from tests.stacks.made import taken, thread
 
 WAIT = "wait /job/train.py 3"
@@ -67,7 +67,7 @@ def test_other_reasons_are_other_groups():
 
 def test_a_group_as_text():
     found = groups([taken(0, WAIT), taken(1, WAIT), taken(2, LOAD)])
-    assert list(grouped(found)) == [
+    assert list(grouped_lines(found)) == [
         "trainer 2: 1 process, pid 102",
         "  MainThread, most recent call first:",
         "    load (/job/train.py:7)",
@@ -79,7 +79,7 @@ def test_a_group_as_text():
 
 
 def test_of_many_pids_some():
-    (head, *_) = grouped(groups([taken(rank, WAIT) for rank in range(10)]))
+    (head, *_) = grouped_lines(groups([taken(rank, WAIT) for rank in range(10)]))
     assert head == "trainers 0-9: 10 processes, pids 100, 101, 102, 103, 104, 105, 106, 107 and 2 more"
 
 
@@ -87,13 +87,13 @@ def test_of_many_pids_some():
     ("state", "word"), [("T", "kill -CONT"), ("D", "deaf to signals"), ("t", "debugger")]
 )
 def test_a_state_that_explains_a_hang_is_told(state: str, word: str):
-    assert word in next(stack(taken(0, WAIT, state=state)))
+    assert word in next(stack_lines(taken(0, WAIT, state=state)))
 
 
 def test_a_long_stack_shows_both_ends():
     frames = [f"f{number} /x.py {number}" for number in range(100)]
     one = taken(0, WAIT)
-    lines = list(stack(type(one)(target=one.target, pid=1, command="x", state="S",
+    lines = list(stack_lines(type(one)(target=one.target, pid=1, command="x", state="S",
                                  threads=(thread(*frames, cut=7),))))  # fmt: skip
     assert lines[1] == "    f0 (/x.py:0)"
     assert lines[-1] == "    f99 (/x.py:99)"
@@ -102,7 +102,7 @@ def test_a_long_stack_shows_both_ends():
 
 def test_nothing_that_a_terminal_obeys_comes_through():
     one = taken(0, "\x1b[31mred /x\x07.py 1", command="x")
-    assert "\x1b" not in "\n".join(stack(one))
+    assert "\x1b" not in "\n".join(stack_lines(one))
     assert clean("a\nb\x1b[2J\x00\u202e\ud800") == r"a\nb\x1b[2J\x00\u202e\ud800"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fleetrun.stacks.spy import SpyError, dump, find
+from fleetrun.stacks.collect import SpyError, dump_pyspy, find_pyspy
 from tests.support.stacks import may_look, program, waiting
 from tests.support.waiting import eventually, state_of
 
@@ -17,14 +17,14 @@ from tests.support.waiting import eventually, state_of
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine lets one wait that was killed."""
-    monkeypatch.setattr("fleetrun.stacks.spy._DEAF", 60.0)
+    monkeypatch.setattr("fleetrun.stacks.collect._DEAF", 60.0)
 
 
 @pytest.fixture
 def real() -> str:
     if not may_look():
         pytest.skip("py-spy is not here, or may not look into another process")
-    found = find()
+    found = find_pyspy()
     assert found is not None
     return found
 
@@ -33,7 +33,7 @@ def real() -> str:
 def test_a_process_is_read_and_goes_on(real: str, tmp_path: Path):
     text = "import time\nprint('ready', flush=True)\nnumber = 0\nwhile True:\n    number += 1\n"
     with waiting(tmp_path, text) as (target, _):
-        (main,) = dump(real, target.pid, os.environ, 100.0)
+        (main,) = dump_pyspy(real, target.pid, os.environ, 100.0)
         assert main.frames[-1].file.endswith("train.py")
         eventually(lambda: state_of(target.pid) == "R")
 
@@ -43,7 +43,7 @@ def test_a_stopped_process_is_read_and_stays_stopped(real: str, tmp_path: Path):
     with waiting(tmp_path) as (target, process):
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: state_of(target.pid) == "T")
-        (main,) = dump(real, target.pid, os.environ, 100.0)
+        (main,) = dump_pyspy(real, target.pid, os.environ, 100.0)
         assert main.frames[0].function == "deep"
         assert state_of(target.pid) == "T"
 
@@ -65,14 +65,14 @@ def test_a_stopped_process_is_read_and_stays_stopped(real: str, tmp_path: Path):
 )
 def test_why_there_is_nothing(tmp_path: Path, text: str, why: str):
     with pytest.raises(SpyError, match=why):
-        dump(program(tmp_path, text), os.getpid(), os.environ, 60.0)
+        dump_pyspy(program(tmp_path, text), os.getpid(), os.environ, 60.0)
 
 
 def test_one_that_hangs_is_killed(tmp_path: Path):
     os.mkfifo(tmp_path / "never")
     hangs = program(tmp_path, f'read line <"{tmp_path}/never"')
     with pytest.raises(SpyError, match="did not answer within"):
-        dump(hangs, os.getpid(), os.environ, 0.5)
+        dump_pyspy(hangs, os.getpid(), os.environ, 0.5)
     assert not [each for each in psutil.Process().children() if hangs in each.cmdline()]
 
 
@@ -81,7 +81,7 @@ def test_a_process_that_a_killed_py_spy_left_stopped_goes_on(tmp_path: Path):
     with waiting(tmp_path) as (target, _):
         stops = program(tmp_path, f"kill -STOP {target.pid}; exec sleep 1000")
         with pytest.raises(SpyError):
-            dump(stops, target.pid, os.environ, 1.0)
+            dump_pyspy(stops, target.pid, os.environ, 1.0)
         eventually(lambda: state_of(target.pid) == "S")
 
 
@@ -101,7 +101,7 @@ def test_nor_does_one_stop_that_was_deaf_in_the_kernel(tmp_path: Path, monkeypat
         eventually(lambda: state_of(target.pid) == "D")
         stops = program(tmp_path, f"kill -STOP {target.pid}; exec sleep 1000")
         with pytest.raises(SpyError):
-            dump(stops, target.pid, os.environ, 1.0)
+            dump_pyspy(stops, target.pid, os.environ, 1.0)
         os.close(os.open("fifo", os.O_WRONLY))
         eventually(lambda: state_of(target.pid) == "S")
 
@@ -110,4 +110,4 @@ def test_nor_does_one_stop_that_was_deaf_in_the_kernel(tmp_path: Path, monkeypat
 def test_one_that_cannot_be_started(tmp_path: Path, name: str):
     (tmp_path / "folder").mkdir()
     with pytest.raises(SpyError, match="cannot be started"):
-        dump(str(tmp_path / name), os.getpid(), os.environ, 1.0)
+        dump_pyspy(str(tmp_path / name), os.getpid(), os.environ, 1.0)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fleetrun.stacks.traces import MOST_FRAMES, MOST_THREADS, Frame, of_faulthandler, of_pyspy, place
+from fleetrun.stacks.frames import MOST_FRAMES, MOST_THREADS, Frame, of_faulthandler, of_pyspy, place
 from tests.stacks.made import thread
 
 

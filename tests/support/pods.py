@@ -14,11 +14,10 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.container import Container, Ended, Pod
+from fleetrun.pod.events import Failure, Hang, JobResult
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.pod import Pod
-from fleetrun.pod.restarts import GiveUp, Restart, RestartPolicy
-from fleetrun.pod.result import Failure, Hang, JobResult
+from fleetrun.pod.policy import GiveUp, Restart, RestartPolicy
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 

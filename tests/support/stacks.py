@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from fleetrun.stacks.spy import SpyError, dump, find
-from fleetrun.stacks.taken import Target
+from fleetrun.stacks.collect import SpyError, dump_pyspy, find_pyspy
+from fleetrun.stacks.frames import Target
 from tests.support.cluster import PATH
 from tests.support.waiting import eventually
 
@@ -53,7 +53,7 @@ def program(folder: Path, text: str, name: str = "py-spy") -> str:
 @cache
 def may_look() -> bool:
     """Whether py-spy is here and allowed to look into a process that it did not start."""
-    found = find()
+    found = find_pyspy()
     if found is None:
         return False
     text = "print('ready', flush=True); import time; time.sleep(1000)"
@@ -61,7 +61,7 @@ def may_look() -> bool:
         assert process.stdout is not None
         process.stdout.readline()
         try:
-            return bool(dump(found, process.pid, os.environ, 100.0))
+            return bool(dump_pyspy(found, process.pid, os.environ, 100.0))
         except SpyError:
             return False
         finally:

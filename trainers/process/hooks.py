@@ -101,7 +101,7 @@ def _write_error_file(path: Path, text: str) -> None:
 # for hangs, where a debugger may not attach. Standard library only; does nothing outside a job.
 
 STACKS_SIGNAL = signal.SIGRTMIN + 12
-"""The signal. The same as in `fleetrun/stacks/asking.py`; SIGUSR1 and SIGUSR2 are the scripts'."""
+"""The signal. The same as in `fleetrun/stacks/collect.py`; SIGUSR1 and SIGUSR2 are the scripts'."""
 
 _STDERR = 2
 

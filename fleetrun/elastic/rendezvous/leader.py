@@ -28,7 +28,7 @@ from fleetrun.elastic.rendezvous.actions import (
 from fleetrun.elastic.rendezvous.records import Cause, Census, Done, Node, Round, State, Verdict, Why
 from fleetrun.elastic.rendezvous.view import Came, View
 from fleetrun.elastic.store import ABSENT, forgiven
-from fleetrun.pod.restarts import HOPELESS
+from fleetrun.pod.policy import HOPELESS
 
 # ---- Who of the nodes that are there may take part, and what to tell the others. Pure; the leader asks.
 

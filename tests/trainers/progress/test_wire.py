@@ -28,7 +28,7 @@ def test_however_long_names_are_all_values_arrive(letter, count):
     values = {shown(f"{number}{letter * 200}", channel.LONGEST_NAME): number * 1.5 for number in range(count)}
     sent = list(datagrams(SAID, values))
     assert all(len(each) <= channel.LARGEST for each in sent)
-    read = [reports.read(each) for each in sent]
+    read = [reports.read_report(each) for each in sent]
     assert all(report is not None and report.step == 1 << 60 for report in read)
     assert {name: value for report in read for name, value in report.values.items()} == values
 
@@ -36,7 +36,7 @@ def test_however_long_names_are_all_values_arrive(letter, count):
 @pytest.mark.parametrize("what", ["", "x" * 500, "\x1b[31mred", "a\nb", 3, None])
 def test_every_activity_can_be_told(what):
     fields = Activity(Nobody(), what, of=1e30).fields()
-    report = reports.read(json.dumps({"mark": "p.trainer.0", "activity": fields}).encode())
+    report = reports.read_report(json.dumps({"mark": "p.trainer.0", "activity": fields}).encode())
     assert report is not None
     assert report.activity is not None
 

@@ -1,15 +1,16 @@
-"""Two processes that watch each other, so that nothing outlives either.
+"""The two processes around a launch, which watch each other so that nothing outlives either, and the signals
+that reach the launcher.
 
     shell -> guard (sub-reaper) -> launcher (sub-reaper, own process group) -> containers (own sessions)
 
-The process that the person started becomes the guard and does nothing but wait; a fork of it, taken before
-anything large is imported, is the launcher. Whatever signal the guard gets it hands on. When the launcher is
-gone, for whatever reason, its orphans become children of the guard, which kills them all, those with a
-session of their own too. When the guard is gone (SIGKILL), the launcher sees it by pidfd and does the same.
-Neither needs root.
+The process that the user started becomes the guard and only waits; a fork of it, taken before anything large
+is imported, is the launcher. The guard hands on every signal that it gets. When the launcher is gone, for
+whatever reason, its orphans become children of the guard, which kills them all, those with a session of their
+own too. When the guard is gone (SIGKILL), the launcher sees it by pidfd and does the same. Neither needs
+root.
 
-The launcher has a process group of its own so that the terminal's Ctrl-C reaches it once, through the guard,
-and not twice.
+The launcher has a process group of its own, so that the terminal's Ctrl-C reaches it once, through the guard,
+and not twice. There signals are numbers in a file descriptor: a handler only records, the loop decides.
 """
 
 from __future__ import annotations
@@ -22,10 +23,106 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from fleetrun.pod import cgroup, linux
+from fleetrun.pod import linux
 from fleetrun.pod.process import Exit, end_descendants
-from fleetrun.pod.signals import Signals, governed
 from fleetrun.values import dataclass
+
+# ---- Signals as numbers in a file descriptor: a handler only records, whoever reads them decides.
+
+# What the kernel sends because of the process's own doing, or that cannot be caught: these keep their default
+# action.
+_NEVER = frozenset(
+    {
+        signal.SIGKILL,
+        signal.SIGSTOP,
+        signal.SIGSEGV,
+        signal.SIGBUS,
+        signal.SIGFPE,
+        signal.SIGILL,
+        signal.SIGTRAP,
+        signal.SIGSYS,
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+        signal.SIGTTOU,
+        signal.SIGTTIN,
+        signal.SIGURG,
+        signal.SIGCHLD,
+        signal.SIGIO,
+        signal.SIGWINCH,
+    }
+)
+PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+JOB_CONTROL = frozenset({signal.SIGTSTP, signal.SIGCONT})
+_LAST_WORDS = 1.0  # seconds for a slow reader, once the job was asked to end
+_FOR_THE_JOB = PASSED_ON | JOB_CONTROL | {signal.SIGCHLD, signal.SIGIO}
+
+
+def governed() -> set[int]:
+    """The signals that fleetrun acts on: all that would end or stop it, except those it was told to ignore
+    (nohup).
+    """
+    return {
+        number for number in signal.valid_signals() - _NEVER if signal.getsignal(number) is not signal.SIG_IGN
+    }
+
+
+class Signals:
+    """From its creation on, the given signals do nothing but arrive in `read`."""
+
+    def __init__(self, numbers: set[int]) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._asked_to_end = False
+        self._before = {number: signal.signal(number, _recorded) for number in numbers}
+
+    def fileno(self) -> int:
+        return self._read
+
+    def read(self) -> bytes:
+        """The numbers that came since the last call, one byte each, in order; empty when none did."""
+        try:
+            numbers = os.read(self._read, 4096)
+        except BlockingIOError:
+            return b""
+        self._asked_to_end |= any(number not in _FOR_THE_JOB for number in numbers)
+        return numbers
+
+    def only_endings(self) -> None:
+        """The job is over: from now on only what means "end" arrives here, and of what has come only that
+        stays. If it was such a signal that ended the job, SIGALRM follows a moment later.
+        """
+        if self._asked_to_end:
+            signal.setitimer(signal.ITIMER_REAL, _LAST_WORDS)
+        for number in _FOR_THE_JOB & self._before.keys():
+            signal.signal(number, signal.SIG_IGN if number in PASSED_ON | {signal.SIGIO} else signal.SIG_DFL)
+        endings = bytes(number for number in self.read() if number not in _FOR_THE_JOB)
+        if endings:
+            os.write(self._write, endings)
+
+    def close(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
+        os.close(self._read)
+        os.close(self._write)
+
+
+def _recorded(number: int, frame: object) -> None:
+    """The wake-up descriptor has the number; the loop does the rest."""
+
+
+# ---- Two processes that watch each other, so that nothing outlives either.
+#
+# shell -> guard (sub-reaper) -> launcher (sub-reaper, own process group) -> containers (own sessions)
+#
+# The process that the person started becomes the guard and does nothing but wait; a fork of it, taken before
+# anything large is imported, is the launcher. Whatever signal the guard gets it hands on. When the launcher
+# is gone, for whatever reason, its orphans become children of the guard, which kills them all, those with a
+# session of their own too. When the guard is gone (SIGKILL), the launcher sees it by pidfd and does the same.
+# Neither needs root.
+#
+# The launcher has a process group of its own so that the terminal's Ctrl-C reaches it once, through the
+# guard, and not twice.
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +186,8 @@ def guarded(work: Callable[[Signals, Guard], int]) -> int:
     if launcher == 0:
         _launcher(work, numbers, guard)
     linux.set_comm("fleetrun-guard")
-    cgroup.enclose(launcher)
-    cgroup.remove_stale()
+    linux.enclose_in_cgroup(launcher)
+    linux.remove_stale_cgroups()
     return _guard(launcher, numbers)
 
 
@@ -110,8 +207,8 @@ def _launcher(work: Callable[[Signals, Guard], int], numbers: set[int], parent: 
     flush()
     if guard.gone:  # then what it does at the end is to be done here
         end_descendants(grace=0.0)
-        cgroup.kill_all(guard.pid)
-        cgroup.remove(guard.pid)
+        linux.kill_cgroup(guard.pid)
+        linux.remove_cgroup(guard.pid)
     os._exit(code)  # no interpreter teardown: it costs milliseconds and there is nothing left to free
 
 
@@ -148,7 +245,7 @@ def _guard(launcher: int, numbers: set[int]) -> int:
 
 def _ended(exit: Exit, handed_on: set[int]) -> int:
     left = end_descendants(grace=0.0)
-    cgroup.remove(os.getpid())
+    linux.remove_cgroup(os.getpid())
     if exit.signal is None:
         return exit.code
     if exit.signal in handed_on:

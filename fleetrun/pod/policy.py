@@ -9,6 +9,7 @@ from fleetrun.values import dataclass
 if TYPE_CHECKING:
     from fleetrun.pod.process import Exit
 
+
 # 2: the command line was wrong; 126, 127: the program cannot be run. Trying again gives the same.
 HOPELESS = frozenset({2, 126, 127})
 

@@ -15,7 +15,7 @@ from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import failure_headline
 from fleetrun.console.nodes import NodesVoice, told
 from fleetrun.console.text import printable
-from fleetrun.control.board import Board
+from fleetrun.control.server import Board
 from fleetrun.elastic.agent import Agent, Outcome, Place
 from fleetrun.elastic.inquiry import Inquiry
 from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
@@ -27,17 +27,15 @@ from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.host.network import LOOPBACK, Ports
+from fleetrun.launch.prepare import check_followed, host_of, offer_of, pod_name, print_plan, spec_of
+from fleetrun.launch.session import WIDE, Scene, Stage, announce, failure_report, tell_strays
 from fleetrun.plan.site import Site
 from fleetrun.plan.topology import Host, Offer, check_complete, placed
-from fleetrun.pod import logfiles
+from fleetrun.pod import logs
 from fleetrun.pod.container import Ended
-from fleetrun.pod.peers import Peers
-from fleetrun.pod.result import JobResult, code_of
+from fleetrun.pod.events import JobResult, Peers, code_of
 from fleetrun.pod.spec import PodSpec
 from fleetrun.pod.supervisor import Supervisor
-from fleetrun.prepare import check_followed, host_of, offer_of, pod_name, print_plan, spec_of
-from fleetrun.scene import Scene
-from fleetrun.stage import WIDE, Stage, announce, failure_report, tell_strays
 
 _MOST_NOTED = 1000  # machines, of which the record says what runs there
 
@@ -56,7 +54,7 @@ def run_together(
     if settings.dry_run:
         print_plan(settings, imagined)
         return 0
-    logfiles.make_log_dir(Path(settings.log_dir))
+    logs.make_log_dir(Path(settings.log_dir))
     show_settings()
     node = _node(resolved, site, offer)
     meeting = open_meeting(_wish(settings, site, node), stage.loop, ports)

@@ -1,8 +1,9 @@
-"""The launcher's end of progress: a datagram socket at which the processes of a pod report. Hands on what
-comes, and notes it in the record from time to time. Leaves what a report is to `reports`.
+"""The launcher's end of progress reports: a datagram socket at which the processes of a pod report. Hands on
+what arrives, and writes it to the record from time to time. What a report is says `reports`, which is loaded
+with the first one.
 
-A container is one process that makes steps. A program that it starts (an evaluation in between) inherits who
-it is, and may report too: while the first to tell of a step lives, others only show that there is life.
+A container is one process that makes steps. A program that it starts (an evaluation in between) inherits its
+identity, and may report too: while the first to report a step lives, others only show that there is life.
 """
 
 from __future__ import annotations
@@ -16,12 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetrun import files
+from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.events import Failure, Hang
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 
 if TYPE_CHECKING:
-    from fleetrun.progress.reports import Report
-    from fleetrun.progress.track import Track
+    from fleetrun.progress.reports import Report, Track
+
+
+# ---- The launcher's end of progress: a datagram socket at which the processes of a pod report. Hands on what
+# comes, and notes it in the record from time to time. Leaves what a report is to `reports`.
+#
+# A container is one process that makes steps. A program that it starts (an evaluation in between) inherits
+# who it is, and may report too: while the first to tell of a step lives, others only show that there is life.
 
 _LARGEST = 8192  # bytes of a report (reports.LARGEST)
 _AT_ONCE = 64  # datagrams read before others have their turn
@@ -115,9 +124,9 @@ class Desk:
                 datagram, sender, _, _ = self._socket.recvmsg(_LARGEST + 1, socket.CMSG_SPACE(_SENDER.size))
             except OSError:  # nothing there, mostly
                 return
-            from fleetrun.progress.reports import read  # late: a launch comes before its first report
+            from fleetrun.progress.reports import read_report  # late: a launch comes before its first report
 
-            report = read(datagram, self._loop.clock())
+            report = read_report(datagram, self._loop.clock())
             if report is not None:
                 self._take(report, _SENDER.unpack(sender[0][2])[0] if sender else 0)
 
@@ -125,7 +134,7 @@ class Desk:
         name = self._names.get((report.role, report.rank))
         if name is None or report.pod != self._pod:
             return
-        from fleetrun.progress.track import Track
+        from fleetrun.progress.reports import Track
 
         track = self._tracks.setdefault(name, Track())
         if self._speaks(name, report, pid):
@@ -163,3 +172,26 @@ def _bound(path: Path) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+# ---- Tells the desk whose process begins and whose has ended. Decides nothing.
+
+
+class DeskObserver:
+    """A supervisor's observer."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def started(self, containers: list[Container]) -> None:
+        for each in containers:
+            self._desk.begun(each.spec.name)
+
+    def exited(self, ended: Ended) -> None:
+        self._desk.ended(ended.spec.name)
+
+    def failed(self, failure: Failure) -> None: ...
+    def hung(self, hang: Hang) -> None: ...
+    def restarting(self, containers: list[Container]) -> None: ...
+    def leaving(self, rest: list[Container]) -> None: ...
+    def ending(self, why: str) -> None: ...

@@ -1,28 +1,36 @@
-"""Stacks as lines of text. Whatever names processes gave themselves, a terminal shows letters. Pure."""
+"""Stacks as lines of text, on a terminal, as JSON, or below the output in the log of their container.
+Whatever names processes gave themselves, a terminal shows letters only. A log that is not a file any more is
+left alone, and so is a full disk.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from fleetrun.stacks.grouping import Group
+from fleetrun.stacks.frames import Group, Taken, Thread
 from fleetrun.stacks.processes import STATES
-from fleetrun.stacks.taken import Taken
-from fleetrun.stacks.traces import Thread
+
+# ---- Stacks as lines of text. Whatever names processes gave themselves, a terminal shows letters. Pure.
 
 _FRAMES = 40
 _MOST_PIDS = 8
 _LONGEST_LINE = 120
 
 
-def grouped(groups: Sequence[Group]) -> Iterator[str]:
+def grouped_lines(groups: Sequence[Group]) -> Iterator[str]:
     """For a person: what stands at the same place once, the odd one first."""
     for number, group in enumerate(groups):
         if number:
             yield ""
         count = f"{len(group.members)} processes" if len(group.members) > 1 else "1 process"
         yield clean(f"{group.who}: {count}, {_pids([each.pid for each in group.members])}")
-        yield from stack(group.first)
+        yield from stack_lines(group.first)
 
 
 def _pids(pids: Sequence[int]) -> str:
@@ -31,7 +39,7 @@ def _pids(pids: Sequence[int]) -> str:
     return f"pid{'s' if len(pids) > 1 else ''} {shown}{more}"
 
 
-def stack(taken: Taken) -> Iterator[str]:
+def stack_lines(taken: Taken) -> Iterator[str]:
     """Of one process, the innermost call first."""
     if taken.state in ("D", "T", "t"):
         yield f"  {STATES[taken.state]}"
@@ -85,3 +93,49 @@ def as_json(taken: Taken) -> dict[str, Any]:
             for thread in taken.threads
         ],
     }
+
+
+# ---- Stacks written into the logs of their containers, in one piece, below what stands there. A log that is
+# no file any more is left alone; a disk that is full too.
+
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def write_into_logs(taken: Sequence[Taken], why: str, now: float) -> int:
+    """Each container's processes into its log; in how many that was done. `now`: seconds since the epoch."""
+    logs: dict[str, list[Taken]] = {}
+    for each in taken:
+        logs.setdefault(each.target.log, []).append(each)
+    return sum(_append(Path(log), _log_text(members, why, now)) for log, members in logs.items())
+
+
+def _log_text(members: Sequence[Taken], why: str, now: float) -> str:
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    lines = [f"--- fleetrun: {clean(why)}: the stacks of {members[0].target.title}, {stamp} ---"]
+    for each in members:
+        lines.append(clean(f"{each.title}, pid {each.pid}:"))
+        lines += stack_lines(each)
+    return "\n".join([*lines, "--- fleetrun: end of the stacks ---", ""])
+
+
+def _append(log: Path, text: str) -> bool:
+    try:
+        fd = os.open(log, _FLAGS)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return False
+        data = (_newline(fd, found.st_size) + text).encode("utf-8", "backslashreplace")
+        return os.write(fd, data) == len(data)
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+def _newline(fd: int, size: int) -> str:
+    """What has to stand before the first line."""
+    return "" if size == 0 or os.pread(fd, 1, size - 1) == b"\n" else "\n"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from fleetrun.pod.logfiles import open_log
+from fleetrun.pod.logs import open_log
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 

@@ -1,15 +1,21 @@
-"""What became of a job: the failure that counts, and the exit code it makes. Pure."""
+"""What a supervisor reports: a failure, a hang, the result of the job; and the interfaces that it reports to.
+
+`Observer` is for what watches on this machine (console, record, status), `Peers` for the other machines of
+the job. The first failure in time decides the exit code.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from fleetrun.envs.contract import Role
-from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.errorfile import ErrorRecord
-from fleetrun.pod.restarts import GiveUp, Restart
+from fleetrun.pod.container import Container, Ended, ErrorRecord
+from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.values import dataclass
+
+# ---- What became of a job: the failure that counts, and the exit code it makes. Pure.
 
 TIMEOUT = 124
 LOST_GUARD = 125
@@ -120,3 +126,84 @@ def conclude(
 def code_of(ended: Ended) -> int:
     """The exit code for a job that this ended: never 0, nor that of a signal that fleetrun itself sent."""
     return 1 if ended.stopped else ended.exit.shell_code or 1
+
+
+# ---- What a supervisor tells, and to whom: the seam between watching and showing.
+
+
+class Observer(Protocol):
+    """Who wants to know. Calls come from the loop and must return at once."""
+
+    def started(self, containers: list[Container]) -> None: ...
+    def exited(self, ended: Ended) -> None:
+        """A process is gone, well or not; comes before what follows from it."""
+        ...
+
+    def failed(self, failure: Failure) -> None: ...
+    def hung(self, hang: Hang) -> None:
+        """No trainer gives a sign of life. The processes still run."""
+        ...
+
+    def restarting(self, containers: list[Container]) -> None: ...
+    def leaving(self, rest: list[Container]) -> None: ...
+    def ending(self, why: str) -> None: ...
+
+
+class Observers:
+    """Several as one, told in their order."""
+
+    def __init__(self, each: Sequence[Observer]) -> None:
+        self._each = tuple(each)
+
+    def started(self, containers: list[Container]) -> None:
+        for observer in self._each:
+            observer.started(containers)
+
+    def exited(self, ended: Ended) -> None:
+        for observer in self._each:
+            observer.exited(ended)
+
+    def failed(self, failure: Failure) -> None:
+        for observer in self._each:
+            observer.failed(failure)
+
+    def hung(self, hang: Hang) -> None:
+        for observer in self._each:
+            observer.hung(hang)
+
+    def restarting(self, containers: list[Container]) -> None:
+        for observer in self._each:
+            observer.restarting(containers)
+
+    def leaving(self, rest: list[Container]) -> None:
+        for observer in self._each:
+            observer.leaving(rest)
+
+    def ending(self, why: str) -> None:
+        for observer in self._each:
+            observer.ending(why)
+
+
+# ---- What a supervisor tells the other machines of its job: the seam between one pod and all of them.
+
+
+class Peers(Protocol):
+    """The other machines. Calls come from the loop and must return at once. What they answer comes back as
+    `Supervisor.finish` and `Supervisor.stop_for`.
+    """
+
+    def pod_failed(self, ended: Ended, decision: Restart | GiveUp) -> None:
+        """This pod stops because of this failure; `decision` is what the policy here says to it."""
+        ...
+
+    def pod_failed_too(self, ended: Ended) -> None:
+        """Another failure, seen while the pod stops; it may be the older one."""
+        ...
+
+    def pod_hung(self, hang: Hang) -> None:
+        """This pod stops because its trainers give no sign of life."""
+        ...
+
+    def pod_completed(self) -> None:
+        """All trainers of this machine ended well."""
+        ...

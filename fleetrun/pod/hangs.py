@@ -1,20 +1,50 @@
-"""Watches for a job that runs and does nothing: looks at the logs of its trainers now and then, hears of
-their reports, and has the stacks of all processes taken before it says so. What follows the supervisor
+"""Recognises a job that runs and does nothing: looks at the logs of its trainers now and then, counts their
+reports, and has the stacks of all processes taken before it reports a hang. What follows the supervisor
 decides.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 
 from fleetrun.envs.contract import Role
-from fleetrun.pod.container import Container
+from fleetrun.pod.container import Container, Pod
+from fleetrun.pod.events import HUNG
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.pod.pod import Pod
-from fleetrun.pod.result import HUNG
-from fleetrun.pod.silence import LOOKS, Silence
+
+# ---- When a job hangs: from looks at its trainers to a verdict. Knows no clock, no file and no process.
+
+LOOKS = 4
+"""In so many looks, one after the other at equal distances, a hang is seen."""
+
+
+class Silence:
+    """Counts looks that found no sign of life, not time: while nobody could look (the launcher was stopped
+    with Ctrl-Z, or the machine slept) nobody was silent.
+    """
+
+    def __init__(self) -> None:
+        self._quiet = 0
+        self._seen: dict[str, Hashable] = {}
+
+    def look(self, seen: Mapping[str, Hashable]) -> bool:
+        """`seen` has for each trainer that runs a value that changes with its signs of life. True when none
+        of them has given one in `LOOKS` looks; one that goes on is enough, and one that has ended is not
+        waited for.
+        """
+        alive = not seen or any(
+            name not in self._seen or self._seen[name] != value for name, value in seen.items()
+        )
+        self._quiet = 0 if alive else self._quiet + 1
+        self._seen = dict(seen)
+        return self._quiet >= LOOKS
+
+
+# ---- Watches for a job that runs and does nothing: looks at the logs of its trainers now and then, hears of
+# their reports, and has the stacks of all processes taken before it says so. What follows the supervisor
+# decides.
 
 Stacks = tuple[str, ...]
 Take = Callable[[Sequence[Container], Callable[[Stacks], None]], Callable[[], None]]

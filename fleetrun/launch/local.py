@@ -14,23 +14,21 @@ from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import Resolved
 from fleetrun.envs.settings.show import banner as banner_rows
 from fleetrun.host.network import Ports
-from fleetrun.plan.site import Site, locate
-from fleetrun.pod import logfiles
-from fleetrun.pod.guardian import Guard
-from fleetrun.pod.job import job_spec
-from fleetrun.pod.signals import Signals
-from fleetrun.prepare import (
+from fleetrun.launch.prepare import (
     check_followed,
     check_program,
     host_of,
+    job_spec,
     offer_of,
     pod_name,
     print_plan,
     spec_of,
     take_token,
 )
-from fleetrun.scene import Scene
-from fleetrun.stage import WIDE, Stage, announce, conclude
+from fleetrun.launch.session import WIDE, Scene, Stage, announce, conclude
+from fleetrun.plan.site import Site, locate
+from fleetrun.pod import logs
+from fleetrun.pod.guard import Guard, Signals
 
 _STAMP = 36  # columns of `LAUNCH INFO 2022-05-18 11:27:17,761 `
 
@@ -55,7 +53,7 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         site = locate(settings)
         if site.alone:
             return _alone(resolved, site, stage, ports)
-        from fleetrun.together import run_together  # late: one machine needs no network
+        from fleetrun.launch.cluster import run_together  # late: one machine needs no network
 
         return run_together(resolved, site, stage, ports, lambda: _show_settings(resolved, site, console))
     finally:
@@ -70,7 +68,7 @@ def _submit(resolved: Resolved, stage: Stage, signals: Signals, guard: Guard) ->
     from fleetrun.schedulers.base import Submission, scheduler
 
     if "config" in resolved.words and not resolved.settings.dry_run:
-        logfiles.make_log_dir(Path(resolved.settings.log_dir))
+        logs.make_log_dir(Path(resolved.settings.log_dir))
     job = Submission(
         settings=resolved.settings,
         words=words_to_carry(resolved),
@@ -94,7 +92,7 @@ def _alone(resolved: Resolved, site: Site, stage: Stage, ports: Ports) -> int:
     if settings.dry_run:
         print_plan(settings, spec)
         return 0
-    logfiles.make_log_dir(Path(settings.log_dir))
+    logs.make_log_dir(Path(settings.log_dir))
     _show_settings(resolved, site, console)
     announce(spec, console)
     scene = Scene(resolved, pod, console, stage.loop)

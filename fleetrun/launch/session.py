@@ -1,0 +1,541 @@
+"""What surrounds the pods of one launch on this machine: loop, signals, log files and console (`Stage`); the
+record, the control socket and the progress socket (`Scene`). Decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleetrun import files
+from fleetrun.console.console import Console, terminal_columns
+from fleetrun.console.narrator import (
+    Narrator,
+    environment_tables,
+    format_failure,
+    hang_report,
+    pod_line,
+    restarts_in_words,
+)
+from fleetrun.console.text import printable, read_tail
+from fleetrun.control.server import Board, Control, facts_of_launch
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
+from fleetrun.envs.settings.show import job_file_parts, words
+from fleetrun.errors import LaunchError
+from fleetrun.pod import linux, logs
+from fleetrun.pod.container import Pod
+from fleetrun.pod.events import JobResult, Observer, Observers, Peers
+from fleetrun.pod.gpu_log import GpuLog
+from fleetrun.pod.guard import PASSED_ON, Guard, Signals
+from fleetrun.pod.logs import Watch
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.policy import RestartPolicy
+from fleetrun.pod.process import (
+    ask_strays,
+    descendants,
+    end_descendants,
+    reap_adopted,
+    signal_all,
+    signal_name,
+)
+from fleetrun.pod.spec import ContainerSpec, PodSpec
+from fleetrun.pod.supervisor import Supervisor
+from fleetrun.progress.receiver import Desk, DeskObserver
+from fleetrun.record.journal import Journal, Marks, Recorder, encoded, journal_path, marks_path
+
+if TYPE_CHECKING:
+    from fleetrun.exporters.feed import Feed
+    from fleetrun.pod.hangs import HangWatch
+
+
+# ---- What the record says of a launch and of each of its pods: who launched what, where, and which processes
+# that made. Pure but for the look at who and where this is.
+
+VERSION = "0.1.0"
+"""As in pyproject.toml; to ask the installed package for it takes longer than to launch."""
+
+
+def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Of the event `launch`. `argv` is what to type after `fleetrun` for the same launch, wherever its
+    options came from, but for what only the `job_file` said; `typed` is what was typed.
+    """
+    settings = resolved.settings
+    return {
+        "job": settings.job_id,
+        "pod": spec.name,
+        "version": VERSION,
+        "pid": os.getpid(),
+        "host": os.uname().nodename,
+        "user": environ.get("USER") or str(os.getuid()),
+        "cwd": _cwd(),
+        "python": sys.executable,
+        "typed": sys.argv[1:],
+        "argv": list(words(resolved, but=resolved.engine)),
+        "job_file": job_file_parts(settings),
+        "mode": str(spec.mode),
+        "nnodes": _node_range(settings, spec),
+        "log_dir": str(spec.log_dir),
+        "max_restart": settings.max_restart,
+        "containers": container_fields(spec),
+    }
+
+
+def _cwd() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # deleted a moment ago
+        return ""
+
+
+def _node_range(settings: LaunchSettings, spec: PodSpec) -> list[int]:
+    """The fewest and the most. They may be given by number, or as a list of addresses."""
+    if settings.nnodes != (1, 1):
+        return list(settings.nnodes)
+    number = next((each.env.get("FLEETRUN_NODE", "") for each in spec.containers), "").rpartition("/")[2]
+    return [int(number or 1)] * 2
+
+
+def container_fields(spec: PodSpec) -> list[dict[str, Any]]:
+    """The processes of a pod; one that runs before them has no rank."""
+    hook = [spec.pre_hook] if spec.pre_hook is not None else []
+    return [_fields_of(each) for each in (*hook, *spec.containers)]
+
+
+def logs_of(spec: PodSpec) -> dict[str, Path]:
+    """The log of each, by its name."""
+    hook = [spec.pre_hook] if spec.pre_hook is not None else []
+    return {each.name: each.log for each in (*hook, *spec.containers)}
+
+
+def _fields_of(spec: ContainerSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "role": spec.label or str(spec.role),
+        "rank": None if spec.label else spec.rank,
+        "index": spec.index,
+        "log": str(spec.log),
+        "endpoint": spec.endpoint,
+    }
+
+
+# ---- What surrounds the processes of a launch: the record of what happens, the socket at which others ask,
+# what trainers report. One for a launch, over all its pods. Decides nothing.
+
+
+class Scene:
+    """Made before the first pod, closed after the last."""
+
+    def __init__(self, resolved: Resolved, pod: str, console: Console, loop: Loop) -> None:
+        self.settings: LaunchSettings = resolved.settings
+        self.pod_name = pod
+        self._resolved = resolved
+        self._console = console
+        self._loop = loop
+        self._runtime = files.run_folder(os.environ)
+        log_dir = Path(self.settings.log_dir).absolute()
+        self.journal = Journal(journal_path(log_dir, self.settings.job_id, pod))
+        self.marks = Marks(marks_path(log_dir, self.settings.job_id, pod), loop)
+        self.journal.listen(self.marks.heard)
+        if (hear := console.listener) is not None:
+            self.journal.listen(lambda event: hear(encoded(event)))
+        self.desk = Desk(loop, files.progress_socket(self._runtime, pod), self.journal.write)
+        self.companions: set[int] = set()
+        """The processes beside the job, by pid: what sweeps up behind containers spares them."""
+        self.hurry: int | None = None
+        """Readable when nothing is to be waited for any more."""
+        self._feed: Feed | None = None
+        self._hangs: HangWatch | None = None
+        self._over = False
+        settings = self.settings
+        facts = facts_of_launch(settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart)
+        self.control = Control(loop, Board(facts, self.desk), console.info)
+
+    def opened(self, spec: PodSpec) -> None:
+        """Before the first process of the first pod starts. Raises LaunchError for what cannot be."""
+        if self.settings.tensorboard is not None or self.settings.metrics_port is not None:
+            self._export(spec)
+        if (problem := self.desk.open()) is not None:
+            self._console.debug(f"no progress can be reported: {problem}")
+        self.journal.write("launch", **launch_fields(self._resolved, spec, os.environ))
+        self.control.open(self._runtime)
+        if self._console.stands:
+            from fleetrun.console.status_text import facts_of  # late: few launches show it
+
+            self._console.begin(self._loop, lambda: facts_of(self.control.board.status()))
+
+    def observers(self) -> list[Observer]:
+        """Who is told, besides the console, what happens to a pod."""
+        return [DeskObserver(self.desk), Recorder(self.journal), self.control.board]
+
+    def hangs(self) -> HangWatch | None:
+        """Who watches for hangs, over all pods; nobody, unless that was asked for."""
+        if self._hangs is None and self.settings.hang_timeout is not None:
+            from fleetrun.stacks.helper import watch_for_hangs  # late: most launches watch for none
+
+            limit = self.settings.hang_timeout
+            self._hangs = watch_for_hangs(self._loop, self.companions, limit, self._tell_places)
+            reported = self._hangs.reported
+            self.desk.listen(lambda container, report: reported(container))
+        return self._hangs
+
+    def _tell_places(self, lines: Sequence[str]) -> None:
+        self._console.block([f"  {printable(line)}" for line in lines], level="ERROR")
+
+    def plays(self, pod: Pod, restarts: int) -> None:
+        """This pod is next, after so many restarts."""
+        self.control.board.plays(pod, restarts)
+        self.desk.pod(pod.spec)
+        if self._feed is not None:
+            self._feed.pod(pod.spec)
+        self.journal.write(
+            "ready",
+            attempt=max((each.restarts for each in pod.containers), default=0),
+            containers=container_fields(pod.spec),
+        )
+        self.marks.start(logs_of(pod.spec))
+
+    def over(self, code: int, reason: str, restarts: int, report: list[str]) -> None:
+        """The job is over on this machine."""
+        self._over = True
+        self.marks.close()
+        self.desk.settle()
+        self.journal.write("over", code=code, reason=reason, restarts=restarts, report=report)
+
+    def close(self) -> None:
+        """Nothing runs any more. May be called twice. While an error is handled, it is over because of it."""
+        error = sys.exception()
+        if error is not None and not self._over:
+            bug = LaunchError(f"{type(error).__name__}: {error}")
+            told = error if isinstance(error, LaunchError) else bug
+            self.over(told.exit_code, told.message, 0, [])
+        self.marks.close()
+        self.control.close()
+        self.desk.close()
+        if self._feed is not None:
+            self._feed.close(self.hurry)
+        self.journal.close()
+
+    def _export(self, spec: PodSpec) -> None:
+        from fleetrun.exporters.feed import Feed  # late: most launches export nothing
+
+        def warn(text: str) -> None:
+            self._console.warning(printable(text))
+
+        self._feed = Feed(self._loop, self.companions, self.desk, self._console.info, warn)
+        self._feed.open(self.settings, spec)
+        self.journal.listen(self._feed.event)
+
+
+# ---- Signals that are meant for the job rather than for the launcher: passing on, stopping and continuing.
+# Acts on a pod.
+
+
+def dispatch(
+    read: Callable[[], bytes],
+    pod: Pod | None,
+    *,
+    interrupt: Callable[[int], None],
+    written: Callable[[], None],
+    resumed: Callable[[float], None],
+    say: Callable[[str], None],
+    pausing: Callable[[], None] = lambda: None,
+    beside: Collection[int] = (),
+) -> None:
+    """Act on the signals that `read` gives, in the order in which they came; `pod` is None before there is
+    one.
+
+    `interrupt` gets those that mean: end. `written` is called when a log was written to, `pausing` before the
+    job is stopped, and `resumed` afterwards, with the seconds for which it was. The processes `beside` the
+    job have handles of their own.
+    """
+    numbers = bytearray(read())
+    for position, number in enumerate(numbers):  # which may become more on the way
+        if number in (signal.SIGCHLD, signal.SIGIO):
+            continue
+        if number in PASSED_ON:
+            say(pass_on(pod, number) if pod is not None else f"{signal_name(number)}: nobody runs yet")
+        elif number == signal.SIGTSTP:
+
+            def called_off(since: int = position) -> bool:
+                numbers.extend(read())
+                return signal.SIGCONT in numbers[since:]
+
+            if not called_off():
+                say("stopping all processes; `fg` continues them")
+                pausing()
+                resumed(suspend(called_off))
+        elif number != signal.SIGCONT:
+            interrupt(number)
+    if signal.SIGCHLD in numbers:
+        reap_adopted({*(pod.pids() if pod is not None else ()), *beside})
+    if signal.SIGIO in numbers:
+        written()
+
+
+def pass_on(pod: Pod, number: int) -> str:
+    """Send a user signal to every process that has a handler for it, and say whom it reached.
+
+    The default action of SIGUSR1 and SIGUSR2 is to die; a process without a handler is left alone.
+    """
+    reached, spared = [], []
+    for container in pod.alive:
+        process = container.process
+        if process is not None and process.handles(number):
+            process.signal_leader(number)
+            reached.append(container.spec.title)
+        else:
+            spared.append(container.spec.title)
+    text = f"{signal_name(number)} passed on to {', '.join(reached) or 'nobody'}"
+    return f"{text}; no handler for it in {', '.join(spared)}" if spared else text
+
+
+def suspend(called_off: Callable[[], bool]) -> float:
+    """Ctrl-Z: stop every process of the job, then this one. Returns when it is continued, and they are too:
+    for how many seconds they stood still.
+
+    SIGSTOP for them, because the kernel does not deliver SIGTSTP to the sessions that the containers lead.
+    """
+    began = time.monotonic()
+    signal_all(descendants(), signal.SIGSTOP)
+    _stop_unless(called_off)
+    signal_all(descendants(), signal.SIGCONT)
+    return time.monotonic() - began
+
+
+def _stop_unless(called_off: Callable[[], bool]) -> None:
+    """A SIGCONT that comes at the last moment must count: nobody would continue this process again.
+
+    So it stops itself by a SIGTSTP that waits while `called_off` looks, and that the kernel takes away when a
+    SIGCONT comes (signal(7)). To this thread alone: in another it would not wait.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
+        if called_off():
+            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # takes it away too
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+# ---- Where a pod runs on this machine: its loop, signals and guard, its log files, and what the console
+# follows of them. Decides nothing.
+
+WIDE = 100  # columns of a report that goes to no terminal
+
+
+class Stage:
+    """One for a launch. A job on several machines puts one pod after the other on it, with the same log
+    files.
+    """
+
+    def __init__(self, settings: LaunchSettings, console: Console, signals: Signals, guard: Guard) -> None:
+        self.loop = Loop()
+        self.console = console
+        self._settings = settings
+        self._signals = signals
+        self._guard = guard
+        self._hurry = select.epoll()
+        self._hurry.register(signals.fileno(), select.EPOLLIN)
+        self._hurry.register(guard.fileno(), select.EPOLLIN)
+        self._watch: Watch | None = None
+        self._pod: Pod | None = None
+        self._interrupt: Callable[[int], None] | None = None
+        self._guard_lost: Callable[[], None] = lambda: None
+        self._scene: Scene | None = None
+        self._over = False
+
+    def on(self, scene: Scene) -> None:
+        """Before the first pod."""
+        self._scene = scene
+        scene.hurry = self.hurry
+        scene.control.interrupt = self._end_job
+
+    @property
+    def hurry(self) -> int:
+        """Readable when the last output cannot wait for a slow reader: the job shall end, or nobody guards
+        it.
+        """
+        return self._hurry.fileno()
+
+    def listen(self, interrupt: Callable[[int], None], guard_lost: Callable[[], None]) -> None:
+        """From now on `interrupt` gets signals that mean "end"; `guard_lost` is called when the guard is
+        gone.
+        """
+        first = self._interrupt is None
+        self._interrupt = interrupt
+        self._guard_lost = guard_lost
+        if first:
+            self.loop.add(self._signals.fileno(), self._signalled)
+            self.loop.add(self._guard.fileno(), self._guard_gone)
+
+    def _end_job(self, number: int) -> None:
+        """The alarm after the end is for a slow reader of ours: other machines may have more time."""
+        if self._interrupt is not None and not (self._over and number == signal.SIGALRM):
+            self._interrupt(number)
+
+    def _signalled(self) -> None:
+        dispatch(
+            self._signals.read,
+            self._pod,
+            interrupt=self._end_job,
+            written=self._written,
+            resumed=self._resumed,
+            say=self.console.info,
+            pausing=self.console.pause,
+            beside=self._scene.companions if self._scene is not None else (),
+        )
+
+    def _written(self) -> None:
+        """Something in the log directory was written to."""
+        if self._watch is not None:
+            self._watch.told()
+        if self._scene is not None:
+            self._scene.marks.told()
+
+    def _resumed(self, seconds: float) -> None:
+        self.loop.postpone(seconds)
+        self.console.resume()
+
+    def _guard_gone(self) -> None:
+        self.loop.remove(self._guard.fileno())
+        self._guard_lost()
+        linux.kill_cgroup(self._guard.pid)
+        linux.remove_cgroup(self._guard.pid)
+
+    def supervisor(
+        self, spec: PodSpec, *, timeout: float | None = None, peers: Peers | None = None, restarts: int = 0,
+        attempt: int = 0,
+    ) -> Supervisor:  # fmt: skip
+        """For one pod. Its log files are in place then, and followed. `attempt` counts the pods before it,
+        `restarts` those that were restarts after a failure.
+        """
+        assert self._scene is not None
+        first = self._watch is None
+        if first and self._settings.log_overwrite:
+            logs.remove_earlier(spec.log_dir, spec.job_id)
+        pod = Pod(spec, attempt)
+        pod.prepare()
+        if first:
+            files = [(each.name, each.log) for each in spec.containers]
+            logs.point_latest(spec.log_dir, spec.name, files)
+            self._watch = _watch(self._settings, spec, self.console, self.loop, self._scene.marks.cut)
+        assert self._watch is not None
+        narrator = Narrator(self.console, spec, self._watch.catch_up, alone=peers is None)
+        supervisor = Supervisor(
+            pod,
+            self.loop,
+            RestartPolicy(limit=self._settings.max_restart),
+            Observers([narrator, *self._scene.observers()]),
+            stop_timeout=self._settings.stop_timeout,
+            timeout=timeout,
+            peers=peers,
+            restarts=restarts,
+            hangs=self._scene.hangs(),
+            sweep=partial(end_descendants, but=self._scene.companions),
+            ask=partial(_ask_strays, self._scene.companions),
+        )
+        self._pod = pod
+        self._scene.plays(pod, restarts)
+        if first:
+            self._watch.start()
+            GpuLog.start_if(self._settings.enable_gpu_log, spec, self.loop)
+        return supervisor
+
+    def over(self) -> None:
+        """Nothing runs any more: show what the logs still hold."""
+        self._over = True
+        self._signals.only_endings()
+        if self._watch is None:
+            return
+        self._watch.drain(lambda: self.console.out.drain(self.hurry))
+        self.console.end()
+        for path in self._watch.unbounded:
+            self.console.warning(
+                f"--log_rotate could not shorten {path}: its file system cannot take blocks out of a file"
+            )
+
+
+def _ask_strays(beside: Collection[int], groups: Collection[int]) -> None:
+    """Not the processes beside the job, which lead groups of their own."""
+    ask_strays({*groups, *beside})
+
+
+def _watch(
+    settings: LaunchSettings, spec: PodSpec, console: Console, loop: Loop, cut: Callable[[Path, int], None]
+) -> Watch:
+    """What the console follows: one container as it is, several with their names before each line. `cut` is
+    told what --log_rotate takes away.
+    """
+    watch = Watch(loop, spec.log_dir, lambda: console.out.room, cut=cut)
+    console.attach(loop, watch.go_on)
+    followed = [
+        each
+        for each in spec.containers
+        if console.follows
+        and any(
+            each.role is role and (numbers is None or each.index in numbers)
+            for role, numbers in settings.follow
+        )
+    ]
+    widest = max((len(each.name) for each in followed), default=0)
+    for number, each in enumerate(followed):
+        emit, live = console.follower(each.name, widest, number, alone=len(followed) == 1)
+        watch.follow(each.log, emit, live=live)
+    if settings.log_rotate is not None:
+        for each in spec.containers:
+            watch.bound(each.log, settings.log_rotate)
+    return watch
+
+
+def announce(spec: PodSpec, console: Console) -> None:
+    """The pod that is about to run."""
+    console.info(pod_line("Run", spec, "ready"))
+    if console.says("DEBUG"):
+        console.block(environment_tables(spec), level="DEBUG")
+    if logs.is_full(spec.log_dir):
+        console.warning(f"the disk of {spec.log_dir} is full: the job goes on, but its output will be lost")
+
+
+def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -> list[str]:
+    """Of a result that has a cause."""
+    assert result.cause is not None, "a report needs a cause"
+    tail = read_tail(result.cause.spec.log)
+    columns = width or terminal_columns() or WIDE
+    return format_failure(result, tail, width=columns, log_full=logs.is_full(log_dir))
+
+
+def conclude(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
+    """How it ended; returns the failure report, if there is one."""
+    tell_strays(result, console)
+    lines = _report(result, spec)
+    if lines:
+        console.block(lines, level="ERROR")
+    if result.code == 0:
+        restarts = f", {restarts_in_words(result.restarts)}" if result.restarts else ""
+        console.info(f"Pod completed: {spec.name}{restarts}")
+    elif result.cause is None:
+        console.error(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
+    else:
+        console.error(f"Pod failed: {spec.name}, exit code {result.code}")
+    return lines
+
+
+def _report(result: JobResult, spec: PodSpec) -> list[str]:
+    if result.hang is not None:
+        return hang_report(result.hang, result.restarts, terminal_columns() or WIDE)
+    return failure_report(result, spec.log_dir) if result.cause is not None else []
+
+
+def tell_strays(result: JobResult, console: Console) -> None:
+    if result.strays:
+        console.warning(f"{result.strays} processes that had left their container were ended with the job")

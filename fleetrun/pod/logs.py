@@ -1,0 +1,406 @@
+"""Log files: their names and permissions, what becomes of those of an earlier run, how a long one stays
+bounded, and how the console follows them.
+
+Containers write straight into these files (their stdout and stderr), opened for append. Nothing stands in the
+path: a log costs the launcher nothing, and is complete when the launcher is gone. That is also how `Trimmer`
+can bound a file that is being written to: the kernel takes whole blocks out of its head, and appends go on at
+its end.
+
+`Watch` follows whole lines as soon as they are there, however many there are. It is woken by the kernel, or
+by a timer on file systems that do not tell. It rests for a moment between two looks, so that a flood costs
+few wake-ups and not one per line, and reads only as long as the reader has room: the file is the buffer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fleetrun.envs.contract import Role
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.files import ask_for_writes, open_plain
+from fleetrun.pod import linux
+from fleetrun.pod.loop import Loop, Timer
+
+# ---- Log files: who may read them, what they are called, how an old run makes room, how a long one stays
+# bounded.
+#
+# Containers write straight into these files (their stdout and stderr), opened for append. Nobody stands in
+# the path: a log costs the launcher nothing, and is complete when the launcher is gone. That is also how
+# `trim` can bound a file that is being written to: the kernel takes whole blocks out of its head, and appends
+# go on at its end.
+
+LATEST = "latest"
+
+
+def open_log(path: Path) -> int:
+    """A descriptor that appends to `path`; the file is readable by its owner only (0600).
+
+    It carries a shared lock as long as any process has it open, so that `remove_earlier` leaves running jobs
+    alone.
+    """
+    try:
+        fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot open the log file {path}: {error.strerror}", hint=_HINTS.get(error.errno or 0)
+        ) from None
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return fd
+
+
+_HINTS = {
+    errno.ENOSPC: "The disk (or its inodes) is full: free some room or choose another --log_dir.",
+    errno.EACCES: "Choose another --log_dir.",
+    errno.EROFS: "Choose another --log_dir.",
+    errno.EMFILE: "The limit on open files is reached: raise it with `ulimit -n`.",
+}
+
+
+def mark(path: Path, text: str) -> None:
+    """A line of fleetrun's own in a log, after what the last attempt left unfinished.
+
+    A full disk must not stop a restart, so a failure to write is let go.
+    """
+    with contextlib.suppress(OSError), os.fdopen(open_plain(path, os.O_RDWR), "r+b") as log:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(0, size - 1))
+        begin = "" if log.read(1) in (b"", b"\n") else "\n"
+        log.write(f"{begin}--- fleetrun: {text}, {time.strftime('%Y-%m-%d %H:%M:%S')} ---\n".encode())
+
+
+def make_log_dir(path: Path) -> None:
+    """Create `path` and its parents. Raises UsageError when it is no directory or cannot be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"--log_dir {path} is not a directory") from None
+    except OSError as error:
+        raise UsageError(f"--log_dir {path} cannot be made: {error.strerror}") from None
+    probe = path / f".probe-{os.getpid()}"
+    try:
+        probe.touch(mode=0o600)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise  # nothing is wrong with the directory
+        raise UsageError(
+            f"--log_dir {path} cannot be written to: {error.strerror}", hint=_HINTS.get(error.errno or 0)
+        ) from None
+    probe.unlink()
+
+
+def is_full(path: Path) -> bool:
+    """Whether the file system of `path` has no room left for this user."""
+    with contextlib.suppress(OSError):
+        room = os.statvfs(path)
+        return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
+    return False
+
+
+def log_path(log_dir: Path, job: str, pod: str, role: str, index: int) -> Path:
+    return log_dir / f"{job}.{pod}.{role}.{index}.log"
+
+
+def remove_earlier(log_dir: Path, job: str) -> None:
+    """`--log_overwrite`: delete the logs and records of earlier runs of this job that no process writes any
+    more.
+    """
+    kinds = [*(f"{role}.*.log" for role in Role), "pre_hook.*.log", "gpu.log", "events.jsonl", "marks"]
+    for path in (each for kind in kinds for each in log_dir.glob(f"{_literal(job)}.??????.{kind}")):
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                path.with_suffix(".error.json").unlink(missing_ok=True)
+            finally:
+                os.close(fd)
+
+
+def _literal(text: str) -> str:
+    return "".join(f"[{char}]" if char in "*?[" else char for char in text)
+
+
+def point_latest(log_dir: Path, pod: str, logs: Sequence[tuple[str, Path]]) -> None:
+    """Make `log_dir/latest` a link to a folder of links, one per container (`trainer.0.log`), in one step.
+
+    A convenience: where links cannot be made it is left out.
+    """
+    latest = log_dir / LATEST
+    folder = log_dir / f".{LATEST}.{pod}"
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700)
+        for name, path in logs:
+            (folder / f"{name}.log").symlink_to(Path("..") / path.name)
+        before = latest.readlink() if latest.is_symlink() else None
+        step = log_dir / f".{LATEST}.{pod}.new"
+        step.symlink_to(folder.name)
+        step.replace(latest)
+        if before is not None and before.name.startswith(f".{LATEST}."):
+            _remove_links(log_dir / before.name)
+
+
+def _remove_links(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for link in folder.iterdir():
+            link.unlink()
+        folder.rmdir()
+
+
+def rotated_away(count: int) -> str:
+    """What is said instead of these bytes of a log."""
+    amount = f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count:,} bytes"
+    return f"{amount} were rotated away before they could be read"
+
+
+class Trimmer:
+    """Keeps a growing log between `keep` and twice `keep` bytes by taking blocks from its head, newest lines
+    never.
+
+    ext4 and xfs collapse the range, so that the file shrinks. Where the file system cannot (tmpfs, btrfs),
+    the head is punched out: the blocks are freed, the size stays, and a reader finds zeros there. Elsewhere
+    `supported` turns False. `start` is the first byte that has not been punched out.
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self._path = path
+        self._keep = keep
+        self.start = 0
+        self.supported = True
+        self.trimmed = 0
+
+    def trim(self) -> int:
+        """How many bytes the file has become shorter by, for those who remember offsets into it."""
+        try:
+            fd = open_plain(self._path, os.O_RDWR)
+        except OSError:
+            return 0  # deleted under us, or no file any more: nothing to bound
+        try:
+            return self._trim(fd)
+        except OSError as error:
+            self.supported = error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+            return 0
+        finally:
+            os.close(fd)
+
+    def _trim(self, fd: int) -> int:
+        state = os.fstat(fd)
+        if state.st_size < self.start:
+            self.start = 0  # somebody emptied the file
+        if state.st_size - self.start <= 2 * self._keep:
+            return 0
+        block = max(4096, state.st_blksize)
+        excess = (state.st_size - self._keep) // block * block
+        if excess <= self.start:
+            return 0
+        if not self.start:
+            with contextlib.suppress(OSError):
+                linux.collapse_range(fd, excess)
+                self.trimmed += excess
+                return excess
+        linux.punch_hole(fd, excess)
+        self.trimmed += excess - self.start
+        self.start = excess
+        return 0
+
+
+# ---- Follows log files that others write: whole lines, as soon as they are there, however many there are.
+#
+# Woken by the kernel, or where it does not tell (an odd file system) by a timer. Rests for a moment between
+# two looks, so that a flood costs few wake-ups and not one per line. Reads only as long as the reader has
+# room: the file is the buffer.
+
+_PIECE = 256 * 1024
+_REST = 0.01  # seconds between two looks at a file in a flood
+_LONGEST_REST = 0.2  # the same while only others write
+_FALLBACK = 0.1  # the same where the kernel does not tell
+_LONGEST_LINE = 64 * 1024
+
+Emit = Callable[[bytes], None]
+
+
+class Follower:
+    """One file. `emit` gets whole lines, newline included.
+
+    With `live`, also what ends in a carriage return: progress bars move, where no label stands before them.
+    """
+
+    def __init__(self, path: Path, emit: Emit, *, live: bool = False) -> None:
+        self.path = path
+        self._emit = emit
+        self._live = live
+        self._fd: int | None = None
+        self.offset = 0
+        self._partial = b""
+        self._lost = 0
+
+    def pump(self) -> bool:
+        """Hand on a piece; True when there may be more."""
+        data = self._read()
+        if not data:
+            return False
+        lines, newline, rest = (self._partial + data).rpartition(b"\n")
+        if self._live and b"\r" in rest:
+            moved, end, rest = rest.rpartition(b"\r")
+            lines, newline = lines + newline + moved, end
+        if len(rest) > _LONGEST_LINE:  # no line, but what else should a reader be shown
+            lines, newline, rest = lines + newline + rest, b"\n", b""
+        self._partial = rest
+        if self._lost:
+            self._emit(f"... {rotated_away(self._lost)}\n".encode())
+            self._lost = 0
+        if newline:
+            self._emit(lines + newline)
+        return len(data) == _PIECE
+
+    def finish(self) -> None:
+        """The writer is gone: what stands after the last newline is a line too."""
+        if self._partial:
+            self._emit(self._partial + b"\n")
+            self._partial = b""
+
+    def shortened(self, by: int, start: int) -> None:
+        """The file lost so many bytes at its head, and has nothing before `start` any more."""
+        self.offset -= by
+        if self.offset < start:  # what was not read yet is gone, and the line that had begun with it
+            self._lost += start - self.offset + len(self._partial)
+            self.offset, self._partial = start, b""
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _read(self) -> bytes:
+        try:
+            if self._fd is None:
+                self._fd = open_plain(self.path)
+            data = os.pread(self._fd, _PIECE, self.offset)
+            if not data and os.fstat(self._fd).st_size < self.offset:
+                self.offset = 0  # somebody emptied the file (logrotate's copytruncate); appends start over
+                data = os.pread(self._fd, _PIECE, 0)
+        except OSError:
+            return b""
+        self.offset += len(data)
+        return data
+
+
+class Watch:
+    """All files of a pod that somebody looks at: followed to the console, trimmed to a size, or both.
+
+    The kernel is asked to tell of the next write into the log directory (fcntl F_NOTIFY: one SIGIO, then no
+    more until asked again). Hand that to `told`. Not inotify: closing its descriptor delays a process by 8 to
+    20 ms at its exit (a grace period of the kernel).
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        log_dir: Path,
+        has_room: Callable[[], bool],
+        ask: Callable[[int], None] = ask_for_writes,
+        cut: Callable[[Path, int], None] = lambda path, by: None,
+    ) -> None:
+        """`cut` is told of files that became shorter at their head, and by how many bytes."""
+        self._loop = loop
+        self._has_room = has_room
+        self._log_dir = log_dir
+        self._ask_kernel = ask
+        self._cut = cut
+        self._fd: int | None = None
+        self._followers: dict[Path, Follower] = {}
+        self._trimmers: dict[Path, Trimmer] = {}
+        self._rest = _REST
+        self._timer: Timer | None = None
+
+    def follow(self, path: Path, emit: Emit, *, live: bool = False) -> None:
+        self._followers[path] = Follower(path, emit, live=live)
+
+    def bound(self, path: Path, keep: int) -> None:
+        self._trimmers[path] = Trimmer(path, keep)
+
+    @property
+    def unbounded(self) -> list[Path]:
+        """Files whose size the file system cannot bound."""
+        return [path for path, trimmer in self._trimmers.items() if not trimmer.supported]
+
+    def start(self) -> None:
+        """After the files exist."""
+        if self._followers or self._trimmers:
+            self._fd = os.open(self._log_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._look()
+
+    def told(self) -> None:
+        """Something in the log directory was written to."""
+        if self._fd is not None and self._timer is None:
+            self._rest = _REST if self._serve() else min(2 * self._rest, _LONGEST_REST)
+            self._timer = self._loop.after(self._rest, self._look)
+
+    def go_on(self) -> None:
+        """The reader has room again."""
+        if self._fd is not None and self._timer is None:
+            self._look()
+
+    def catch_up(self) -> None:
+        """Everything that has been written so far, at once."""
+        for follower in self._followers.values():
+            while self._has_room() and follower.pump():
+                pass
+
+    def drain(self, flush: Callable[[], None]) -> None:
+        """After the writers are gone: all that is left; `flush` waits until there is room again. If there is
+        none even then, it was interrupted, and the rest stays in the files.
+        """
+        for follower in self._followers.values():
+            while follower.pump():
+                if not self._has_room():
+                    flush()
+                if not self._has_room():
+                    return
+            follower.finish()
+
+    def _look(self) -> None:
+        """Ask for news, then see what is there already: in this order, so that no write falls between.
+
+        Without room, and without files to bound, nothing is asked: `go_on` comes when there is room.
+        """
+        self._timer = None
+        if not self._has_room() and not self._trimmers:
+            return
+        will_tell = self._ask()
+        found = self._serve()
+        if found or not will_tell:
+            self._rest = _REST if will_tell else _FALLBACK
+            self._timer = self._loop.after(self._rest, self._look)
+
+    def _ask(self) -> bool:
+        """Whether the kernel will tell."""
+        try:
+            self._ask_kernel(self._fd or 0)
+        except OSError:
+            return False
+        return True
+
+    def _serve(self) -> bool:
+        """Whether there was anything to do."""
+        found = False
+        for follower in self._followers.values():
+            before = follower.offset
+            if self._has_room():
+                follower.pump()
+            found |= follower.offset != before
+        for path, trimmer in self._trimmers.items():
+            before = trimmer.trimmed
+            shorter = trimmer.trim() if trimmer.supported else 0
+            found |= trimmer.trimmed != before
+            if path in self._followers:
+                self._followers[path].shortened(shorter, trimmer.start)
+            if shorter:
+                self._cut(path, shorter)
+        return found

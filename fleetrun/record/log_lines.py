@@ -1,0 +1,443 @@
+"""The lines of a launch's logs in the order of time, forwards and backwards, while they are written and when
+they are whole. The marks of the record give each line a time, exact to about a second. Prints nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import math
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from fleetrun.files import open_plain
+from fleetrun.record.journal import REST
+
+# ---- The lines of one log file, forwards and backwards, while it is written and when it is whole. Knows no
+# time and no job.
+
+PIECE = 256 * 1024
+LONGEST = 1 << 20
+"""Bytes, after which a line is broken."""
+
+
+class LogReader:
+    """Reads on from `offset`, which is always the beginning of a line. What cannot be read has no lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+        self.lost = 0
+        """Bytes that were taken off its head before they were read."""
+        self.trouble: OSError | None = None
+        """Why nothing can be read at the moment."""
+        self._fd = -1
+        self._open()
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    @property
+    def state(self) -> tuple[int, float]:
+        """Size, and when it was written to last."""
+        if self._fd < 0:
+            self._open()
+        if self._fd < 0:
+            return 0, 0.0
+        found = os.fstat(self._fd)
+        return found.st_size, found.st_mtime
+
+    @property
+    def head(self) -> int:
+        """Where it begins: --log_rotate may have punched a hole there."""
+        with contextlib.suppress(OSError):
+            return os.lseek(self._fd, 0, os.SEEK_DATA)
+        return 0
+
+    @property
+    def aligned(self) -> bool:
+        """Whether a line begins at `offset`, as far as one can see."""
+        return self.offset == 0 or self._read(self.offset - 1, 1) in (b"\n", b"")
+
+    def seek(self, offset: int) -> None:
+        """To the beginning of the line that has this byte."""
+        self.offset = offset
+        if offset > 0:
+            low = max(0, offset - LONGEST)
+            before = self._read(low, offset - low)
+            self.offset = low + before.rfind(b"\n") + 1 if b"\n" in before else low
+
+    def shortened(self, by: int) -> None:
+        """It has lost so many bytes at its head."""
+        unread = by - self.offset
+        self.offset = max(0, -unread)
+        if unread > 0:
+            self._skip(unread)
+
+    def past_hole(self) -> None:
+        """Its head may have become a hole meanwhile."""
+        unread = self.head - self.offset
+        if unread > 0:
+            self.offset += unread
+            self._skip(unread)
+
+    def _skip(self, lost: int) -> None:
+        """What is left of the line whose beginning is lost is no line."""
+        rest = self._read(self.offset, LONGEST).find(b"\n") + 1
+        self.offset += rest
+        self.lost += lost + rest
+
+    def ahead(self, end: int) -> bytes:
+        """What stands up to byte `end`, read at once: whoever cuts off its head may do so at any moment."""
+        return self._read(self.offset, end - self.offset)
+
+    def lines(
+        self, end: int, *, last: bool = False, ahead: bytes | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """Whole lines up to byte `end` with the offset behind each; `last`: what comes after them is a line
+        too. `ahead`: that has been read already.
+        """
+        rest = b""
+        begin = place = self.offset
+
+        def read(size: int) -> bytes:
+            done = place - begin
+            return self._read(place, size) if ahead is None else ahead[done : done + size]
+
+        while place < end and (data := read(min(PIECE, end - place))):
+            place += len(data)
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                self.offset += len(line) + 1
+                yield self.offset, line
+            if len(rest) > LONGEST:
+                self.offset += len(rest)
+                yield self.offset, rest
+                rest = b""
+        if last and rest:
+            self.offset += len(rest)
+            yield self.offset, rest
+
+    def backwards(self, end: int, start: int, *, last: bool = False) -> Iterator[tuple[int, bytes]]:
+        """The same lines, the last one first, down to byte `start`, which is the beginning of one."""
+        place, edge, newline = end, end, 0  # `rest` ends at `edge`, and a newline follows or not
+        counts, rest = last, b""
+        while place > start:
+            low = max(start, place - PIECE)
+            data = self._read(low, place - low)
+            if len(data) < place - low:
+                return  # it became shorter meanwhile
+            rest, *whole = (data + rest).split(b"\n")
+            for line in reversed(whole):
+                if counts and (line or newline):
+                    yield edge + newline, line
+                edge, newline, counts = edge - len(line) - 1, 1, True
+            place = low
+            if len(rest) > LONGEST:
+                if counts:
+                    yield edge + newline, rest
+                edge, newline, counts, rest = place, 0, True, b""
+        if counts and (rest or newline):
+            yield edge + newline, rest
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if self._fd < 0:
+            return b""
+        try:
+            data = os.pread(self._fd, size, offset)
+        except OSError as error:
+            self.trouble = error
+            return b""
+        self.trouble = None
+        return data
+
+    def _open(self) -> None:
+        """Waits for nobody, and takes nothing but a regular file."""
+        try:
+            self._fd = open_plain(self.path)
+            self.trouble = None
+        except OSError as error:
+            self.trouble = error
+
+
+# ---- From the sizes that log files had to the times of their lines: exact to about a second. Pure but for
+# reading the marks; writing them is `marks.py`'s.
+
+_DIGITS = 18  # of a size, at most
+_LONGEST_LINE = 1 << 20
+
+
+@dataclass(slots=True)
+class Track:
+    """How one log grew: at `times[i]` it had `sizes[i]` bytes, counted from its head as it is now. Both
+    ascend. `rests[i]` is how long the launcher had looked away before.
+    """
+
+    times: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    rests: list[float] = field(default_factory=list)
+
+    def add(self, moment: float, size: int, rest: float) -> None:
+        while self.sizes and self.sizes[-1] >= size:  # somebody emptied the file
+            self._drop()
+        if self.times and moment < self.times[-1]:
+            moment = self.times[-1]  # the clock was set back
+        self.times.append(moment)
+        self.sizes.append(size)
+        self.rests.append(rest)
+
+    def cut(self, by: int) -> None:
+        """The file has lost so many bytes at its head."""
+        self.sizes = [size - by for size in self.sizes]
+        gone = bisect_left(self.sizes, 1)
+        self.times, self.sizes, self.rests = self.times[gone:], self.sizes[gone:], self.rests[gone:]
+
+    def closed(self, size: int, began: float, last: float) -> Track:
+        """With what is known of the file itself: its size now, when its job began, and when it was written to
+        last.
+        """
+        known = Track(list(self.times), list(self.sizes), list(self.rests))
+        rest = REST
+        if not known.sizes:  # no marks: as if it had grown evenly
+            known.add(began, 0, rest)
+            rest = max(rest, last - began)
+        if size > known.sizes[-1]:
+            known.add(last, size, rest)
+        return known
+
+    def at(self, offset: int) -> float:
+        """When the byte before `offset` was written. Infinite for what is newer than all marks."""
+        number = bisect_left(self.sizes, offset)
+        if number == len(self.sizes):
+            return math.inf
+        if not number:
+            return self._within(number, offset, -math.inf, 0)
+        return self._within(number, offset, self.times[number - 1], self.sizes[number - 1])
+
+    def since(self, moment: float) -> int:
+        """The offset before which everything is older."""
+        number = bisect_left(self.times, moment)
+        return self.sizes[number - 1] if number else 0
+
+    def _within(self, number: int, offset: int, before: float, size: int) -> float:
+        """Spread evenly over the time for which nobody looked. After a longer silence the kernel has told of
+        the first write.
+        """
+        moment, rest = self.times[number], self.rests[number]
+        if moment - before > 1.5 * rest:
+            return moment
+        away = min(moment - before, rest)
+        return moment - away * (self.sizes[number] - offset) / max(1, self.sizes[number] - size)
+
+    def _drop(self) -> None:
+        self.times.pop()
+        self.sizes.pop()
+        self.rests.pop()
+
+
+class MarksReader:
+    """Reads the notes of a launch, and goes on where it stopped. A missing file has none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._names: dict[str, str] = {}
+        self._rest = REST
+        self.tracks: dict[str, Track] = {}
+
+    def read(self) -> dict[str, int]:
+        """Take in what is new; how many bytes logs have lost at their heads since the last call, by name."""
+        cuts: dict[str, int] = {}
+        for line in self._lines():
+            word, _, rest = line.partition(" ")
+            if word == "#":
+                self._names = {str(number): name for number, name in enumerate(rest.split())}
+            elif word == "rest":
+                self._rest = _positive(rest) or self._rest
+            elif (moment := _positive(word)) is not None:
+                self._take(moment, rest.split(), cuts)
+        return cuts
+
+    def _take(self, moment: float, entries: Iterable[str], cuts: dict[str, int]) -> None:
+        for entry in entries:  # there may be a million of them
+            number, grown, amount = entry.partition(":")
+            if not grown:
+                number, _, amount = entry.partition("-")
+            name = self._names.get(number)
+            if name is None or not amount.isdecimal() or len(amount) > _DIGITS:
+                continue
+            track = self.tracks.get(name)
+            if track is None:
+                track = self.tracks[name] = Track()
+            if grown:
+                track.add(moment, int(amount), self._rest)
+            else:
+                track.cut(int(amount))
+                cuts[name] = cuts.get(name, 0) + int(amount)
+
+    def _lines(self) -> Iterable[str]:
+        """Whole ones only: the last may still be on its way. Without a file that can be read: none."""
+        with contextlib.suppress(OSError), os.fdopen(open_plain(self._path), "rb") as file:
+            file.seek(self._offset)
+            while line := file.readline(_LONGEST_LINE):
+                if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+                    return
+                self._offset += len(line)
+                yield line.decode("ascii", "replace").rstrip("\n")
+
+
+def _positive(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < 1e12 else None
+
+
+# ---- The lines of several logs in the order of time: what is there, and what comes. Prints nothing.
+
+AT_ONCE = 2 << 20
+"""Bytes of news of a log: who reads slowly is told piece by piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`moment`: seconds since the epoch, exact to about a second. `number` is that of its log.
+
+    With `lost` it is none: so many bytes of the log were rotated away before they were read.
+    """
+
+    moment: float
+    number: int
+    text: bytes
+    lost: int = 0
+
+
+Wanted = Callable[[bytes], bool]
+
+
+class Merged:
+    """The logs of one launch. `began` is when it began, `clock` the time now."""
+
+    def __init__(
+        self, logs: Mapping[str, Path], marks: Path, began: float, clock: Callable[[], float]
+    ) -> None:
+        self._names = list(logs)
+        self._readers = [LogReader(path) for path in logs.values()]
+        self._marks = MarksReader(marks)
+        self._doubted: set[int] = set()
+        self._began = began
+        self._clock = clock
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+    def so_far(
+        self, wanted: Wanted, *, since: float = -math.inf, most: int | None = None, whole: bool = True
+    ) -> Iterator[Line]:
+        """What is there: lines since a moment, or the last `most` of them. What comes then is `news`.
+
+        `whole`: nobody writes any more, and what stands after the last newline is a line too.
+        """
+        self._marks.read()
+        streams = []
+        for number, reader in enumerate(self._readers):
+            size, changed = reader.state
+            track = self._track(number).closed(size, self._began, changed)
+            reader.seek(min(size, track.since(since)))
+            reader.offset = max(reader.head, reader.offset)
+            found: Iterable[Line]
+            if most is None:
+                found = self._timed(number, track, reader.lines(size, last=whole))
+            else:
+                found = self._ending(number, track, size, most, wanted, whole)
+            streams.append(each for each in found if each.moment >= since and wanted(each.text))
+        merged = heapq.merge(*streams, key=lambda line: line.moment)
+        return merged if most is None else iter(list(merged)[-most:] if most else [])
+
+    def news(self, wanted: Wanted, *, last: bool = False) -> Iterator[Line]:
+        """What came since the last call, of each log `AT_ONCE` bytes at most. `last`: nothing will come any
+        more.
+        """
+        for number, reader in enumerate(self._readers):
+            self._cut()
+            reader.past_hole()
+            size = reader.state[0]
+            if (not reader.aligned or size < reader.offset) and not last and number not in self._doubted:
+                self._doubted.add(number)  # its head was cut off a moment ago: the note of it will be there
+                continue
+            self._doubted.discard(number)
+            if size < reader.offset:  # somebody emptied it
+                reader.offset = 0
+            begin, end = reader.offset, min(size, reader.offset + AT_ONCE)
+            data = reader.ahead(end)
+            if reader.state[0] < size or reader.head > begin or self._names[number] in self._cut():
+                continue  # its head was cut off while it was read: once more then
+            lines = reader.lines(end, last=last and end == size, ahead=data)
+            found = list(self._timed(number, self._track(number), lines))
+            yield from self._lost(number, found)
+            yield from (line for line in found if wanted(line.text))
+
+    def _lost(self, number: int, found: Sequence[Line]) -> Iterator[Line]:
+        """A word for what is missing before the lines that were found."""
+        reader = self._readers[number]
+        lost, reader.lost = reader.lost, 0
+        if lost:
+            yield Line(found[0].moment if found else self._clock(), number, b"", lost)
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is more than one call of `news` tells."""
+        return any(
+            reader.state[0] - reader.offset > AT_ONCE and reader.trouble is None for reader in self._readers
+        )
+
+    @property
+    def troubles(self) -> Mapping[str, OSError]:
+        """By name, why logs cannot be read at the moment."""
+        return {
+            name: reader.trouble
+            for name, reader in zip(self._names, self._readers, strict=True)
+            if reader.trouble is not None
+        }
+
+    def _cut(self) -> dict[str, int]:
+        """Go along with what logs have lost at their heads."""
+        cuts = self._marks.read()
+        for name, by in cuts.items():
+            if name in self._names:
+                self._readers[self._names.index(name)].shortened(by)
+        return cuts
+
+    def _ending(
+        self, number: int, track: Track, size: int, most: int, wanted: Wanted, whole: bool
+    ) -> list[Line]:
+        """The last lines that are wanted; the reader goes on behind what is whole."""
+        reader = self._readers[number]
+        lines = reader.backwards(size, reader.offset, last=whole)
+        found = list(islice((each for each in lines if wanted(each[1])), most))
+        reader.offset = size
+        if not whole:
+            reader.seek(size)
+        return list(self._timed(number, track, reversed(found)))
+
+    def _timed(self, number: int, track: Track, lines: Iterable[tuple[int, bytes]]) -> Iterator[Line]:
+        for behind, text in lines:
+            # Many programs write a line in pieces: it counts when it begins, and a progress bar when it ends.
+            moment = track.at(behind - (1 if b"\r" in text else len(text)))
+            yield Line(self._clock() if moment == math.inf else moment, number, text.lstrip(b"\0"))
+
+    def _track(self, number: int) -> Track:
+        return self._marks.tracks.get(self._names[number]) or Track()
+
+
+def in_time_order(lines: Sequence[Line]) -> list[Line]:
+    """Of one look: by time, and those of one log as they stand in it."""
+    return sorted(lines, key=lambda line: line.moment)

@@ -1,0 +1,219 @@
+"""What a stack is: frames and threads, read from the output of py-spy and faulthandler; the processes that
+they belong to; and equal stacks in groups, the odd one first. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+# ---- What a stack is, and how it is read out of what py-spy and faulthandler write. Pure.
+
+MOST_FRAMES = 200
+"""Of one thread, from the innermost outwards: a recursion without end is shown as far as that."""
+
+MOST_THREADS = 100
+
+_HEAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-fA-F]+(?: \[(.*)\])? \(most recent call first\):")
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """`frames` begin with the innermost call. `cut` counts the outermost ones that were left out."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    cut: int = 0
+
+
+def of_pyspy(text: str) -> tuple[Thread, ...]:
+    """`py-spy dump --json`: its threads, the main one first. Raises ValueError for anything else."""
+    document = json.loads(text)
+    if not isinstance(document, list) or not all(isinstance(each, dict) for each in document):
+        raise ValueError("no list of threads")
+    main_first = sorted(document, key=lambda each: each.get("os_thread_id") != each.get("pid"))
+    return tuple(_thread(each) for each in main_first[:MOST_THREADS])
+
+
+def _thread(said: Mapping[str, Any]) -> Thread:
+    frames = said.get("frames")
+    if not isinstance(frames, list) or not all(isinstance(each, dict) for each in frames):
+        raise ValueError("a thread without frames")
+    number = said.get("os_thread_id") or said.get("thread_id")
+    unnamed = "MainThread" if number == said.get("pid") else f"thread {number}"
+    name = str(said.get("thread_name") or unnamed)
+    kept = tuple(
+        Frame(str(each.get("name")), str(each.get("filename")), _number(each.get("line")))
+        for each in frames[:MOST_FRAMES]
+    )
+    return Thread(name, kept, len(frames) - len(kept))
+
+
+def _number(said: Any) -> int:
+    return said if isinstance(said, int) else 0
+
+
+def of_faulthandler(text: str) -> tuple[Thread, ...]:
+    """What `faulthandler.dump_traceback` wrote, with anything else between its lines: its threads."""
+    threads: list[Thread] = []
+    for line in text.splitlines():
+        if (head := _HEAD.search(line)) is not None:
+            threads.append(Thread(head[1] or f"thread {len(threads) + 1}", ()))
+        elif threads and (frame := _FRAME.fullmatch(line)) is not None:
+            found = Frame(frame[3], frame[1], int(frame[2]) if frame[2].isdigit() else 0)
+            last = threads[-1]
+            kept = (*last.frames, found)
+            full = len(last.frames) >= MOST_FRAMES
+            threads[-1] = replace(last, cut=last.cut + 1) if full else replace(last, frames=kept)
+    return tuple(threads[:MOST_THREADS])
+
+
+def place(threads: tuple[Thread, ...]) -> str:
+    """Where a process stands, in few words: the innermost call of its first thread, and the innermost one
+    that is not of an installed package, if that is another.
+    """
+    frames = threads[0].frames if threads else ()
+    if not frames:
+        return "no Python runs in it"
+    inner = frames[0]
+    own = next((each for each in frames if not _installed(each.file)), inner)
+    said = _short(inner)
+    return said if own is inner else f"{said}, called from {_short(own)}"
+
+
+def _short(frame: Frame) -> str:
+    return f"{frame.function} ({Path(frame.file).name}:{frame.line})"
+
+
+def _installed(file: str) -> bool:
+    return "site-packages/" in file or "dist-packages/" in file or "/lib/python" in file or file[:1] == "<"
+
+
+# ---- Whose stacks are asked for, and what was found out about each process. Values.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A container that runs. `mark` is the value of FLEETRUN_CONTAINER in its environment, `title` how
+    messages call it (`trainer 3`).
+    """
+
+    role: str
+    rank: int
+    title: str
+    pid: int
+    log: str
+    mark: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, said: Mapping[str, Any]) -> Target:
+        """Raises what reading other people's JSON raises: KeyError, TypeError, ValueError."""
+        words = {name: str(said[name]) for name in ("role", "title", "log", "mark")}
+        return cls(rank=int(said["rank"]), pid=int(said["pid"]), **words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """One process of a container: the container's own, or one below it that it started (`below`).
+
+    `state` is the letter of `ps`. Without `threads`, `note` says why there are none.
+    """
+
+    target: Target
+    pid: int
+    command: str
+    state: str
+    threads: tuple[Thread, ...] = ()
+    note: str = ""
+
+    @property
+    def below(self) -> bool:
+        return self.pid != self.target.pid
+
+    @property
+    def title(self) -> str:
+        return f"{self.target.title}, its {self.command}" if self.below else self.target.title
+
+
+# ---- Equal stacks together, the odd one first; ranks in few words. Pure.
+
+_STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "deaf in the kernel"}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Processes that stand at the same place."""
+
+    members: tuple[Taken, ...]
+
+    @property
+    def first(self) -> Taken:
+        return self.members[0]
+
+    @property
+    def who(self) -> str:
+        """`trainers 0-2, 5 and server 0`."""
+        own: dict[tuple[str, str], list[int]] = {}
+        for each in self.members:
+            what = each.target.title.rpartition(" ")[0] or each.target.title
+            own.setdefault((what, each.command if each.below else ""), []).append(each.target.rank)
+        return " and ".join(_named(what, below, numbers) for (what, below), numbers in own.items())
+
+    @property
+    def where(self) -> str:
+        """In a few words."""
+        said = place(self.first.threads) if self.first.threads else self.first.note
+        return f"{_STOPPED[self.first.state]}, in {said}" if self.first.state in _STOPPED else said
+
+
+def groups(taken: Sequence[Taken]) -> list[Group]:
+    """The smallest first: of many that wait for one, that one is told first; and before them what is stopped.
+    Those of one size in the order in which they came.
+    """
+    together: dict[Hashable, list[Taken]] = {}
+    for each in taken:
+        together.setdefault(_key(each), []).append(each)
+    found = (Group(tuple(each)) for each in together.values())
+    return sorted(found, key=lambda group: (group.first.state not in _STOPPED, len(group.members)))
+
+
+def _key(each: Taken) -> Hashable:
+    """A stopped process is never the same as one that waits at that place."""
+    stopped = each.state if each.state in _STOPPED else ""
+    return each.below, stopped, each.note, tuple((thread.frames, thread.cut) for thread in each.threads)
+
+
+def _named(what: str, below: str, numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    several = "s" if len(found) > 1 else ""
+    name = f"{what}{several} {in_words(found)}"
+    return f"{below} of {name}" if below else name
+
+
+def in_words(numbers: Sequence[int]) -> str:
+    """`0-2, 5` of sorted numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
