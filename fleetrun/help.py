@@ -93,16 +93,9 @@ def _description(option: Option) -> str:
     if option.choices and option.metavar != "|".join(option.choices):
         notes.append(", ".join(option.choices))
     if option.group is not Group.OTHER and option.takes is Takes.VALUE:
-        notes.append(f"default: {default_text(option)}")
+        notes.append(f"default: {option.default_text}")
     elif option.shown_default:
         notes.append(f"default: {option.shown_default}")
     if option.env:
         notes.append(f"env: {' or '.join(option.env)}")
     return f"{option.help} [{'; '.join(notes)}]" if notes else option.help
-
-
-def default_text(option: Option) -> str:
-    """The default as `--help` and the documentation write it."""
-    if option.shown_default is not None:
-        return option.shown_default
-    return "none" if option.default in (None, ()) else str(option.default)

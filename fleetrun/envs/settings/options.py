@@ -77,6 +77,13 @@ class Option:
     def flag(self) -> str:
         return f"--{self.name}"
 
+    @property
+    def default_text(self) -> str:
+        """The default as `--help` and the documentation write it."""
+        if self.shown_default is not None:
+            return self.shown_default
+        return "none" if self.default in (None, ()) else str(self.default)
+
 
 def option(default: Any, parse: Parser, metavar: str, **rest: Any) -> Any:
     """A dataclass field that is an option; its name is the field's."""

@@ -20,7 +20,6 @@ from fleetrun.envs.settings.job_file import escaped
 from fleetrun.envs.settings.options import OPTIONS, Group, Option, Resolved, Takes
 from fleetrun.envs.settings.show import job_file_parts
 from fleetrun.errors import UsageError
-from fleetrun.help import default_text
 
 # ---- A launch as a job file. What it writes, `meaning` reads as the same settings.
 
@@ -233,7 +232,7 @@ def template(script: str) -> str:
 
 def _entry(option: Option) -> list[str]:
     choices = f" One of {', '.join(option.choices)}." if option.choices else ""
-    shown = toml.value(option.default) if isinstance(option.default, bool) else default_text(option)
+    shown = toml.value(option.default) if isinstance(option.default, bool) else option.default_text
     text = f"{option.help}{choices} Default: {shown}."
     return ["", *(f"# {line}" for line in textwrap.wrap(text, 100)), f"# {option.name} = {example(option)}"]
 
