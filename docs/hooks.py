@@ -11,7 +11,6 @@ from typing import Any
 import click
 from mkdocs.structure.files import File
 
-from fleetrun import help
 from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Group
 from fleetrun.verbs import ASKING, LAUNCHING
 
@@ -49,7 +48,7 @@ def _row(option: Any) -> str:
     metavar = option.metavar.replace("|", "\\|")
     cells = [
         f"{names} {metavar}".strip() + (f" (also {also})" if also else ""),
-        help.default_text(option) if option.metavar else "",
+        option.default_text if option.metavar else "",
         ", ".join(f"`{name}`" for name in option.env),
         option.help.replace("|", "\\|") + choices,
     ]
