@@ -1,0 +1,1 @@
+"""A launcher for distributed training: starts and watches processes, and never imports torch."""

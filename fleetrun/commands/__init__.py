@@ -1,1 +1,1 @@
-"""Commands that start no job, one to a file, in click's words. Each module has `command`."""
+"""Commands that start no job, one per file. Each module has `command`."""

@@ -1,0 +1,1 @@
+"""`fleetrun doctor`: checks machines and the network between them before a launch."""

@@ -1,1 +1,1 @@
-"""Nodes that meet, leave and come back. Empty so far: this version runs on one machine."""
+"""Several machines: a shared store, rendezvous, membership, restarts of the whole job."""

@@ -1,0 +1,1 @@
+"""The environment contract, and the settings of a launch."""

@@ -1,0 +1,1 @@
+"""TensorBoard files and Prometheus metrics, written by a process beside the job."""

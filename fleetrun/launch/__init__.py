@@ -1,0 +1,1 @@
+"""Composition: makes the parts of a launch and connects them."""

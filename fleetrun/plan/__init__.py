@@ -1,0 +1,1 @@
+"""Who runs where: pure, from settings and offers to ranks and endpoints."""

@@ -1,0 +1,1 @@
+"""`fleetrun plot`: the course of a training as a picture."""

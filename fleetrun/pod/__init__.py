@@ -1,0 +1,1 @@
+"""Processes of one machine: start, watch, restart, stop."""

@@ -1,0 +1,1 @@
+"""Receives what training processes report of their progress."""

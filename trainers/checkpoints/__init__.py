@@ -1,1 +1,1 @@
-"""Checkpoints of collective jobs that survive."""
+"""Checkpoints of collective jobs."""

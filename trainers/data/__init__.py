@@ -1,1 +1,1 @@
-"""Data for training: images of the examples, and each trainer's share of a data set."""
+"""Data sets: MultiSlot files, click logs, images, and the share of each trainer."""

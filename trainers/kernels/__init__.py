@@ -1,0 +1,1 @@
+"""The wrapper around numba, below everything that is compiled."""

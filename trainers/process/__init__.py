@@ -1,0 +1,1 @@
+"""The last message of a process, its exit hooks, its stacks."""

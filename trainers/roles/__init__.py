@@ -1,1 +1,1 @@
-"""Who a process is in its job: each way to find out is a role maker."""
+"""The role of a process in its job; each source of it is a role maker."""

@@ -1,0 +1,1 @@
+"""Folders, files and safetensors of saves, local or remote."""

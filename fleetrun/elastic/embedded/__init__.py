@@ -1,0 +1,1 @@
+"""The default store: hosted by one launcher, spoken to over ZeroMQ."""

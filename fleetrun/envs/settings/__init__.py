@@ -1,0 +1,1 @@
+"""Options, variables and job files, resolved into one value."""

@@ -1,0 +1,1 @@
+"""Saves of tables: manifest, writing, reading."""
