@@ -1,18 +1,23 @@
 """The structure of the code in numbers: sizes, cycles, and how many files a path through it touches.
 
-    python tools/house.py
+    python tools/house.py                      # a table
+    python tools/house.py --files              # also the files of each path, in order
+    python tools/house.py --picture FILE.svg   # packages by layers, for docs/architecture.md
 
-Prints a table. Cycles and layers are asserted by `tests/test_architecture.py`; sizes are only shown.
+Cycles and layers are asserted by `tests/test_architecture.py`; sizes are only shown.
 """
 
 from __future__ import annotations
 
 import ast
+import html
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -189,7 +194,83 @@ def figures() -> list[tuple[str, str, str]]:
     ]
 
 
+# ---- the picture
+
+
+def layers(package: str) -> list[list[str]]:
+    """The folders and top-level modules of a package, from the ground up: each imports only from rows below
+    its own.
+    """
+    parts: dict[str, set[str]] = {}
+    for module, targets in import_graph().items():
+        if module.startswith(f"{package}."):
+            found = parts.setdefault(module.split(".")[1], set())
+            found |= {each.split(".")[1] for each in targets if each.startswith(f"{package}.")}
+    rows: list[list[str]] = []
+    placed: set[str] = set()
+    while placed != parts.keys():
+        row = sorted(name for name in parts.keys() - placed if parts[name] - {name} <= placed)
+        if not row:  # a loop; the test of layers fails then
+            row = sorted(parts.keys() - placed)
+        rows.append(row)
+        placed |= set(row)
+    return rows
+
+
+def purpose(package: str, part: str) -> str:
+    """The first sentence of the docstring of a folder or module."""
+    folder = ROOT / package / part
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+    return re.split(r"(?<=[.])\s", text, maxsplit=1)[0].rstrip(".").replace("`", "")
+
+
+BOX, GAP, HEIGHT, TEXT = 206, 8, 66, 33  # pixels; TEXT: characters of a line in a box
+ACROSS = 6  # boxes
+
+
+def picture() -> str:
+    """Both packages as SVG: a band for each layer, the ground at the bottom."""
+    out: list[str] = []
+    y = 0
+    for package in PACKAGES:
+        y += 30
+        out.append(
+            f'<text x="8" y="{y - 8}" font-size="16" font-weight="bold" fill="#3f51b5">{package}</text>'
+        )
+        for row in reversed(layers(package)):
+            lines = [row[start : start + ACROSS] for start in range(0, len(row), ACROSS)]
+            band = len(lines) * (HEIGHT + GAP) + GAP
+            out.append(f'<rect x="0" y="{y}" width="100%" height="{band}" rx="6" fill="#f5f5fb"/>')
+            for down, line in enumerate(lines):
+                for across, part in enumerate(line):
+                    x = GAP + across * (BOX + GAP)
+                    out += box(x, y + GAP + down * (HEIGHT + GAP), part, purpose(package, part))
+            y += band + GAP
+    size = f"{ACROSS * (BOX + GAP) + GAP} {y}"
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" '
+        'font-family="sans-serif" font-size="11">'
+    )
+    return "\n".join([head, *out, "</svg>"]) + "\n"
+
+
+def box(x: int, y: int, part: str, text: str) -> list[str]:
+    lines = textwrap.wrap(text, TEXT, max_lines=3, placeholder=" ...")
+    return [
+        f'<rect x="{x}" y="{y}" width="{BOX}" height="{HEIGHT}" rx="5" fill="#fff" stroke="#7986cb"/>',
+        f'<text x="{x + 7}" y="{y + 15}" font-weight="bold" fill="#1a237e">{html.escape(part)}</text>',
+        *(
+            f'<text x="{x + 7}" y="{y + 29 + 13 * number}" fill="#333">{html.escape(line)}</text>'
+            for number, line in enumerate(lines)
+        ),
+    ]
+
+
 def main() -> None:
+    if "--picture" in sys.argv[1:]:
+        Path(sys.argv[-1]).write_text(picture())
+        return
     print("| measure | value | goal |\n|---|---|---|")
     for row in figures():
         print("| " + " | ".join(row) + " |")
