@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from trainers.checks import nearest
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.configs import PsConfigs, TableConfigs, nearest
+from trainers.ps.configs import PsConfigs, TableConfigs
 from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed, SparseAdam
 from trainers.ps.tables.spec import (
     MAX_BLOCK,
