@@ -16,9 +16,6 @@ from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.rules import RULES, AnyRule
 from trainers.ps.tables.spec import Entry, Initializer
 
-# ---- Settings of parameter-server mode, checked when they are made. Knows names, types and ranges; leaves
-# what they do to `server` and `trainer`.
-
 SPLIT_METHODS = ("RoundRobin", "HashName")
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
 NONFINITE = ("refuse", "skip")
@@ -144,10 +141,6 @@ def ps_configs(name: str, value: Any) -> Mapping[str, Any]:
     configs = keys(name, value, [field.name for field in fields(PsConfigs)])
     PsConfigs(**configs)
     return configs
-
-
-# ---- Settings of one sparse table, which override what module and optimizer say. Knows names and types;
-# leaves their effect to the table's spec.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,11 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- Direct writes: a large file's content to the disk, past the page cache. Knows O_DIRECT of Linux; leaves
-# names and durability to `descriptors`.
-#
-# The page cache wants new memory for every byte: that costs many times the processor time of a copy into a
-# block that is used again and again, and takes it from those that train.
+# ---- Direct writes: past the page cache, which would need new memory for every byte. That costs many times
+# the processor time of a copy into a block that is reused, and takes it from training.
 
 _ALIGNMENT = 4096  # of addresses, places in the file and lengths: enough for every disk
 _BLOCK = 8 << 20
@@ -77,9 +74,6 @@ def _set_direct(descriptor: int, wanted: bool) -> bool:
         return False
     return after != before
 
-
-# ---- File descriptors: whole writes and folders made durable. Knows POSIX; leaves formats to others, and the
-# way past the page cache to `direct`.
 
 Buffer = bytes | bytearray | memoryview
 

@@ -35,8 +35,7 @@ from trainers.ps.tables.spec import TableSpec
 from trainers.storage.errors import LoadError
 from trainers.storage.files import Buffer, sync_folder, write_file
 
-# ---- Owner: a folder belongs to one server of one job, and to one process at a time. Knows the lock and the
-# identity; leaves the rest of the folder to others.
+# ---- Ownership: a folder belongs to one server of one job, and to one process at a time.
 
 OWNER_VERSION = 2
 _LOCK = "lock"
@@ -107,8 +106,7 @@ def _describe_owner(owner: Owner) -> str:
     return f"server {owner.server} of the job {owner.job!r} with {kept}"
 
 
-# ---- Snapshots: a server's whole state at one moment, in a durable folder. Knows their names, which one
-# counts and when an older one may go; leaves the files to `saved`.
+# ---- Snapshots: a server's whole state at one moment.
 
 _SNAPSHOT_PREFIX = "snapshot-"
 _ALONE = Place(0, 1)
@@ -209,18 +207,6 @@ def _snapshot_paths(folder: Path) -> list[tuple[int, Path]]:
 
 def _damaged_snapshot(error: LoadError) -> str:
     return f"the snapshot cannot be used: {error} Or remove the folder and begin anew from the last save."
-
-
-# ---- Durable: the folder from which a server comes back as it was. Knows the order of journal, snapshot and
-# removal; leaves their bytes to `journal`, `snapshots` and `recovery`.
-#
-# A server's state is its newest complete snapshot and the journal records after it. Step by step, with a
-# crash possible anywhere between:
-#
-# rotate a new journal file begins with record N; state = former snapshot + all records cut the tables and the
-# service's blob, of the same moment write the snapshot's files, in the background (a crash leaves an
-# unfinished folder) manifest snapshot N counts; state = snapshot N + records from N on remove journal files
-# and snapshots before N (a crash leaves some, which nobody reads)
 
 
 class Durable:

@@ -35,9 +35,6 @@ from trainers.ps.wire import MAX_FRAME_BYTES, ROW_DTYPES, Code, Field, Kind, Mes
 from trainers.roles.identity import Identity
 from trainers.storage.errors import SaveError
 
-# ---- Saving: one save by all servers, ordered by this trainer. Knows the order - check, write, commit;
-# leaves files to `saved`.
-
 AGEING = ShrinkPolicy(
     show_click_decay_rate=1.0, delete_threshold=-math.inf, delete_after_unseen_days=math.inf
 )
@@ -109,10 +106,6 @@ def _abandon(where: str, id: str) -> None:
     except SaveError:
         return  # the error that is on its way says why; what is left, the next save removes
 
-
-# ---- Worker: a trainer's side of the parameter servers. Knows the order of things - join, train, finish;
-# leaves steps to `exchange`, slices and keys to `dense` and `remote`, sockets to `client`, arithmetic to the
-# servers.
 
 _GOODBYE_S = 5.0
 
