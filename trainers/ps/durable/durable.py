@@ -26,14 +26,15 @@ from pathlib import Path
 from trainers.errors import UsageError
 from trainers.ps.durable import journal
 from trainers.ps.durable.journal import DamagedError, DurabilityError, Fsync, Journal
-from trainers.ps.saves.manifest import MANIFEST, FileRecord, SaveMode, commit_save, new_id
+from trainers.ps.saves.manifest import MANIFEST, SaveMode, commit_save, new_id
 from trainers.ps.saves.read import OpenFolder, Place, load_tables, open_saves, read_file
 from trainers.ps.saves.write import SHARD_BYTES, SaveOrder, SaveTask, TableCut, Target, close_cuts, cut_tables
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableSpec
 from trainers.storage.errors import LoadError
-from trainers.storage.files import Buffer, sync_folder, write_file
+from trainers.storage.folder import Buffer, sync_folder, write_file
+from trainers.storage.manifest import FileRecord
 
 # ---- Ownership: a folder belongs to one server of one job, and to one process at a time.
 

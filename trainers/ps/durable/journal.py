@@ -31,7 +31,7 @@ import xxhash
 
 from trainers.errors import FleetError
 from trainers.storage.errors import NO_SPACE
-from trainers.storage.files import Buffer, write_all, write_file
+from trainers.storage.folder import Buffer, write_all, write_file
 
 
 class DurabilityError(FleetError):

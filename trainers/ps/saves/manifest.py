@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
-import xxhash
-
 from trainers.ps.tables.spec import SpecError, TableSpec
 from trainers.storage.errors import LoadError, SaveError, load_error, save_error
-from trainers.storage.files import Buffer
 from trainers.storage.folder import Folder, open_folder
+from trainers.storage.manifest import FileRecord, checksum_of, is_name
 
 # ---- Modes of a save, by the numbers of Paddle's accessors (`CtrCommonAccessor::Save` in
 # paddle/fluid/distributed/ps/table/ctr_accessor.cc):
@@ -50,27 +47,10 @@ class SaveMode(IntEnum):
 VERSION = 1
 MANIFEST = "manifest.json"
 _FORMAT = "fleetrun saved tables"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 class ManifestError(ValueError):
     """Text that is not a manifest or part of this format."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """A file of a save: its name inside the save's folder, bytes, and xxh3-64 checksum in hex."""
-
-    name: str
-    size: int
-    xxh3_64: str
-
-    @classmethod
-    def of(cls, name: str, content: list[Buffer]) -> FileRecord:
-        digest = xxhash.xxh3_64()
-        for piece in content:
-            digest.update(piece)
-        return cls(name, sum(len(piece) for piece in content), digest.hexdigest())
 
 
 class PieceKind(StrEnum):
@@ -206,18 +186,9 @@ class Manifest:
         return cls(saves)
 
 
-def is_name(name: object) -> bool:
-    """Whether it can name a file inside the folder, and nothing outside of it."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
-
-
 def _sealed(body: Mapping[str, Any]) -> bytes:
     head = {"format": _FORMAT, "version": VERSION}
-    return json.dumps({**head, **body, "checksum": _checksum(body)}, indent=1).encode() + b"\n"
+    return json.dumps({**head, **body, "checksum": checksum_of(body)}, indent=1).encode() + b"\n"
 
 
 def _opened(text: bytes) -> dict[str, Any]:
@@ -234,7 +205,7 @@ def _opened(text: bytes) -> dict[str, Any]:
         raise ManifestError(
             f"it is of format version {version}, and this fleetrun reads up to {VERSION}: use a newer one"
         )
-    if body.pop("checksum", None) != _checksum(body):
+    if body.pop("checksum", None) != checksum_of(body):
         raise ManifestError("its checksum is wrong: it was changed or damaged")
     return body
 

@@ -22,7 +22,6 @@ import xxhash
 from trainers import progress
 from trainers.ps.kernels.batch import split_by_server
 from trainers.ps.saves.manifest import (
-    FileRecord,
     ManifestError,
     Piece,
     PieceKind,
@@ -38,6 +37,7 @@ from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
 from trainers.storage.folder import Folder, open_folder
+from trainers.storage.manifest import FileRecord
 from trainers.storage.safetensors import ContainerError, unpack
 
 # ---- Parts and shards, checked against the manifest.

@@ -22,14 +22,12 @@ import numpy as np
 import torch
 
 from trainers.ps.saves.manifest import (
-    FileRecord,
     Piece,
     PieceKind,
     SavedPart,
     SavedTable,
     SaveMode,
     Shard,
-    is_name,
 )
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.sparse import SparseTable
@@ -37,6 +35,7 @@ from trainers.ps.tables.spec import EntryKind, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
 from trainers.storage.errors import SaveError, save_error
 from trainers.storage.folder import Folder, open_folder
+from trainers.storage.manifest import FileRecord, is_name
 from trainers.storage.safetensors import pack
 
 # ---- Cuts: the tables at one moment.
