@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+from trainers.checks import flag, nearest, positive
 from trainers.collective.configs import (
     BUCKET_MB,
     AmpConfigs,
@@ -39,9 +40,6 @@ from trainers.ps.configs import (
     PsConfigs,
     TableConfigs,
     a_sync_configs,
-    flag,
-    nearest,
-    positive,
     ps_configs,
     sparse_table_configs,
 )

@@ -21,7 +21,7 @@ import xxhash
 from trainers.checkpoints import manifest
 from trainers.checkpoints.manifest import MANIFEST, CheckpointError, Manifest
 from trainers.errors import NotSupportedError, UsageError
-from trainers.storage.files import sync_folder, write_file
+from trainers.storage.folder import sync_folder, write_file
 
 # ---- Checkpoints in a folder of this machine's file systems. Knows POSIX: a rename is all or nothing.
 #

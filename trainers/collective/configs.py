@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
+from trainers.checks import flag, keys, positive, whole
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.configs import flag, keys, positive, whole
 
 # ---- Settings of collective strategies, checked when they are made. Knows names, types and ranges, as Paddle
 # has them; leaves what they do to `stepping`, `scaling`, `pacing`, `reducing` and `largebatch`.

@@ -21,9 +21,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from trainers.checks import nearest
 from trainers.collective.configs import CompileConfigs, RecomputeConfigs
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.configs import nearest
 
 # ---- torch.compile for a model that is to be wrapped. Knows what has to be there for it.
 

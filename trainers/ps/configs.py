@@ -5,19 +5,16 @@ Knows names, types and ranges; what a setting does is decided by `server`, `trai
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
+from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.rules import RULES, AnyRule
 from trainers.ps.tables.spec import Entry, Initializer
-
-# ---- Settings of parameter-server mode, checked when they are made. Knows names, types and ranges; leaves
-# what they do to `server` and `trainer`.
 
 SPLIT_METHODS = ("RoundRobin", "HashName")
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
@@ -59,11 +56,11 @@ class PsConfigs:
     durability_dir: str = ""
 
     def __post_init__(self) -> None:
-        _one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
-        _one_of("ps_configs wire_dtype", self.wire_dtype, WIRE_DTYPES)
-        _one_of("ps_configs nonfinite", self.nonfinite, NONFINITE)
-        _one_of("ps_configs durability", self.durability, DURABILITIES)
-        _one_of("ps_configs log_fsync", self.log_fsync, LOG_FSYNCS)
+        one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
+        one_of("ps_configs wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        one_of("ps_configs nonfinite", self.nonfinite, NONFINITE)
+        one_of("ps_configs durability", self.durability, DURABILITIES)
+        one_of("ps_configs log_fsync", self.log_fsync, LOG_FSYNCS)
         flag("ps_configs slice_var_up", self.slice_var_up)
         for name in ("request_timeout_s", "trainer_timeout_s", "join_timeout_s", "snapshot_interval_s"):
             positive(f"ps_configs {name}", getattr(self, name))
@@ -144,53 +141,6 @@ def ps_configs(name: str, value: Any) -> Mapping[str, Any]:
     configs = keys(name, value, [field.name for field in fields(PsConfigs)])
     PsConfigs(**configs)
     return configs
-
-
-def keys(name: str, value: Any, known: Iterable[str]) -> Mapping[str, Any]:
-    """A read-only copy of a dict with no other keys than these: a later change would escape the checks."""
-    if not isinstance(value, Mapping):
-        raise UsageError(f"strategy.{name} is {value!r}; it must be a dict")
-    for key in value:
-        if key not in known:
-            raise UsageError(f"strategy.{name} has no key {key!r}{nearest(str(key), known)}")
-    return MappingProxyType(dict(value))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is unknown."""
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
-
-
-def flag(name: str, value: Any) -> bool:
-    """True or False and nothing else."""
-    if not isinstance(value, bool):
-        raise UsageError(f"{name} is {value!r}; it must be True or False")
-    return value
-
-
-def positive(name: str, value: Any) -> float:
-    """A number above 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise UsageError(f"{name} is {value!r}; it must be a number above 0")
-    return float(value)
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """A whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
-    return value
-
-
-def _one_of(name: str, value: Any, known: Iterable[str]) -> None:
-    if value not in known:
-        raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-
-
-# ---- Settings of one sparse table, which override what module and optimizer say. Knows names and types;
-# leaves their effect to the table's spec.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,9 +32,6 @@ from trainers.roles.identity import Identity
 from trainers.runtime import Ids, Where, ids_by_module
 from trainers.strategy import DistributedStrategy
 
-# ---- Model and optimizer of a trainer while the servers hold the values: what torch's own calls on them mean
-# then.
-
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 """Whether torch.export traces a copy of the model: with values of its own, which nobody refreshes."""
 
@@ -163,10 +160,6 @@ def _refuse_loading(module: torch.nn.Module, state_dict: Mapping[str, Any], *res
         "load_state_dict() was called after fleet.init_worker(), and the servers hold the values; "
         "load before fleet.init_worker()"
     )
-
-
-# ---- Parameter-server training behind the fleet API: which call may come when, on a server and on a trainer.
-# Leaves tables to `server` and `worker`.
 
 
 class ServerRuntime:

@@ -20,11 +20,11 @@ from fleetrun.envs.contract import TOKEN, derive_key, token_flaw
 from trainers.errors import ServerError, UsageError
 from trainers.ps.wire import MAX_FRAME_BYTES, Buffer
 
-# ---- Keys: from the job's secret to the CURVE keys of its servers and trainers. Knows who is who; leaves the
-# derivation to the contract, which the launcher shares, and sockets to `transport`.
+# ---- CURVE keys from the job's secret.
 #
-# Everybody with the secret can derive all four keys, so it alone decides who may take part: a server accepts
-# the trainers' one public key and no other, a trainer talks to the servers' one public key and no other.
+# Every process with the secret can derive all four keys, so the secret alone decides which processes take
+# part: a server accepts the trainers' one public key and no other, a trainer connects to the servers' one
+# public key.
 
 __all__ = ["TOKEN", "JobKeys", "KeyPair", "keys_of"]
 
@@ -60,12 +60,6 @@ def _pair(token: str, person: bytes) -> KeyPair:
     secret = z85.encode(derive_key(token, person))
     return KeyPair(zmq.curve_public(secret), secret)
 
-
-# ---- zmq sockets with the options that make them safe. Knows libzmq; leaves the content of frames to `wire`.
-#
-# The defaults of libzmq are unsafe for a server: no limit on messages, no heartbeat, endless linger, and
-# random bytes on the port reach the application through the old protocol (857 of 2,000 garbage connections).
-# A ZAP domain stops the last, NULL mechanism included and without a handler: 0 of 2,000.
 
 _DOMAIN = b"fleetrun"
 _HIGH_WATER = 1000

@@ -22,10 +22,9 @@ from typing import Any
 import torch
 import xxhash
 
-from trainers.ps.saves.manifest import FileRecord, is_name
 from trainers.storage.errors import LoadError, SaveError
-from trainers.storage.files import Buffer
-from trainers.storage.folder import Folder, open_folder
+from trainers.storage.folder import Buffer, Folder, open_folder
+from trainers.storage.manifest import FileRecord, is_name
 
 VERSION = 1
 

@@ -19,7 +19,7 @@ from trainers.collective.sharding import Sharded, whole_state_dict
 from trainers.errors import NotSupportedError
 from trainers.serving.bundle import Bundle, read_bundle, write_bundle
 from trainers.storage.errors import LoadError
-from trainers.storage.files import Buffer
+from trainers.storage.folder import Buffer
 from trainers.storage.safetensors import EVERY_TYPE, ContainerError, pack, unpack
 
 KIND = "state"

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainers.storage.files import Buffer
+from trainers.storage.folder import Buffer
 
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER = 100_000_000  # as the library's own limit

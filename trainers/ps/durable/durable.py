@@ -26,17 +26,17 @@ from pathlib import Path
 from trainers.errors import UsageError
 from trainers.ps.durable import journal
 from trainers.ps.durable.journal import DamagedError, DurabilityError, Fsync, Journal
-from trainers.ps.saves.manifest import MANIFEST, FileRecord, SaveMode, commit_save, new_id
+from trainers.ps.saves.manifest import MANIFEST, SaveMode, commit_save, new_id
 from trainers.ps.saves.read import OpenFolder, Place, load_tables, open_saves, read_file
 from trainers.ps.saves.write import SHARD_BYTES, SaveOrder, SaveTask, TableCut, Target, close_cuts, cut_tables
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableSpec
 from trainers.storage.errors import LoadError
-from trainers.storage.files import Buffer, sync_folder, write_file
+from trainers.storage.folder import Buffer, sync_folder, write_file
+from trainers.storage.manifest import FileRecord
 
-# ---- Owner: a folder belongs to one server of one job, and to one process at a time. Knows the lock and the
-# identity; leaves the rest of the folder to others.
+# ---- Ownership: a folder belongs to one server of one job, and to one process at a time.
 
 OWNER_VERSION = 2
 _LOCK = "lock"
@@ -107,8 +107,7 @@ def _describe_owner(owner: Owner) -> str:
     return f"server {owner.server} of the job {owner.job!r} with {kept}"
 
 
-# ---- Snapshots: a server's whole state at one moment, in a durable folder. Knows their names, which one
-# counts and when an older one may go; leaves the files to `saved`.
+# ---- Snapshots: a server's whole state at one moment.
 
 _SNAPSHOT_PREFIX = "snapshot-"
 _ALONE = Place(0, 1)
@@ -209,18 +208,6 @@ def _snapshot_paths(folder: Path) -> list[tuple[int, Path]]:
 
 def _damaged_snapshot(error: LoadError) -> str:
     return f"the snapshot cannot be used: {error} Or remove the folder and begin anew from the last save."
-
-
-# ---- Durable: the folder from which a server comes back as it was. Knows the order of journal, snapshot and
-# removal; leaves their bytes to `journal`, `snapshots` and `recovery`.
-#
-# A server's state is its newest complete snapshot and the journal records after it. Step by step, with a
-# crash possible anywhere between:
-#
-# rotate a new journal file begins with record N; state = former snapshot + all records cut the tables and the
-# service's blob, of the same moment write the snapshot's files, in the background (a crash leaves an
-# unfinished folder) manifest snapshot N counts; state = snapshot N + records from N on remove journal files
-# and snapshots before N (a crash leaves some, which nobody reads)
 
 
 class Durable:

@@ -31,9 +31,7 @@ import xxhash
 
 from trainers.errors import FleetError
 from trainers.storage.errors import NO_SPACE
-from trainers.storage.files import Buffer, write_all, write_file
-
-# ---- What can go wrong with a server's durable folder. Every message names the file and says what to do.
+from trainers.storage.folder import Buffer, write_all, write_file
 
 
 class DurabilityError(FleetError):
@@ -50,21 +48,11 @@ class DamagedError(DurabilityError):
     """A file of the folder is not as it was written."""
 
 
-# ---- Records: the journal's bytes. Pure: sequences of frames to bytes and back; leaves files and fsync to
-# others.
+# ---- The bytes of a record.
 #
-# A journal file, integers little-endian:
-#
-# 8s "FLTJRNL1" Q number of its first record Q salt, random Q xxh3-64 of the 24 bytes before
-#
-# and then records, without gaps:
-#
-# 8s mark Q number Q bytes after this head Q frames Q xxh3-64 of those bytes Q xxh3-64 of the 40 bytes before
-# Q length of each frame the frames
-#
-# The salt is the seed of every checksum in the records, so that bytes inside of a frame do not pass for a
-# record. The head has a checksum of its own: a record whose head is sound and which ends after the file's end
-# was cut off by a crash, whereas a damaged length would look the same without it.
+# The salt seeds every checksum, so that bytes inside a frame cannot pass for a record. The head has its own
+# checksum: a record with a sound head that ends after the file does was cut off by a crash, and a damaged
+# length would otherwise look the same.
 
 MAGIC = b"FLTJRNL1"
 MARK = b"\xf1record\n"
@@ -173,9 +161,6 @@ def _sound_head(head: bytes, salt: int) -> tuple[int, int, int, int] | None:
     return number, size, count, checksum
 
 
-# ---- Syncing: when written bytes are made safe from a power failure. Knows fdatasync and the clock; leaves
-# what is written to `journal`.
-
 Fsync = Literal["no", "everysec", "always"]
 """What a power failure may take. `no`: what the kernel had not written by itself (half a minute, say), in any
 order, so that the folder may be found damaged; `everysec`: about the last second; `always`: nothing. The end
@@ -267,9 +252,6 @@ class Syncing:
         except OSError as error:
             self._failure = error
 
-
-# ---- Journal: what a server acknowledged, in files of numbered records. Knows when a record is in; leaves
-# its meaning to the server.
 
 _PREFIX, _SUFFIX = "journal-", ".log"
 
@@ -409,8 +391,7 @@ class Journal:
             raise DurabilityError(self._broken) from second
 
 
-# ---- Recovery: the records of a folder's journal files, in order. Knows a torn tail from damage; leaves what
-# records mean to the server.
+# ---- Recovery.
 
 
 def recover_records(folder: Path, start: int, journal: Journal) -> Iterator[list[memoryview]]:

@@ -16,8 +16,6 @@ from trainers.kernels.compiled import Floats, Keys, Places, Scalar, Words, compi
 from trainers.ps.kernels.index import SECRET, finalize, keyed_hash
 from trainers.ps.kernels.memory import prefetch
 
-# ---- Arrays: the memory of tensors, as kernels take it.
-
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
     """The tensor's own memory; a copy where that has gaps or lies at an odd address, as bytes of a message
@@ -26,8 +24,6 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
     array: NDArray[Any] = (tensor.detach() if tensor.requires_grad else tensor).contiguous().numpy()
     return array if array.flags.aligned else array.copy()
 
-
-# ---- Finite: whether gradients are numbers.
 
 _EXPONENT = np.uint32(0x7F800000)
 
@@ -46,7 +42,7 @@ def all_finite(grad: torch.Tensor) -> bool:
     return not any_not_finite(array_of(grad).reshape(-1))
 
 
-# ---- Unique: the different ids of a batch. By hash, not by sorting.
+# ---- The different ids of a batch, by hashing rather than sorting.
 
 AHEAD = 32
 
@@ -105,8 +101,7 @@ def unique(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     )
 
 
-# ---- Owners: which server holds which key, for a whole batch: a hash, since a plain modulo would put keys
-# that are multiples of the number of servers on one of them.
+# ---- The server of each key. A hash: a plain modulo would put all multiples of the number of servers on one.
 
 
 @compiled
@@ -166,9 +161,6 @@ def split_by_server(keys: torch.Tensor, servers: int) -> list[torch.Tensor]:
     order, cuts = arranged(keys, servers)
     positions = torch.arange(len(keys)) if order is None else order
     return [positions[start:stop] for start, stop in pairwise(cuts)]
-
-
-# ---- Merge: rows of equal keys become their sum.
 
 
 @compiled

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from trainers.kernels.compiled import Keys, Scalar, Words, compiled
 
-# ---- Mixing: hashes of int64 keys. Pure arithmetic on 64-bit words, to be inlined into kernels.
-
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -50,19 +48,6 @@ def keyed_hash(key: Scalar, first: Scalar, second: Scalar) -> Scalar:
     word = (word ^ (word >> np.uint64(32))) * GOLDEN
     return word ^ (word >> np.uint64(29))
 
-
-# ---- Index: from int64 keys to slots, by hash. Knows keys and slots; where the rows are is told by
-# `records`.
-#
-# Segments of 4096 entries of 64 bits: a tag of 32 bits (12 of the hash: the place in the segment where the
-# search begins; 20 more: which segment) and slot + 1; 0 is empty. Linear probing inside a segment. A full
-# segment (80 %) is split in two by the next bit of its hashes, without a look at the keys; a directory of the
-# leading bits leads to the segments (extendible hashing: Fagin, Nievergelt, Pippenger, Strong 1979). So
-# growth moves 3,277 entries at a time, whatever the size.
-#
-# The hash is spread unevenly over the segments, twice as densely at one end as at the other (as in spiral
-# storage, Martin 1979). Else all segments would be full at the same time, and one request would have to split
-# very many.
 
 SEGMENT = 4096
 FULL = 3277

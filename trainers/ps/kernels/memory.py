@@ -14,8 +14,6 @@ from numba.extending import intrinsic
 
 from trainers.kernels.compiled import Keys, Scalar, compiled
 
-# ---- Memory: what the processor does beside a loop's arithmetic, as functions to be inlined into kernels.
-
 
 def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
@@ -75,8 +73,6 @@ fma = cast(Callable[[Any, Any, Any], Any], intrinsic(_fma))
 touch = cast(Callable[[Any, Any], None], intrinsic(_touch))
 """touch(array, index) writes array[index], an int64, as it is, in one indivisible step."""
 
-
-# ---- Touching: pages of memory, so that the system provides them.
 
 _PAGE = 4096 // 8  # words of the smallest pages; of larger ones this touches every part
 

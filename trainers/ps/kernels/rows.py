@@ -35,8 +35,8 @@ from trainers.ps.kernels.index import (
 )
 from trainers.ps.kernels.memory import fence, prefetch
 
-# ---- Initial values: a pure function of (seed, key, column), so that they depend neither on the order of
-# arrival nor on the number of servers.
+# ---- Initial values: a pure function of (seed, key, column), independent of the order of arrival and of the
+# number of servers.
 
 UNIFORM, NOTHING = 1, 0
 
@@ -88,11 +88,7 @@ def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: S
         fill_values(fresh, keys[position], flat, position * dim, dim)
 
 
-# ---- Rows: records of key, values, optimizer state and statistics in one block of memory, found by an index.
-#
-# Record: key int64 | values float32 x dim | each state float32 x dim | show, click, unseen days float32, if
-# kept; a multiple of 8 bytes. Loops go in blocks: ask for the entries' cache lines, then for the records',
-# then work; so many reads of memory are under way at the same time.
+# ---- Finding, inserting and writing rows.
 
 COUNT, STRIDE, DIM, STATES, STATISTICS = 0, 1, 2, 3, 4
 """`Rows.numbers`: rows in use, 8-byte words a record, columns, state values a row, statistics a row."""
@@ -303,7 +299,7 @@ def write(
             floats[place + column] = statistics[i, column] if len(statistics) else np.float32(0)
 
 
-# ---- Reading: rows of a cut, copied while another thread changes them.
+# ---- Reading the rows of a cut while another thread changes them.
 
 
 @compiled
@@ -369,9 +365,6 @@ def settle_flags(flags: Flags, saved: Scalar) -> None:
         flags[slot] = later if saved else (flags[slot] | later) & np.uint8(CHANGED)
 
 
-# ---- Revise: new values for rows that are there; their optimizer state stays.
-
-
 @compiled
 def revise(rows: Rows, slots: Keys, values: Floats) -> None:
     """The values of slots[i] = values[i]. For tables of which nobody makes cuts: no image is kept."""
@@ -383,8 +376,7 @@ def revise(rows: Rows, slots: Keys, values: Floats) -> None:
             target[column] = source[column]
 
 
-# ---- Seen: statistics of rows, counts of candidates, and the removal of rows that are not worth their
-# memory.
+# ---- Statistics of rows, counts of candidates, and removal.
 
 
 @compiled

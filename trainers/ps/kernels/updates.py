@@ -14,12 +14,10 @@ from trainers.ps.kernels.index import BLOCK, Index
 from trainers.ps.kernels.memory import fma
 from trainers.ps.kernels.rows import DIM, STRIDE, Rows, locate, will_change
 
-# ---- Update: one step of an optimizer on the rows of a push, in place. Knows the formulas on rows;
-# `tables.rules` has the same on whole tensors.
+# ---- Rows of a push. float32 throughout, in the order of torch.optim's formulas for sparse gradients.
 #
-# float32 throughout, in the order of torch.optim's formulas for sparse gradients. Each kernel updates the
-# rows that there are, in the order of the keys (a key that stands twice is updated twice), and gives the
-# positions of the others back in `missing`; returns how many those are.
+# Each kernel updates the rows that exist, in the order of the keys (a key that occurs twice is updated
+# twice), writes the positions of the other keys to `missing` and returns their number.
 
 
 @compiled
@@ -163,12 +161,10 @@ def ftrl_step(
     return pull / ((new_root + beta) / lr + np.float32(2) * l2)
 
 
-# ---- Dense: one step of an optimizer on a whole block, in place, in one pass. Knows the formulas on blocks;
-# `tables.rules` has the same as torch operations.
-#
-# float32 throughout. Products are added with one rounding (`fma`) just where torch's vectorized operations do
-# so (add with alpha, addcmul, lerp). So results are torch's bit for bit, but for its square roots: those of
-# MKL, which torch takes where it can, are not always the nearest number; here they are. All arrays are (n,).
+# ---- Dense blocks, in one pass. Products are added with one rounding (`fma`) exactly where torch's
+# vectorized operations do so (add with alpha, addcmul, lerp), so the results are bit for bit those of torch,
+# except for its square roots: those of MKL, which torch uses where it can, are not always the nearest number;
+# these are. All arrays are (n,).
 
 
 @compiled

@@ -10,36 +10,27 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
-import xxhash
-
 from trainers.ps.tables.spec import SpecError, TableSpec
 from trainers.storage.errors import LoadError, SaveError, load_error, save_error
-from trainers.storage.files import Buffer
 from trainers.storage.folder import Folder, open_folder
+from trainers.storage.manifest import FileRecord, checksum_of, is_name
 
-# ---- Modes: what a save keeps, by the numbers of Paddle's `save_persistables(mode=...)`. Ground: imports
-# nothing.
+# ---- Modes of a save, by the numbers of Paddle's accessors (`CtrCommonAccessor::Save` in
+# paddle/fluid/distributed/ps/table/ctr_accessor.cc):
 #
-# Paddle's numbers are those of its accessors (`CtrCommonAccessor::Save` in
-# paddle/fluid/distributed/ps/table/ctr_accessor.cc). How they compare:
-#
-# | mode | Paddle | here | |---|---|---| | 0 | every row, with optimizer state and statistics | the same | | 1
-# | rows whose score is over base_threshold, whose score since the last save is over delta_threshold and that
-# were seen within delta_keep_days; values for serving | every row changed since the last save of mode 0, 1 or
-# 3, with state and statistics: mode 0 and its deltas load as one save. No thresholds | | 2 | rows over
-# base_threshold seen within delta_keep_days; values for serving | every row's values, without state and
-# statistics. No thresholds: `shrink` removes rows | | 3 | every row; after it each row's unseen days grow by
-# one | every row; the caller asks the tables to age the statistics |
-#
-# A delta knows rows that came or changed, not rows that `shrink` removed: after a shrink save with mode 0 or
-# 3.
+# 0  Paddle and here: every row, with optimizer state and statistics.
+# 1  Paddle: for serving, the values of rows that pass base_threshold, delta_threshold and delta_keep_days.
+#    Here: every row changed since the last save of mode 0, 1 or 3, with state and statistics; mode 0 and its
+#    deltas load as one save. A delta does not record rows that `shrink` removed: after a shrink, save with
+#    mode 0 or 3.
+# 2  Paddle: values of rows that pass base_threshold and delta_keep_days. Here: the values of every row. 3
+# Paddle: every row, and then one more unseen day for each. Here: every row; the caller ages the statistics.
 
 
 class SaveMode(IntEnum):
@@ -51,37 +42,15 @@ class SaveMode(IntEnum):
     AGED = 3
 
 
-# ---- Manifest: which files make a save, with sizes and checksums, as JSON. Pure: text in, values out, and
-# back.
-#
-# A folder's `manifest.json` names the saves that make up its tables (one, or one and its deltas), each with
-# one part per server. A part names its files and what is in them. Everything that is read is checked: whole,
-# of a known version, and no name leaves the folder.
+# ---- The files of a save.
 
 VERSION = 1
 MANIFEST = "manifest.json"
 _FORMAT = "fleetrun saved tables"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 
 
 class ManifestError(ValueError):
     """Text that is not a manifest or part of this format."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileRecord:
-    """A file of a save: its name inside the save's folder, bytes, and xxh3-64 checksum in hex."""
-
-    name: str
-    size: int
-    xxh3_64: str
-
-    @classmethod
-    def of(cls, name: str, content: list[Buffer]) -> FileRecord:
-        digest = xxhash.xxh3_64()
-        for piece in content:
-            digest.update(piece)
-        return cls(name, sum(len(piece) for piece in content), digest.hexdigest())
 
 
 class PieceKind(StrEnum):
@@ -217,18 +186,9 @@ class Manifest:
         return cls(saves)
 
 
-def is_name(name: object) -> bool:
-    """Whether it can name a file inside the folder, and nothing outside of it."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
-
-
 def _sealed(body: Mapping[str, Any]) -> bytes:
     head = {"format": _FORMAT, "version": VERSION}
-    return json.dumps({**head, **body, "checksum": _checksum(body)}, indent=1).encode() + b"\n"
+    return json.dumps({**head, **body, "checksum": checksum_of(body)}, indent=1).encode() + b"\n"
 
 
 def _opened(text: bytes) -> dict[str, Any]:
@@ -245,7 +205,7 @@ def _opened(text: bytes) -> dict[str, Any]:
         raise ManifestError(
             f"it is of format version {version}, and this fleetrun reads up to {VERSION}: use a newer one"
         )
-    if body.pop("checksum", None) != _checksum(body):
+    if body.pop("checksum", None) != checksum_of(body):
         raise ManifestError("its checksum is wrong: it was changed or damaged")
     return body
 
@@ -313,8 +273,7 @@ def _save(body: Mapping[str, Any]) -> Save:
     return Save(_name(body, "id"), mode, _count(body, "step"), parts)
 
 
-# ---- Saves: which save a folder holds. Knows the order that keeps one loadable: parts, then the manifest,
-# then the removal of what no manifest names. Leaves the parts to `writing` and rows to `loading`.
+# ---- The current save of a folder.
 
 _PREFIX = "save-"
 

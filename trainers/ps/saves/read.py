@@ -22,7 +22,6 @@ import xxhash
 from trainers import progress
 from trainers.ps.kernels.batch import split_by_server
 from trainers.ps.saves.manifest import (
-    FileRecord,
     ManifestError,
     Piece,
     PieceKind,
@@ -38,10 +37,10 @@ from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
 from trainers.storage.folder import Folder, open_folder
+from trainers.storage.manifest import FileRecord
 from trainers.storage.safetensors import ContainerError, unpack
 
-# ---- Reading: a save's parts and shards, checked against the manifest. Knows files and checksums; leaves who
-# needs which rows to `loading` and `values`.
+# ---- Parts and shards, checked against the manifest.
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +211,7 @@ def _wrong_size(path: str, size: int, wanted: int) -> str:
     return f"{path} has {size} bytes, and the save says {wanted}: it was cut off or replaced. Copy it again."
 
 
-# ---- Fit: whether saved tables are those of a model. Pure: two sets of specs in, an error that says both
-# out.
+# ---- Whether saved tables match those of a model.
 #
 # A dense block is named `parameter[start:stop]` and saved under that name. Another number of servers cuts a
 # parameter elsewhere, so dense tables are compared by parameter.
@@ -305,8 +303,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 
-# ---- Blocks: dense parameters cut in one way, put together in another. Knows ranges of elements; leaves
-# files to others.
+# ---- Dense parameters, cut in one way and reassembled in another.
 
 
 @dataclass(slots=True)
@@ -370,8 +367,7 @@ def _empty(spec: TableSpec, block: Block, states: int) -> _Filling:
     return _Filling(spec.name, block, values, seen, [torch.empty(spec.size) for _ in range(states)])
 
 
-# ---- Loading: from saved parts of any number of servers to the tables of one server. Knows who owns which
-# rows; leaves files to `reading`.
+# ---- Loading into the tables of one server.
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,8 +510,7 @@ def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, place: Place
     return saved.kind is TableKind.DENSE and Blocks([spec]).overlap(saved)
 
 
-# ---- Values: a save as plain tensors, without any server. Knows the whole model's tables; leaves files to
-# `reading`.
+# ---- A save as plain tensors, without servers.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

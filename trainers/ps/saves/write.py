@@ -22,14 +22,12 @@ import numpy as np
 import torch
 
 from trainers.ps.saves.manifest import (
-    FileRecord,
     Piece,
     PieceKind,
     SavedPart,
     SavedTable,
     SaveMode,
     Shard,
-    is_name,
 )
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.sparse import SparseTable
@@ -37,10 +35,10 @@ from trainers.ps.tables.spec import EntryKind, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
 from trainers.storage.errors import SaveError, save_error
 from trainers.storage.folder import Folder, open_folder
+from trainers.storage.manifest import FileRecord, is_name
 from trainers.storage.safetensors import pack
 
-# ---- Sources: a server's tables at one moment, for a save. Knows what belongs to a table beside its rows;
-# leaves tables themselves to `tables` and files to others.
+# ---- Cuts: the tables at one moment.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,8 +143,7 @@ def row_bytes(spec: TableSpec) -> int:
     return 8 + 4 * (spec.size * (1 + spec.rule.states) + counts_of(spec))
 
 
-# ---- Packing: cuts of tables as pieces, and pieces gathered into shards. Knows how a table becomes named
-# tensors and how large a shard is; leaves files to `writing`.
+# ---- Pieces and shards.
 
 _PIECE_BYTES = 4 << 20
 """Of rows that are read from a cut at once: small enough for the allocator and the caches."""
@@ -248,11 +245,7 @@ def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, torch.Tensor]:
     return tensors
 
 
-# ---- Writing: one server's part of a save, from cuts of its tables to files. Knows the order of the files
-# and how many are under way; leaves threads to `task` and the manifest to `saves`.
-#
-# Memory is bounded: three shards exist at once, one being filled from a cut and two being written, so that
-# one is hashed and copied to the kernel while another waits for the disk.
+# ---- Files.
 
 SHARD_BYTES = 64 << 20
 _WRITERS = 2
@@ -370,10 +363,6 @@ def _pieces(
                 yield packed
         before += table.slots
         tables.append(SavedTable(table.spec, table.cut.step, rows))
-
-
-# ---- Task: a part that is written in the background while training goes on. Knows a thread; leaves the files
-# to `writing`.
 
 
 @dataclass(frozen=True, slots=True)

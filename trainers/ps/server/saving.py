@@ -16,9 +16,6 @@ from trainers.ps.server.members import Member, Members, Refusal
 from trainers.ps.server.store import AnyTable, Store
 from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
 
-# ---- Saving: a server's part of one save, ordered by a trainer. Knows which save is under way; leaves files
-# to `saved` and messages to `service`.
-
 _LONGEST_ORDER = 8192
 _REMEMBERED = 64
 
@@ -143,10 +140,6 @@ def _refusing(order: Ordered, at_error: Callable[[], None] = lambda: None) -> It
     except Exception as error:
         at_error()
         raise Refusal(Code.FAILED, f"cannot save to {order.where!r}: {error or repr(error)}") from error
-
-
-# ---- Upkeep: what trainers ask of the tables as a whole - saves, and the removal of rows. Knows which of it
-# waits for what; leaves messages about training to `service`.
 
 
 class Upkeep:

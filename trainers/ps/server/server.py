@@ -29,10 +29,6 @@ from trainers.ps.tables.spec import job_words, kept_words
 from trainers.ps.transport import Gate, JobKeys, receive, send, server_socket
 from trainers.ps.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
 
-# ---- Looks: when a server looks after its trainers, and which time it is for them then. Knows no clock.
-#
-# While a server stands still - suspended, or at its disk - nobody looks: that is no trainer's absence.
-
 
 class Looks:
     """One look every so many seconds. Times are of a clock that also runs while nobody looks."""
@@ -58,9 +54,6 @@ class Looks:
         """Nobody waits for a look: no time is missed, and the next one comes as soon as somebody does."""
         self._next = max(self._next, now)
 
-
-# ---- Server: one endpoint, one loop. Knows sockets, signals and the clock; leaves every answer to `service`,
-# and what outlives the process to `keeper`.
 
 _LOOK_EVERY_S = 0.5
 _PROBE = encode(Message(kind=Kind.PROBE))

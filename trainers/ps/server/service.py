@@ -19,9 +19,6 @@ from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Gradient, Store
 from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
 
-# ---- Waiting: requests without an answer yet, and when trainers wait for each other so that none can go on.
-# Pure: leaves answers to `service`.
-
 MOST_WAITING = 4096
 """Requests of one trainer."""
 MEETINGS = (Kind.BARRIER, Kind.GATHER)
@@ -116,14 +113,6 @@ def _listed(ranks: Collection[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
 
 
-# ---- Meetings: what all trainers must come to - barriers, and the exchange of what each of them has. Pure:
-# leaves who has joined to `members`, and when to try again to `service`.
-#
-# Gatherings follow each other: one ends when every trainer has given something to it, and its answer is kept
-# until the next one ends, for those who did not get it. The trainers count them. A server that was restarted
-# in the middle of one knows nothing of it: the counts of those who have ended it and of those who have not
-# differ.
-
 ANY = 0
 """The count of a trainer that has ended no gathering: it joins the one that the others are in."""
 _MOST = 1 << 62
@@ -210,15 +199,6 @@ def _same(one: Message | None, other: Message) -> bool:
     """Whether it is the same request, sent again."""
     return one is not None and (one.incarnation, one.sequence) == (other.incarnation, other.sequence)
 
-
-# ---- Service: what a server answers. Pure: messages, connections and time come as arguments, replies go back
-# as values.
-#
-# A request that cannot be answered yet waits; whenever something has changed for others, all waiting requests
-# are tried again. A trainer that asks again for a waiting request gets WAIT at once, so it can tell a server
-# that waits from one that is gone.
-#
-# Every request that changes what must survive goes through `record` first, and `replay` does it again.
 
 Outgoing = tuple[bytes, Message]
 

@@ -28,10 +28,7 @@ from trainers.ps.server.store import Gradient, Overlay, Round, Store
 from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
 from trainers.storage.errors import SaveError
 
-# ---- State: what a server knows besides its tables - members, the step, the pushes that wait for others - as
-# bytes and back, for snapshots. Knows the parts; leaves files to `durable`.
-#
-# blob I length of the JSON | JSON | for each message: I frames | I length, bytes of each frame
+# ---- Members, step and pending pushes as bytes and back.
 
 _LENGTH = struct.Struct("<I")
 _VERSION = 2
@@ -182,18 +179,18 @@ def _unpacked(content: bytes) -> Iterator[Message]:
         yield decode(frames)
 
 
-# ---- Succession: the job goes on with other trainers. Knows what is left of the former ones; leaves to
-# `keeper` that it is kept.
+# ---- The job continues with other trainers.
 #
-# A server that kept its tables may come back in a job with more trainers or fewer, or with as many others.
-# What is in its tables stays. Who the former trainers were is forgotten, so that nothing that they may still
-# send counts. The same number of trainers goes on rank by rank. Another number shares what was done:
+# A server that kept its tables may restart in a job with more, fewer or the same number of trainers. The
+# tables stay. The former trainers are forgotten, so that nothing they may still send counts. The same number
+# of trainers continues rank by rank. With another number every trainer begins at
 #
-# every new trainer begins at (steps of all former trainers that are in the tables) / (new trainers), rounded
-# down; a step of sync training that some had pushed and others had not is dropped
+#     (steps of all former trainers that are in the tables) / (new trainers), rounded down,
 #
-# Servers count by themselves, and one may have more in its tables than another when all are killed. Trainers
-# begin with the least of their counts; a server ignores pushes of steps before its own.
+# and a step of sync training that only some had pushed is dropped.
+#
+# Each server counts by itself, so one may have more steps in its tables than another when all are killed.
+# Trainers begin with the smallest count; a server ignores pushes of steps before its own.
 
 
 def successors(count: int, start: str) -> Message:
@@ -210,10 +207,6 @@ def succeed(record: Message, members: Members, steps: Steps) -> None:
     step = sum(steps.done(member) for member in members) // count
     steps.begin(step)
     members.succeed([step] * count, record.text)
-
-
-# ---- Keeper: a server's memory beyond its process - snapshots and the log, by the job's wishes. Knows when;
-# leaves files to `durable` and what the state is to `state`.
 
 
 class Keeper:

@@ -31,9 +31,6 @@ from trainers.ps.tables.spec import EntryKind, ShrinkPolicy, SpecError, TableSpe
 from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Part
 from trainers.storage.errors import LoadError
 
-# ---- Rounds: gradients of one push, and the average of a step over trainers. Pure arithmetic; leaves tables
-# to others.
-
 
 class Gradient(NamedTuple):
     """One table's share of a push: `values` is (size,), or (keys, dim) with `keys`; `stats` is (keys, 2).
@@ -109,8 +106,8 @@ def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
     return Gradient(first.table, values.div_(trainers), keys, first.lr, counted)
 
 
-# ---- Parts: which parts of a message belong together - KEYS, then ROWS, then perhaps STATS - and that a
-# VALUES part may run over several dense blocks. Leaves what is done with them to `store`.
+# ---- Which parts of a message belong together: KEYS, then ROWS, then perhaps STATS. A VALUES part may cover
+# several dense blocks.
 
 AnyTable = DenseTable | SparseTable
 
@@ -167,9 +164,6 @@ def run_of(first: int, elements: int, table: Callable[[int], AnyTable]) -> Dense
     return DenseRun(blocks)
 
 
-# ---- Overlay: values that stand for those of the tables.
-
-
 @dataclass(frozen=True, slots=True)
 class Overlay:
     """What dense blocks, and rows by (keys, rows), were before the last step; by number of the table."""
@@ -188,12 +182,6 @@ class Overlay:
         same = known[place] == keys
         rows[same] = instead[place[same]]
 
-
-# ---- Store: the tables of one server, made once from the trainers' specs, and the parts of messages that
-# touch them.
-#
-# Knows what is asked of tables, and that all trainers must describe the same model; leaves the order of parts
-# to `parts`.
 
 _CODES: dict[type[TableError], Code] = {
     ShapeError: Code.BAD_SHAPE,

@@ -21,8 +21,7 @@ from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, S
 from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError, TableError, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows
 
-# ---- Updates: from a rule to the kernel that does it on rows, or on a whole block. Knows which number of a
-# rule goes where; leaves the arithmetic to the kernels.
+# ---- From a rule to its kernel, and the numbers that the kernel takes.
 
 Floats = NDArray[np.float32]
 Keys = NDArray[np.int64]
@@ -111,10 +110,6 @@ def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
     return np.array(numbers, np.float32)
 
 
-# ---- DenseTable: a block of a dense parameter with its optimizer state. Knows memory; leaves the network and
-# averaging over trainers to others.
-
-
 class DenseTable:
     """(size,) float32, zeros at first. The verbs of SparseTable; `keys` and `stats` are None."""
 
@@ -190,10 +185,6 @@ class DenseTable:
         self._values.copy_(rows.values)
         for mine, theirs in zip(self.state, rows.state, strict=True):
             mine.copy_(theirs)
-
-
-# ---- Run: adjacent dense blocks whose gradients come together. Knows how they share one tensor; leaves what
-# is done with a share to the block.
 
 
 class DenseRun:

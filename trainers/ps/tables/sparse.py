@@ -44,7 +44,7 @@ from trainers.ps.tables.spec import (
 )
 from trainers.ps.tables.storage import Cut, Keys, SparseRows, Storage
 
-# ---- Entry filters: which keys get a row. Knows keys and counts; leaves the rows to the table.
+# ---- Entry filters: which keys get a row.
 
 KeyArray = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -130,9 +130,6 @@ def filter_of(options: RowOptions) -> Filter:
         case _:
             return Everyone()
 
-
-# ---- SparseTable: rows of float32 by int64 key, with update rule, entry filter and statistics. Knows what
-# the verbs mean; leaves memory to `storage` and the arithmetic to the kernels.
 
 _AT_ONCE = 4096
 """Rows that are inserted and then written: few enough to be in the caches still."""
@@ -353,10 +350,6 @@ class SparseTable:
         slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))
         write(self._storage.rows, slots, values, state, statistics, self._fresh.state)
 
-
-# ---- Table: what dense blocks and sparse rows have in common, and the way from a spec to a table.
-#
-# A call that is refused (TableError) leaves the table as it was.
 
 __all__ = ["FullError", "KeysError", "NotFiniteError", "ShapeError", "Table", "TableError", "make_table"]
 

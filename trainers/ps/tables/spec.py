@@ -19,9 +19,6 @@ from numpy.typing import NDArray
 
 from trainers.ps.tables.rules import RULES, AnyRule, options_of
 
-# ---- TableSpec: what a table is, before there is one; its form on the wire. Leaves memory to `dense` and
-# `sparse`.
-
 MAX_BLOCK = 1 << 24
 MAX_DIM = 512
 
@@ -186,9 +183,6 @@ def _words(sync: bool, *more: str) -> str:
     return ", ".join(filter(None, ("sync training" if sync else "async training", *more)))
 
 
-# ---- What a table refuses. Ground of the tables: imports nothing.
-
-
 class TableError(ValueError):
     """A request that does not fit the table."""
 
@@ -207,9 +201,6 @@ class NotFiniteError(TableError):
 
 class FullError(TableError):
     """No room for more rows."""
-
-
-# ---- ShrinkPolicy: which rows are not worth their memory. Pure numbers; leaves the removal to the table.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +226,7 @@ class ShrinkPolicy:
         return np.array([*coefficients, self.delete_threshold, self.delete_after_unseen_days], np.float32)
 
 
-# ---- Partition: which server holds what. Pure: names, sizes and keys in, server numbers out.
+# ---- Which server holds which dense block.
 
 SLICE_ABOVE = 8192
 """Dense parameters with more elements than this are sliced (Paddle's `slice_var_up` with its

@@ -36,11 +36,10 @@ from trainers.ps.kernels.memory import touch_pages
 from trainers.ps.kernels.rows import COUNT, READ, TAKEN, Fresh, Rows, insert, read
 from trainers.ps.tables.spec import FullError, TableError
 
-# ---- Touching: memory that is asked from the system before it is written. Knows a thread; leaves when and
-# how much to the arena.
+# ---- Touching memory before it is written.
 #
-# The system clears a page when it is first touched. On a virtual machine its host may have to find one first:
-# then this takes longer than anything else that happens to a new row, up to 3 ms per MiB.
+# The system clears a page at its first use. On a virtual machine the host may have to find one first, which
+# takes longer than everything else about a new row: up to 3 ms per MiB.
 
 
 def in_background(words: NDArray[np.int64], start: int, stop: int) -> Future[None]:
@@ -53,11 +52,8 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "memory")
 
 
-# ---- Arena: one block of zeroed memory that grows in place. Knows the operating system's memory calls;
-# leaves what is in it to others.
-#
-# A lot of address space is reserved at the start and costs nothing: memory comes page by page when it is
-# first written. So what is in it never moves. Where the system refuses such a reservation (`ulimit -v`,
+# ---- A large address space is reserved at the start and costs nothing: memory comes page by page when it is
+# first written, so its content never moves. Where the system refuses such a reservation (`ulimit -v`,
 # vm.overcommit_memory=2), the block starts small and is copied to one of twice the size when it is full.
 
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python 3.11 does not name
@@ -148,9 +144,6 @@ class Arena:
             block.madvise(mmap.MADV_HUGEPAGE, _SMALL, size - _SMALL)
         self._block, self.words = block, np.frombuffer(block, np.int64)
 
-
-# ---- Storage: the memory of sparse rows and of their index, and its growth. Knows arrays and kernels; leaves
-# what the numbers mean to the table.
 
 Keys = NDArray[np.int64]
 
@@ -277,8 +270,7 @@ class Storage:
         self.index = self.index._replace(entries=entries, fill=fill, depths=depths)
 
 
-# ---- Cuts: what a table held at one moment, to be read while training goes on. Knows the order in which
-# reader and writer must work; leaves the copying to the kernels and files to others.
+# ---- Cuts: a table as of one moment, read while training continues.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,8 +21,8 @@ from trainers.ps.kernels.batch import add_rows
 from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, row_limit
 from trainers.ps.trainer.remote import Lookup
 
-# ---- Gather: rows by position, and a backward pass that adds gradients up in one go: on a CPU torch's own
-# embedding backward takes seven times as long. Knows autograd; leaves keys to others.
+# ---- Rows by position, with a backward pass that sums gradients in one go: on a CPU, torch's own embedding
+# backward takes seven times as long.
 
 
 class _Gather(torch.autograd.Function):
@@ -48,14 +48,6 @@ def gathered(place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = _Gather.apply(place, rows)  # type: ignore[no-untyped-call]  # torch's
         return result
     return functional.embedding(place.to(rows.device), rows)
-
-
-# ---- Served embeddings: modules whose rows live on the servers. Knows their forward and backward; leaves
-# transport to the `Rows` that it is given.
-#
-# The module stays what it was (class, name, options); only its `forward` is replaced while training: the
-# unique ids of a batch are pulled as one small leaf tensor, looked up by position, and the gradient of that
-# leaf is already summed by id.
 
 
 class Rows(Protocol):

@@ -31,8 +31,6 @@ from trainers.ps.trainer.remote import (
 )
 from trainers.ps.wire import Field, Kind, Message, Part
 
-# ---- Dense parameters of a trainer: to blocks on servers and back. Knows slices; leaves sending to others.
-
 _LONGEST_RUN = 1 << 25
 """Elements of one part: 128 MB."""
 
@@ -190,10 +188,6 @@ def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
     return tensor.detach().cpu().reshape(-1).contiguous()
 
 
-# ---- Merging: gradients of several steps become one push. Knows how rules want them merged; leaves sending
-# to `exchange`.
-
-
 class Merging:
     """Plain SGD gets the sum, which is what the steps one by one would have been; every other rule the mean
     over the steps, as in Paddle's AsyncCommunicator.
@@ -250,9 +244,6 @@ def _merged_rows(pieces: list[Merged], rule: AnyRule, steps: int) -> Merged:
 def _sums(rule: AnyRule) -> bool:
     return isinstance(rule, SGD) and not rule.momentum
 
-
-# ---- Exchange: when a trainer's gradients leave and new values come, step by step with the others (sync) or
-# on its own (async). Knows the order of messages; leaves their content to `dense` and `remote`.
 
 Batches = Mapping[RemoteTable, Sequence[torch.Tensor]]
 

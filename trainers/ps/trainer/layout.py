@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from trainers.checks import nearest
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.configs import PsConfigs, TableConfigs, nearest
+from trainers.ps.configs import PsConfigs, TableConfigs
 from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed, SparseAdam
 from trainers.ps.tables.spec import (
     MAX_BLOCK,
@@ -29,8 +30,7 @@ from trainers.ps.tables.spec import (
 )
 from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, rows_of
 
-# ---- From a torch optimizer to the rules of the servers. Knows torch.optim's option names; leaves the
-# formulas to `rules`.
+# ---- From a torch optimizer to the servers' rules.
 
 _KINDS = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.SparseAdam)
 # How torch computes, not what: no effect on the result.
@@ -123,11 +123,7 @@ def _no_sparse(group: Mapping[str, Any], sparse: bool, name: str, option: str) -
         )
 
 
-# ---- Layout: how one model becomes tables on servers. Pure: model, optimizer and settings in, numbered
-# tables out; every trainer of a job computes the same.
-#
-# Each server numbers its own tables: the sparse ones first, which are on all servers under the same number,
-# then its dense blocks one after the other, so that one part of a message can run over several of them.
+# ---- From a model to numbered tables.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

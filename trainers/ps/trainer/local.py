@@ -34,9 +34,6 @@ from trainers.ps.trainer.remote import (
 from trainers.ps.wire import Part
 from trainers.roles.identity import Identity
 
-# ---- Cache: rows that a trainer keeps and trains itself in geo training. Knows which rows are here and what
-# they were at the last exchange; leaves the exchange to `geo`.
-
 
 class _KeptTable(SparseTable):
     """A table that tells what it lacks, and takes new values without forgetting its optimizer state."""
@@ -99,12 +96,6 @@ class Cache:
         """The servers' values of rows that are here."""
         self._table.revise(keys, values)
 
-
-# ---- Geo training: trainers train on rows and dense values of their own, and every k steps exchange what has
-# changed. Knows changes; leaves messages to `questions` and `dense`.
-#
-# What a trainer sends is divided by the number of trainers, as in Paddle's GeoCommunicator: servers add up,
-# so values move by the average of what trainers did with them.
 
 _LONGEST_SHARE = 1 << 24
 """Values of one table in one message: 64 MB."""
@@ -249,10 +240,6 @@ class GeoExchange:
         add_questions(push, [question])
         Underway(self._client, push_requests(push, self.step - 1), [question], self.step)
         table.cache.revise(merged.keys, question.rows)
-
-
-# ---- Dense parameters that no server holds: gradients averaged among the trainers, updated in each of them.
-# Knows torch.distributed; leaves sparse tables to the exchange that it wraps.
 
 
 class AllReduced:

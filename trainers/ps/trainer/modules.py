@@ -13,9 +13,6 @@ import torch
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind, RowOptions
 
-# ---- SparseEmbedding: a table without a size. Knows what a script says about it; leaves its rows to the
-# servers, and serving to `embedding`.
-
 
 def Uniform(low: float = -0.01, high: float = 0.01, seed: int = 0) -> Initializer:
     """Values of a new row, each drawn from [low, high) as a function of (seed, key, column)."""
@@ -105,8 +102,7 @@ def _seed(seed: int) -> int:
     return seed
 
 
-# ---- Modules that can be served: which of a model's embeddings, and how their tables begin. Leaves serving
-# to `embedding`.
+# ---- Which of a model's modules servers can hold.
 
 EmbeddingModule = torch.nn.Embedding | torch.nn.EmbeddingBag | SparseEmbedding
 

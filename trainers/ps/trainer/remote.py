@@ -20,9 +20,6 @@ from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import row_limit
 from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part
 
-# ---- Lookups: the ids of a batch, each of them once, and where in the batch they stand. Knows tensors of
-# ids; leaves rows to `remote` and `local`.
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
@@ -85,10 +82,6 @@ def _lookup(flat: torch.Tensor, shape: torch.Size, servers: int) -> Lookup:
 
 def _flat(ids: torch.Tensor) -> torch.Tensor:
     return ids.detach().reshape(-1).to("cpu", torch.int64)
-
-
-# ---- Questions: rows of sparse tables that are asked for, and put together from the servers' answers. Knows
-# which server has a key; leaves the moment of asking to others.
 
 
 class Question:
@@ -217,9 +210,6 @@ def push_requests(messages: Sequence[Sequence[Part]], step: int) -> list[Request
         for server, parts in enumerate(messages)
     ]
 
-
-# ---- A sparse table seen from a trainer: rows pulled by key, gradients kept by key until they are pushed.
-# Leaves lookups in a forward pass to `embedding` and the moment of a push to `exchange`.
 
 _CHUNK_BYTES = 4 << 20
 _MOST_AHEAD = 2

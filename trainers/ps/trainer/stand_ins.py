@@ -23,9 +23,6 @@ from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_li
 from trainers.serving.program import Bags
 from trainers.storage.folder import open_folder
 
-# ---- Embeddings whose rows were on parameter servers, as modules over the rows that were saved: what a
-# program does in their place. Knows how an id finds its row, and what an unknown one reads as.
-
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = 1 << 64
 _LAST_KEY = (1 << 63) - 1
@@ -104,9 +101,6 @@ def _signed(word: int) -> int:
     """The int64 with the same bits."""
     return word - _WORD if word >> 63 else word
 
-
-# ---- Served embeddings as they are at the moment, as modules that need no servers. Knows how a save becomes
-# rows in this process; leaves saving to the caller and programs to `program`.
 
 _ASIDE = re.compile(r"tables-[0-9a-f]{8}")
 

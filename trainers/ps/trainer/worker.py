@@ -21,7 +21,7 @@ from trainers.errors import NotSupportedError, ServerError
 from trainers.process.log import glog
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs, PsConfigs
-from trainers.ps.saves.manifest import FileRecord, SaveMode, abandon_save, check_target, commit_save, new_id
+from trainers.ps.saves.manifest import SaveMode, abandon_save, check_target, commit_save, new_id
 from trainers.ps.saves.write import counts_of
 from trainers.ps.server.saving import Ordered
 from trainers.ps.tables.spec import ShrinkPolicy, job_words, start_of
@@ -34,9 +34,7 @@ from trainers.ps.transport import JobKeys
 from trainers.ps.wire import MAX_FRAME_BYTES, ROW_DTYPES, Code, Field, Kind, Message, Part, bytes_part
 from trainers.roles.identity import Identity
 from trainers.storage.errors import SaveError
-
-# ---- Saving: one save by all servers, ordered by this trainer. Knows the order - check, write, commit;
-# leaves files to `saved`.
+from trainers.storage.manifest import FileRecord
 
 AGEING = ShrinkPolicy(
     show_click_decay_rate=1.0, delete_threshold=-math.inf, delete_after_unseen_days=math.inf
@@ -109,10 +107,6 @@ def _abandon(where: str, id: str) -> None:
     except SaveError:
         return  # the error that is on its way says why; what is left, the next save removes
 
-
-# ---- Worker: a trainer's side of the parameter servers. Knows the order of things - join, train, finish;
-# leaves steps to `exchange`, slices and keys to `dense` and `remote`, sockets to `client`, arithmetic to the
-# servers.
 
 _GOODBYE_S = 5.0
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import torch
 
 from tests.support.owners import owners
-from trainers.ps.saves.manifest import FileRecord, Manifest, SaveMode, commit_save, new_id
+from trainers.ps.saves.manifest import Manifest, SaveMode, commit_save, new_id
 from trainers.ps.saves.read import Place, load_tables
 from trainers.ps.saves.write import Candidates, SaveOrder, SaveTask, TableCut
 from trainers.ps.tables.rules import Adagrad, Adam
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
+from trainers.storage.manifest import FileRecord
 
 WORDS = TableSpec(kind=TableKind.SPARSE, name="words", size=4, rule=Adam(), rows=RowOptions(statistics=True))
 USERS = TableSpec(kind=TableKind.SPARSE, name="users", size=3, rule=Adagrad())

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.support.waiting import eventually
-from trainers.storage.files import write_all, write_direct, write_file
+from trainers.storage.folder import write_all, write_direct, write_file
 
 
 def test_a_write_that_was_interrupted_goes_on_where_it_stopped():

@@ -1,0 +1,54 @@
+"""Checks of single settings, whose messages name the setting and its value. All raise UsageError."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from trainers.errors import UsageError
+
+
+def keys(name: str, value: Any, known: Iterable[str]) -> Mapping[str, Any]:
+    """A read-only copy of a dict with no other keys than these: a later change would escape the checks."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"strategy.{name} is {value!r}; it must be a dict")
+    for key in value:
+        if key not in known:
+            raise UsageError(f"strategy.{name} has no key {key!r}{nearest(str(key), known)}")
+    return MappingProxyType(dict(value))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is unknown."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False and nothing else."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r}; it must be True or False")
+    return value
+
+
+def positive(name: str, value: Any) -> float:
+    """A number above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise UsageError(f"{name} is {value!r}; it must be a number above 0")
+    return float(value)
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """A whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    return value
+
+
+def one_of(name: str, value: Any, known: Iterable[str]) -> None:
+    """One of these values."""
+    if value not in known:
+        raise UsageError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
