@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetrun.launch.session import launch_fields
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "events.md").read_text()
 ROWS = {
