@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings.command_line import Choice, Choices, CommandLine, Source
-from fleetrun.envs.settings.options import NOTHING, JobFile, RoleWish, table_of
+from fleetrun.envs.settings.options import NOTHING, JobFile, RoleSettings, table_of
 from fleetrun.envs.settings.parsing import PROCESSES_PER_NODE
 from fleetrun.errors import UsageError
 from fleetrun.values import replace
@@ -185,11 +185,11 @@ _MODES = {
     Role.COORDINATOR: (Mode.PS, Mode.PS_HETER),
     Role.HETER: (Mode.PS_HETER,),
 }
-Wishes = tuple[RoleWish, ...]
+Wishes = tuple[RoleSettings, ...]
 
 
 def fitting_roles(
-    roles: Sequence[RoleWish], mode: Mode, overruled: bool, typed_script: bool
+    roles: Sequence[RoleSettings], mode: Mode, overruled: bool, typed_script: bool
 ) -> tuple[Wishes, list[str]]:
     """The wishes for roles that there are in this mode, and a remark on each other one. A script that was
     typed takes the place of the trainers' own.
@@ -197,7 +197,7 @@ def fitting_roles(
     Raises UsageError for a role that a mode does not have which nothing but the file chose: `overruled` tells
     whether something else did.
     """
-    kept: list[RoleWish] = []
+    kept: list[RoleSettings] = []
     remarks: list[str] = []
     for wish in roles:
         modes = _MODES.get(wish.role, tuple(Mode))

@@ -8,16 +8,25 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from fleetrun.envs import contract
+from fleetrun.envs.channels import inside_container
 from fleetrun.envs.contract import Mode
 from fleetrun.envs.settings import checks
-from fleetrun.envs.settings.command_line import Choice, Choices, CommandLine, Given, Placed, Source, parsed
+from fleetrun.envs.settings.command_line import (
+    Choice,
+    Choices,
+    CommandLine,
+    EngineValue,
+    Given,
+    Source,
+    parsed,
+)
 from fleetrun.envs.settings.options import (
     DEVICE_KINDS,
     NOTHING,
     OPTIONS,
     PREFIXES,
     SERVERS,
-    Filed,
+    FileOption,
     JobFile,
     LaunchSettings,
     Resolved,
@@ -44,11 +53,11 @@ def on_paddle_cloud(environ: Mapping[str, str]) -> bool:
     return all(environ.get(name) for name in _PADDLE_CLOUD)
 
 
-Place = Callable[[Mapping[str, str], Collection[str]], Mapping[str, Placed]]
+Place = Callable[[Mapping[str, str], Collection[str]], Mapping[str, EngineValue]]
 """What an engine says, out of an environment; not of the options that are settled without it."""
 
 
-def nowhere(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, Placed]:
+def nowhere(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, EngineValue]:
     """No engine started this process."""
     return {}
 
@@ -60,7 +69,9 @@ def engine_choices(choices: Choices, environ: Mapping[str, str], place: Place) -
     """
     settled = {*choices, *(_WHERE if any(name in choices for name in _WHERE) else ())}
     if on_paddle_cloud(environ):
-        said: Mapping[str, Placed] = {"ips": Placed(environ["PADDLE_TRAINERS"].strip(","), "PADDLE_TRAINERS")}
+        said: Mapping[str, EngineValue] = {
+            "ips": EngineValue(environ["PADDLE_TRAINERS"].strip(","), "PADDLE_TRAINERS")
+        }
     else:
         said = place(environ, settled)
     found: Choices = {}
@@ -181,7 +192,7 @@ def resolve(
         settings=LaunchSettings(
             script=script,
             script_args=args,
-            script_filed=line.script is None and not file.typable,
+            script_in_job_file=line.script is None and not file.typable,
             environment=file.environment,
             roles=roles,
             **_values(choices, mode),
@@ -237,7 +248,7 @@ def _places(file: JobFile, line: CommandLine) -> dict[str, str]:
 _OF_A_SCRIPT = ("module", "no_python")
 
 
-def _from_file(options: Iterable[Filed], but: Collection[str]) -> Choices:
+def _from_file(options: Iterable[FileOption], but: Collection[str]) -> Choices:
     """What a job file says of the options that were not chosen already."""
     choices: Choices = {}
     for filed in options:
@@ -251,7 +262,7 @@ def _from_file(options: Iterable[Filed], but: Collection[str]) -> Choices:
 
 def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
     """The environment that may be read, and what is said about the rest."""
-    outer = contract.inside_container(environ)
+    outer = inside_container(environ)
     if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
         readable = contract.without_contract(environ)
         known = {variable for option in OPTIONS.values() for variable in option.env}
