@@ -19,7 +19,7 @@ except KeyboardInterrupt:  # Ctrl-C, sooner than anything could see to it
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from fleetrun.envs.settings.command_line import Placed
+    from fleetrun.envs.settings.command_line import EngineValue
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def _command(signals: Signals, guard: Guard) -> int:
     return command(sys.argv[1:], os.environ, lambda resolved: _launch(resolved, signals, guard), _place)
 
 
-def _place(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, Placed]:
+def _place(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, EngineValue]:
     from fleetrun.schedulers.placing import place
 
     return place(environ, but)

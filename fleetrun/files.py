@@ -29,7 +29,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     return fd
 
 
-def write_anew(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """In place of whatever is there, and whole at once. Raises OSError."""
     aside = path.with_suffix(".new")
     aside.unlink(missing_ok=True)

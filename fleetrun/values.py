@@ -31,7 +31,7 @@ else:
         return type(value)(**({name: getattr(value, name) for name in value.__slots__} | changes))
 
 
-def said_of(cls: type[Any]) -> Mapping[str, Mapping[str, Any]]:
+def field_arguments(cls: type[Any]) -> Mapping[str, Mapping[str, Any]]:
     """The fields of such a class, each with the words that `field` got."""
     said: Mapping[str, Mapping[str, Any]] = cls._said
     return said

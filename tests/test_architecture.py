@@ -114,6 +114,12 @@ def test_the_launcher_knows_neither_the_runtime_nor_what_is_slow_to_import():
     assert not wrong
 
 
+CHANNEL_USERS = (
+    "process.hooks", "notice", "progress", "progress.channel", "progress.meter", "roles.environment",
+    "data.sources",
+)  # fmt: skip
+
+
 def test_the_contract_is_the_only_bridge_between_the_packages():
     bridges = {
         (module, target)
@@ -124,18 +130,21 @@ def test_the_contract_is_the_only_bridge_between_the_packages():
         ("trainers.roles.environment", "fleetrun.envs.contract"),
         ("trainers.roles.environment", "fleetrun.envs.mpi"),  # the same question, asked of mpirun's variables
         ("trainers.ps.transport", "fleetrun.envs.contract"),
+        *((f"trainers.{module}", "fleetrun.envs.channels") for module in CHANNEL_USERS),
     }
 
 
 def test_the_contract_stands_on_the_standard_library():
     seen: set[str] = set()
-    waiting = ["fleetrun.envs.contract", "fleetrun.envs.mpi"]
+    waiting = ["fleetrun.envs.contract", "fleetrun.envs.channels", "fleetrun.envs.mpi"]
     while waiting:
         module = waiting.pop()
         seen.add(module)
         waiting += [target for target in IMPORTS[module] if target in MODULES and target not in seen]
     outside = {package_of(target) for module in seen for target in IMPORTS[module] - seen}
-    assert seen == {"fleetrun.envs.contract", "fleetrun.envs.mpi", "fleetrun.values"}
+    assert seen == {
+        "fleetrun.envs.channels", "fleetrun.envs.contract", "fleetrun.envs.mpi", "fleetrun.values"
+    }  # fmt: skip
     assert outside <= set(sys.stdlib_module_names)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.files import open_plain, write_anew
+from fleetrun.files import open_plain, replace_file
 
 KINDS: list[Callable[[Path], object]] = [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")]
 
@@ -36,7 +36,7 @@ def test_who_inherits_it_finds_an_ordinary_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/full"), Path.touch])
 def test_what_is_in_the_way_is_taken_away(tmp_path: Path, name: str, make: Callable[[Path], object]) -> None:
     make(tmp_path / name)
-    write_anew(tmp_path / "x.json", "new")
+    replace_file(tmp_path / "x.json", "new")
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"]
     assert (tmp_path / "x.json").read_text() == "new"
     assert (tmp_path / "x.json").is_file()
@@ -46,4 +46,4 @@ def test_what_is_in_the_way_is_taken_away(tmp_path: Path, name: str, make: Calla
 def test_a_folder_in_its_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.json").mkdir()
     with pytest.raises(OSError, match="directory"):
-        write_anew(tmp_path / "x.json", "new")
+        replace_file(tmp_path / "x.json", "new")

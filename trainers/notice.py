@@ -4,7 +4,6 @@ when. Knows signals and that file; leaves what other ranks have heard to `collec
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -16,11 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fleetrun.envs import channels
 from trainers.errors import UsageError
-
-FILE_VARIABLE = "FLEETRUN_NOTICE"
-"""The file that the launcher writes before it sends SIGTERM: `{"why": "membership", "deadline": 1e9}`."""
-
 
 GONE = frozenset({"failure", "lost"})
 """Reasons with which other ranks are gone: nothing can be agreed or saved with them any more."""
@@ -116,7 +112,7 @@ class StopSignals:
 
 
 def notice_file(environ: os._Environ[str] | dict[str, str]) -> Path | None:
-    name = environ.get(FILE_VARIABLE)
+    name = environ.get(channels.NOTICE_VARIABLE)
     return Path(name) if name else None
 
 
@@ -125,10 +121,10 @@ def read_notice(file: Path | None) -> Notice | None:
     if file is None:
         return None
     try:
-        told = json.loads(file.read_bytes())
-        return Notice(str(told["why"]), float(told["deadline"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        found = channels.read_notice(file.read_bytes())
+    except OSError:
         return None
+    return None if found is None else Notice(*found)
 
 
 def outlive_notice(worker: int = 0, leave: Callable[[int], object] = os._exit) -> None:

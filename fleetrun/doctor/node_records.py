@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetrun.doctor.facts import Finding, Verdict
 from fleetrun.envs.settings import parsing
-from fleetrun.envs.settings.parsing import BadValue
+from fleetrun.envs.settings.parsing import InvalidValue
 
 MOST_BYTES = 1 << 20
 _MOST_FINDINGS = 40
@@ -83,7 +83,7 @@ def unpack(data: bytes) -> Card:
     try:
         parsing.host(_text(row, "address"))
         parsing.port(str(port))
-    except BadValue as error:
+    except InvalidValue as error:
         raise BadCardError(f"where it is: {error}") from None
     return Card(
         **{name: _text(row, name) for name in _TEXTS},

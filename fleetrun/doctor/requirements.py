@@ -112,7 +112,7 @@ def wanted(
     settings: LaunchSettings, site: Site, host: Host, offer: Offer | None, environ: Mapping[str, str]
 ) -> Wanted:
     number = process_counts(settings, host)
-    trainer = settings.wish(Role.TRAINER)
+    trainer = settings.role_settings(Role.TRAINER)
     environ = {**environ, **dict(settings.environment), **dict(trainer.environment)}
     endpoints = _endpoints(offer) if offer is not None else ()
     asked = settings.start_port is not None or bool(settings.servers)

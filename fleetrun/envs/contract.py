@@ -1,9 +1,9 @@
 """The environment contract: what a started process finds in its environment, written and read in one place.
 
 The launcher writes with `write`, the trained process reads with `read`; `read(write(member)) == member` for
-every role. Values are those of Paddle's launchers (both generations) and of torchrun, so that scripts of
-either world run unmodified. `trainers` imports this module and `envs.mpi`, and nothing else of the launcher.
-Standard library only.
+every role. The values are those of Paddle's launchers (both generations) and of torchrun, so that scripts
+written for either run unmodified. Of the launcher, `trainers` imports this module, `envs.channels` and
+`envs.mpi`, and nothing else. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from fleetrun.envs.channels import CONTAINER_VARIABLE, container_id
 from fleetrun.values import dataclass
-
-# ---- Names of the contract that more than one side needs.
 
 VISIBLE_VARIABLE = {
     "gpu": "CUDA_VISIBLE_DEVICES",
@@ -24,64 +23,14 @@ VISIBLE_VARIABLE = {
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
 }
 
-MARK = "FLEETRUN_CONTAINER"
-"""Whose process this is: `pod.role.rank`. Everything that a container starts inherits it."""
+LONG_VALUES_VARIABLE = "PADDLE_BACKUP_ENV_PATH"
+"""A JSON file with the variables that are too long for an environment; Paddle has the same."""
 
-NOTICE = "FLEETRUN_NOTICE"
-"""The file in which a process that is asked to end finds why, and until when it may go on."""
-
-LONG = "PADDLE_BACKUP_ENV_PATH"
-"""The file, as JSON, with the variables that are too long for an environment; Paddle's name and custom."""
-
-LONGEST = 120 << 10
+LONGEST_VALUE = 120 << 10
 """Bytes of the longest value that stays in the environment; Linux takes 128 KiB for one, name included."""
 
-PROGRESS = "FLEETRUN_PROGRESS"
-"""The unix datagram socket at which a process reports its progress; see `trainers.progress`."""
 
-
-# ---- A port on which processes agree without a word between them: from a number that all of them know.
-
-FIRST_PORT = 20_000
-PORT_COUNT = 10_000
-"""20000 to 29999: above the services, below the ports that Linux gives to clients (32768 and up)."""
-
-
-def agreed_port(number: int) -> int:
-    """The port for a job's number: neighbouring numbers have different ones."""
-    return FIRST_PORT + number % PORT_COUNT
-
-
-# ---- The job's secret: its name, what is too short to be one, and the keys that come of it. Knows no socket
-# and no error of either package; who asks says it in its own words. Standard library only.
-
-TOKEN = "FLEETRUN_TOKEN"
-"""The environment variable with the job's secret: any text of at least 16 characters."""
-
-_SHORTEST = 16
-
-
-def token_flaw(token: str, source: str = TOKEN) -> str | None:
-    """What is wrong with a secret out of `source`, without showing it; None when nothing is."""
-    if len(token) >= _SHORTEST:
-        return None
-    return (
-        f"{source} has {len(token)} characters; a secret that can be guessed protects nothing: "
-        f"use at least {_SHORTEST}, for example of `openssl rand -hex 16`"
-    )
-
-
-def derive_key(token: str, person: bytes) -> bytes:
-    """32 bytes for one person (at most 8 bytes: `server`, `trainer`, ...) of the job. Another person's, or
-    the secret, cannot be told from them.
-    """
-    from hashlib import blake2b  # late: it loads OpenSSL, which a job without a secret does without
-
-    return blake2b(token.encode(), digest_size=32, person=b"fleetrun" + person).digest()
-
-
-# ---- The nouns of the environment contract: modes, roles, a job's cluster and one member of it. Values only:
-# what they are called in an environment is `contract.py`'s.
+# ---- Modes, roles, a job's cluster and one member of it
 
 
 class Mode(StrEnum):
@@ -190,241 +139,7 @@ class Member:
     omp_threads: int | None = None
 
 
-# ---- What of an environment is the contract's, and so never handed down from the launcher's own. Knows
-# names, no values.
-
-# Whatever the contract may set, and what earlier launchers leave behind. A child's environment is the
-# launcher's without these, plus `write`: so a launcher that runs inside a trainer, or after one in the same
-# shell, starts clean.
-OWNED_PREFIXES = ("TORCHELASTIC_", "FLAGS_selected_", "FLEETRUN_")
-# The job's secret is the user's: a nested launch has the same.
-GIVEN = frozenset({"FLEETRUN_TOKEN"})
-# fmt: off
-OWNED = frozenset(
-    {
-        "POD_NAME", "POD_IP", "PADDLE_JOB_ID", "PADDLE_LOG_DIR", "PADDLE_RESTART_COUNT",
-        "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT",
-        "PADDLE_MASTER", "PADDLE_TRAINER_ID", "PADDLE_GLOBAL_RANK", "PADDLE_GLOBAL_SIZE",
-        "PADDLE_LOCAL_RANK", "PADDLE_LOCAL_SIZE", "PADDLE_RANK_IN_NODE", "PADDLE_NNODES",
-        "PADDLE_DISTRI_BACKEND", "PADDLE_MASTER_ENDPOINT", "PADDLE_WORKER_ENDPOINT",
-        "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_HETER_TRAINER_IP_PORT_LIST",
-        "PADDLE_COORDINATOR_ENDPOINTS", "PADDLE_COORDINATOR_NUM", "PADDLE_PORT", "TRAINING_ROLE",
-        "PADDLE_ROLE", "PADDLE_WITH_GLOO", "PADDLE_GLOO_RENDEZVOUS", "PADDLE_GLOO_FS_PATH",
-        "PADDLE_GLOO_HTTP_ENDPOINT", "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
-        "PADDLE_STAGE_TRAINERS_NUM", "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
-        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST", "STAGE_ID", "STAGE_NUM", "HETER_DEVICE_TYPE",
-        "PADDLE_BACKUP_ENV_PATH", "PADDLE_WORLD_DEVICE_IDS", "PADDLE_LOCAL_DEVICE_IDS",
-        "DISTRIBUTED_TRAINER_ENDPOINTS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
-        "GROUP_RANK", "GROUP_WORLD_SIZE", "NNODES", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
-        "MASTER_ADDR", "MASTER_PORT",
-    }
-)
-# fmt: on
-
-
-def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy of an environment with no variable of the contract in it."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name in GIVEN or (name not in OWNED and not name.startswith(OWNED_PREFIXES))
-    }
-
-
-# ---- Typed look-ups in an environment, which name the variable when they fail. Knows none of the variables.
-
-
-class ContractError(ValueError):
-    """A variable of the contract is missing or does not parse; the message names it and its value."""
-
-
-class Variables:
-    """Raises ContractError for what is missing or malformed."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self.environ = environ
-
-    def text(self, name: str) -> str:
-        try:
-            return self.environ[name]
-        except KeyError:
-            raise ContractError(f"{name} is not set; start this script with fleetrun") from None
-
-    def integer(self, name: str, default: int | None = None) -> int:
-        if default is not None and name not in self.environ:
-            return default
-        value = self.text(name)
-        try:
-            return int(value)
-        except ValueError:
-            raise ContractError(f"{name} is {value!r}; it must be a whole number") from None
-
-    def fraction(self, name: str) -> tuple[int, int]:
-        value = self.text(name)
-        index, slash, total = value.partition("/")
-        if not (slash and index.isdecimal() and total.isdecimal()):
-            raise ContractError(f"{name} is {value!r}; it must look like 0/2")
-        return int(index), int(total)
-
-    def endpoints(self, name: str) -> tuple[str, ...]:
-        return tuple(filter(None, self.environ.get(name, "").split(",")))
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        value = self.environ.get(name, "")
-        try:
-            return tuple(map(int, value.split(","))) if value else ()
-        except ValueError:
-            raise ContractError(f"{name} is {value!r}; it must be a list of device numbers") from None
-
-
-# ---- The environment contract, read: variables to a member. `contract.py` writes them.
-
-_ROLES = {role.training_role: role for role in Role}
-
-
-def read(environ: Mapping[str, str]) -> Member:
-    """The member that `write` described.
-
-    Raises ContractError when a variable is missing or malformed. Device visibility and the OMP thread count
-    are read back as they stand.
-    """
-    environ = _with_long_values(environ)
-    reader = _Reader(environ)
-    role = reader.role()
-    cluster = reader.cluster()
-    node_rank, _ = reader.fraction("FLEETRUN_NODE")
-    local_rank, local_size = reader.fraction("FLEETRUN_LOCAL")
-    kind, devices = reader.devices()
-    return Member(
-        cluster=cluster,
-        role=role,
-        rank=reader.rank(),
-        endpoint=reader.text("PADDLE_CURRENT_ENDPOINT"),
-        local_rank=local_rank,
-        local_size=local_size,
-        node_rank=node_rank,
-        stage=reader.integer("STAGE_ID", 0),
-        device_kind=kind,
-        devices=devices,
-        visible=environ.get(VISIBLE_VARIABLE[kind]) if devices else None,
-        backend=environ.get("PADDLE_DISTRI_BACKEND"),
-        pod=reader.text("POD_NAME"),
-        log_dir=reader.text("PADDLE_LOG_DIR"),
-        error_file=environ.get("FLEETRUN_ERROR_FILE", ""),
-        restart_count=reader.integer("PADDLE_RESTART_COUNT"),
-        omp_threads=reader.integer("OMP_NUM_THREADS") if "OMP_NUM_THREADS" in environ else None,
-    )
-
-
-def _with_long_values(environ: Mapping[str, str]) -> Mapping[str, str]:
-    path = environ.get(LONG)
-    if not path:
-        return environ
-    try:
-        values = json.loads(Path(path).read_text())
-        return {**{str(name): str(value) for name, value in values.items()}, **environ}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ContractError(f"{LONG} is {path!r}, which cannot be read: {error}") from None
-
-
-class _Reader(Variables):
-    """The contract's own look-ups."""
-
-    def mode(self) -> Mode:
-        word = self.environ.get("FLEETRUN_MODE")  # an evaluator's: nothing else tells it
-        if word is not None:
-            if word not in tuple(Mode):
-                raise ContractError(f"FLEETRUN_MODE is {word!r}; it must be one of {', '.join(Mode)}")
-            return Mode(word)
-        if "STAGE_NUM" in self.environ:
-            return Mode.PS_HETER
-        if "TRAINING_ROLE" in self.environ:
-            return Mode.PS
-        return Mode.RPC if "PADDLE_WORKER_ENDPOINT" in self.environ else Mode.COLLECTIVE
-
-    def role(self) -> Role:
-        word = self.environ.get("TRAINING_ROLE", "TRAINER")
-        if word not in _ROLES:
-            raise ContractError(f"TRAINING_ROLE is {word!r}; it must be one of {', '.join(_ROLES)}")
-        return _ROLES[word]
-
-    def rank(self) -> int:
-        mark = self.text(MARK)
-        rank = mark.rpartition(".")[2]
-        if not rank.isdecimal():
-            raise ContractError(f"{MARK} is {mark!r}; it must look like pod.trainer.0")
-        return int(rank)
-
-    def cluster(self) -> Cluster:
-        return Cluster(
-            mode=self.mode(),
-            trainers=self.endpoints("PADDLE_TRAINER_ENDPOINTS"),
-            master=self.text("FLEETRUN_MASTER"),
-            servers=self.endpoints("PADDLE_PSERVERS_IP_PORT_LIST"),
-            heter=self._heter(),
-            coordinators=self.endpoints("PADDLE_COORDINATOR_ENDPOINTS"),
-            stage_devices=tuple(filter(None, self.environ.get("FLEETRUN_STAGE_DEVICES", "").split(";"))),
-            nnodes=self.fraction("FLEETRUN_NODE")[1],
-            gloo=self._gloo(),
-            job_id=self.text("PADDLE_JOB_ID"),
-            max_restart=self.integer("FLEETRUN_MAX_RESTART"),
-        )
-
-    def _heter(self) -> tuple[tuple[str, ...], ...]:
-        flat = self.endpoints("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST")
-        sizes = [int(size) for size in re.findall(r"\d+", self.environ.get("PADDLE_STAGE_TRAINERS_NUM", ""))]
-        starts = [sum(sizes[1:stage]) for stage in range(1, len(sizes))]
-        return tuple(flat[start : start + size] for start, size in zip(starts, sizes[1:], strict=True))
-
-    def _gloo(self) -> Gloo | None:
-        if "PADDLE_GLOO_HTTP_ENDPOINT" not in self.environ:
-            return None
-        return Gloo(
-            endpoint=self.text("PADDLE_GLOO_HTTP_ENDPOINT"),
-            fs_path=self.text("PADDLE_GLOO_FS_PATH"),
-            with_gloo=self.integer("PADDLE_WITH_GLOO"),
-            rendezvous=self.integer("PADDLE_GLOO_RENDEZVOUS"),
-        )
-
-    def devices(self) -> tuple[str, tuple[int, ...]]:
-        for kind in VISIBLE_VARIABLE:
-            own = self.numbers(f"FLAGS_selected_{kind}s")
-            if own:
-                return kind, own
-        return "gpu", ()
-
-
-# ---- The environment contract: what a started process finds in its environment, written and read in one
-# place.
-#
-# The launcher writes with `write`, the runtime reads with `read`; `read(write(member)) == member` for every
-# role. Values are those of Paddle's launchers (both generations) and of torchrun, so that scripts of either
-# world run unmodified. `trainers` imports this file and no other of the launcher: so it hands on what its
-# siblings define. Standard library only, all of them.
-
-__all__ = [
-    "LONG",
-    "LONGEST",
-    "MARK",
-    "NOTICE",
-    "OWNED",
-    "OWNED_PREFIXES",
-    "PROGRESS",
-    "TOKEN",
-    "VISIBLE_VARIABLE",
-    "Cluster",
-    "ContractError",
-    "Gloo",
-    "Member",
-    "Mode",
-    "Role",
-    "derive_key",
-    "inside_container",
-    "read",
-    "token_flaw",
-    "without_contract",
-    "write",
-]
+# ---- Writing
 
 
 def write(member: Member) -> dict[str, str]:
@@ -471,7 +186,7 @@ def _common(member: Member) -> dict[str, str]:
         "PADDLE_TRAINERS_NUM": str(len(member.cluster.trainers)),
         "PADDLE_TRAINER_ENDPOINTS": _join(member.cluster.trainers),
         "PADDLE_CURRENT_ENDPOINT": member.endpoint,
-        MARK: f"{member.pod}.{member.role}.{member.rank}",
+        CONTAINER_VARIABLE: container_id(member.pod, member.role, member.rank),
         "FLEETRUN_LOCAL": f"{member.local_rank}/{member.local_size}",
         "FLEETRUN_NODE": f"{member.node_rank}/{member.cluster.nnodes}",
         "FLEETRUN_MASTER": member.cluster.master,
@@ -595,6 +310,236 @@ def _torch(member: Member) -> dict[str, str]:
     }
 
 
-def inside_container(environ: Mapping[str, str]) -> str | None:
-    """`pod.role.rank` when this process was started by fleetrun, else None."""
-    return environ.get(MARK) or None
+# ---- Reading
+
+
+class ContractError(ValueError):
+    """A variable of the contract is missing or does not parse; the message names it and its value."""
+
+
+_ROLES = {role.training_role: role for role in Role}
+
+
+def read(environ: Mapping[str, str]) -> Member:
+    """The member that `write` described.
+
+    Raises ContractError when a variable is missing or malformed. Device visibility and the OMP thread count
+    are read back as they stand.
+    """
+    environ = _with_long_values(environ)
+    reader = _Reader(environ)
+    role = reader.role()
+    cluster = reader.cluster()
+    node_rank, _ = reader.fraction("FLEETRUN_NODE")
+    local_rank, local_size = reader.fraction("FLEETRUN_LOCAL")
+    kind, devices = reader.devices()
+    return Member(
+        cluster=cluster,
+        role=role,
+        rank=reader.rank(),
+        endpoint=reader.text("PADDLE_CURRENT_ENDPOINT"),
+        local_rank=local_rank,
+        local_size=local_size,
+        node_rank=node_rank,
+        stage=reader.integer("STAGE_ID", 0),
+        device_kind=kind,
+        devices=devices,
+        visible=environ.get(VISIBLE_VARIABLE[kind]) if devices else None,
+        backend=environ.get("PADDLE_DISTRI_BACKEND"),
+        pod=reader.text("POD_NAME"),
+        log_dir=reader.text("PADDLE_LOG_DIR"),
+        error_file=environ.get("FLEETRUN_ERROR_FILE", ""),
+        restart_count=reader.integer("PADDLE_RESTART_COUNT"),
+        omp_threads=reader.integer("OMP_NUM_THREADS") if "OMP_NUM_THREADS" in environ else None,
+    )
+
+
+def _with_long_values(environ: Mapping[str, str]) -> Mapping[str, str]:
+    path = environ.get(LONG_VALUES_VARIABLE)
+    if not path:
+        return environ
+    try:
+        values = json.loads(Path(path).read_text())
+        return {**{str(name): str(value) for name, value in values.items()}, **environ}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ContractError(f"{LONG_VALUES_VARIABLE} is {path!r}, which cannot be read: {error}") from None
+
+
+class _Reader:
+    """Typed look-ups. Raises ContractError for a variable that is missing or malformed."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+
+    def text(self, name: str) -> str:
+        try:
+            return self.environ[name]
+        except KeyError:
+            raise ContractError(f"{name} is not set; start this script with fleetrun") from None
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        if default is not None and name not in self.environ:
+            return default
+        value = self.text(name)
+        try:
+            return int(value)
+        except ValueError:
+            raise ContractError(f"{name} is {value!r}; it must be a whole number") from None
+
+    def fraction(self, name: str) -> tuple[int, int]:
+        value = self.text(name)
+        index, slash, total = value.partition("/")
+        if not (slash and index.isdecimal() and total.isdecimal()):
+            raise ContractError(f"{name} is {value!r}; it must look like 0/2")
+        return int(index), int(total)
+
+    def endpoints(self, name: str) -> tuple[str, ...]:
+        return tuple(filter(None, self.environ.get(name, "").split(",")))
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        value = self.environ.get(name, "")
+        try:
+            return tuple(map(int, value.split(","))) if value else ()
+        except ValueError:
+            raise ContractError(f"{name} is {value!r}; it must be a list of device numbers") from None
+
+    def mode(self) -> Mode:
+        word = self.environ.get("FLEETRUN_MODE")  # an evaluator's: nothing else tells it
+        if word is not None:
+            if word not in tuple(Mode):
+                raise ContractError(f"FLEETRUN_MODE is {word!r}; it must be one of {', '.join(Mode)}")
+            return Mode(word)
+        if "STAGE_NUM" in self.environ:
+            return Mode.PS_HETER
+        if "TRAINING_ROLE" in self.environ:
+            return Mode.PS
+        return Mode.RPC if "PADDLE_WORKER_ENDPOINT" in self.environ else Mode.COLLECTIVE
+
+    def role(self) -> Role:
+        word = self.environ.get("TRAINING_ROLE", "TRAINER")
+        if word not in _ROLES:
+            raise ContractError(f"TRAINING_ROLE is {word!r}; it must be one of {', '.join(_ROLES)}")
+        return _ROLES[word]
+
+    def rank(self) -> int:
+        mark = self.text(CONTAINER_VARIABLE)
+        rank = mark.rpartition(".")[2]
+        if not rank.isdecimal():
+            raise ContractError(f"{CONTAINER_VARIABLE} is {mark!r}; it must look like pod.trainer.0")
+        return int(rank)
+
+    def cluster(self) -> Cluster:
+        return Cluster(
+            mode=self.mode(),
+            trainers=self.endpoints("PADDLE_TRAINER_ENDPOINTS"),
+            master=self.text("FLEETRUN_MASTER"),
+            servers=self.endpoints("PADDLE_PSERVERS_IP_PORT_LIST"),
+            heter=self._heter(),
+            coordinators=self.endpoints("PADDLE_COORDINATOR_ENDPOINTS"),
+            stage_devices=tuple(filter(None, self.environ.get("FLEETRUN_STAGE_DEVICES", "").split(";"))),
+            nnodes=self.fraction("FLEETRUN_NODE")[1],
+            gloo=self._gloo(),
+            job_id=self.text("PADDLE_JOB_ID"),
+            max_restart=self.integer("FLEETRUN_MAX_RESTART"),
+        )
+
+    def _heter(self) -> tuple[tuple[str, ...], ...]:
+        flat = self.endpoints("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST")
+        sizes = [int(size) for size in re.findall(r"\d+", self.environ.get("PADDLE_STAGE_TRAINERS_NUM", ""))]
+        starts = [sum(sizes[1:stage]) for stage in range(1, len(sizes))]
+        return tuple(flat[start : start + size] for start, size in zip(starts, sizes[1:], strict=True))
+
+    def _gloo(self) -> Gloo | None:
+        if "PADDLE_GLOO_HTTP_ENDPOINT" not in self.environ:
+            return None
+        return Gloo(
+            endpoint=self.text("PADDLE_GLOO_HTTP_ENDPOINT"),
+            fs_path=self.text("PADDLE_GLOO_FS_PATH"),
+            with_gloo=self.integer("PADDLE_WITH_GLOO"),
+            rendezvous=self.integer("PADDLE_GLOO_RENDEZVOUS"),
+        )
+
+    def devices(self) -> tuple[str, tuple[int, ...]]:
+        for kind in VISIBLE_VARIABLE:
+            own = self.numbers(f"FLAGS_selected_{kind}s")
+            if own:
+                return kind, own
+        return "gpu", ()
+
+
+# ---- Variables that are never inherited: those that the contract may set, and those that earlier launchers
+# leave behind. A process gets the launcher's environment without these, plus `write`: so a launcher that runs
+# inside a trainer, or after one in the same shell, starts clean.
+
+OWNED_PREFIXES = ("TORCHELASTIC_", "FLAGS_selected_", "FLEETRUN_")
+INHERITED = frozenset({"FLEETRUN_TOKEN"})
+"""The job's secret is the user's: a nested launch has the same."""
+# fmt: off
+OWNED = frozenset(
+    {
+        "POD_NAME", "POD_IP", "PADDLE_JOB_ID", "PADDLE_LOG_DIR", "PADDLE_RESTART_COUNT",
+        "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT",
+        "PADDLE_MASTER", "PADDLE_TRAINER_ID", "PADDLE_GLOBAL_RANK", "PADDLE_GLOBAL_SIZE",
+        "PADDLE_LOCAL_RANK", "PADDLE_LOCAL_SIZE", "PADDLE_RANK_IN_NODE", "PADDLE_NNODES",
+        "PADDLE_DISTRI_BACKEND", "PADDLE_MASTER_ENDPOINT", "PADDLE_WORKER_ENDPOINT",
+        "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_HETER_TRAINER_IP_PORT_LIST",
+        "PADDLE_COORDINATOR_ENDPOINTS", "PADDLE_COORDINATOR_NUM", "PADDLE_PORT", "TRAINING_ROLE",
+        "PADDLE_ROLE", "PADDLE_WITH_GLOO", "PADDLE_GLOO_RENDEZVOUS", "PADDLE_GLOO_FS_PATH",
+        "PADDLE_GLOO_HTTP_ENDPOINT", "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+        "PADDLE_STAGE_TRAINERS_NUM", "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
+        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST", "STAGE_ID", "STAGE_NUM", "HETER_DEVICE_TYPE",
+        "PADDLE_BACKUP_ENV_PATH", "PADDLE_WORLD_DEVICE_IDS", "PADDLE_LOCAL_DEVICE_IDS",
+        "DISTRIBUTED_TRAINER_ENDPOINTS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+        "GROUP_RANK", "GROUP_WORLD_SIZE", "NNODES", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
+        "MASTER_ADDR", "MASTER_PORT",
+    }
+)
+# fmt: on
+
+
+def without_contract(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy of an environment without the variables of the contract."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in INHERITED or (name not in OWNED and not name.startswith(OWNED_PREFIXES))
+    }
+
+
+# ---- The job's secret
+
+TOKEN = "FLEETRUN_TOKEN"
+"""The environment variable with the job's secret: any text of at least 16 characters."""
+
+_SHORTEST = 16
+
+
+def token_flaw(token: str, source: str = TOKEN) -> str | None:
+    """What is wrong with a secret that came from `source`, without showing it; None when it will do."""
+    if len(token) >= _SHORTEST:
+        return None
+    return (
+        f"{source} has {len(token)} characters; use at least {_SHORTEST}, so that it cannot be guessed "
+        "(for example the output of `openssl rand -hex 16`)"
+    )
+
+
+def derive_key(token: str, person: bytes) -> bytes:
+    """A key of 32 bytes for one party of the job (`person`, at most 8 bytes: `server`, `trainer`, ...).
+    Neither the secret nor the key of another party can be derived from it.
+    """
+    from hashlib import blake2b  # late: it loads OpenSSL, which only a job with a secret needs
+
+    return blake2b(token.encode(), digest_size=32, person=b"fleetrun" + person).digest()
+
+
+# ---- A port that all processes compute from a number that all of them have
+
+FIRST_PORT = 20_000
+PORT_COUNT = 10_000
+"""20000 to 29999: above the services, below the ports that Linux gives to clients (32768 and up)."""
+
+
+def agreed_port(number: int) -> int:
+    """The port for the number of a job: consecutive numbers get different ports."""
+    return FIRST_PORT + number % PORT_COUNT

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from fleetrun import files
 from fleetrun.envs import contract
+from fleetrun.envs.channels import NOTICE_VARIABLE, PROGRESS_VARIABLE
 from fleetrun.envs.contract import TOKEN, Member, Role, token_flaw
-from fleetrun.envs.settings.options import LaunchSettings, Resolved, RoleWish
+from fleetrun.envs.settings.options import LaunchSettings, Resolved, RoleSettings
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError
 from fleetrun.host import devices
 from fleetrun.host.network import Ports, is_this_host
@@ -34,7 +35,7 @@ def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> tupl
     """What the processes of a role run. Python scripts and modules run under this Python, unbuffered;
     anything else is a program of its own.
     """
-    own = settings.wish(role)
+    own = settings.role_settings(role)
     script, module, no_python = settings.script, settings.module, settings.no_python
     arguments = settings.script_args if own.args is None else own.args
     if own.script is not None:
@@ -73,10 +74,14 @@ def pod_spec(
             member,
             pod=pod,
             log_dir=str(log_dir),
-            omp_threads=_omp_threads(settings.wish(member.role), threads),
+            omp_threads=_omp_threads(settings.role_settings(member.role), threads),
         )
         log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
-        env = {**base, **dict(settings.wish(member.role).environment), contract.PROGRESS: str(progress)}
+        env = {
+            **base,
+            **dict(settings.role_settings(member.role).environment),
+            PROGRESS_VARIABLE: str(progress),
+        }
         containers.append(_container_spec(placed, process_command(settings, member.role), log, env))
     return PodSpec(
         name=pod,
@@ -88,7 +93,7 @@ def pod_spec(
     )
 
 
-def _omp_threads(wish: RoleWish, share: int | None) -> int | None:
+def _omp_threads(wish: RoleSettings, share: int | None) -> int | None:
     """OMP_NUM_THREADS of a process: what the job file says, for those that compute their share of the
     cores.
     """
@@ -104,17 +109,17 @@ def _container_spec(
     """One process; its files stand beside its log."""
     error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
     env = contract.write(replace(member, error_file=str(error_file)))
-    long = {name: value for name, value in env.items() if len(value) > contract.LONGEST}
+    long = {name: value for name, value in env.items() if len(value) > contract.LONGEST_VALUE}
     long_file = log.with_suffix(".long.json") if long else None
     if long_file is not None:
         env = {name: value for name, value in env.items() if name not in long}
-        env[contract.LONG] = str(long_file)
+        env[contract.LONG_VALUES_VARIABLE] = str(long_file)
     return ContainerSpec(
         role=member.role,
         rank=member.rank,
         index=member.local_rank,
         argv=argv,
-        env={**base, **env, contract.NOTICE: str(notice_file)},
+        env={**base, **env, NOTICE_VARIABLE: str(notice_file)},
         log=log,
         endpoint=member.endpoint,
         error_file=error_file,
@@ -294,7 +299,7 @@ def evaluator_devices(
     settings: LaunchSettings, found: devices.Devices, warn: Callable[[str], None]
 ) -> tuple[str, ...]:
     """The devices that the job file names for evaluators."""
-    wish = settings.wish(Role.EVALUATOR)
+    wish = settings.role_settings(Role.EVALUATOR)
     if wish.devices and not found.ids:
         kind = settings.device_kind.upper()
         warn(f"{wish.where}: roles.evaluator: there is no {kind} here; evaluators compute on CPUs")
@@ -335,7 +340,7 @@ def check_followed(resolved: Resolved, spec: PodSpec) -> None:
     for role, numbers in settings.follow:
         there = [each.index for each in spec.containers if each.role is role]
         if role is Role.EVALUATOR:  # perhaps on another machine of the job
-            there = list(range(settings.wish(role).count))
+            there = list(range(settings.role_settings(role).count))
         missing = [number for number in numbers or there[:1] or (0,) if number not in there]
         if missing and not (role is Role.TRAINER and not there and numbers == (0,)):
             have = f"there are {role}:0 to {role}:{len(there) - 1}" if there else f"this job has no {role}"

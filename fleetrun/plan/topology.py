@@ -225,7 +225,7 @@ def evaluators(settings: LaunchSettings, host: Host, cluster: Cluster, node_rank
     have no endpoint, and divide the devices that were named for them; of more evaluators than devices several
     have the same one.
     """
-    wish = settings.wish(Role.EVALUATOR)
+    wish = settings.role_settings(Role.EVALUATOR)
     if node_rank > 0 and not wish.each:
         return []
     members = []
@@ -274,7 +274,7 @@ def placed(settings: LaunchSettings, offers: Sequence[Offer]) -> list[dict[str, 
     cluster = _cluster(settings, offers)
     everywhere = [*_everywhere(cluster)]
     found = [_placed(everywhere, _offered(each, cluster)) for each in offers]
-    wish = settings.wish(Role.EVALUATOR)
+    wish = settings.role_settings(Role.EVALUATOR)
     for number, ranks in enumerate(found):
         if wish.count and (not number or wish.each):
             ranks[Role.EVALUATOR] = [*range(number * wish.count, (number + 1) * wish.count)]

@@ -23,31 +23,16 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
+from fleetrun.envs import channels
+from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
-from fleetrun.files import open_plain, write_anew
+from fleetrun.files import open_plain, replace_file
 from fleetrun.pod import logs
 from fleetrun.pod.process import Exit, Process
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.values import dataclass
-
-# ---- What a process wrote about its failure, in the shape of torch's error files. Reads; the runtime writes.
-
-_MAX_BYTES = 1 << 20
-_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorRecord:
-    """`message` is one line such as `ValueError: bad input`; `time` is when it was raised, seconds since the
-    epoch.
-    """
-
-    message: str
-    traceback: str
-    time: float
 
 
 def read_error(path: Path | None) -> ErrorRecord | None:
@@ -55,38 +40,23 @@ def read_error(path: Path | None) -> ErrorRecord | None:
     if path is None:
         return None
     try:
-        return _parse(*_read(path))
-    except (OSError, *_MALFORMED):
+        return channels.read_error(*_read(path))
+    except OSError:
         return None
 
 
 def read_dismissed(path: Path | None) -> bool:
     """Whether a server wrote that its trainers let it go: then it may end before they do."""
     try:
-        return path is not None and _read(path)[0] == {"dismissed": True}
-    except (OSError, *_MALFORMED):
+        return path is not None and channels.read_dismissed(_read(path)[0])
+    except OSError:
         return False
 
 
-def _read(path: Path) -> tuple[Any, float]:
+def _read(path: Path) -> tuple[bytes, float]:
     """What is in it, and when it was written."""
     with os.fdopen(open_plain(path), "rb") as file:
-        return json.loads(file.read(_MAX_BYTES)), os.fstat(file.fileno()).st_mtime
-
-
-def _parse(document: Any, written: float) -> ErrorRecord:
-    """torch's own timestamp has whole seconds only, too coarse to tell which rank was first: the file's time
-    is better.
-    """
-    message = document["message"]
-    if isinstance(message, str):
-        return ErrorRecord(message, "", written)
-    extra = message["extraInfo"]
-    nanoseconds = extra.get("time_ns")
-    when = int(nanoseconds) / 1e9 if nanoseconds is not None else written
-    if not 0 <= when <= written + 1:
-        when = written  # no moment at which this file can have been about to be written
-    return ErrorRecord(str(message["message"]), str(extra["py_callstack"]), when)
+        return file.read(channels.LARGEST_ERROR_FILE), os.fstat(file.fileno()).st_mtime
 
 
 # ---- A container: one process of the job, over all its attempts. Knows its spec, log and process.
@@ -186,7 +156,7 @@ class Container:
         os.close(logs.open_log(self.spec.log))
         if self.spec.long_file is not None:
             try:
-                write_anew(self.spec.long_file, json.dumps(dict(self.spec.long_values)))
+                replace_file(self.spec.long_file, json.dumps(dict(self.spec.long_values)))
             except OSError as error:
                 raise LaunchError(f"cannot write {self.spec.long_file}: {error.strerror}") from None
         self._to(Status.READY)
@@ -220,7 +190,7 @@ class Container:
         if path is None or not self.alive:
             return
         with contextlib.suppress(OSError):  # a full disk, or a log directory that the script took away
-            write_anew(path, json.dumps({"why": why, "deadline": deadline}))
+            replace_file(path, channels.write_notice(why, deadline))
 
     def ask(self, number: int) -> None:
         """A signal from fleetrun that is meant to end it; to the whole group."""

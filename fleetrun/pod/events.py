@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
-from fleetrun.pod.container import Container, Ended, ErrorRecord
+from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.values import dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleetrun.envs import contract
+from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.values import dataclass, field
 
@@ -47,7 +47,7 @@ class ContainerSpec:
     @property
     def mark(self) -> str:
         """`NAME=value` as it stands in the environment of all that this container started."""
-        return f"{contract.MARK}={self.env.get(contract.MARK, '')}"
+        return f"{CONTAINER_VARIABLE}={self.env.get(CONTAINER_VARIABLE, '')}"
 
     def environment(self, restart_count: int) -> dict[str, str]:
         return {**self.env, **dict.fromkeys(self.restart_variables, str(restart_count))}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetrun import files
+from fleetrun.envs.channels import LARGEST_DATAGRAM
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import Failure, Hang
 from fleetrun.pod.loop import Loop
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 # A container is one process that makes steps. A program that it starts (an evaluation in between) inherits
 # who it is, and may report too: while the first to tell of a step lives, others only show that there is life.
 
-_LARGEST = 8192  # bytes of a report (reports.LARGEST)
 _AT_ONCE = 64  # datagrams read before others have their turn
 _SENDER = struct.Struct("3i")  # pid, uid, gid
+_SENDER_SPACE = socket.CMSG_SPACE(_SENDER.size)
 _QUEUE = 1024  # datagrams that may wait; the kernel has 10 or 512 (net.unix.max_dgram_qlen)
 
 Listener = Callable[[str, "Report"], None]
@@ -121,7 +122,7 @@ class Desk:
             return
         for _ in range(most):
             try:
-                datagram, sender, _, _ = self._socket.recvmsg(_LARGEST + 1, socket.CMSG_SPACE(_SENDER.size))
+                datagram, sender, _, _ = self._socket.recvmsg(LARGEST_DATAGRAM + 1, _SENDER_SPACE)
             except OSError:  # nothing there, mostly
                 return
             from fleetrun.progress.reports import read_report  # late: a launch comes before its first report

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
+from fleetrun.envs.channels import LARGEST_DATAGRAM, LONGEST_ACTIVITY, LONGEST_NAME, MOST_VALUES
 from fleetrun.envs.contract import Role
 from fleetrun.values import dataclass, field, replace
 
@@ -27,12 +28,6 @@ from fleetrun.values import dataclass, field, replace
 # 1e9}`. Only the mark must be there. Numbers may be NaN or infinite, as Python's json writes them: a loss
 # that is no number any more is what somebody waits to see.
 
-LARGEST = 8192
-"""Bytes of a datagram."""
-MOST_VALUES = 200
-"""Names of values that one datagram may have, and that are remembered of one process."""
-LONGEST_NAME = 100
-LONGEST_WHAT = 120
 _LARGEST_COUNT = 1 << 63
 _RANK = re.compile(r"[0-9]{1,9}")
 _ROLES = frozenset(str(role) for role in Role)
@@ -73,7 +68,7 @@ class _Refused(ValueError):
 
 def read_report(datagram: bytes, received: float = 0.0) -> Report | None:
     """None for whatever is not a report in every field of it."""
-    if len(datagram) > LARGEST:
+    if len(datagram) > LARGEST_DATAGRAM:
         return None
     try:
         said = json.loads(datagram)
@@ -153,7 +148,7 @@ def _activity(given: object) -> Activity | None:
         return None
     if not isinstance(given, dict):
         raise _Refused
-    what = _text(given.get("what"), LONGEST_WHAT)
+    what = _text(given.get("what"), LONGEST_ACTIVITY)
     return Activity(what, _finite(given.get("done")), _finite(given.get("of")))
 
 

@@ -77,7 +77,7 @@ class Submission:
         """
         left_out = {"scheduler", "scheduler_option", "image", "dry_run", "json", "save", *but}
         options = [word for name, word in self.words.items() if name not in left_out]
-        if self.settings.script_filed:
+        if self.settings.script_in_job_file:
             return tuple(options)
         # `--`: a script may be called -x.py.
         return (*options, "--", self.settings.script, *self.settings.script_args)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fleetrun.envs import mpi
-from fleetrun.envs.settings.command_line import Placed
+from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.errors import UsageError
 
 
-def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, Placed]:
+def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
     """One machine of the job for each rank of mpirun."""
     try:
         process = mpi.read(environ)
@@ -19,8 +19,8 @@ def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str,
         return {}
     size = "OMPI_COMM_WORLD_SIZE" if process.starter.startswith("OMPI") else "PMI_SIZE"
     found = {
-        "nnodes": Placed(str(process.size), size),
-        "rank": Placed(str(process.rank), process.starter),
+        "nnodes": EngineValue(str(process.size), size),
+        "rank": EngineValue(str(process.rank), process.starter),
     }
     if "master" not in but:
         if process.master is None:
@@ -29,5 +29,5 @@ def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str,
                 "and nothing says where they can meet",
                 hint=f"Add --nnodes {process.size} --master HOST:PORT, with the host of the first of them.",
             )
-        found["master"] = Placed(process.master, "mpirun")
+        found["master"] = EngineValue(process.master, "mpirun")
     return found

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from importlib import import_module
 
-from fleetrun.envs.contract import inside_container
-from fleetrun.envs.settings.command_line import Placed
+from fleetrun.envs.channels import inside_container
+from fleetrun.envs.settings.command_line import EngineValue
 
 _PLACERS: Mapping[str, Collection[str]] = {
     "mpi": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
@@ -20,7 +20,7 @@ the variables of which one must be there: without an engine none is imported.
 """
 
 
-def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, Placed]:
+def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
     """Where the engine that started this process wants it, by the option's name: nnodes, rank, master,
     job_id; or scheduler, where it gave machines but started this process on one only. Empty: no engine did.
 
@@ -31,7 +31,9 @@ def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str,
         return {}
     for name, variables in _PLACERS.items():
         if any(environ.get(variable) for variable in variables):
-            found: Mapping[str, Placed] = import_module(f"fleetrun.schedulers.{name}").place(environ, but)
+            found: Mapping[str, EngineValue] = import_module(f"fleetrun.schedulers.{name}").place(
+                environ, but
+            )
             if found:
                 return {option: placed for option, placed in found.items() if option not in but}
     return {}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from fleetrun.envs.contract import agreed_port
-from fleetrun.envs.settings.command_line import Placed
+from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.parsing import join_endpoint
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
@@ -81,7 +81,7 @@ _STEPS_PER_JOB = 16  # ports of neighbouring jobs stay apart for so many steps
 # ---- placement
 
 
-def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, Placed]:
+def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
     """One machine of the job for each task of the step, in the order of the tasks.
 
     In a batch script or the shell of salloc there is no step: then fleetrun is to start itself on the nodes.
@@ -91,17 +91,17 @@ def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str,
         on_a_node = bool(environ.get("SLURM_PROCID"))  # else it is salloc's shell, wherever that runs
         if not nodes or (nodes == "1" and on_a_node):
             return {}
-        return {"scheduler": Placed("srun", "SLURM_JOB_NUM_NODES")}
+        return {"scheduler": EngineValue("srun", "SLURM_JOB_NUM_NODES")}
     step, job = _number(environ, "SLURM_STEP_ID"), environ["SLURM_JOB_ID"]
-    found = {"job_id": Placed(f"{job}.{step}" if step else job, "SLURM_JOB_ID")}
+    found = {"job_id": EngineValue(f"{job}.{step}" if step else job, "SLURM_JOB_ID")}
     tasks = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
     if _number(environ, tasks) > 1:
-        found["nnodes"] = Placed(environ[tasks], tasks)
-        found["rank"] = Placed(environ["SLURM_PROCID"], "SLURM_PROCID")
+        found["nnodes"] = EngineValue(environ[tasks], tasks)
+        found["rank"] = EngineValue(environ["SLURM_PROCID"], "SLURM_PROCID")
         if "master" not in but:
             port = agreed_port(_number(environ, "SLURM_JOB_ID") * _STEPS_PER_JOB + step)
             host = _address(_first_host(environ), environ)
-            found["master"] = Placed(join_endpoint(host, port), "SLURM_STEP_NODELIST")
+            found["master"] = EngineValue(join_endpoint(host, port), "SLURM_STEP_NODELIST")
     return found
 
 

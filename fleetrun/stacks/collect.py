@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetrun.envs.channels import STACKS_SIGNAL
 from fleetrun.files import open_plain
 from fleetrun.host.interpreter import helper_environment
 from fleetrun.stacks import processes
@@ -29,9 +30,6 @@ from fleetrun.stacks.processes import belongs, blocking, catches, state_of, wait
 # ---- Asking a process for its own stacks: by the signal at which fleetrun's runtime has `faulthandler` write
 # them on stderr, which is the log. For where py-spy is not installed or may not look. Never sends the signal
 # to a process that would die of it.
-
-STACKS_SIGNAL = signal.SIGRTMIN + 12
-"""The same as in `trainers/process/hooks.py`. SIGUSR1 and SIGUSR2 are the scripts'."""
 
 _PATIENCE = 5.0  # seconds for the stacks to stand in the log
 _SETTLED = 0.2  # seconds without another line: that was all

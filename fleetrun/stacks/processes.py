@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fleetrun.envs.contract import MARK
+from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.pod.process import children_of
 
 MOST_BELOW = 16
@@ -62,7 +62,8 @@ def is_python(pid: int) -> bool:
 def belongs(pid: int, mark: str) -> bool:
     """Whether it was started within the container of that mark: pids come again."""
     with contextlib.suppress(OSError):
-        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        variable = f"{CONTAINER_VARIABLE}={mark}".encode()
+        return variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 
 

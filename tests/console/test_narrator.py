@@ -2,8 +2,9 @@
 
 from fleetrun.console.console import Console
 from fleetrun.console.narrator import Narrator
+from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Mode
-from fleetrun.pod.container import Ended, ErrorRecord
+from fleetrun.pod.container import Ended
 from fleetrun.pod.events import Failure
 from fleetrun.pod.policy import Restart
 from fleetrun.pod.process import Exit

@@ -7,8 +7,9 @@ import pytest
 
 from fleetrun.console.narrator import error_line, failure_headline, failure_summary, format_failure
 from fleetrun.console.text import Tail
+from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
-from fleetrun.pod.container import Ended, ErrorRecord
+from fleetrun.pod.container import Ended
 from fleetrun.pod.events import JobResult
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import ContainerSpec

@@ -10,7 +10,7 @@ from fleetrun.doctor.facts import Verdict
 from fleetrun.doctor.requirements import Plan
 from fleetrun.envs.contract import Role
 from fleetrun.envs.settings import command_line
-from fleetrun.envs.settings.options import JobFile, Resolved, RoleWish
+from fleetrun.envs.settings.options import JobFile, Resolved, RoleSettings
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.host.network import Ports
 
@@ -125,13 +125,13 @@ def test_what_variables_say() -> None:
 @pytest.mark.parametrize(
     ("wish", "threads"),
     [
-        (RoleWish(role=Role.TRAINER), "3"),
-        (RoleWish(role=Role.TRAINER, threads=2), "2"),
-        (RoleWish(role=Role.TRAINER, environment=(("OMP_NUM_THREADS", "5"),)), "5"),
-        (RoleWish(role=Role.SERVER, threads=2), "3"),
+        (RoleSettings(role=Role.TRAINER), "3"),
+        (RoleSettings(role=Role.TRAINER, threads=2), "2"),
+        (RoleSettings(role=Role.TRAINER, environment=(("OMP_NUM_THREADS", "5"),)), "5"),
+        (RoleSettings(role=Role.SERVER, threads=2), "3"),
     ],
 )
-def test_what_a_job_file_says_of_trainers(wish: RoleWish, threads: str) -> None:
+def test_what_a_job_file_says_of_trainers(wish: RoleSettings, threads: str) -> None:
     words = command_line.read(["--server_num", "1", "--trainer_num", "1", "train.py"])
     of_file = resolve(words, {}, file=JobFile(roles=(wish,)))
     ports = Ports()

@@ -4,7 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fleetrun.envs.contract import MARK, PROGRESS, TOKEN
+from fleetrun.envs.channels import CONTAINER_VARIABLE, PROGRESS_VARIABLE
+from fleetrun.envs.contract import TOKEN
 from fleetrun.host.interpreter import helper_command, helper_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_it_is_no_process_of_the_job():
     theirs = {
         TOKEN: "t" * 16,
-        MARK: "abcdef.trainer.0",
-        PROGRESS: "/x",
+        CONTAINER_VARIABLE: "abcdef.trainer.0",
+        PROGRESS_VARIABLE: "/x",
         "RANK": "1",
         "PADDLE_TRAINER_ID": "1",
     }

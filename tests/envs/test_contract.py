@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from fleetrun.envs.channels import inside_container
 from fleetrun.envs.contract import (
     OWNED,
     OWNED_PREFIXES,
@@ -13,7 +14,6 @@ from fleetrun.envs.contract import (
     Member,
     Mode,
     Role,
-    inside_container,
     read,
     without_contract,
     write,

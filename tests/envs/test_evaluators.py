@@ -6,7 +6,7 @@ import pytest
 
 from fleetrun.envs.contract import Role
 from fleetrun.envs.settings.command_line import read
-from fleetrun.envs.settings.options import RoleWish
+from fleetrun.envs.settings.options import RoleSettings
 from fleetrun.envs.settings.parsing import written_ranks
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.plan.topology import Host, build, offer, placed
@@ -15,7 +15,7 @@ SETTINGS = resolve(read(["--nnodes", "2", "--master", "h:1", "train.py"]), {}).s
 
 
 def members(node, count=2, each=False, devices=()):
-    wish = RoleWish(role=Role.EVALUATOR, count=count, each=each)
+    wish = RoleSettings(role=Role.EVALUATOR, count=count, each=each)
     settings = dataclasses.replace(SETTINGS, roles=(wish,))
     hosts = [Host(address=f"10.0.0.{n}", evaluator_devices=devices) for n in (1, 2)]
     offers = [offer(settings, host, lambda port: port or 5000) for host in hosts]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.envs.settings.command_line import Placed, read
+from fleetrun.envs.settings.command_line import EngineValue, read
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
@@ -304,9 +304,9 @@ def test_what_needs_other_machines_says_what_is_missing(words, named):
     assert [part for part in named if part not in message] == []
 
 
-ENGINE = {"nnodes": Placed("2", "SLURM_NTASKS"), "rank": Placed("1", "SLURM_PROCID"),
-          "master": Placed("n1:7000", "SLURM_STEP_NODELIST"),
-          "job_id": Placed("42", "SLURM_JOB_ID")}  # fmt: skip
+ENGINE = {"nnodes": EngineValue("2", "SLURM_NTASKS"), "rank": EngineValue("1", "SLURM_PROCID"),
+          "master": EngineValue("n1:7000", "SLURM_STEP_NODELIST"),
+          "job_id": EngineValue("42", "SLURM_JOB_ID")}  # fmt: skip
 
 
 def placed(words, environ=None):

@@ -6,7 +6,7 @@ import pytest
 
 from fleetrun.elastic.embedded.sockets import store_keys
 from fleetrun.envs import contract
-from fleetrun.envs.contract import GIVEN, TOKEN, derive_key, token_flaw
+from fleetrun.envs.contract import INHERITED, TOKEN, derive_key, token_flaw
 from fleetrun.errors import UsageError
 from trainers.ps.transport import keys_of
 
@@ -57,4 +57,4 @@ def test_no_secret_no_keys() -> None:
 
 def test_the_contract_hands_it_on() -> None:
     assert (contract.TOKEN, contract.derive_key, contract.token_flaw) == (TOKEN, derive_key, token_flaw)
-    assert TOKEN in GIVEN, "a nested launch has the same"
+    assert TOKEN in INHERITED, "a nested launch has the same"

@@ -81,7 +81,7 @@ def test_every_field_but_the_script_and_what_follows_from_others_is_an_option():
         "device_kind",
         "environment",
         "roles",
-        "script_filed",
+        "script_in_job_file",
     }
 
 

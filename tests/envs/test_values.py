@@ -4,7 +4,7 @@ import pytest
 
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings import parsing
-from fleetrun.envs.settings.parsing import BadValue, closest, written_follow
+from fleetrun.envs.settings.parsing import InvalidValue, closest, written_follow
 
 GOOD = [
     (parsing.count, "1", 1),
@@ -125,13 +125,13 @@ BAD = [
 
 @pytest.mark.parametrize(("parse", "text", "requirement"), BAD)
 def test_refusal_says_what_the_value_must_be(parse, text, requirement):
-    with pytest.raises(BadValue) as caught:
+    with pytest.raises(InvalidValue) as caught:
         parse(text)
     assert requirement in str(caught.value)
 
 
 def test_a_wrong_word_comes_with_the_one_that_was_meant():
-    with pytest.raises(BadValue) as caught:
+    with pytest.raises(InvalidValue) as caught:
         parsing.run_mode("colective")
     assert caught.value.meant[0] == "collective"
 

@@ -29,7 +29,7 @@ def test_the_rest_goes_as_a_file(words):
     carried = words_to_carry(job)
     path = Path(carried["config"].removeprefix("--config="))
     assert path.parent == Path.cwd() / "log"
-    script = () if job.settings.script_filed else (job.settings.script, *job.settings.script_args)
+    script = () if job.settings.script_in_job_file else (job.settings.script, *job.settings.script_args)
     there = resolve(
         read([word for name, word in carried.items() if name != "scheduler"] + list(script)),
         {"LR": "2"},

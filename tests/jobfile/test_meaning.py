@@ -3,7 +3,7 @@
 import pytest
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.envs.settings.options import RoleWish
+from fleetrun.envs.settings.options import RoleSettings
 from tests.jobfile.folder import loaded, refusal, resolved
 
 SCRIPT = 'script = "train.py"\n'
@@ -153,14 +153,14 @@ def test_roles():
     settings = resolved(text).settings
     assert settings.environment == (("A", "all"), ("N", "2"))
     assert (settings.script, settings.script_args) == ("train.py", ("--lr", "0.5"))
-    assert settings.wish(Role.SERVER) == RoleWish(
+    assert settings.role_settings(Role.SERVER) == RoleSettings(
         role=Role.SERVER, where="job.toml:7", script="-m", module=True, args=()
     )
-    assert settings.wish(Role.TRAINER).environment == (("B", "b"),)
-    assert settings.wish(Role.EVALUATOR) == RoleWish(
+    assert settings.role_settings(Role.TRAINER).environment == (("B", "b"),)
+    assert settings.role_settings(Role.EVALUATOR) == RoleSettings(
         role=Role.EVALUATOR, where="job.toml:14", count=2, each=True, devices=("0", "1"), threads=3
     )
-    assert settings.wish(Role.HETER) == RoleWish(role=Role.HETER)
+    assert settings.role_settings(Role.HETER) == RoleSettings(role=Role.HETER)
 
 
 def test_what_includes_counts_more_than_what_is_included_key_by_key():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.settings.job_file import LARGEST, pages
+from fleetrun.envs.settings.job_file import LARGEST, read_documents
 from fleetrun.errors import UsageError
 
 
@@ -16,7 +16,7 @@ def in_a_folder(tmp_path, monkeypatch):
 
 def refusal(name: str = "job.toml") -> UsageError:
     with pytest.raises(UsageError) as caught:
-        pages(name)
+        read_documents(name)
     return caught.value
 
 
@@ -63,7 +63,7 @@ def test_a_fifo_that_nobody_writes_to_holds_nobody_up():
 
 def test_a_file_with_a_byte_order_mark_and_windows_lines():
     write(b"\xef\xbb\xbfscript = 'a.py'\r\njob_id = 'x'\r\n")
-    (page,) = pages("job.toml")
+    (page,) = read_documents("job.toml")
     assert page.tree == {"script": "a.py", "job_id": "x"}
     assert page.where(("job_id",)) == "job.toml:2"
 
@@ -73,7 +73,7 @@ def test_included_files_come_before_what_includes_them_and_are_found_beside_it()
     write("include = 'three.toml'", "one.toml")
     write("", "three.toml")
     write("", "conf/two.toml")
-    names = [page.name for page in pages("conf/job.toml")]
+    names = [page.name for page in read_documents("conf/job.toml")]
     assert names == ["conf/../three.toml", "conf/../one.toml", "conf/two.toml", "conf/job.toml"]
 
 
@@ -82,7 +82,7 @@ def test_one_file_may_be_included_twice():
     write('include = "common.toml"', "a.toml")
     write('include = "common.toml"', "b.toml")
     write("", "common.toml")
-    assert len(pages("job.toml")) == 5
+    assert len(read_documents("job.toml")) == 5
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.envs.settings.command_line import Placed, read
+from fleetrun.envs.settings.command_line import EngineValue, read
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.envs.settings.show import agreed, banner, words
 from tests.jobfile.folder import loaded, refusal, resolved
@@ -30,7 +30,7 @@ def test_a_value_that_is_overruled_is_still_checked():
 
 def test_the_file_counts_more_than_an_engine():
     file = loaded("script = 'x.py'\nmax_restart = 2")
-    said = {"max_restart": Placed("9", "ENGINE_A"), "sort_ip": Placed("1", "ENGINE_B")}
+    said = {"max_restart": EngineValue("9", "ENGINE_A"), "sort_ip": EngineValue("1", "ENGINE_B")}
     found = resolve(read(["--config", "job.toml"]), {}, lambda environ, but: said, file)
     assert (found.settings.max_restart, found.settings.sort_ip) == (2, True)
     assert found.engine == {"sort_ip"}
@@ -80,11 +80,11 @@ def test_a_typed_script_takes_the_place_of_the_files_with_all_that_belongs_to_it
     text = SCRIPT + "module = true\n[roles.trainer]\nscript = 't.py'\n[roles.evaluator]\nscript = 'e.py'"
     filed, typed = resolved(text), resolved(text, "other.py a b")
     assert filed.settings.module
-    assert filed.settings.wish(Role.TRAINER).script == "t.py"
+    assert filed.settings.role_settings(Role.TRAINER).script == "t.py"
     assert (typed.settings.script, typed.settings.script_args) == ("other.py", ("a", "b"))
     assert not typed.settings.module
-    assert typed.settings.wish(Role.TRAINER).script is None
-    assert typed.settings.wish(Role.EVALUATOR).script == "e.py"
+    assert typed.settings.role_settings(Role.TRAINER).script is None
+    assert typed.settings.role_settings(Role.EVALUATOR).script == "e.py"
 
 
 SCRIPTS = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.envs.settings import toml, write_job_file
-from fleetrun.envs.settings.command_line import Placed, read
+from fleetrun.envs.settings.command_line import EngineValue, read
 from fleetrun.envs.settings.options import OPTIONS
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.envs.settings.show import job_file_parts
@@ -73,7 +73,7 @@ def test_what_a_job_file_said_comes_back_filled_in():
 
 
 def test_what_is_one_machines_or_an_engines_is_not_handed_on():
-    said = {"sort_ip": Placed("1", "ENGINE")}
+    said = {"sort_ip": EngineValue("1", "ENGINE")}
     found = resolve(
         read(["--nnodes", "2", "--master", "h:1", "--rank", "1", "--dry_run", "--save", "x", "train.py"]),
         {"PADDLE_MAX_RESTART": "4"},

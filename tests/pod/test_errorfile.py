@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.pod.container import ErrorRecord, read_dismissed, read_error
+from fleetrun.envs.channels import ErrorRecord
+from fleetrun.pod.container import read_dismissed, read_error
 
 CALLSTACK = "Traceback (most recent call last):\nValueError: 坏\n"
 

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from fleetrun.progress.reports import LARGEST, Activity, Report, read_report
+from fleetrun.envs.channels import LARGEST_DATAGRAM
+from fleetrun.progress.reports import Activity, Report, read_report
 
 MARK = "zhcwta.trainer.3"
 
@@ -79,7 +80,7 @@ def test_one_wrong_field_and_it_is_refused(fields):
     [
         b"", b"\0" * 100, b"\xff\xfe", b"{", b"[]", b"null", b"3", b'"x"', b'{"step": 1}', b"[" * 8000,
         b'{"mark":' * 1000, b'{"mark": "p.trainer.0", "step": ' + b"9" * 8000 + b"}",
-        said(loss=0.5) + b" " * LARGEST, said() + said(),
+        said(loss=0.5) + b" " * LARGEST_DATAGRAM, said() + said(),
         b'{"mark": "p.trainer.' + b"1" * 5000 + b'"}', b'{"mark": "p.trainer.1234567890"}',
     ],
     ids=range(16),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetrun.envs.channels import error_file
 from tests.support.cluster import PATH
-from trainers.process import hooks
 
 
 def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -56,9 +56,9 @@ def test_importing_trainers_is_cheap() -> None:
 
 
 def test_the_first_named_file_wins_and_empty_ones_do_not_count() -> None:
-    assert hooks.error_file({"FLEETRUN_ERROR_FILE": "", "TORCHELASTIC_ERROR_FILE": "b"}) == "b"
-    assert hooks.error_file({"FLEETRUN_ERROR_FILE": "a", "TORCHELASTIC_ERROR_FILE": "b"}) == "a"
-    assert hooks.error_file({}) == ""
+    assert error_file({"FLEETRUN_ERROR_FILE": "", "TORCHELASTIC_ERROR_FILE": "b"}) == "b"
+    assert error_file({"FLEETRUN_ERROR_FILE": "a", "TORCHELASTIC_ERROR_FILE": "b"}) == "a"
+    assert error_file({}) == ""
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ is started once for every file. The hooks that were there before are called as w
 """
 
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -17,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from fleetrun.envs.channels import STACKS_SIGNAL, error_file, inside_container, write_dismissed, write_error
+
 # ---- Last words: what a process leaves in a file for the launcher when it ends. Knows torchrun's shape of
 # it; leaves the report to the launcher and the printing to the hook that was there before.
-
-ERROR_FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
 
 _failed = False
 
@@ -28,28 +27,6 @@ _failed = False
 def failed() -> bool:
     """Whether an uncaught exception, or sys.exit with something else than 0, is ending this process."""
     return _failed
-
-
-def error_document(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None, now_ns: int
-) -> str:
-    """The JSON text: `{"message": {"message": ..., "extraInfo": {"py_callstack", "timestamp",
-    "time_ns"}}}`.
-
-    torchrun's shape (torch.distributed.elastic.multiprocessing.errors.ErrorHandler) with one key more,
-    `time_ns`: the launcher orders failures by it, and seconds are too coarse for that.
-    """
-    extra = {
-        "py_callstack": "".join(traceback.format_exception(kind, error, trace)),
-        "timestamp": str(now_ns // 1_000_000_000),
-        "time_ns": now_ns,
-    }
-    return json.dumps({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": extra}})
-
-
-def error_file(environ: Mapping[str, str]) -> str:
-    """The file that the launcher reads, or an empty string."""
-    return next((environ[name] for name in ERROR_FILE_VARIABLES if environ.get(name)), "")
 
 
 def install_exit_hooks() -> None:
@@ -65,7 +42,8 @@ def install_exit_hooks() -> None:
         _failed = True
         path = error_file(os.environ)
         if path:
-            _write_error_file(Path(path), error_document(kind, error, trace, time.time_ns()))
+            callstack = "".join(traceback.format_exception(kind, error, trace))
+            _write_error_file(Path(path), write_error(f"{kind.__name__}: {error}", callstack, time.time_ns()))
         previous(kind, error, trace)
 
     leave = sys.exit
@@ -84,7 +62,7 @@ def leave_dismissed() -> None:
     """For a server whose trainers have all let it go: the launcher must not take its end for a failure."""
     path = error_file(os.environ)
     if path:
-        _write_error_file(Path(path), json.dumps({"dismissed": True}))
+        _write_error_file(Path(path), write_dismissed())
 
 
 def _write_error_file(path: Path, text: str) -> None:
@@ -100,9 +78,6 @@ def _write_error_file(path: Path, text: str) -> None:
 # ---- Lets a process of a job write its own stacks when the launcher asks, also while it is stuck in C code:
 # for hangs, where a debugger may not attach. Standard library only; does nothing outside a job.
 
-STACKS_SIGNAL = signal.SIGRTMIN + 12
-"""The signal. The same as in `fleetrun/stacks/collect.py`; SIGUSR1 and SIGUSR2 are the scripts'."""
-
 _STDERR = 2
 
 
@@ -111,7 +86,7 @@ def install_stack_dump(environ: Mapping[str, str]) -> bool:
 
     Not where somebody has a handler for it already.
     """
-    if not environ.get("FLEETRUN_CONTAINER") or sys.platform != "linux":
+    if not inside_container(environ) or sys.platform != "linux":
         return False
     try:
         if signal.getsignal(STACKS_SIGNAL) is not signal.SIG_DFL:

@@ -18,12 +18,13 @@ import atexit
 import os
 from typing import Any
 
-from trainers.progress.channel import MARK_VARIABLE, channel_of
+from fleetrun.envs.channels import CONTAINER_VARIABLE
+from trainers.progress.channel import channel_of
 from trainers.progress.meter import Activity, Meter
 
 __all__ = ["Activity", "Counter", "activity", "heartbeat", "log_scalar", "meter", "report", "step"]
 
-meter = Meter(os.environ.get(MARK_VARIABLE, ""), channel_of(os.environ))
+meter = Meter(os.environ.get(CONTAINER_VARIABLE, ""), channel_of(os.environ))
 """Of this process."""
 atexit.register(meter.end)
 os.register_at_fork(after_in_child=meter.turn_off)

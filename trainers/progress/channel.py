@@ -14,14 +14,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fleetrun.envs.channels import CONTAINER_VARIABLE, LARGEST_DATAGRAM, PROGRESS_VARIABLE
+
 # ---- The way to the launcher: a datagram socket that is never waited for. Knows sockets; leaves what is said
 # to others.
-
-SOCKET_VARIABLE = "FLEETRUN_PROGRESS"
-"""The launcher's datagram socket."""
-MARK_VARIABLE = "FLEETRUN_CONTAINER"
-"""Who this process is to the launcher: `pod.role.rank`."""
-
 
 _PIECE = 0.05  # seconds
 
@@ -70,8 +66,8 @@ class Channel:
 
 def channel_of(environ: Mapping[str, str]) -> Channel | None:
     """None where no launcher listens."""
-    path = environ.get(SOCKET_VARIABLE, "")
-    return Channel(path) if path and environ.get(MARK_VARIABLE) else None
+    path = environ.get(PROGRESS_VARIABLE, "")
+    return Channel(path) if path and environ.get(CONTAINER_VARIABLE) else None
 
 
 def is_child() -> bool:
@@ -102,11 +98,6 @@ def _connected(path: str) -> socket.socket:
 
 # ---- A report as the launcher reads it: JSON objects of at most 8 KiB. Knows names and sizes; no socket.
 
-LARGEST = 8192
-"""Bytes of a datagram."""
-LONGEST_NAME = 100
-LONGEST_WHAT = 120
-
 
 def datagrams(said: Mapping[str, Any], values: Mapping[str, float]) -> Iterator[bytes]:
     """`said` once for as many values as fit beside it; once without any, if there are none."""
@@ -115,7 +106,7 @@ def datagrams(said: Mapping[str, Any], values: Mapping[str, float]) -> Iterator[
     size = len(head) + 2
     for name, value in values.items():
         item = f"{json.dumps(name)}:{json.dumps(value)}"
-        if items and size + len(item) + 1 > LARGEST:
+        if items and size + len(item) + 1 > LARGEST_DATAGRAM:
             yield f"{head}{','.join(items)}}}}}".encode()
             items, size = [], len(head) + 2
         items.append(item)

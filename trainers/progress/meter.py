@@ -16,8 +16,9 @@ from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, Protocol
 
+from fleetrun.envs.channels import LONGEST_ACTIVITY, LONGEST_NAME
 from trainers.process.log import glog
-from trainers.progress.channel import LONGEST_NAME, LONGEST_WHAT, Channel, datagrams, is_child, shown
+from trainers.progress.channel import Channel, datagrams, is_child, shown
 from trainers.progress.values import Reader, kept, whole
 
 # ---- Something that takes long and is no step: a load, a save, a wait. Knows how far it is; leaves telling
@@ -36,7 +37,7 @@ class Activity:
     """`with activity("loading tables", of=10) as loading: ... loading.advance()`"""
 
     def __init__(self, teller: Teller, what: str, of: float | None = None) -> None:
-        self.what = shown(what, LONGEST_WHAT)
+        self.what = shown(what, LONGEST_ACTIVITY)
         self.of = of
         self.done: float | None = None if of is None else 0
         self.told = False

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 
 from fleetrun.envs import contract, mpi
+from fleetrun.envs.channels import inside_container
 from trainers.errors import NotSupportedError, UsageError
 from trainers.roles.identity import EVALUATOR, Identity
 from trainers.roles.parsing import Variables, apart, endpoints, position
@@ -137,7 +138,7 @@ def starter(environ: Mapping[str, str]) -> Starter:
 
     Raises UsageError for malformed variables of mpirun.
     """
-    if contract.inside_container(environ):
+    if inside_container(environ):
         return Starter.FLEETRUN
     if has_paddles_variables(environ):
         return Starter.PADDLE

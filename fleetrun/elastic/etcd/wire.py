@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote
 
 from fleetrun.elastic.store import Entry
-from fleetrun.envs.settings.parsing import BadValue, closest, endpoint, endpoint_list
+from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endpoint_list
 from fleetrun.errors import UsageError
 
 # ---- A job's keys in etcd, and the JSON of its questions and answers. Pure.
@@ -199,7 +199,7 @@ def _endpoints(text: str) -> tuple[str, ...]:
     parts = [part.strip() for part in text.split(",")]
     try:
         return endpoint_list(",".join(map(_with_port, parts)) or ",")
-    except BadValue as error:
+    except InvalidValue as error:
         raise UsageError(
             f"the address of the etcd names {text!r}; {error}", hint=f"such as {SCHEME}h1:2379,h2:2379"
         ) from None
@@ -208,7 +208,7 @@ def _endpoints(text: str) -> tuple[str, ...]:
 def _with_port(text: str) -> str:
     try:
         return endpoint(f"{text}:{DEFAULT_PORT}")
-    except BadValue:
+    except InvalidValue:
         return text
 
 

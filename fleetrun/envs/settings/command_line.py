@@ -18,7 +18,7 @@ from fleetrun.envs.settings.options import (
     by_spelling,
     normal,
 )
-from fleetrun.envs.settings.parsing import FALSE_WORDS, TRUE_WORDS, BadValue, closest, either
+from fleetrun.envs.settings.parsing import FALSE_WORDS, TRUE_WORDS, InvalidValue, closest, either
 from fleetrun.errors import UsageError
 from fleetrun.values import dataclass
 
@@ -168,7 +168,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class EngineValue:
     """What an engine that started this process says of an option: a text as it would be typed, and the
     variable it comes from.
     """
@@ -188,7 +188,7 @@ def parsed(option: Option, origin: str, text: str, prefix: str = "") -> Any:
     """
     try:
         return option.parse(prefix + text.strip().removeprefix(prefix))
-    except BadValue as error:
+    except InvalidValue as error:
         hint = f"did you mean {either(error.meant)}?" if error.meant else None
         raise UsageError(f"{origin} is {_short(text)!r}; {error}", hint=hint) from None
 

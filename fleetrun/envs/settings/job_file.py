@@ -1,8 +1,8 @@
 """Reading job files: from TOML on disk, with the files that it includes, to options as texts, environments
 and roles. Every error names file, line and key.
 
-The steps, in the order of the file: `pages` reads the documents, `merged` makes one set of entries of them
-and knows the keys, `Filling` fills in variables, and `load_job_file` checks the kinds of values.
+The steps, in the order of the file: `read_documents` reads TOML, `merged` makes one set of entries of all
+documents and checks the keys, `Filling` fills in variables, and `load_job_file` checks the types of values.
 """
 
 from __future__ import annotations
@@ -21,16 +21,24 @@ from fleetrun.envs.settings.options import (
     OPTIONS,
     RETIRED,
     SERVERS,
-    Filed,
+    EnvironmentItems,
+    FileOption,
     JobFile,
     Option,
-    RoleWish,
+    RoleSettings,
     Takes,
-    Variables,
     by_spelling,
     normal,
 )
-from fleetrun.envs.settings.parsing import ROLE_WORDS, BadValue, closest, count, device_list, either, nonempty
+from fleetrun.envs.settings.parsing import (
+    ROLE_WORDS,
+    InvalidValue,
+    closest,
+    count,
+    device_list,
+    either,
+    nonempty,
+)
 from fleetrun.envs.settings.toml import key_lines, nearest_line
 from fleetrun.errors import UsageError
 
@@ -44,7 +52,7 @@ _NOTHING_SAID = "fleetrun init writes a job file to begin with."
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class TomlDocument:
     """One file: `name` as messages call it, its folder, what is in it, and on which line."""
 
     name: str
@@ -62,18 +70,18 @@ def printable_name(name: str) -> str:
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
-def pages(name: str, origin: str = "--config") -> list[Page]:
+def read_documents(name: str, origin: str = "--config") -> list[TomlDocument]:
     """The file and all that it includes, the weakest first: each file counts more than those that it
     includes, and of these a later one more than an earlier one.
 
     Raises UsageError, which names the file, and the line where there is one.
     """
-    found: list[Page] = []
+    found: list[TomlDocument] = []
     _read_with_included(name, origin, (), found)
     return found
 
 
-def _read_with_included(name: str, origin: str, outer: tuple[str, ...], found: list[Page]) -> None:
+def _read_with_included(name: str, origin: str, outer: tuple[str, ...], found: list[TomlDocument]) -> None:
     if "\0" in name:
         raise UsageError(f"{origin} {name!r} is no file name")
     real = os.path.realpath(name)
@@ -81,25 +89,25 @@ def _read_with_included(name: str, origin: str, outer: tuple[str, ...], found: l
         raise UsageError(f"{origin}: {printable_name(name)} includes itself")
     if len(outer) + len(found) >= MOST_FILES:
         raise UsageError(f"{origin}: more than {MOST_FILES} job files include each other")
-    page = read_page(name, origin)
-    for other in _included(page):
+    document = read_document(name, origin)
+    for other in _included(document):
         path = str(Path(name).parent / other)
-        _read_with_included(path, f"{page.where(('include',))}: include", (*outer, real), found)
-    found.append(page)
+        _read_with_included(path, f"{document.where(('include',))}: include", (*outer, real), found)
+    found.append(document)
 
 
-def _included(page: Page) -> list[str]:
-    value = page.tree.get("include", [])
+def _included(document: TomlDocument) -> list[str]:
+    value = document.tree.get("include", [])
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise UsageError(
-            f"{page.where(('include',))}: include must be a list of file names",
+            f"{document.where(('include',))}: include must be a list of file names",
             hint='include = ["common.toml"]',
         )
     return names
 
 
-def read_page(name: str, origin: str = "--config") -> Page:
+def read_document(name: str, origin: str = "--config") -> TomlDocument:
     """One file. Raises UsageError."""
     text = _text(name, origin)
     try:
@@ -109,7 +117,7 @@ def read_page(name: str, origin: str = "--config") -> Page:
     except (RecursionError, ValueError) as error:  # brackets without end; a number of thousands of digits
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise UsageError(f"{origin} {printable_name(name)} cannot be read: {why}") from None
-    return Page(name, Path(name).absolute().parent, tree, key_lines(text))
+    return TomlDocument(name, Path(name).absolute().parent, tree, key_lines(text))
 
 
 def _no_toml(name: str, error: str, text: str) -> str:
@@ -179,12 +187,12 @@ class Entry:
     """One value, where it stands, and how its key is written there."""
 
     value: Any
-    page: Page
+    document: TomlDocument
     path: tuple[str, ...]
 
     @property
     def where(self) -> str:
-        return self.page.where(self.path)
+        return self.document.where(self.path)
 
     @property
     def name(self) -> str:
@@ -195,12 +203,12 @@ class Entry:
         return UsageError(f"{self.where}: {self.name} {what}", hint=hint)
 
 
-def merged(pages: Iterable[Page]) -> dict[Key, Entry]:
-    """What all of them say; a later page counts more. Raises UsageError for a key that there is not."""
+def merged(documents: Iterable[TomlDocument]) -> dict[Key, Entry]:
+    """What all of them say; a later document counts more. Raises UsageError for a key that there is not."""
     found: dict[Key, Entry] = {}
-    for page in pages:
+    for document in documents:
         own: dict[Key, Entry] = {}
-        for key, entry in _entries(page):
+        for key, entry in _entries(document):
             if key in own:
                 raise entry.wrong(
                     f"says again what {own[key].name} says ({own[key].where}): keep one of them"
@@ -210,9 +218,9 @@ def merged(pages: Iterable[Page]) -> dict[Key, Entry]:
     return found
 
 
-def _entries(page: Page) -> Iterator[tuple[Key, Entry]]:
-    for name, value in page.tree.items():
-        entry = Entry(value, page, (name,))
+def _entries(document: TomlDocument) -> Iterator[tuple[Key, Entry]]:
+    for name, value in document.tree.items():
+        entry = Entry(value, document, (name,))
         if name == "include":
             continue
         if name in ("script", "args"):
@@ -232,7 +240,7 @@ def _table(entry: Entry) -> Iterator[tuple[tuple[str, ...], Entry]]:
         raise entry.wrong("must be a table", hint=f"[{entry.name}]")
     for name, value in entry.value.items():
         path = (*entry.path, name)
-        yield path, Entry(value, entry.page, path)
+        yield path, Entry(value, entry.document, path)
 
 
 def _option(entry: Entry) -> Option:
@@ -362,7 +370,7 @@ class Filling:
 
     def _variable(self, name: str, entry: Entry, within: tuple[str, ...]) -> str:
         if name == HERE:
-            return str(entry.page.folder)
+            return str(entry.document.folder)
         if name in self._environ:
             return self._environ[name]
         if name in within:
@@ -392,7 +400,7 @@ def load_job_file(name: str, environ: Mapping[str, str], origin: str = "--config
     """The job file of that name with all that it includes. Raises UsageError, which names file, line and
     key.
     """
-    return _Reading(merged(pages(name, origin)), environ).job_file()
+    return _Reading(merged(read_documents(name, origin)), environ).job_file()
 
 
 class _Reading:
@@ -421,8 +429,8 @@ class _Reading:
 
     # ---- options
 
-    def _filed(self, entry: Entry, option: Option) -> Filed:
-        return Filed(option, entry.path[-1], self._texts(entry, option), entry.where)
+    def _filed(self, entry: Entry, option: Option) -> FileOption:
+        return FileOption(option, entry.path[-1], self._texts(entry, option), entry.where)
 
     def _texts(self, entry: Entry, option: Option) -> tuple[str, ...]:
         value = self._filling.filled(entry)
@@ -441,7 +449,7 @@ class _Reading:
                  for part in value]  # fmt: skip
         return (joint.join(parts),)
 
-    def _of_roles(self, options: Mapping[str, Filed]) -> list[Filed]:
+    def _of_roles(self, options: Mapping[str, FileOption]) -> list[FileOption]:
         """What the tables of roles say of options: how many processes, and the trainers' devices."""
         found = []
         for key, entry in self._entries.items():
@@ -459,10 +467,10 @@ class _Reading:
             if name in options:
                 other = options[name]
                 raise entry.wrong(f"says again what {other.alias} says ({other.where}): keep one of them")
-            found.append(Filed(OPTIONS[name], name, self._texts(entry, OPTIONS[name]), entry.where))
+            found.append(FileOption(OPTIONS[name], name, self._texts(entry, OPTIONS[name]), entry.where))
         return found
 
-    def _counted(self, role: Any, options: Mapping[str, Filed]) -> str:
+    def _counted(self, role: Any, options: Mapping[str, FileOption]) -> str:
         """The option that says how many processes of a role there are."""
         if role is not Role.TRAINER:
             return {Role.SERVER: "server_num", Role.COORDINATOR: "coordinator_num"}.get(
@@ -477,10 +485,10 @@ class _Reading:
 
     # ---- roles
 
-    def _role(self, role: Any) -> RoleWish:
+    def _role(self, role: Any) -> RoleSettings:
         key = ("role", role)
         evaluators = role is Role.EVALUATOR
-        return RoleWish(
+        return RoleSettings(
             role=role,
             where=self._entries[key].where,
             script=self._text((*key, "script")),
@@ -540,7 +548,7 @@ class _Reading:
         entry, value = self._get(key)
         return None if entry is None else _parsed(entry, count, _scalar(value, entry))
 
-    def _environment(self, key: Key) -> Variables:
+    def _environment(self, key: Key) -> EnvironmentItems:
         found = []
         for each, entry in self._entries.items():
             if each[:-1] == key:
@@ -564,5 +572,5 @@ def _scalar(value: Any, entry: Entry) -> str:
 def _parsed(entry: Entry, parse: Any, text: str) -> Any:
     try:
         return parse(text.strip())
-    except BadValue as error:
+    except InvalidValue as error:
         raise entry.wrong(f"is {text!r}; {error}") from None

@@ -15,7 +15,7 @@ from typing import Any
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
-from fleetrun.values import dataclass, field, replace, said_of
+from fleetrun.values import dataclass, field, field_arguments, replace
 
 # ---- What an option is. The options themselves are the fields of `settings.LaunchSettings`.
 
@@ -100,7 +100,7 @@ def options_of(settings: type[Any]) -> dict[str, Option]:
     """The options among the fields of a dataclass, by name, in their order."""
     return {
         name: replace(said["metadata"]["option"], name=name)
-        for name, said in said_of(settings).items()
+        for name, said in field_arguments(settings).items()
         if "metadata" in said
     }
 
@@ -191,7 +191,7 @@ RETIRED_SCRIPTS: Mapping[str, str] = {
 # ---- What a job file says besides options: environments, and what is different for one role. Values; reads
 # no file.
 
-Variables = tuple[tuple[str, str], ...]
+EnvironmentItems = tuple[tuple[str, str], ...]
 """Names and values, in the order of the file."""
 
 
@@ -200,7 +200,7 @@ def table_of(role: Role) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleWish:
+class RoleSettings:
     """What is different for the processes of one role. `script` None: the job's, and then `args` None: those
     of the job too. `threads` is OMP_NUM_THREADS.
 
@@ -214,7 +214,7 @@ class RoleWish:
     args: tuple[str, ...] | None = None
     module: bool = False
     no_python: bool = False
-    environment: Variables = ()
+    environment: EnvironmentItems = ()
     threads: int | None = None
     count: int = 0
     each: bool = False
@@ -227,7 +227,7 @@ class RoleWish:
 
 
 @dataclass(frozen=True, slots=True)
-class Filed:
+class FileOption:
     """One option of a job file: `alias` is its name there, `where` its file and line. An option that repeats
     has several texts.
     """
@@ -242,18 +242,18 @@ class Filed:
 class JobFile:
     """All that job files say, with their variables filled in. `places` says where, of what is no option."""
 
-    options: tuple[Filed, ...] = ()
+    options: tuple[FileOption, ...] = ()
     script: str | None = None
     args: tuple[str, ...] = ()
-    environment: Variables = ()
-    roles: tuple[RoleWish, ...] = ()
+    environment: EnvironmentItems = ()
+    roles: tuple[RoleSettings, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def typable(self) -> bool:
         """Whether a command line can say all of it."""
         return not self.environment and all(
-            wish == RoleWish(role=wish.role, where=wish.where) for wish in self.roles
+            wish == RoleSettings(role=wish.role, where=wish.where) for wish in self.roles
         )
 
 
@@ -295,15 +295,15 @@ class LaunchSettings:
 
     Times are seconds, sizes bytes. Endpoints are `host:port`. In ps modes without endpoint lists,
     `server_num` and `trainer_num` are numbers; in ps-heter, `heter_devices` has an entry for each stage after
-    the trainers'. `environment` and `roles` are those of a job file, which no option can say; `script_filed`:
-    it says the script too, and goes along to other machines.
+    the trainers'. `environment` and `roles` come from a job file, and no option can express them. With
+    `script_in_job_file` it names the script too, and other machines get a copy of it.
     """
 
     script: str
     script_args: tuple[str, ...] = ()
-    script_filed: bool = False
-    environment: Variables = ()
-    roles: tuple[RoleWish, ...] = ()
+    script_in_job_file: bool = False
+    environment: EnvironmentItems = ()
+    roles: tuple[RoleSettings, ...] = ()
 
     # A table, set by hand: one argument per line would make it three times as long.
     # fmt: off
@@ -510,9 +510,9 @@ class LaunchSettings:
         False, group=Group.COMPATIBLE, help="As torchrun's: one machine, which is what it is anyway.")
     # fmt: on
 
-    def wish(self, role: Role) -> RoleWish:
+    def role_settings(self, role: Role) -> RoleSettings:
         """What a job file says of the processes of this role."""
-        return next((each for each in self.roles if each.role is role), RoleWish(role=role))
+        return next((each for each in self.roles if each.role is role), RoleSettings(role=role))
 
 
 OPTIONS = options_of(LaunchSettings)

@@ -1,7 +1,7 @@
 """From text to value: numbers, words, times, sizes, devices, hosts, ports and endpoints. Knows no option by
 name and no machine; resolves no name and opens no socket.
 
-A parser takes the text of one option and returns its value, or raises BadValue with what the text must be, as
+A parser takes the text of one option and returns its value, or raises InvalidValue, whose message is
 the second half of a sentence: "--trainer_num is '0'; " + "it must be a whole number from 1 to 4096".
 """
 
@@ -12,11 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fleetrun.envs.contract import Mode, Role
-
-# ---- Text to value: numbers, words, times, sizes, device lists. Knows no option by name and no machine.
-#
-# A parser takes the text of one option and returns its value, or raises BadValue with what the text must be,
-# as the second half of a sentence: "--trainer_num is '0'; " + "it must be a whole number from 1 to 4096".
 
 Parser = Callable[[str], Any]
 
@@ -36,7 +31,7 @@ _JOB_ID = r"(?!\.)[\w.-]{1,128}"
 SMALLEST_LOG = 4096
 
 
-class BadValue(ValueError):
+class InvalidValue(ValueError):
     """The text is not a value. The message says what it must be, `meant` what was perhaps meant."""
 
     def __init__(self, requirement: str, meant: tuple[str, ...] = ()) -> None:
@@ -62,7 +57,7 @@ def whole(low: int, high: int | None = None) -> Parser:
     def parse(text: str) -> int:
         number = int(text) if re.fullmatch(_WHOLE, text) else None
         if number is None or number < low or (high is not None and number > high):
-            raise BadValue(f"it must be a whole number {limits}")
+            raise InvalidValue(f"it must be a whole number {limits}")
         return number
 
     return parse
@@ -80,8 +75,8 @@ def count_or_word(*words: str) -> Parser:
             return text.lower()
         try:
             number: int = count(text)
-        except BadValue as error:
-            raise BadValue(f"{error}, or {either(words)}") from None
+        except InvalidValue as error:
+            raise InvalidValue(f"{error}, or {either(words)}") from None
         return number
 
     return parse
@@ -94,7 +89,7 @@ def choice(*words: str, also: dict[str, str] | None = None) -> Parser:
     def parse(text: str) -> str:
         found = known.get(text.lower())
         if found is None:
-            raise BadValue(f"it must be {either(words)}", closest(text.lower(), known))
+            raise InvalidValue(f"it must be {either(words)}", closest(text.lower(), known))
         return found
 
     return parse
@@ -114,7 +109,7 @@ def run_mode(text: str) -> Mode:
 def boolean(text: str) -> bool:
     word = text.lower()
     if word not in TRUE_WORDS | FALSE_WORDS:
-        raise BadValue("it must be true or false")
+        raise InvalidValue("it must be true or false")
     return word in TRUE_WORDS
 
 
@@ -123,7 +118,7 @@ def seconds(text: str) -> float:
     match = re.fullmatch(_SECONDS, text)
     amount = float(match[1]) * {"m": 60, "min": 60, "h": 3600}.get(match[2], 1) if match else 0.0
     if not amount > 0:
-        raise BadValue("it must be a time longer than 0, such as 10, 1.5, 30s, 5m or 2h")
+        raise InvalidValue("it must be a time longer than 0, such as 10, 1.5, 30s, 5m or 2h")
     return amount
 
 
@@ -133,7 +128,7 @@ def seconds_from(least: float) -> Parser:
     def parse(text: str) -> float:
         amount = seconds(text)
         if amount < least:
-            raise BadValue(f"it must be at least {least:g} s")
+            raise InvalidValue(f"it must be at least {least:g} s")
         return amount
 
     return parse
@@ -143,7 +138,7 @@ def assignment(text: str) -> tuple[str, ...]:
     """`NAME=VALUE`, alone in a tuple, so that several add up."""
     name, equals, _ = text.partition("=")
     if not (name.strip() and equals):
-        raise BadValue("it must be NAME=VALUE")
+        raise InvalidValue("it must be NAME=VALUE")
     return (text,)
 
 
@@ -151,24 +146,24 @@ def size(text: str) -> int:
     """`4096`, `100M`, `1GiB` (powers of 1024) or `100MB` (powers of 1000): bytes."""
     match = re.fullmatch(_SIZE, text)
     if match is None:
-        raise BadValue("it must be a size in bytes, such as 100M, 1GiB or 500MB")
+        raise InvalidValue("it must be a size in bytes, such as 100M, 1GiB or 500MB")
     base = 1000 if (match[3] or "").lower() == "b" else 1024
     amount = int(float(match[1]) * base ** " kmgt".index(match[2].lower() or " "))
     if amount < SMALLEST_LOG:
-        raise BadValue(f"it must be at least {SMALLEST_LOG} bytes")
+        raise InvalidValue(f"it must be at least {SMALLEST_LOG} bytes")
     return amount
 
 
 def nonempty(text: str) -> str:
     if not text:
-        raise BadValue("it must not be empty")
+        raise InvalidValue("it must not be empty")
     return text
 
 
 def job_id(text: str) -> str:
     """A name that can stand in a file name."""
     if not re.fullmatch(_JOB_ID, text):
-        raise BadValue("it must be a name of letters, digits, '.', '_' and '-', and not start with '.'")
+        raise InvalidValue("it must be a name of letters, digits, '.', '_' and '-', and not start with '.'")
     return text
 
 
@@ -179,9 +174,9 @@ def shell_words(text: str) -> str:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise BadValue(f"it must be a command line ({str(error).lower()})") from None
+        raise InvalidValue(f"it must be a command line ({str(error).lower()})") from None
     if not words:
-        raise BadValue("it must be a command line")
+        raise InvalidValue("it must be a command line")
     return text
 
 
@@ -189,7 +184,7 @@ def device_list(text: str) -> tuple[str, ...]:
     """`0,1,3` or UUIDs; each once."""
     devices = tuple(part.strip() for part in text.split(","))
     if not all(re.fullmatch(_DEVICE, device) for device in devices):
-        raise BadValue("it must be a comma separated list of device numbers or UUIDs, such as 0,1")
+        raise InvalidValue("it must be a comma separated list of device numbers or UUIDs, such as 0,1")
     return unique(tuple(str(int(device)) if device.isdigit() else device for device in devices))
 
 
@@ -197,7 +192,7 @@ def unique(items: tuple[str, ...]) -> tuple[str, ...]:
     """`items` as they are, if each is there once."""
     for position, item in enumerate(items):
         if item in items[:position]:
-            raise BadValue(f"it names {item} twice")
+            raise InvalidValue(f"it names {item} twice")
     return items
 
 
@@ -205,8 +200,8 @@ def stage_counts(text: str) -> tuple[int, ...]:
     """`2` or `1;2`: the number of processes of each stage."""
     try:
         return tuple(count(part.strip()) for part in text.split(";"))
-    except BadValue as error:
-        raise BadValue(f"{error}, or several joined by ';', such as '1;2'") from None
+    except InvalidValue as error:
+        raise InvalidValue(f"{error}, or several joined by ';', such as '1;2'") from None
 
 
 _device_word = choice("cpu", "gpu", "xpu", "npu")
@@ -216,8 +211,8 @@ def stage_devices(text: str) -> tuple[str, ...]:
     """`gpu` or `gpu;cpu`: the kind of device of each stage."""
     try:
         return tuple(_device_word(part.strip()) for part in text.split(";"))
-    except BadValue as error:
-        raise BadValue(f"{error}, or several joined by ';', such as 'gpu;cpu'", error.meant) from None
+    except InvalidValue as error:
+        raise InvalidValue(f"{error}, or several joined by ';', such as 'gpu;cpu'", error.meant) from None
 
 
 FollowRule = tuple[Role, tuple[int, ...] | None]
@@ -247,7 +242,7 @@ def follow(text: str) -> tuple[FollowRule, ...]:
 def _follow_rule(text: str) -> FollowRule:
     word, colon, numbers = text.partition(":")
     if word not in ROLE_WORDS:
-        raise BadValue(
+        raise InvalidValue(
             "it must be all, none, or roles such as trainer, ps:0 or trainer:0,1+ps",
             closest(word, ("all", "none", *ROLE_WORDS)),
         )
@@ -255,7 +250,7 @@ def _follow_rule(text: str) -> FollowRule:
         return ROLE_WORDS[word], None
     parts = [number.strip() for number in numbers.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
-        raise BadValue(f"{word}: takes process numbers, such as {word}:0,1; join several roles with '+'")
+        raise InvalidValue(f"{word}: takes process numbers, such as {word}:0,1; join several roles with '+'")
     return ROLE_WORDS[word], tuple(sorted(set(map(int, parts))))
 
 
@@ -283,7 +278,7 @@ def host(text: str) -> str:
     """A host name, an IPv4 or an IPv6 address (with or without brackets), without a port."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if not (_is_ipv6(bare) if ":" in bare else _is_name(bare)):
-        raise BadValue("it must be a host name or an IP address, without a port")
+        raise InvalidValue("it must be a host name or an IP address, without a port")
     return bare
 
 
@@ -309,22 +304,22 @@ def endpoint(text: str) -> str:
     name, _, number = text.rpartition(":")
     bracketed = name.startswith("[") and name.endswith("]")
     if not number.isdecimal() or (":" in name) != bracketed:
-        raise BadValue(_ENDPOINT)
+        raise InvalidValue(_ENDPOINT)
     try:
         host(name)
-    except BadValue:
-        raise BadValue(_ENDPOINT) from None
+    except InvalidValue:
+        raise InvalidValue(_ENDPOINT) from None
     try:
         return f"{name}:{port(number)}"
-    except BadValue:
-        raise BadValue(f"the port of {text} must be from 1 to 65535") from None
+    except InvalidValue:
+        raise InvalidValue(f"the port of {text} must be from 1 to 65535") from None
 
 
 def host_list(text: str) -> tuple[str, ...]:
     """Hosts joined by commas; each once."""
     try:
         return unique(tuple(host(part.strip()) for part in text.split(",")))
-    except BadValue as error:
+    except InvalidValue as error:
         raise _in_list(error, text) from None
 
 
@@ -334,7 +329,7 @@ def endpoint_list(text: str) -> tuple[str, ...]:
         return ()
     try:
         return unique(tuple(endpoint(part.strip()) for part in text.split(",")))
-    except BadValue as error:
+    except InvalidValue as error:
         raise _in_list(error, text) from None
 
 
@@ -359,15 +354,15 @@ def stage_endpoints(text: str) -> tuple[tuple[str, ...], ...]:
         return ()
     stages = tuple(endpoint_list(stage.strip()) for stage in text.split(";"))
     if not all(stages):
-        raise BadValue("it has a stage without an endpoint")
+        raise InvalidValue("it has a stage without an endpoint")
     unique(tuple(address for stage in stages for address in stage))
     return stages
 
 
-def _in_list(error: BadValue, text: str) -> BadValue:
+def _in_list(error: InvalidValue, text: str) -> InvalidValue:
     """The same requirement for each entry, when there are several."""
     message = str(error)
-    return BadValue(message.replace("it must", "each entry must", 1) if "," in text else message)
+    return InvalidValue(message.replace("it must", "each entry must", 1) if "," in text else message)
 
 
 def port_range(text: str) -> tuple[int, int]:
@@ -375,10 +370,10 @@ def port_range(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
     try:
         first, last = port(low.strip()), port(high.strip())
-    except BadValue:
-        raise BadValue("it must be LOW:HIGH with ports from 1 to 65535, such as 35100:64000") from None
+    except InvalidValue:
+        raise InvalidValue("it must be LOW:HIGH with ports from 1 to 65535, such as 35100:64000") from None
     if first > last:
-        raise BadValue(f"it must be LOW:HIGH, and {first} is above {last}")
+        raise InvalidValue(f"it must be LOW:HIGH, and {first} is above {last}")
     return first, last
 
 
@@ -391,10 +386,10 @@ def node_range(text: str) -> tuple[int, int]:
     try:
         least = _nodes(low.strip())
         most = _nodes(high.strip()) if colon else least
-    except BadValue:
-        raise BadValue("it must be a number of machines, N or MIN:MAX, such as 2 or 2:4") from None
+    except InvalidValue:
+        raise InvalidValue("it must be a number of machines, N or MIN:MAX, such as 2 or 2:4") from None
     if least > most:
-        raise BadValue(f"it must be MIN:MAX, and {least} is above {most}")
+        raise InvalidValue(f"it must be MIN:MAX, and {least} is above {most}")
     return least, most
 
 
@@ -402,7 +397,7 @@ def meeting_point(text: str) -> str:
     """`host:port`, `http://host:port` (the same), or `etcd://host:port[,host:port][?NAME=VALUE&...]`."""
     scheme, _, rest = text.rpartition("://")
     if scheme not in ("", "http", "etcd"):
-        raise BadValue("it must be host:port or etcd://host:port")
+        raise InvalidValue("it must be host:port or etcd://host:port")
     if scheme == "etcd":
         members, question, parameters = rest.partition("?")
         return f"etcd://{','.join(endpoint_list(members) or _missing())}{question}{parameters}"
@@ -410,7 +405,7 @@ def meeting_point(text: str) -> str:
 
 
 def _missing() -> tuple[str, ...]:
-    raise BadValue(_ENDPOINT)
+    raise InvalidValue(_ENDPOINT)
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:

@@ -1,160 +1,55 @@
 """From a command line, an environment and a job file to settings: which source wins, which mode the job has,
-and which machines it is for. Pure: reads no file and resolves no name.
+which options go together, and which machines they are for. Pure: reads no file and resolves no name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fleetrun.envs import contract
-from fleetrun.envs.contract import Mode
-from fleetrun.envs.settings import checks
-from fleetrun.envs.settings.command_line import Choice, Choices, CommandLine, Given, Placed, Source, parsed
+from fleetrun.envs.channels import inside_container
+from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.settings.command_line import (
+    Choice,
+    Choices,
+    CommandLine,
+    EngineValue,
+    Given,
+    Source,
+    parsed,
+)
 from fleetrun.envs.settings.options import (
     DEVICE_KINDS,
     NOTHING,
     OPTIONS,
     PREFIXES,
     SERVERS,
-    Filed,
+    FileOption,
     JobFile,
     LaunchSettings,
     Resolved,
+    RoleSettings,
+    table_of,
 )
-from fleetrun.envs.settings.parsing import join_endpoint, with_ports
+from fleetrun.envs.settings.parsing import PROCESSES_PER_NODE, join_endpoint, with_ports
 from fleetrun.errors import UsageError
 from fleetrun.values import replace
-
-# ---- Which machines a job is for: what was chosen, what an engine says, and whether they fit. Resolves no
-# name.
 
 STORE_PORT = 6768
 """Where machines of a list meet on the first of them; the port of Paddle's documents."""
 
 TORCHRUN_PORT = 29500
-
-_PADDLE_CLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
-_WHERE = ("nnodes", "ips", "master", "rank", "master_addr", "standalone", "scheduler")
-"""Who chooses one of these says where the job runs: then an engine is not asked."""
-
-
-def on_paddle_cloud(environ: Mapping[str, str]) -> bool:
-    """Paddle's rule: all four variables of its cloud are set."""
-    return all(environ.get(name) for name in _PADDLE_CLOUD)
-
-
-Place = Callable[[Mapping[str, str], Collection[str]], Mapping[str, Placed]]
-"""What an engine says, out of an environment; not of the options that are settled without it."""
-
-
-def nowhere(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, Placed]:
-    """No engine started this process."""
-    return {}
-
-
-def engine_choices(choices: Choices, environ: Mapping[str, str], place: Place) -> Choices:
-    """What the engine that started this process says, unless the person says where the job runs.
-
-    Raises UsageError for a value that is none.
-    """
-    settled = {*choices, *(_WHERE if any(name in choices for name in _WHERE) else ())}
-    if on_paddle_cloud(environ):
-        said: Mapping[str, Placed] = {"ips": Placed(environ["PADDLE_TRAINERS"].strip(","), "PADDLE_TRAINERS")}
-    else:
-        said = place(environ, settled)
-    found: Choices = {}
-    for name, value in said.items():
-        if name not in settled:
-            option = OPTIONS[name]
-            parsed_value = parsed(option, value.origin, value.text)
-            found[name] = Choice(option, parsed_value, value.origin, value.text, name, Source.ENGINE)
-    return found
-
-
-def check_machines(choices: Choices) -> list[str]:
-    """Raise UsageError for what does not fit together; return remarks on what is not needed."""
-    _check_agreement(choices)
-    alone = not several_machines(choices)
-    if alone:
-        _check_alone(choices)
-    elif "standalone" in choices and choices["standalone"].value:
-        raise UsageError(f"{choices['standalone']} is for one machine, and {_reason(choices)} for several")
-    if "image" in choices and ("scheduler" not in choices or choices["scheduler"].value != "kubernetes"):
-        raise UsageError(f"{choices['image']} is for --scheduler kubernetes")
-    if "scheduler_option" in choices and "scheduler" not in choices:
-        raise UsageError(f"{choices['scheduler_option']} needs --scheduler: whose option it is")
-    master = choices.get("master")
-    if alone and master and not master.value.startswith("etcd://"):
-        return [f"{master} is not used: one machine needs no meeting point"]
-    return []
-
-
-def several_machines(choices: Choices) -> bool:
-    """Whether what was chosen speaks of several machines. Endpoint lists may, too: that only shows on the
-    machine.
-    """
-    nodes, ips, master = (choices.get(name) for name in ("nnodes", "ips", "master"))
-    return bool(
-        (nodes and nodes.value != (1, 1))
-        or (ips and len(ips.value) > 1)
-        or (master and master.value.startswith("etcd://"))
-    )
-
-
-def _reason(choices: Choices) -> Choice:
-    return next(choices[name] for name in ("nnodes", "ips", "master") if name in choices)
-
-
-def _check_alone(choices: Choices) -> None:
-    rank, level, master = (choices.get(name) for name in ("rank", "elastic_level", "master"))
-    listed = "servers" in choices
-    if rank and rank.value > 0:
-        raise UsageError(f"{rank} needs --nnodes: of how many machines")
-    if level and level.value >= 0 and not listed:
-        raise UsageError(f"{level} needs --nnodes: one machine has no other in its place")
-    if master and not listed and "nnodes" not in choices:
-        raise UsageError(f"{master} needs --nnodes: how many machines meet there")
-    for name in ("server_num", "trainer_num"):
-        if name in choices and choices[name].value == 0 and not listed:
-            raise UsageError(f"{choices[name]}: one machine needs at least one of them")
-
-
-def _check_agreement(choices: Choices) -> None:
-    nodes, ips, rank = choices.get("nnodes"), choices.get("ips"), choices.get("rank")
-    if nodes and ips and nodes.value != (len(ips.value),) * 2:
-        raise UsageError(f"{nodes} and {ips} do not agree: {len(ips.value)} machines are listed")
-    if nodes and rank and rank.value >= nodes.value[1]:
-        raise UsageError(f"{rank} is not a rank of {nodes}: ranks go from 0 to {nodes.value[1] - 1}")
-    if nodes and nodes.value[1] > 1 and rank and rank.value > 0 and not _meeting(choices):
-        raise UsageError(f"{rank} needs --master: where the first machine is")
-
-
-def _meeting(choices: Choices) -> bool:
-    return "master" in choices or "master_addr" in choices or "servers" in choices
-
-
-def implied_values(choices: Choices) -> dict[str, Any]:
-    """What follows from other choices: ranges are elastic, and torchrun's address is a meeting point."""
-    values: dict[str, Any] = {}
-    nodes = choices.get("nnodes")
-    if "ips" in choices:
-        values["nnodes"] = (len(choices["ips"].value),) * 2
-    if nodes and nodes.value[0] < nodes.value[1] and "elastic_level" not in choices:
-        values["elastic_level"] = 1
-    address, port = choices.get("master_addr"), choices.get("master_port")
-    if address and several_machines(choices) and "ips" not in choices:
-        values["master"] = join_endpoint(address.value, port.value if port else TORCHRUN_PORT)
-        values |= {"master_addr": None, "master_port": None}
-    return values
-
-
-# ---- From a command line and an environment to settings: who wins, and which mode it is. Pure.
-
 FIRST_TRAINER_PORT = 6170
 """Paddle numbers trainers that were listed without ports from here, plus the number of servers."""
 
-_LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID")
+Place = Callable[[Mapping[str, str], Collection[str]], Mapping[str, EngineValue]]
+"""What an engine says, out of an environment; not of the options that are settled without it."""
+
+
+def nowhere(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, EngineValue]:
+    """No engine started this process."""
+    return {}
 
 
 def resolve(
@@ -169,19 +64,19 @@ def resolve(
     choices = _from_command_line(line.given)
     choices |= _from_environment(readable, but=choices.keys())
     choices |= _from_file(file.options, but={*choices, *(_OF_A_SCRIPT if line.script else ())})
-    choices |= engine_choices(choices, readable, place)
+    choices |= _engine_choices(choices, readable, place)
     mode, reason = _mode(choices)
-    notices += checks.settle(choices, mode, reason)
-    checks.check(choices, mode, reason)
-    notices += check_machines(choices)
-    overruled = checks.overruled(choices, SERVERS, reason)
-    roles, remarks = checks.fitting_roles(file.roles, mode, overruled, line.script is not None)
-    script, args = checks.script_of(line, file, roles, mode)
+    notices += _drop_overruled(choices, mode, reason)
+    _check_options(choices, mode, reason)
+    notices += _check_machines(choices)
+    overruled = _overruled(choices, SERVERS, reason)
+    roles, remarks = _roles_for_mode(file.roles, mode, overruled, line.script is not None)
+    script, args = _script_of(line, file, roles, mode)
     return Resolved(
         settings=LaunchSettings(
             script=script,
             script_args=args,
-            script_filed=line.script is None and not file.typable,
+            script_in_job_file=line.script is None and not file.typable,
             environment=file.environment,
             roles=roles,
             **_values(choices, mode),
@@ -194,6 +89,9 @@ def resolve(
         words={name: c.word for name, c in choices.items() if name != "config" or not file.typable},
         engine=frozenset(name for name, choice in choices.items() if choice.source is Source.ENGINE),
     )
+
+
+# ---- Values by source: command line, environment, job file, and the engine that started this process
 
 
 def _from_command_line(given: Iterable[Given]) -> Choices:
@@ -237,7 +135,7 @@ def _places(file: JobFile, line: CommandLine) -> dict[str, str]:
 _OF_A_SCRIPT = ("module", "no_python")
 
 
-def _from_file(options: Iterable[Filed], but: Collection[str]) -> Choices:
+def _from_file(options: Iterable[FileOption], but: Collection[str]) -> Choices:
     """What a job file says of the options that were not chosen already."""
     choices: Choices = {}
     for filed in options:
@@ -249,9 +147,12 @@ def _from_file(options: Iterable[Filed], but: Collection[str]) -> Choices:
     return {name: c for name, c in choices.items() if name not in but and (c.text or c.value != ())}
 
 
+_LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADDLE_TRAINER_ID")
+
+
 def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
     """The environment that may be read, and what is said about the rest."""
-    outer = contract.inside_container(environ)
+    outer = inside_container(environ)
     if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
         readable = contract.without_contract(environ)
         known = {variable for option in OPTIONS.values() for variable in option.env}
@@ -267,6 +168,39 @@ def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], l
     )  # of a scheduler's script
     return environ, [f"{name} is set, perhaps by another launcher; it is not used" for name in left]
 
+
+_PADDLE_CLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
+_WHERE = ("nnodes", "ips", "master", "rank", "master_addr", "standalone", "scheduler")
+"""Who chooses one of these says where the job runs: then an engine is not asked."""
+
+
+def on_paddle_cloud(environ: Mapping[str, str]) -> bool:
+    """Paddle's rule: all four variables of its cloud are set."""
+    return all(environ.get(name) for name in _PADDLE_CLOUD)
+
+
+def _engine_choices(choices: Choices, environ: Mapping[str, str], place: Place) -> Choices:
+    """What the engine that started this process says, unless the person says where the job runs.
+
+    Raises UsageError for a value that is none.
+    """
+    settled = {*choices, *(_WHERE if any(name in choices for name in _WHERE) else ())}
+    if on_paddle_cloud(environ):
+        said: Mapping[str, EngineValue] = {
+            "ips": EngineValue(environ["PADDLE_TRAINERS"].strip(","), "PADDLE_TRAINERS")
+        }
+    else:
+        said = place(environ, settled)
+    found: Choices = {}
+    for name, value in said.items():
+        if name not in settled:
+            option = OPTIONS[name]
+            parsed_value = parsed(option, value.origin, value.text)
+            found[name] = Choice(option, parsed_value, value.origin, value.text, name, Source.ENGINE)
+    return found
+
+
+# ---- The mode
 
 _Wish = tuple[Mode, Choice]
 
@@ -302,12 +236,310 @@ def _wishes(choices: list[Choice], only: str | None = None) -> list[_Wish]:
     return sorted(found, key=lambda wish: (wish[1].option.name != "run_mode", wish[0] is not Mode.PS_HETER))
 
 
+# ---- Which options go together, whatever the machines
+
+_EXCLUSIVE = (
+    ("standalone", "master"),
+    ("master_addr", "master"),
+    ("master_port", "master"),
+    ("start_port", "port_range"),
+    ("gloo_port", "http_port"),
+    ("module", "no_python"),
+)
+_LISTS = (("servers", "server_num"), ("trainers", "trainer_num"), ("coordinators", "coordinator_num"))
+
+
+def _drop_overruled(choices: Choices, mode: Mode, reason: Choice | None) -> list[str]:
+    """Drop the variables that what was typed overrules, and say so.
+
+    Raises UsageError when two typed options, or two variables, exclude each other.
+    """
+    notices = []
+    stated = choices.get("run_mode")
+    if stated is not None and stated.value is not mode:
+        notices.append(_dropped(choices, stated, f"{_overruling(choices, stated) or reason} was given"))
+    for choice in list(choices.values()):
+        if mode in choice.option.modes or choice.value == choice.option.default:
+            continue
+        if choice.typed or (choice.filed and not _overruled(choices, choice.option.modes, reason)):
+            raise UsageError(f"{choice} is for {_modes(choice)}, and {_why(mode, reason)}")
+        notices.append(_dropped(choices, choice, f"the mode is {mode}"))
+    for names in _EXCLUSIVE:
+        notices += _exclude(choices, *names)
+    return notices
+
+
+def _overruled(choices: Choices, modes: frozenset[Mode], reason: Choice | None) -> bool:
+    """Whether something that counts more than a job file is why the mode is none of these."""
+    stronger = [choice for choice in choices.values() if choice.source > Source.FILE]
+    return (reason is not None and not reason.filed) or any(not c.option.modes & modes for c in stronger)
+
+
+def _overruling(choices: Choices, stated: Choice) -> Choice | None:
+    """What was typed and does not go with the stated mode."""
+    stronger = (c for c in choices.values() if c.source > stated.source)
+    return next((c for c in stronger if stated.value not in c.option.modes), None)
+
+
+def _exclude(choices: Choices, first: str, second: str) -> list[str]:
+    one, other = choices.get(first), choices.get(second)
+    if one is None or other is None or False in (one.value, other.value):
+        return []
+    if one.source is other.source:
+        raise UsageError(f"{one} and {other} exclude each other; give one of them")
+    weaker, stronger = (one, other) if one.source < other.source else (other, one)
+    return [_dropped(choices, weaker, f"{stronger} was given")]
+
+
+def _dropped(choices: Choices, choice: Choice, why: str) -> str:
+    del choices[choice.option.name]
+    return f"{choice} is not used: {why}"
+
+
+def _modes(choice: Choice) -> str:
+    return " and ".join(mode for mode in Mode if mode in choice.option.modes)
+
+
+def _why(mode: Mode, reason: Choice | None) -> str:
+    if reason is None:
+        return f"without servers or --run_mode the mode is {mode}"
+    return f"{reason} makes the mode {mode}" if reason.option.name != "run_mode" else f"{reason} was given"
+
+
+def _check_options(choices: Choices, mode: Mode, reason: Choice | None) -> None:
+    """Raise UsageError for the first thing that does not fit."""
+    if _on(choices, "json") and not _on(choices, "dry_run"):
+        raise UsageError(f"{choices['json']} needs --dry_run: it is the plan that is printed as JSON")
+    host = choices.get("metrics_host")
+    if host is not None and (host.typed or host.filed) and "metrics_port" not in choices:
+        raise UsageError(f"{host} needs --metrics_port: nothing would listen there")
+    if "save" in choices and not _on(choices, "dry_run"):
+        raise UsageError(f"{choices['save']} needs --dry_run: it writes the job file instead of starting it")
+    if _on(choices, "legacy"):
+        raise UsageError(
+            f"{choices['legacy']}: there is one launcher, and it knows the old options; leave it out"
+        )
+    if mode.has_servers:
+        _check_lists(choices)
+        _check_endpoints(choices)
+        _check_total(choices)
+    else:
+        _check_devices(choices)
+    if mode is Mode.PS_HETER:
+        _check_stages(choices, reason)
+
+
+def _on(choices: Choices, name: str) -> bool:
+    return name in choices and choices[name].value is True
+
+
+def _check_lists(choices: Choices) -> None:
+    for one, other in (("servers", "trainers"), ("trainers", "servers")):
+        if one in choices and other not in choices:
+            raise UsageError(f"{choices[one]} needs --{other} too: both are lists of endpoints")
+    for listed, counted in _LISTS:
+        if listed in choices and counted in choices:
+            entries, number = len(choices[listed].value), choices[counted]
+            if entries != number.value:
+                raise UsageError(f"{choices[listed]} has {entries} endpoints, and {number} was given")
+
+
+def _check_endpoints(choices: Choices) -> None:
+    owners: dict[str, Choice] = {}
+    for name in ("servers", "trainers", "coordinators", "heter_workers"):
+        for endpoint in _endpoints(choices, name):
+            if ":" in endpoint and endpoint in owners:
+                raise UsageError(
+                    f"{endpoint} is in both {owners[endpoint].origin} and {choices[name].origin}"
+                )
+            owners[endpoint] = choices[name]
+
+
+def _endpoints(choices: Choices, name: str) -> tuple[str, ...]:
+    value = choices[name].value if name in choices else ()
+    return tuple(endpoint for stage in value for endpoint in stage) if name == "heter_workers" else value
+
+
+def _check_total(choices: Choices) -> None:
+    counted = [choices[name] for _, name in _LISTS if name in choices]
+    total = sum(choice.value for choice in counted)
+    if "heter_worker_num" in choices:
+        counted.append(choices["heter_worker_num"])
+        total += sum(choices["heter_worker_num"].value)
+    if total > PROCESSES_PER_NODE:
+        names = ", ".join(map(str, counted))
+        raise UsageError(
+            f"{names}: {total} processes on one machine; fleetrun starts at most {PROCESSES_PER_NODE}"
+        )
+
+
+def _check_devices(choices: Choices) -> None:
+    processes, devices = choices.get("nproc_per_node"), choices.get("devices")
+    if processes is None or devices is None:
+        return
+    given = len(devices.value)
+    if processes.value == "cpu":
+        raise UsageError(f"{processes} starts a process per core, and {devices} was given; give one of them")
+    if not isinstance(processes.value, int):
+        return
+    if processes.value > given:
+        raise UsageError(f"{processes} asks for more processes than {devices} has devices ({given})")
+    if given % processes.value:
+        raise UsageError(f"{devices}: {given} devices cannot be divided evenly among {processes}")
+
+
+def _check_stages(choices: Choices, reason: Choice | None) -> None:
+    counts, lists, kinds = (
+        choices.get(name) for name in ("heter_worker_num", "heter_workers", "heter_devices")
+    )
+    workers = counts or lists
+    if workers is None:
+        raise UsageError(f"{reason} needs --heter_worker_num or --heter_workers: who the heter workers are")
+    if counts and lists and tuple(map(len, lists.value)) != counts.value:
+        raise UsageError(f"{counts} does not count what {lists} lists")
+    if kinds and len(kinds.value) != len(workers.value):
+        raise UsageError(f"{kinds} names {len(kinds.value)} of the {len(workers.value)} stages of {workers}")
+
+
+# ---- Which machines a job is for
+
+
+def _check_machines(choices: Choices) -> list[str]:
+    """Raise UsageError for what does not fit together; return remarks on what is not needed."""
+    _check_agreement(choices)
+    alone = not _several_machines(choices)
+    if alone:
+        _check_alone(choices)
+    elif "standalone" in choices and choices["standalone"].value:
+        raise UsageError(f"{choices['standalone']} is for one machine, and {_reason(choices)} for several")
+    if "image" in choices and ("scheduler" not in choices or choices["scheduler"].value != "kubernetes"):
+        raise UsageError(f"{choices['image']} is for --scheduler kubernetes")
+    if "scheduler_option" in choices and "scheduler" not in choices:
+        raise UsageError(f"{choices['scheduler_option']} needs --scheduler: whose option it is")
+    master = choices.get("master")
+    if alone and master and not master.value.startswith("etcd://"):
+        return [f"{master} is not used: one machine needs no meeting point"]
+    return []
+
+
+def _several_machines(choices: Choices) -> bool:
+    """Whether what was chosen speaks of several machines. Endpoint lists may, too: that only shows on the
+    machine.
+    """
+    nodes, ips, master = (choices.get(name) for name in ("nnodes", "ips", "master"))
+    return bool(
+        (nodes and nodes.value != (1, 1))
+        or (ips and len(ips.value) > 1)
+        or (master and master.value.startswith("etcd://"))
+    )
+
+
+def _reason(choices: Choices) -> Choice:
+    return next(choices[name] for name in ("nnodes", "ips", "master") if name in choices)
+
+
+def _check_alone(choices: Choices) -> None:
+    rank, level, master = (choices.get(name) for name in ("rank", "elastic_level", "master"))
+    listed = "servers" in choices
+    if rank and rank.value > 0:
+        raise UsageError(f"{rank} needs --nnodes: of how many machines")
+    if level and level.value >= 0 and not listed:
+        raise UsageError(f"{level} needs --nnodes: one machine has no other in its place")
+    if master and not listed and "nnodes" not in choices:
+        raise UsageError(f"{master} needs --nnodes: how many machines meet there")
+    for name in ("server_num", "trainer_num"):
+        if name in choices and choices[name].value == 0 and not listed:
+            raise UsageError(f"{choices[name]}: one machine needs at least one of them")
+
+
+def _check_agreement(choices: Choices) -> None:
+    nodes, ips, rank = choices.get("nnodes"), choices.get("ips"), choices.get("rank")
+    if nodes and ips and nodes.value != (len(ips.value),) * 2:
+        raise UsageError(f"{nodes} and {ips} do not agree: {len(ips.value)} machines are listed")
+    if nodes and rank and rank.value >= nodes.value[1]:
+        raise UsageError(f"{rank} is not a rank of {nodes}: ranks go from 0 to {nodes.value[1] - 1}")
+    if nodes and nodes.value[1] > 1 and rank and rank.value > 0 and not _meeting(choices):
+        raise UsageError(f"{rank} needs --master: where the first machine is")
+
+
+def _meeting(choices: Choices) -> bool:
+    return "master" in choices or "master_addr" in choices or "servers" in choices
+
+
+# ---- Roles of a job file, and the script
+
+_MODES = {
+    Role.SERVER: (Mode.PS, Mode.PS_HETER),
+    Role.COORDINATOR: (Mode.PS, Mode.PS_HETER),
+    Role.HETER: (Mode.PS_HETER,),
+}
+Wishes = tuple[RoleSettings, ...]
+
+
+def _roles_for_mode(
+    roles: Sequence[RoleSettings], mode: Mode, overruled: bool, typed_script: bool
+) -> tuple[Wishes, list[str]]:
+    """The wishes for roles that there are in this mode, and a remark on each other one. A script that was
+    typed takes the place of the trainers' own.
+
+    Raises UsageError for a role that a mode does not have which nothing but the file chose: `overruled` tells
+    whether something else did.
+    """
+    kept: list[RoleSettings] = []
+    remarks: list[str] = []
+    for wish in roles:
+        modes = _MODES.get(wish.role, tuple(Mode))
+        if mode in modes:
+            typed = typed_script and wish.role is Role.TRAINER
+            kept.append(
+                replace(wish, script=None, args=None, module=False, no_python=False) if typed else wish
+            )
+            continue
+        what = f"{wish.where}: [{wish.table}]"
+        if not overruled:
+            raise UsageError(
+                f"{what} is for {' and '.join(modes)}, and the mode is {mode}",
+                hint="Say how many there are: count = 1.",
+            )
+        remarks.append(f"{what} is not used: the mode is {mode}")
+    return tuple(kept), remarks
+
+
+def _script_of(line: CommandLine, file: JobFile, roles: Wishes, mode: Mode) -> tuple[str, tuple[str, ...]]:
+    """The job's script and its arguments: what was typed, else what the file says, else the trainers' own.
+
+    Raises UsageError when there is none, or a role is left without one.
+    """
+    if line.script is not None:
+        return line.script, line.script_args
+    if file.script is not None:
+        return file.script, file.args
+    own = {wish.role: wish for wish in roles if wish.script is not None}
+    if Role.TRAINER not in own:
+        hint = "usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]"
+        if file != NOTHING:
+            hint = f'Write script = "train.py" into the job file, or {hint.partition(" ")[2]}'
+        raise UsageError("no script was given", hint=hint)
+    needed = {wish.role for wish in roles} | ({Role.SERVER} if mode.has_servers else set())
+    for role in sorted(needed - own.keys()):
+        raise UsageError(
+            f"{own[Role.TRAINER].where}: only some roles have a script, and [{table_of(role)}] has none",
+            hint='Write script = "..." there, or at the top of the file for all roles.',
+        )
+    trainer = own[Role.TRAINER]
+    assert trainer.script is not None
+    return trainer.script, trainer.args or ()
+
+
+# ---- Values that follow from others
+
+
 def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
     """The value of each field, with what follows from others filled in."""
     values = {name: choice.value for name, choice in choices.items() if name != "run_mode"}
     if "devices" in choices:
         values["device_kind"] = DEVICE_KINDS.get(choices["devices"].alias, "gpu")
-    values |= implied_values(choices)
+    values |= _implied_values(choices)
     if not mode.has_servers:
         return values
     if "servers" in values:
@@ -317,4 +549,19 @@ def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
     if mode is Mode.PS_HETER:
         stages = values.get("heter_worker_num") or values["heter_workers"]
         values = {"heter_devices": ("gpu",) * len(stages)} | values
+    return values
+
+
+def _implied_values(choices: Choices) -> dict[str, Any]:
+    """What follows from other choices: ranges are elastic, and torchrun's address is a meeting point."""
+    values: dict[str, Any] = {}
+    nodes = choices.get("nnodes")
+    if "ips" in choices:
+        values["nnodes"] = (len(choices["ips"].value),) * 2
+    if nodes and nodes.value[0] < nodes.value[1] and "elastic_level" not in choices:
+        values["elastic_level"] = 1
+    address, port = choices.get("master_addr"), choices.get("master_port")
+    if address and _several_machines(choices) and "ips" not in choices:
+        values["master"] = join_endpoint(address.value, port.value if port else TORCHRUN_PORT)
+        values |= {"master_addr": None, "master_port": None}
     return values

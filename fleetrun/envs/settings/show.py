@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetrun.envs.contract import Role
 from fleetrun.envs.settings import parsing
-from fleetrun.envs.settings.options import OPTIONS, LaunchSettings, Resolved, RoleWish
+from fleetrun.envs.settings.options import OPTIONS, LaunchSettings, Resolved, RoleSettings
 
 # ---- Settings as a person reads them: the rows of the banner, and the command line that gives them again.
 
@@ -80,7 +80,7 @@ def words(resolved: Resolved, but: Collection[str] = ()) -> tuple[str, ...]:
     """
     given = [word for name, word in resolved.words.items() if name not in but and name != "module"]
     settings = resolved.settings
-    if settings.script_filed:
+    if settings.script_in_job_file:
         return tuple(given)
     script = ("-m", settings.script) if settings.module else (settings.script,)
     if settings.script.startswith("-"):
@@ -103,7 +103,7 @@ def agreed(resolved: Resolved) -> dict[str, str]:
         for wish in settings.roles
         if wish.script is not None
     }
-    evaluators = settings.wish(Role.EVALUATOR)
+    evaluators = settings.role_settings(Role.EVALUATOR)
     where = "each machine" if evaluators.each else "the first machine"
     number = f"{evaluators.count} on {where}" if evaluators.count else "none"
     return {**texts, "the script": settings.script.rpartition("/")[2], **scripts, "roles.evaluator": number}
@@ -115,7 +115,7 @@ def agreed(resolved: Resolved) -> dict[str, str]:
 def job_file_parts(settings: LaunchSettings) -> dict[str, Any]:
     """Tables as they stand in a job file; empty when options say everything. Texts are filled in."""
     found: dict[str, Any] = {}
-    if settings.script_filed:
+    if settings.script_in_job_file:
         found |= {"script": settings.script, "args": list(settings.script_args)}
     if settings.environment:
         found["environment"] = dict(settings.environment)
@@ -124,7 +124,7 @@ def job_file_parts(settings: LaunchSettings) -> dict[str, Any]:
     return found | ({"roles": roles} if roles else {})
 
 
-def _role(wish: RoleWish) -> dict[str, Any]:
+def _role(wish: RoleSettings) -> dict[str, Any]:
     resources = {"devices": list(wish.devices), "threads": wish.threads}
     said = {
         "script": wish.script,

@@ -5,9 +5,8 @@ import math
 
 import pytest
 
-from fleetrun.envs import contract
+from fleetrun.envs.channels import LARGEST_DATAGRAM, LONGEST_NAME
 from fleetrun.progress import reports
-from trainers.progress import channel
 from trainers.progress.channel import datagrams, shown
 from trainers.progress.meter import Activity
 
@@ -25,9 +24,9 @@ class Nobody:
 @pytest.mark.parametrize("letter", ["x", "ü", "\u6e2f", "\U0001f600", '"', "\\", "\x1b", "\ud800"])
 @pytest.mark.parametrize("count", [0, 1, 200])
 def test_however_long_names_are_all_values_arrive(letter, count):
-    values = {shown(f"{number}{letter * 200}", channel.LONGEST_NAME): number * 1.5 for number in range(count)}
+    values = {shown(f"{number}{letter * 200}", LONGEST_NAME): number * 1.5 for number in range(count)}
     sent = list(datagrams(SAID, values))
-    assert all(len(each) <= channel.LARGEST for each in sent)
+    assert all(len(each) <= LARGEST_DATAGRAM for each in sent)
     read = [reports.read_report(each) for each in sent]
     assert all(report is not None and report.step == 1 << 60 for report in read)
     assert {name: value for report in read for name, value in report.values.items()} == values
@@ -39,11 +38,3 @@ def test_every_activity_can_be_told(what):
     report = reports.read_report(json.dumps({"mark": "p.trainer.0", "activity": fields}).encode())
     assert report is not None
     assert report.activity is not None
-
-
-def test_both_sides_agree():
-    assert channel.LARGEST == reports.LARGEST
-    assert channel.LONGEST_NAME == reports.LONGEST_NAME
-    assert channel.LONGEST_WHAT == reports.LONGEST_WHAT
-    assert channel.SOCKET_VARIABLE == contract.PROGRESS
-    assert channel.MARK_VARIABLE == contract.MARK

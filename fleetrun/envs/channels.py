@@ -1,0 +1,149 @@
+"""The channels between a launcher and a process that it started: the error file, the stop notice, progress
+reports and the signal for stacks. Formats, limits and variable names for both sides; opens no file and no
+socket.
+
+| channel      | written by   | how it gets there                                                         |
+|--------------|--------------|---------------------------------------------------------------------------|
+| error file   | process      | JSON in the file of FLEETRUN_ERROR_FILE, when the process fails           |
+| stop notice  | launcher     | JSON in the file of FLEETRUN_NOTICE, before SIGTERM                       |
+| progress     | process      | JSON datagrams to the unix socket of FLEETRUN_PROGRESS                    |
+| stacks       | process      | text in its log, when the launcher sends STACKS_SIGNAL                    |
+
+Standard library only, and little of it: every script that imports `trainers` loads this module.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from fleetrun.values import dataclass
+
+CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
+"""The container of a process: `pod.role.rank`. Everything that the process starts inherits it."""
+
+NOTICE_VARIABLE = "FLEETRUN_NOTICE"
+PROGRESS_VARIABLE = "FLEETRUN_PROGRESS"
+ERROR_FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
+"""fleetrun's variable wins over torchrun's."""
+
+
+def container_id(pod: str, role: str, rank: int) -> str:
+    """The value of CONTAINER_VARIABLE."""
+    return f"{pod}.{role}.{rank}"
+
+
+def inside_container(environ: Mapping[str, str]) -> str | None:
+    """`pod.role.rank` when this process was started by fleetrun, else None."""
+    return environ.get(CONTAINER_VARIABLE) or None
+
+
+# ---- Error file, in torchrun's shape (torch.distributed.elastic.multiprocessing.errors.ErrorHandler), and
+# with `time_ns`: the launcher orders failures by it, and whole seconds are too coarse for that.
+
+LARGEST_ERROR_FILE = 1 << 20
+"""Bytes that the launcher reads."""
+
+_DISMISSED = {"dismissed": True}
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """`message` is one line such as `ValueError: bad input`; `time` is when it was raised, seconds since the
+    epoch.
+    """
+
+    message: str
+    traceback: str
+    time: float
+
+
+def error_file(environ: Mapping[str, str]) -> str:
+    """The file that the launcher reads, or an empty string."""
+    return next((environ[name] for name in ERROR_FILE_VARIABLES if environ.get(name)), "")
+
+
+def write_error(message: str, traceback: str, now_ns: int) -> str:
+    """The text of an error file: `{"message": {"message": ..., "extraInfo": {"py_callstack", "timestamp",
+    "time_ns"}}}`.
+    """
+    extra = {"py_callstack": traceback, "timestamp": str(now_ns // 1_000_000_000), "time_ns": now_ns}
+    return json.dumps({"message": {"message": message, "extraInfo": extra}})
+
+
+def read_error(text: bytes, written: float) -> ErrorRecord | None:
+    """The record in an error file that was last written at `written` (seconds since the epoch); None for
+    anything malformed: a report must not fail because of it.
+
+    torch's own timestamp has whole seconds, too coarse to tell which rank failed first: without `time_ns`
+    the time of the file counts.
+    """
+    try:
+        message = json.loads(text)["message"]
+        if isinstance(message, str):
+            return ErrorRecord(message, "", written)
+        extra = message["extraInfo"]
+        nanoseconds = extra.get("time_ns")
+        when = int(nanoseconds) / 1e9 if nanoseconds is not None else written
+        if not 0 <= when <= written + 1:
+            when = written  # the file cannot have been written at that time
+        return ErrorRecord(str(message["message"]), str(extra["py_callstack"]), when)
+    except _MALFORMED:
+        return None
+
+
+def write_dismissed() -> str:
+    """The text that a server leaves in its error file when its trainers have dismissed it: the launcher must
+    not take its exit for a failure.
+    """
+    return json.dumps(_DISMISSED)
+
+
+def read_dismissed(text: bytes) -> bool:
+    """Whether this is what `write_dismissed` returns."""
+    try:
+        return bool(json.loads(text) == _DISMISSED)
+    except _MALFORMED:
+        return False
+
+
+# ---- Stop notice: why a process is asked to end, and when it will be killed.
+
+
+def write_notice(why: str, deadline: float) -> str:
+    """The text of a notice file; `deadline` in seconds since the epoch."""
+    return json.dumps({"why": why, "deadline": deadline})
+
+
+def read_notice(text: bytes) -> tuple[str, float] | None:
+    """`(why, deadline)`; None for what `write_notice` has not made."""
+    try:
+        notice: Any = json.loads(text)
+        return str(notice["why"]), float(notice["deadline"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+# ---- Progress. A datagram is a JSON object: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
+# 0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "time":
+# 1e9}`. Only the mark is required. `trainers.progress.channel` writes, `fleetrun.progress.reports` reads it.
+
+LARGEST_DATAGRAM = 8192
+"""Bytes of a report; the receiver ignores a longer one."""
+MOST_VALUES = 200
+"""Names of values in one datagram, and of those that are kept of one process."""
+LONGEST_NAME = 100
+"""Characters of the name of a value."""
+LONGEST_ACTIVITY = 120
+"""Characters of the description of an activity."""
+
+
+# ---- Stacks
+
+STACKS_SIGNAL = signal.SIGRTMIN + 12
+"""At this signal a process writes the stacks of all its threads to its log. SIGUSR1 and SIGUSR2 are left to
+the scripts.
+"""
