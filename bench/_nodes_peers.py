@@ -39,7 +39,7 @@ def fleetrun() -> Launcher:
         version="",
         ours=True,
         etcd=shutil.which("etcd") is not None,
-        waits=("nodes are here", 1.0),
+        waits=("nodes have joined", 1.0),
         at_once=2,
     )
 

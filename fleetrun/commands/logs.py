@@ -29,8 +29,7 @@ from fleetrun.commands.find import (
     of_any,
     processes_elsewhere,
 )
-from fleetrun.console.status_line import tame
-from fleetrun.console.text import printable, printable_json
+from fleetrun.console.text import printable, printable_json, sanitize
 from fleetrun.errors import UsageError
 from fleetrun.pod.logs import rotated_away
 from fleetrun.record.history import History, is_running
@@ -202,7 +201,7 @@ class _Printer:
     def _as_text(self, line: Line) -> bytes:
         text = _last_state(line.text) if not line.lost else f"... {rotated_away(line.lost)}".encode()
         if self._tty:
-            text = tame(text)
+            text = sanitize(text)
             text += _RESET if b"\x1b[" in text else b""
         stamp = f"{_stamp(line.moment)} ".encode() if self._times else b""
         return stamp + self._looks[line.number].head + text + b"\n"

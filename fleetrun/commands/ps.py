@@ -10,7 +10,7 @@ import click
 
 from fleetrun.commands.output import Cell, Column, print_json, print_lines, room, table
 from fleetrun.commands.views import alive, figure, loss_of, step_of, text
-from fleetrun.console.text import count, duration
+from fleetrun.console.text import format_count, format_duration
 from fleetrun.control.client import STOPPED, Running, running_launches
 from fleetrun.control.usage import objects_in
 
@@ -82,8 +82,8 @@ def _row(job: Running, now: float) -> list[Cell]:
         Cell(text(status, "mode")),
         Cell(_silence(job) or text(status, "state"), "yellow" if job.silence else ""),
         Cell(f"{alive(there)}/{len(there)}" if there else ""),
-        Cell(duration(now - job.started if job.started is not None else None)),
-        Cell(count(restarts) if restarts else ""),
+        Cell(format_duration(now - job.started if job.started is not None else None)),
+        Cell(format_count(restarts) if restarts else ""),
         Cell(step_of(trainer)),
         Cell(loss_of(trainer)),
         Cell(str(job.log_dir) if job.job else "", "dim"),

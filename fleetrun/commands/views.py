@@ -14,7 +14,7 @@ from typing import Any
 from rich.text import Text
 
 from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, table
-from fleetrun.console.text import count, duration, loss, printable, short
+from fleetrun.console.text import format_count, format_duration, format_loss, format_short, printable
 from fleetrun.control.usage import objects_in
 from fleetrun.pod.process import signal_name
 
@@ -151,10 +151,10 @@ def _node_row(node: Mapping[str, Any]) -> list[Cell]:
         Cell(text(node, "title")),
         Cell(silent, "yellow") if silent else Cell(state, STYLES.get(state, "")),
         Cell(f"{_up(node)} of {total} up" if total else ""),
-        Cell(duration(figure(node, "elapsed"))),
+        Cell(format_duration(figure(node, "elapsed"))),
         Cell(text(node, "pod")),
-        Cell(written(count, figure(node, "step"))),
-        Cell(written(short, figure(node, "rate"))),
+        Cell(written(format_count, figure(node, "step"))),
+        Cell(written(format_short, figure(node, "rate"))),
         Cell(_mark_of_this_node(node, "{}") or text(node, "why"), "dim"),
     ]
 
@@ -202,7 +202,7 @@ def heading(
         Text(text(status, "mode")),
         Text(state, STYLES.get(state, "")),
         *([Text(f"{up} of {there} process{'es' * (there != 1)} up")] if there else []),
-        Text(duration(figure(status, "elapsed"))),
+        Text(format_duration(figure(status, "elapsed"))),
         Text(f"restarts: {text(status, 'restarts')} of {text(status, 'max_restart')}"),
     ]
     where = [
@@ -265,15 +265,15 @@ def _row(one: Mapping[str, Any], now: float, node: str) -> list[Cell]:
         Cell(text(one, "rank")),
         Cell(text(one, "pid")),
         Cell(_state(one), STYLES.get(state, "")),
-        Cell(duration(up)),
-        Cell(count(attempt) if attempt else ""),
+        Cell(format_duration(up)),
+        Cell(format_count(attempt) if attempt else ""),
         Cell(percent(figure(one, "cpu"))),
         Cell(size(figure(one, "memory"))),
         Cell(percent(figure(one, "gpu"))),
         Cell(size(figure(one, "gpu_memory"))),
         Cell(step_of(one)),
         Cell(loss_of(one), "red" if loss_of(one) in _NO_NUMBERS else ""),
-        Cell(written(short, figure(one, "rate"))),
+        Cell(written(format_short, figure(one, "rate"))),
         Cell(said(one), "dim"),
     ]
 
@@ -289,11 +289,11 @@ def _state(one: Mapping[str, Any]) -> str:
 def loss_of(one: Mapping[str, Any]) -> str:
     """One that is no number too."""
     said = one.get("loss")
-    return str(said) if str(said) in _NO_NUMBERS else written(loss, figure(one, "loss"))
+    return str(said) if str(said) in _NO_NUMBERS else written(format_loss, figure(one, "loss"))
 
 
 def step_of(one: Mapping[str, Any]) -> str:
-    return written(count, figure(one, "step"))
+    return written(format_count, figure(one, "step"))
 
 
 def said(one: Mapping[str, Any]) -> str:
@@ -301,8 +301,8 @@ def said(one: Mapping[str, Any]) -> str:
     activity = one.get("activity")
     if isinstance(activity, dict) and isinstance(activity.get("what"), str):
         done, of = figure(activity, "done"), figure(activity, "of")
-        part = f" {short(done)}" if done is not None else ""
-        return f"{activity['what']}:{part}{f' of {short(of)}' if of is not None else ''}".rstrip(":")
+        part = f" {format_short(done)}" if done is not None else ""
+        return f"{activity['what']}:{part}{f' of {format_short(of)}' if of is not None else ''}".rstrip(":")
     return text(one, "last_line")
 
 

@@ -1,8 +1,8 @@
 """The console of a launch, and the outputs that it writes to.
 
-What fleetrun itself reports goes to stderr, what the containers print goes to stdout. `Console` formats whole
-lines; `Sink` writes them without ever blocking the loop, so that a terminal stopped with Ctrl-S or a slow
-reader of a pipe delays neither the job nor its supervision.
+Messages of fleetrun go to stderr, output of the containers goes to stdout. `Console` formats whole lines;
+`Sink` writes them without ever blocking the loop, so that a terminal stopped with Ctrl-S or a slow reader of
+a pipe delays neither the job nor its supervision.
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ from fleetrun.console.text import wrapped
 from fleetrun.pod.loop import WRITE, Loop
 
 if TYPE_CHECKING:
-    from fleetrun.console.status_text import Facts
-
-
-# ---- Every line a person sees. Two outputs: what fleetrun says goes to stderr, what the containers print to
-# stdout.
+    from fleetrun.console.status_text import StatusFields
 
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 _RED, _YELLOW, _RESET = "\033[31m", "\033[33m", "\033[0m"
@@ -34,7 +30,7 @@ _LABEL_COLOURS = tuple(f"\033[{code}m" for code in (36, 32, 35, 34, 33, 96, 92, 
 
 
 class Output(Protocol):
-    """Where lines go: a `Sink`, or what stands before one."""
+    """Where lines go: a `Sink`, or something that writes to one."""
 
     @property
     def room(self) -> bool: ...
@@ -44,7 +40,9 @@ class Output(Protocol):
 
 
 class Console:
-    """`level` is the least that is said, `columns` the width of the terminal that stderr is (None: none)."""
+    """`level` is the lowest level that is shown. `columns` is the width of the terminal at stderr, None if
+    stderr is not a terminal.
+    """
 
     def __init__(
         self,
@@ -57,59 +55,59 @@ class Console:
     ) -> None:
         self.out = out
         self.err = err
-        self._least = LEVELS[level]
+        self._level = LEVELS[level]
         self._colour = colour
         self._columns = columns
 
     def attach(self, loop: Loop, room: Callable[[], None]) -> None:
-        """From now on output that cannot go out at once waits for the loop; `room` is called when stdout is
-        free again.
+        """From now on the loop writes what cannot be written at once; `room` is called when stdout has taken
+        everything.
         """
         self.out.attach(loop, room)
         if self.err is not self.out:
             self.err.attach(loop, lambda: None)
 
     def drain(self, interrupted: int) -> None:
-        """Wait until everything is written or its reader is gone, or `interrupted` becomes readable."""
+        """Wait until everything is written, its reader is gone, or `interrupted` becomes readable."""
         self.out.drain(interrupted)
         self.err.drain(interrupted)
 
-    # ---- what displays differ in
+    # The parts in which displays differ.
 
-    follows = True
+    shows_output = True
     """Whether the output of containers is shown."""
-    stands = False
-    """Whether it shows how the job stands, once `begin` has told it."""
+    shows_status = False
+    """Whether it shows the state of the job, which it gets by `begin`."""
 
     @property
     def listener(self) -> Callable[[bytes], None] | None:
-        """Who wants every event of the record, as a line of JSON without its end."""
+        """Takes every event of the record, as a line of JSON without its newline; None if not wanted."""
         return None
 
-    def begin(self, loop: Loop, facts: Callable[[], Facts]) -> None:
-        """A pod is about to run; from now on `facts` tells how the job stands."""
+    def begin(self, loop: Loop, status: Callable[[], StatusFields]) -> None:
+        """A pod is about to run; from now on `status` returns the state of the job."""
 
     def end(self) -> None:
-        """Nothing runs any more, and all that it printed is shown."""
+        """All processes have ended, and their output is shown."""
 
     def pause(self) -> None:
-        """This process is about to stop: the terminal is somebody else's until `resume`."""
+        """This process is about to be stopped (Ctrl-Z): the terminal is the shell's until `resume`."""
 
     def resume(self) -> None: ...
 
     def follower(
         self, name: str, width: int, number: int, *, alone: bool
     ) -> tuple[Callable[[bytes], None], bool]:
-        """What takes the output of a container, and whether it wants the states of lines too that end in a
-        carriage return. One that is followed alone has no label.
+        """A function that takes the output of a container, and whether it also takes unfinished lines, which
+        end in a carriage return. The only container that is shown (`alone`) has no label.
         """
         label = b"" if alone else self.label(name, width, number)
         return partial(self.show, label), alone
 
-    # ----
+    # Messages.
 
-    def says(self, level: str) -> bool:
-        return LEVELS[level] >= self._least
+    def enabled(self, level: str) -> bool:
+        return LEVELS[level] >= self._level
 
     def debug(self, text: str) -> None:
         self._say("DEBUG", text)
@@ -124,28 +122,28 @@ class Console:
         self._say("ERROR", text, _RED)
 
     def show(self, label: bytes, lines: bytes) -> None:
-        """Whole lines of a container, each with the label before it."""
+        """Whole lines of a container, each after the label."""
         self.out.write(label + lines[:-1].replace(b"\n", b"\n" + label) + b"\n" if label else lines)
 
     def block(self, lines: Iterable[str], *, level: str = "INFO") -> None:
-        """Lines without the stamp: tables and reports."""
-        if self.says(level):
+        """Lines without a time stamp: tables and reports."""
+        if self.enabled(level):
             self.err.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
 
     def _say(self, level: str, text: str, colour: str = "") -> None:
-        if not self.says(level):
+        if not self.enabled(level):
             return
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now % 1 * 1000):03d}"
         head = f"LAUNCH {level} {stamp} "
-        lines = [piece for line in text.splitlines() or [""] for piece in self._fitted(head + line)]
+        lines = [piece for line in text.splitlines() or [""] for piece in self._wrap(head + line)]
         painted = [
             line.replace(f"LAUNCH {level}", self.paint(f"LAUNCH {level}", colour), 1) for line in lines
         ]
         self.err.write("".join(f"{line}\n" for line in painted).encode("utf-8", "surrogateescape"))
 
-    def _fitted(self, line: str) -> list[str]:
-        """On a terminal a long line goes on below, broken between words."""
+    def _wrap(self, line: str) -> list[str]:
+        """On a terminal long lines are broken between words."""
         return [line] if self._columns is None else wrapped(line, self._columns)
 
     def paint(self, text: str, colour: str) -> str:
@@ -157,34 +155,32 @@ class Console:
 
 
 def wants_colour(environ: Mapping[str, str]) -> bool:
-    """The customs: NO_COLOR, FORCE_COLOR, TERM=dumb, and no colour into files and pipes."""
+    """NO_COLOR, FORCE_COLOR and TERM=dumb as usual; otherwise colour only if both outputs are terminals."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return False
     return bool(environ.get("FORCE_COLOR")) or (sys.stderr.isatty() and sys.stdout.isatty())
 
 
 def terminal_columns() -> int | None:
-    """Columns of the terminal that stderr is, None where it is none."""
+    """Columns of the terminal at stderr, at least 40; None if stderr is not a terminal."""
     try:
         return max(40, os.get_terminal_size(2).columns)
     except OSError:
         return None
 
 
-# ---- An output that never blocks the loop: what cannot be written now waits, and whoever produces it is told
-# to wait too.
-#
-# A terminal that was stopped with Ctrl-S or a pipe whose reader is slow must delay neither the job nor the
-# watch over it. Lines go out whole and in order. What waits is bounded by asking `room` before reading more
-# of a log: the log file is the buffer, so nothing is lost.
-
-_ROOM = 1 << 20
-# Less than a pipe's atomic size: when poll says writable, so much goes in without blocking even on a blocking
-# descriptor.
+_ROOM = 1 << 20  # bytes
+# When poll reports a pipe as writable, so many bytes fit without blocking, even on a blocking descriptor.
 _CHUNK = select.PIPE_BUF
 
 
 class Sink:
+    """An output that never blocks the loop; what cannot be written now waits in memory.
+
+    Lines are written whole and in order. Memory is bounded because `room` is asked before more of a log is
+    read: the log file is the buffer, so nothing is lost.
+    """
+
     def __init__(self, fd: int) -> None:
         self._waiting = bytearray()
         self._loop: Loop | None = None
@@ -194,19 +190,19 @@ class Sink:
         self._fd, self._nonblocking = _reopened(fd)
 
     def attach(self, loop: Loop, emptied: Callable[[], None]) -> None:
-        """From now on the loop writes what has to wait, and `emptied` is called when all of it is out."""
+        """From now on the loop writes what waits; `emptied` is called when all of it is written."""
         self._loop = loop
         self._emptied = emptied
         self._arm(bool(self._waiting) and not self.closed)
 
     @property
     def room(self) -> bool:
-        """Whether more may be written without piling up."""
+        """Whether the caller may write more."""
         return len(self._waiting) < _ROOM
 
     @property
     def idle(self) -> bool:
-        """Whether everything has gone out."""
+        """Whether everything is written."""
         return not self._waiting
 
     def write(self, data: bytes) -> None:
@@ -217,9 +213,7 @@ class Sink:
             self._pump()
 
     def drain(self, interrupted: int | None = None) -> None:
-        """Write everything, waiting for the reader as long as it takes: until it is gone, or `interrupted` is
-        readable.
-        """
+        """Write everything, however slow the reader: until it is gone or `interrupted` becomes readable."""
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
         if interrupted is not None:
@@ -244,7 +238,7 @@ class Sink:
         return bool(poll.poll(0))
 
     def _write_some(self) -> bool:
-        """Whether anything went out."""
+        """Whether any bytes were written."""
         size = len(self._waiting) if self._nonblocking else _CHUNK
         try:
             with memoryview(self._waiting) as view:
@@ -271,11 +265,11 @@ class Sink:
 
 
 def _reopened(fd: int) -> tuple[int, bool]:
-    """A descriptor of our own with O_NONBLOCK, so that the flag does not reach the shell that shares the old
-    one.
+    """A descriptor to write to, and whether writing to it never blocks.
 
-    Regular files never block; sockets cannot be opened again, and are written to in small pieces when poll
-    says so.
+    A terminal or pipe is opened again with O_NONBLOCK, because on the shared descriptor the flag would reach
+    the shell too. Regular files never block. Sockets cannot be opened again: they are written in small pieces
+    when poll reports room.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
@@ -288,7 +282,7 @@ def _reopened(fd: int) -> tuple[int, bool]:
 
 
 def sinks() -> tuple[Sink, Sink]:
-    """For stdout and stderr: one and the same where both are one file, so that their lines cannot mix."""
+    """For stdout and stderr. If both are the same file they share one sink, so that lines cannot mix."""
     out = Sink(1)
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(1), os.fstat(2)):

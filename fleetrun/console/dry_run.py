@@ -1,4 +1,4 @@
-"""What a launch would do, for `--dry_run`: as text, or as one JSON document."""
+"""The plan that `--dry_run` prints: as text, or as one JSON document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
 def plan_document(spec: PodSpec, environ: Mapping[str, str]) -> dict[str, Any]:
-    """`environ` is the launcher's own: only what differs from it is listed for each container."""
+    """`environ` is the launcher's own environment: of each container only the difference is listed."""
     return {
         "job": spec.job_id,
         "mode": str(spec.mode),
@@ -52,5 +52,5 @@ def plan_as_text(spec: PodSpec, environ: Mapping[str, str]) -> list[str]:
         lines.append(f"  command  {shlex.join(container['command'])}")
         lines.append(f"  log      {container['log']}")
         lines += [f"  {name}={value}" for name, value in container["environment"].items()]
-    lines += ["", "Ports and the pod's name are examples: the next launch chooses its own."]
+    lines += ["", "Ports and the pod name are examples: a launch chooses its own."]
     return lines

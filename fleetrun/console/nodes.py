@@ -1,4 +1,4 @@
-"""Tells what happens between the nodes of a job. Decides nothing."""
+"""What the console shows about the nodes of a job: waiting, rendezvous, outages, and the final report."""
 
 from __future__ import annotations
 
@@ -11,54 +11,53 @@ from fleetrun.console.text import printable, wrapped
 _FRAME = 80
 
 
-class NodesVoice:
-    """One line for each thing that happens; `width` is that of reports."""
+class NodeReporter:
+    """Writes one line per event; `width` is the width of reports."""
 
     def __init__(self, console: Console, width: int) -> None:
         self._console = console
         self._width = width
-        self._down = False
-        self._been = False
+        self._store_down = False
+        self._reached = False
 
     def waiting(self, note: WaitingNote) -> None:
-        self._been = True
+        self._reached = True
         missing = f"; missing: {_listed(note.missing)}" if note.missing else ""
         if note.fewest <= note.present < note.most:
-            enough = "1 node is here" if note.present == 1 else f"{note.present} nodes are here"
-            here = f"{enough}; waiting {note.left:.0f} s for more, up to {note.most}"
+            joined = "1 node has joined" if note.present == 1 else f"{note.present} nodes have joined"
+            text = f"{joined}; waiting {note.left:.0f} s for more, up to {note.most}"
         elif note.present >= note.most:
-            here = f"all {note.present} nodes are here"
+            text = f"all {note.present} nodes have joined"
         else:
             wanted = str(note.most) if note.fewest == note.most else f"{note.fewest} to {note.most}"
-            here = f"{note.present} of {wanted} nodes are here; waiting at most {note.left:.0f} s more"
-        self._console.info(f"{here}{missing}")
+            text = f"{note.present} of {wanted} nodes have joined; waiting up to {note.left:.0f} s more"
+        self._console.info(f"{text}{missing}")
 
     def met(self, generation: int, size: int, rank: int, hosts: Sequence[str]) -> None:
-        self._been = True
-        where = _listed(hosts)
+        self._reached = True
         again = "" if generation == 1 else f" (generation {generation})"
-        self._console.info(f"Node {rank} of {size}{again}: {where}")
+        self._console.info(f"Node {rank} of {size}{again}: {_listed(hosts)}")
 
     def stopping(self, node: str, rank: int, headline: str, answer: str) -> None:
-        self._console.warning(f"{told(node, rank, headline)}; {answer}")
+        self._console.warning(f"{headline_on_node(node, rank, headline)}; {answer}")
 
     def store_down(self, why: str) -> None:
-        self._down = True
+        self._store_down = True
         self._console.warning(f"the meeting point cannot be reached: {why}; still trying")
 
     def store_up(self) -> None:
-        if self._down:
-            self._console.info(f"the meeting point is there{' again' if self._been else ''}")
-        self._down = False
+        if self._store_down:
+            self._console.info(f"{'reconnected to' if self._reached else 'reached'} the meeting point")
+        self._store_down = False
 
     def ending(self, why: str) -> None:
         self._console.warning(printable(why))
 
     def final(self, node: str, rank: int, headline: str, lines: Sequence[str]) -> None:
-        """The report of the node where it went wrong, or of what no node did; the same on every node."""
+        """The report of the node that failed, or of a failure of no node; every node shows the same."""
         frame = "=" * min(self._width, _FRAME)
         known = bool(node) and any(headline in line for line in lines)
-        head = f"On {_place(node, rank)}:" if known else told(node, rank, headline)
+        head = f"On {_place(node, rank)}:" if known else headline_on_node(node, rank, headline)
         body = [row for line in lines for row in wrapped(printable(line), self._width)]
         self._console.block([frame, *wrapped(head, self._width), *body, frame], level="ERROR")
 
@@ -77,12 +76,12 @@ class WaitingNote(Protocol):
 
 
 def _place(node: str, rank: int) -> str:
-    node = printable(node)  # other machines say what they are called
+    node = printable(node)  # the name comes from another machine
     return f"node {rank}, {node}" if rank >= 0 else f"node {node}"
 
 
-def told(node: str, rank: int, headline: str) -> str:
-    """What happened, and on which node; one that the headline begins with is not named twice."""
+def headline_on_node(node: str, rank: int, headline: str) -> str:
+    """`node 1, h2: trainer 3 exited with code 1`; a node that the headline begins with is not repeated."""
     headline = printable(headline)
     if not node:
         return headline

@@ -1,5 +1,7 @@
-"""The text of the status line: the state of a job, from the launcher's answer to `status`, as one row that
-fits the terminal. Pure.
+"""The text of the status line: the state of a job, taken from the launcher's answer to `status`, as one row
+that fits the terminal.
+
+`0:12:31 | trainers 2/2 | servers 1/1 | step 1,234 | loss 0.0231 | 12.3k samples/s | 1 restart`
 """
 
 from __future__ import annotations
@@ -9,14 +11,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleetrun.console.text import clock, columns, count, loss, printable, short
+from fleetrun.console.text import (
+    columns,
+    cut,
+    format_clock,
+    format_count,
+    format_loss,
+    format_short,
+    printable,
+)
 
-# ---- How a job stands, as the footer shows it: out of what a launcher answers to `status`. Pure.
+_SHOWN_STATES = ("starting", "restarting", "leaving", "ending")
+_MISSING_NODES_SHOWN = 2
+_SEPARATOR = " | "
+_BAR_WIDTH = 10
+_LONGEST_ACTIVITY = 60
+_ROLES = {
+    "ps": "servers",
+    "trainer": "trainers",
+    "heter": "heter trainers",
+    "coordinator": "coordinators",
+    "evaluator": "evaluators",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
-    """What takes long at the moment; `done` of `of` parts, None where nobody can tell."""
+class CurrentActivity:
+    """Something that takes long; `done` of `of` parts, None if that is not known."""
 
     what: str
     done: float | None = None
@@ -24,9 +45,9 @@ class Doing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """`elapsed` in seconds; `up` has role, how many processes of it run, and how many there are. `rate` is in
-    samples a second, over all trainers of this machine. `phase` is a word for what is not the usual.
+class StatusFields:
+    """`elapsed` is in seconds; `up` has (role, running processes, all processes); `rate` is in samples per
+    second over all trainers of this machine; `state` is empty while the job just runs.
     """
 
     elapsed: float = 0.0
@@ -35,16 +56,12 @@ class Facts:
     loss: float | None = None
     rate: float | None = None
     restarts: int = 0
-    phase: str = ""
-    doing: Doing | None = None
+    state: str = ""
+    activity: CurrentActivity | None = None
 
 
-_PHASES = ("starting", "restarting", "leaving", "ending")
-_NAMED = 2
-
-
-def facts_of(status: Mapping[str, Any]) -> Facts:
-    """Step and loss are those of the first trainer that reports."""
+def status_fields(status: Mapping[str, Any]) -> StatusFields:
+    """Step and loss are those of the first trainer that reports them."""
     containers = status["containers"]
     waiting = status["waiting"]
     trainers = [each for each in containers if each["role"] == "trainer"]
@@ -52,99 +69,79 @@ def facts_of(status: Mapping[str, Any]) -> Facts:
         (each for each in trainers if each["step"] is not None or each["loss"] is not None), {}
     )
     rates = [each["rate"] for each in trainers if each["rate"] is not None]
-    return Facts(
+    return StatusFields(
         elapsed=status["elapsed"],
-        up=() if waiting else _up(containers),
+        up=() if waiting else _processes_up(containers),
         step=reporting.get("step"),
         loss=reporting.get("loss"),
         rate=sum(rates) if rates else None,
         restarts=status["restarts"],
-        phase=status["state"] if status["state"] in _PHASES else "",
-        doing=_meeting(waiting) if waiting else _doing([*trainers, *containers]),
+        state=status["state"] if status["state"] in _SHOWN_STATES else "",
+        activity=_waiting_for_nodes(waiting) if waiting else _first_activity([*trainers, *containers]),
     )
 
 
-def _up(containers: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, int, int], ...]:
+def _processes_up(containers: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, int, int], ...]:
     """By role, trainers first."""
     roles = sorted(dict.fromkeys(each["role"] for each in containers), key=lambda role: role != "trainer")
     groups = [(role, [each for each in containers if each["role"] == role]) for role in roles]
     return tuple((role, sum(each["pid"] is not None for each in group), len(group)) for role, group in groups)
 
 
-def _doing(containers: Sequence[Mapping[str, Any]]) -> Doing | None:
-    """The first that does something takes the place."""
+def _first_activity(containers: Sequence[Mapping[str, Any]]) -> CurrentActivity | None:
     found = next((each["activity"] for each in containers if each["activity"]), None)
-    return Doing(found["what"], found["done"], found["of"]) if found else None
+    return CurrentActivity(found["what"], found["done"], found["of"]) if found else None
 
 
-def _meeting(waiting: Mapping[str, Any]) -> Doing:
+def _waiting_for_nodes(waiting: Mapping[str, Any]) -> CurrentActivity:
     missing = waiting["missing"]
-    names = ", ".join(missing[:_NAMED]) + (" ..." if len(missing) > _NAMED else "")
-    return Doing(f"{waiting['present']} of {waiting['wanted']} nodes, waiting for {names or 'more'}")
+    names = ", ".join(missing[:_MISSING_NODES_SHOWN])
+    names += " ..." if len(missing) > _MISSING_NODES_SHOWN else ""
+    return CurrentActivity(
+        f"{waiting['present']} of {waiting['wanted']} nodes, waiting for {names or 'more'}"
+    )
 
 
-# ---- The line at the foot of the terminal: facts into one row that fits. Pure.
-#
-# `0:12:31 | trainers 2/2 | servers 1/1 | step 1,234 | loss 0.0231 | 12.3k samples/s | 1 restart`
-
-_JOINT = " | "
-_BAR = 10
-_LONGEST_WHAT = 60
-_ROLES = {"ps": "servers", "trainer": "trainers", "heter": "heter trainers", "coordinator": "coordinators",
-          "evaluator": "evaluators"}  # fmt: skip
-
-
-def footer(facts: Facts, width: int) -> str:
-    """At most `width` columns. Where there is less room, what matters least is left out, then the end."""
-    fields = _fields(facts)
-    while len(fields) > 1 and columns(_row(fields)) > width:
+def status_row(status: StatusFields, width: int) -> str:
+    """At most `width` columns: the least important fields are left out first, then the end is cut off."""
+    fields = _prioritized_fields(status)
+    while len(fields) > 1 and columns(_joined(fields)) > width:
         fields.remove(max(fields))
-    return cut(_row(fields), width)
+    return cut(_joined(fields), width)
 
 
-def cut(text: str, width: int) -> str:
-    """As much of the beginning as fits."""
-    if text.isascii():
-        return text[: max(0, width)]
-    used = 0
-    for position, char in enumerate(text):
-        used += columns(char)
-        if used > width:
-            return text[:position]
-    return text
+def _joined(fields: Sequence[tuple[int, int, str]]) -> str:
+    return _SEPARATOR.join(text for _, _, text in fields)
 
 
-def _row(fields: list[tuple[int, int, str]]) -> str:
-    return _JOINT.join(text for _, _, text in fields)
+def _prioritized_fields(status: StatusFields) -> list[tuple[int, int, str]]:
+    """In the order of the row, each as (rank, position, text); rank 0 is the most important."""
+    texts = [(0, format_clock(status.elapsed))]
+    if status.state:
+        texts.append((1, status.state))
+    texts += [(6, f"{_ROLES.get(role, role)} {up}/{total}") for role, up, total in status.up if total]
+    if status.step is not None:
+        texts.append((3, f"step {format_count(status.step)}"))
+    if status.loss is not None:
+        texts.append((5, f"loss {format_loss(status.loss)}"))
+    if status.rate is not None:
+        texts.append((7, f"{format_short(status.rate)} samples/s"))
+    if status.restarts:
+        texts.append((4, f"{status.restarts} restart{'s' if status.restarts > 1 else ''}"))
+    if status.activity is not None:
+        texts.append((2, activity_text(status.activity)))
+    return [(rank, position, text) for position, (rank, text) in enumerate(texts)]
 
 
-def _fields(facts: Facts) -> list[tuple[int, int, str]]:
-    """In the order of the row, each as (how little it matters, its place, text)."""
-    texts = [(0, clock(facts.elapsed))]
-    if facts.phase:
-        texts.append((1, facts.phase))
-    texts += [(6, f"{_ROLES.get(role, role)} {up}/{total}") for role, up, total in facts.up if total]
-    if facts.step is not None:
-        texts.append((3, f"step {count(facts.step)}"))
-    if facts.loss is not None:
-        texts.append((5, f"loss {loss(facts.loss)}"))
-    if facts.rate is not None:
-        texts.append((7, f"{short(facts.rate)} samples/s"))
-    if facts.restarts:
-        texts.append((4, f"{facts.restarts} restart{'s' if facts.restarts > 1 else ''}"))
-    if facts.doing is not None:
-        texts.append((2, doing(facts.doing)))
-    return [(little, place, text) for place, (little, text) in enumerate(texts)]
-
-
-def doing(what: Doing) -> str:
+def activity_text(activity: CurrentActivity) -> str:
     """`loading tables [####......] 4/10`"""
-    name = printable(what.what)
-    if columns(name) > _LONGEST_WHAT:
-        name = cut(name, _LONGEST_WHAT - 3) + "..."
-    if what.done is None or not math.isfinite(what.done):
+    name = printable(activity.what)
+    done, of = activity.done, activity.of
+    if columns(name) > _LONGEST_ACTIVITY:
+        name = cut(name, _LONGEST_ACTIVITY - 3) + "..."
+    if done is None or not math.isfinite(done):
         return name
-    if what.of is None or not math.isfinite(what.of) or what.of <= 0:
-        return f"{name} {short(what.done)}"
-    full = int(_BAR * min(1.0, max(0.0, what.done / what.of)))
-    return f"{name} [{'#' * full}{'.' * (_BAR - full)}] {short(what.done)}/{short(what.of)}"
+    if of is None or not math.isfinite(of) or of <= 0:
+        return f"{name} {format_short(done)}"
+    full = int(_BAR_WIDTH * min(1.0, max(0.0, done / of)))
+    return f"{name} [{'#' * full}{'.' * (_BAR_WIDTH - full)}] {format_short(done)}/{format_short(of)}"

@@ -1,7 +1,7 @@
-"""Text for a person: wrapping, numbers and durations, the end of a log, control characters, and masked
-secrets.
+"""Text for a terminal and for reports: widths and wrapping, numbers and durations, control characters, the
+end of a log, and masked secrets. These functions return text; writing it is up to the caller.
 
-Everything here turns values or bytes into text; nothing here writes it.
+Patterns are strings that `re` compiles on first use: each launch loads this module and few launches use them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from fleetrun.files import open_plain
 from fleetrun.values import dataclass
 
-# ---- Text into rows of a terminal, broken between words. Some characters take two columns, and some none.
+# ---- Widths. Some characters take two columns of a terminal, and some none.
 
 _INDENT = "    "
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal `text` takes (Unicode's East Asian Width; marks take none)."""
+    """How many columns of a terminal `text` takes (Unicode's East Asian Width; combining marks take none)."""
     if text.isascii():
         return len(text)
     return sum(
@@ -31,8 +31,23 @@ def columns(text: str) -> int:
     )
 
 
+def cut(text: str, width: int) -> str:
+    """The beginning of `text`, at most `width` columns of it."""
+    if text.isascii():
+        return text[: max(0, width)]
+    used = 0
+    for position, char in enumerate(text):
+        used += columns(char)
+        if used > width:
+            return text[:position]
+    return text
+
+
 def wrapped(text: str, width: int) -> list[str]:
-    """Rows of at most `width` columns, after the first indented; a longer word has a row of its own."""
+    """`text` broken between words into rows of at most `width` columns; all but the first are indented.
+
+    A word that is longer than `width` gets a row of its own.
+    """
     if columns(text) <= width:
         return [text]
     rows: list[str] = []
@@ -46,26 +61,23 @@ def wrapped(text: str, width: int) -> list[str]:
     return [*rows, row]
 
 
-# ---- Numbers and lengths of time for a person: the foot of a terminal, lines, reports and tables write them
-# alike. Pure.
-#
-# What is an option's value stays in the unit of the option: `--timeout 300 s`.
+# ---- Numbers and durations. The value of an option keeps the unit of the option: `--timeout 300 s`.
 
 _UNITS = ("", "k", "M", "G", "T")
 
 
-def count(number: float) -> str:
-    """What is counted, such as steps, to the last one: `12,345`."""
+def format_count(number: float) -> str:
+    """All digits, for steps and the like: `12,345`."""
     return f"{number:,}"
 
 
-def loss(number: float) -> str:
-    """Four digits that count: `0.02314`. What is no number says so."""
+def format_loss(number: float) -> str:
+    """Four significant digits: `0.02314`; also `nan` and `inf`."""
     return f"{number:.4g}"
 
 
-def short(number: float) -> str:
-    """A pace or an amount, in three digits or so: `512`, `12.3k`, `0.25`."""
+def format_short(number: float) -> str:
+    """About three digits, for rates and amounts: `512`, `12.3k`, `0.25`."""
     size = number
     for unit in _UNITS:
         if abs(size) < 999.5:
@@ -74,8 +86,8 @@ def short(number: float) -> str:
     return f"{number:.3g}" if math.isfinite(number) else str(number)
 
 
-def duration(seconds: float | None) -> str:
-    """`45s`, `12m34s`, `1h02m`, `3d04h`; empty for what is not known."""
+def format_duration(seconds: float | None) -> str:
+    """`45s`, `12m34s`, `1h02m`, `3d04h`; empty if the duration is not known."""
     if seconds is None or not math.isfinite(seconds):
         return ""
     minutes, rest = divmod(max(0, int(seconds)), 60)
@@ -89,24 +101,81 @@ def duration(seconds: float | None) -> str:
 
 
 def lasted(seconds: float) -> str:
-    """The same within a sentence about what is over, where tenths of a second matter: `4.2 s`, `12m34s`."""
-    return f"{max(0.0, seconds):.1f} s" if seconds < 60 else duration(seconds) or "?"
+    """A duration within a sentence, with tenths below a minute: `4.2 s`, `12m34s`."""
+    return f"{max(0.0, seconds):.1f} s" if seconds < 60 else format_duration(seconds) or "?"
 
 
-def clock(seconds: float) -> str:
-    """The same where it ticks, so that it stays as wide: `0:00:07`, `2d 3:00:00`."""
+def format_clock(seconds: float) -> str:
+    """A duration of constant width, for a clock that is redrawn: `0:00:07`, `2d 3:00:00`."""
     days, rest = divmod(int(max(0.0, seconds)), 86400)
     time = f"{rest // 3600}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days}d {time}" if days else time
 
 
-# ---- The end of a log: its last lines, and the Python traceback in it. Any bytes, any length, newline at the
-# end or not.
+# ---- Control characters. A script may print any bytes; a terminal must not act on them.
 
-_LOOK_BACK = 64 * 1024
 _ESCAPES = r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"  # colours, titles
-_CONTROL = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
-_WIDE_SPACE = "\u3000"  # of Chinese text
+_CONTROL = rb"\x7f|\xc2[\x80-\x9f]"
+_IDEOGRAPHIC_SPACE = "\u3000"
+
+_SUSPECT = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]"
+_SEQUENCE = (
+    rb"\x1b\[[0-?]*[ -/]*[@-~]?"  # CSI: colours, moves, modes; may be cut off by the end of the line
+    rb"|\x1b[\]PX^_][^\x07\x1b\r\n]*(?:\x07|\x1b\\)?"  # OSC and the other strings: titles, links
+    rb"|\x1b[ -/]*[0-~]?"
+    rb"|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]"
+    rb"|\xc2[\x80-\x9f]"  # the one-character forms (C1), in UTF-8
+)
+_KEPT = rb"\x1b\[(?:[0-9;:]*m|[012]?K)"  # colours; erasing within the row
+_CURSOR_UP = rb"\x1b\[[1-7]?A"
+_COLOUR = r"(\x1b\[[0-9;:]*m)"
+_NO_TEXT = r"\x1b\[[012]?K|[\x00-\x1f\x7f]"
+
+
+def printable(line: str) -> str:
+    """One line that has no effect on a terminal and can be encoded."""
+    return "".join(
+        char if char.isprintable() or char == _IDEOGRAPHIC_SPACE else char.encode("unicode_escape").decode()
+        for char in re.sub(_ESCAPES, "", line).replace("\t", "    ")
+    )
+
+
+def printable_json(line: bytes) -> bytes:
+    """The same JSON with DEL and the C1 control characters escaped too; JSON itself requires only C0."""
+    return re.sub(_CONTROL, lambda found: b"\\u%04x" % ord(found.group().decode()), line)
+
+
+def sanitize(data: bytes, *, cursor_up: bool = False) -> bytes:
+    """Output of a script in which only colours and erasing within the row are left of all control sequences.
+
+    With `cursor_up` moves up by a few rows stay too, for a caller that draws those rows itself.
+    """
+    if not re.search(_SUSPECT, data):
+        return data
+
+    def kept(found: re.Match[bytes]) -> bytes:
+        sequence = found.group()
+        keep = re.fullmatch(_KEPT, sequence) or (cursor_up and re.fullmatch(_CURSOR_UP, sequence))
+        return sequence if keep else b""
+
+    return re.sub(_SEQUENCE, kept, data)
+
+
+def visible_row(data: bytes, width: int) -> bytes:
+    """What one row of `width` columns shows of an unfinished line of sanitized output."""
+    text = data.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace").replace("\t", "    ")
+    row, left = "", width
+    for number, piece in enumerate(re.split(_COLOUR, text)):
+        if number % 2 == 0:  # the odd pieces are colours
+            piece = cut(re.sub(_NO_TEXT, "", piece), left)
+            left -= columns(piece)
+        row += piece
+    return (f"{row}\x1b[0m" if "\x1b" in row else row).encode()
+
+
+# ---- The end of a log, with the Python traceback in it.
+
+_TAIL_BYTES = 64 * 1024
 _TRACEBACK = "Traceback (most recent call last):"
 _CONTINUES = (
     "The above exception was the direct cause of the following exception:",
@@ -116,8 +185,8 @@ _CONTINUES = (
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """`before` are the lines ahead of the traceback, `traceback` its lines (empty: none found), `after` what
-    followed.
+    """`before` are the lines ahead of the last traceback, `traceback` its lines (empty if there is none),
+    `after` the lines that follow it.
     """
 
     before: tuple[str, ...]
@@ -126,47 +195,34 @@ class Tail:
 
 
 def read_tail(path: Path) -> Tail:
-    """The last 64 KiB of `path`, taken apart. A file that cannot be read has an empty tail."""
+    """The last 64 KiB of `path`, from the last restart on. The tail of an unreadable file is empty."""
     try:
         with os.fdopen(open_plain(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LOOK_BACK))
-            data = file.read(_LOOK_BACK)
+            file.seek(max(0, size - _TAIL_BYTES))
+            data = file.read(_TAIL_BYTES)
     except OSError:
         return Tail(())
-    lines = _decoded(data, cut=size > _LOOK_BACK)
+    lines = _decoded(data, cut=size > _TAIL_BYTES)
     last_start = max(
         (i for i, line in enumerate(lines) if line.startswith("--- fleetrun: restart ")), default=-1
     )
-    return parse(lines[last_start + 1 :])
+    return parse_tail(lines[last_start + 1 :])
 
 
 def _decoded(data: bytes, *, cut: bool) -> list[str]:
-    """Lines of text. A piece cut out of a file may begin within a line, and within a character."""
+    """Printable lines. If `cut`, the data begins within a line, perhaps within a character."""
     lines = data.split(b"\n")
     if cut and len(lines) > 1:
         lines = lines[1:]
     while lines and not lines[-1].strip(b"\r\0 "):
         lines.pop()
-    shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)  # of a progress bar its last state
+    shown = (line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines)  # the last state of a progress bar
     return [printable(line.lstrip(b"\0").decode("utf-8", "backslashreplace")) for line in shown]
 
 
-def printable(line: str) -> str:
-    """One line as text that does nothing to a terminal and can be encoded."""
-    return "".join(
-        char if char.isprintable() or char == _WIDE_SPACE else char.encode("unicode_escape").decode()
-        for char in re.sub(_ESCAPES, "", line).replace("\t", "    ")
-    )
-
-
-def printable_json(line: bytes) -> bytes:
-    """The same JSON without control characters, of which JSON itself escapes only those of ASCII."""
-    return _CONTROL.sub(lambda found: b"\\u%04x" % ord(found.group().decode()), line)
-
-
-def parse(lines: list[str]) -> Tail:
-    """Find the last traceback, with those that it was raised from."""
+def parse_tail(lines: list[str]) -> Tail:
+    """Find the last traceback, together with the ones it was raised from."""
     starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
     if not starts:
         return Tail(tuple(lines))
@@ -182,21 +238,20 @@ def parse(lines: list[str]) -> Tail:
 
 
 def _prefix(lines: list[str], start: int) -> str:
-    """What stands before every line of a traceback: torch.distributed prints them with `[rank0]: `."""
+    """The prefix of every line of the traceback: torch.distributed prints `[rank0]: `."""
     prefix = lines[start].removesuffix(_TRACEBACK)
     return prefix if start + 1 < len(lines) and lines[start + 1].startswith(prefix) else ""
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int:
-    """One past the line that names the exception."""
+    """The index after the line that names the exception."""
     end = start + 1
     while end < len(lines) and (lines[end].startswith(" ") or not lines[end]):
         end += 1
     return min(len(lines), end + 1)
 
 
-# ---- Which variables look like secrets, and how they are shown. Everything that prints an environment goes
-# through here.
+# ---- Secrets in environment variables. Every listing of an environment goes through `masked`.
 
 MASK = "******"
 _LOOKS_SECRET = (
@@ -208,7 +263,7 @@ _URL_PASSWORD = r"(://[^/\s:@]*:)[^/\s@]+@"
 
 
 def masked(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy to show: values of secret-looking names are replaced, passwords inside URLs too."""
+    """A copy to show: values whose names look secret are masked, and so are passwords inside URLs."""
     return {
         name: MASK if _is_secret(name) and value else re.sub(_URL_PASSWORD, rf"\1{MASK}@", value)
         for name, value in environ.items()

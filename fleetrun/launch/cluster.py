@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import failure_headline
-from fleetrun.console.nodes import NodesVoice, told
+from fleetrun.console.nodes import NodeReporter, headline_on_node
 from fleetrun.console.text import printable
 from fleetrun.control.server import Board
 from fleetrun.elastic.agent import Agent, Outcome, Place
@@ -61,7 +61,7 @@ def run_together(
     _tell_meeting(resolved, site, meeting, console)
     scene = Scene(resolved, crew.pod, console, stage.loop)
     stage.on(scene)
-    nodes = NodesVoice(console, terminal_columns() or WIDE)
+    nodes = NodeReporter(console, terminal_columns() or WIDE)
     voice = _Voice(nodes, settings, scene.control.board, partial(scene.journal.write, "node"))
     policy = _policy(settings, site, meeting)
     others = scene.control.others = Inquiry(meeting.store, stage.loop, node.id, scene.control.tell)
@@ -233,7 +233,7 @@ class _Voice:
     """The agent's words as the console's, and what the board and the record have of them."""
 
     def __init__(
-        self, nodes: NodesVoice, settings: LaunchSettings, board: Board, note: Callable[..., None]
+        self, nodes: NodeReporter, settings: LaunchSettings, board: Board, note: Callable[..., None]
     ) -> None:
         self.nodes = nodes
         self._note = note
@@ -256,7 +256,7 @@ class _Voice:
         answer = self._answer(cause.why, restart)
         self._board.stopping(cause.headline, restart)
         self.nodes.stopping(cause.node, cause.rank, cause.headline, answer)
-        self._note(text=f"{told(cause.node, cause.rank, cause.headline)}; {answer}")
+        self._note(text=f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}")
 
     def _answer(self, why: Why, restart: bool) -> str:
         if not restart:
@@ -280,7 +280,7 @@ class _Voice:
         self._note(text=why)
 
 
-def _conclude(outcome: Outcome, nodes: NodesVoice, console: Console, pod: str) -> None:
+def _conclude(outcome: Outcome, nodes: NodeReporter, console: Console, pod: str) -> None:
     if outcome.result is not None:
         tell_strays(outcome.result, console)
     if outcome.error is not None:
@@ -293,7 +293,7 @@ def _conclude(outcome: Outcome, nodes: NodesVoice, console: Console, pod: str) -
     if outcome.code == 0:
         console.info(f"Pod completed: {pod}")
     elif cause is not None and asked:
-        why = told(cause.node, cause.rank, cause.headline)
+        why = headline_on_node(cause.node, cause.rank, cause.headline)
         console.error(f"Pod stopped: {pod}, {why}, exit code {outcome.code}")
     else:
         console.error(f"Pod failed: {pod}, exit code {outcome.code}")

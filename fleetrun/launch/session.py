@@ -166,10 +166,10 @@ class Scene:
             self._console.debug(f"no progress can be reported: {problem}")
         self.journal.write("launch", **launch_fields(self._resolved, spec, os.environ))
         self.control.open(self._runtime)
-        if self._console.stands:
-            from fleetrun.console.status_text import facts_of  # late: few launches show it
+        if self._console.shows_status:
+            from fleetrun.console.status_text import status_fields  # late: few launches show it
 
-            self._console.begin(self._loop, lambda: facts_of(self.control.board.status()))
+            self._console.begin(self._loop, lambda: status_fields(self.control.board.status()))
 
     def observers(self) -> list[Observer]:
         """Who is told, besides the console, what happens to a pod."""
@@ -481,7 +481,7 @@ def _watch(
     followed = [
         each
         for each in spec.containers
-        if console.follows
+        if console.shows_output
         and any(
             each.role is role and (numbers is None or each.index in numbers)
             for role, numbers in settings.follow
@@ -500,7 +500,7 @@ def _watch(
 def announce(spec: PodSpec, console: Console) -> None:
     """The pod that is about to run."""
     console.info(pod_line("Run", spec, "ready"))
-    if console.says("DEBUG"):
+    if console.enabled("DEBUG"):
         console.block(environment_tables(spec), level="DEBUG")
     if logs.is_full(spec.log_dir):
         console.warning(f"the disk of {spec.log_dir} is full: the job goes on, but its output will be lost")

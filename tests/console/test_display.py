@@ -8,7 +8,7 @@ import pytest
 
 from fleetrun.console import display
 from fleetrun.console.console import Console
-from fleetrun.console.display import QuietConsole, chosen, console_for
+from fleetrun.console.display import QuietConsole, choose_display, console_for
 from fleetrun.console.jsonlines import JsonConsole
 from fleetrun.console.status_line import LiveConsole
 from tests.support.isolated import isolated
@@ -40,7 +40,7 @@ XTERM = {"TERM": "xterm"}
     ],
 )
 def test_which_display(wish, environ, terminal, how):
-    assert chosen(wish, environ, terminal=terminal) == how
+    assert choose_display(wish, environ, terminal=terminal) == how
 
 
 def onto_a_terminal():
@@ -97,11 +97,11 @@ def quiet_says_errors_only():
     for fd in (1, 2):
         os.dup2(write, fd)
     console = console_for("quiet", "DEBUG", {})
-    assert not console.follows
+    assert not console.shows_output
     console.warning("a warning")
     console.error("an error")
     assert re.fullmatch(rb"LAUNCH ERROR \S+ \S+ an error\n", os.read(read, 4096))
-    assert not console_for("quiet", "CRITICAL", {}).says("ERROR")
+    assert not console_for("quiet", "CRITICAL", {}).enabled("ERROR")
 
 
 CASES = [

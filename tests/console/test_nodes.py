@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fleetrun.console.nodes import NodesVoice
+from fleetrun.console.nodes import NodeReporter
 
 
 @dataclass
@@ -19,41 +19,41 @@ class Note:
 @pytest.mark.parametrize(
     ("note", "line"),
     [
-        (Note(2, 2, 2), "all 2 nodes are here"),
-        (Note(1, 3, 3), "1 of 3 nodes are here; waiting at most 60 s more"),
-        (Note(1, 2, 4, ("h2",)), "1 of 2 to 4 nodes are here; waiting at most 60 s more; missing: h2"),
-        (Note(1, 1, 4), "1 node is here; waiting 60 s for more, up to 4"),
-        (Note(2, 2, 4), "2 nodes are here; waiting 60 s for more, up to 4"),
+        (Note(2, 2, 2), "all 2 nodes have joined"),
+        (Note(1, 3, 3), "1 of 3 nodes have joined; waiting up to 60 s more"),
+        (Note(1, 2, 4, ("h2",)), "1 of 2 to 4 nodes have joined; waiting up to 60 s more; missing: h2"),
+        (Note(1, 1, 4), "1 node has joined; waiting 60 s for more, up to 4"),
+        (Note(2, 2, 4), "2 nodes have joined; waiting 60 s for more, up to 4"),
         (
             Note(1, 10, 10, tuple(f"h{n}" for n in range(9))),
-            "1 of 10 nodes are here; waiting at most 60 s more; "
+            "1 of 10 nodes have joined; waiting up to 60 s more; "
             "missing: h0, h1, h2, h3, h4, h5, h6 and 2 more",
         ),
     ],
 )
 def test_waiting(said, note, line):
     made = said()
-    NodesVoice(made.console, 100).waiting(note)
+    NodeReporter(made.console, 100).waiting(note)
     assert made.err.endswith(f" {line}\n")
 
 
 def test_a_stop_names_the_node_once(said):
     made = said()
-    voice = NodesVoice(made.console, 100)
+    voice = NodeReporter(made.console, 100)
     voice.stopping("h1 (10.0.0.1)", 2, "h1 (10.0.0.1) does not answer any more", "stopping the job")
     assert made.err.endswith(" node 2, h1 (10.0.0.1) does not answer any more; stopping the job\n")
 
 
 def test_a_stop_that_no_node_caused(said):
     made = said()
-    NodesVoice(made.console, 100).stopping("", -1, "2 of 4 nodes met", "stopping the job")
+    NodeReporter(made.console, 100).stopping("", -1, "2 of 4 nodes met", "stopping the job")
     assert made.err.endswith(" 2 of 4 nodes met; stopping the job\n")
 
 
 def test_the_report_of_another_node(said):
     made = said()
     lines = ("First failure: trainer 3 exited with code 7", "  its \033[31mlast words")
-    NodesVoice(made.console, 60).final("h1", 1, "trainer 3 exited with code 7", lines)
+    NodeReporter(made.console, 60).final("h1", 1, "trainer 3 exited with code 7", lines)
     frame = "=" * 60
     assert made.err.splitlines() == [
         frame,
@@ -66,13 +66,13 @@ def test_the_report_of_another_node(said):
 
 def test_a_report_without_lines(said):
     made = said()
-    NodesVoice(made.console, 60).final("h1", 1, "h1 does not answer any more", ())
+    NodeReporter(made.console, 60).final("h1", 1, "h1 does not answer any more", ())
     assert made.err.splitlines()[1] == "node 1, h1 does not answer any more"
 
 
 def test_an_outage_is_told_once_and_its_end_too(said):
     made = said()
-    voice = NodesVoice(made.console, 60)
+    voice = NodeReporter(made.console, 60)
     voice.store_up()
     assert made.err == ""
     voice.store_down("h1:6768: Connection refused")
@@ -81,21 +81,21 @@ def test_an_outage_is_told_once_and_its_end_too(said):
     lines = made.err.splitlines()
     assert len(lines) == 2
     assert "h1:6768: Connection refused" in lines[0]
-    assert lines[1].endswith("the meeting point is there")
+    assert lines[1].endswith("reached the meeting point")
 
 
 def test_the_meeting_point_is_there_again_for_those_who_were_there(said):
     made = said()
-    voice = NodesVoice(made.console, 60)
+    voice = NodeReporter(made.console, 60)
     voice.met(1, 1, 0, ["h1"])
     voice.store_down("h1:6768: Connection refused")
     voice.store_up()
-    assert made.err.endswith("the meeting point is there again\n")
+    assert made.err.endswith("reconnected to the meeting point\n")
 
 
 def test_what_other_machines_are_called_does_nothing_to_a_terminal(said):
     made = said()
-    voice = NodesVoice(made.console, 60)
+    voice = NodeReporter(made.console, 60)
     evil = "h\033]0;x\007\033[2J\n2"
     voice.waiting(Note(1, 2, 2, (evil,)))
     voice.met(1, 1, 0, [evil])

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fleetrun.console.text import Tail, parse, printable, printable_json, read_tail
+from fleetrun.console.text import Tail, parse_tail, printable, printable_json, read_tail
 
 TRACEBACK = "Traceback (most recent call last):"
 LOOK_BACK = 64 * 1024
@@ -214,9 +214,9 @@ def test_torch_distributed_puts_a_rank_before_each_line(tail_of):
 
 def test_a_logger_puts_something_before_the_first_line_only():
     lines = [f"ERROR {TRACEBACK}", '  File "x", line 1', "ValueError: x", "more"]
-    assert parse(lines) == Tail((), tuple(lines[:3]), ("more",))
+    assert parse_tail(lines) == Tail((), tuple(lines[:3]), ("more",))
 
 
 def test_a_traceback_that_breaks_off():
     lines = [TRACEBACK, '  File "x", line 1']
-    assert parse(lines) == Tail((), tuple(lines))
+    assert parse_tail(lines) == Tail((), tuple(lines))

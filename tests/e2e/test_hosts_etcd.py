@@ -26,7 +26,7 @@ LASTING = ("--heartbeat_timeout", "1000")
 """Nobody is missed because of it: neither a machine nor a process is ever so slow."""
 
 CUT_OFF = "the meeting point cannot be reached"
-BACK = "the meeting point is there again"
+BACK = "reconnected to the meeting point"
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ wait_for_go()
 tell("done")
 """
 CUT_OFF = "the meeting point cannot be reached"
-BACK = "the meeting point is there again"
+BACK = "reconnected to the meeting point"
 
 LONG = 60
 """Seconds. What ends before them is in time, however slow a machine is."""

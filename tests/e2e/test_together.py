@@ -240,7 +240,7 @@ def test_an_elastic_job_ends_with_the_node_that_serves_its_meeting_point(fleetru
     nodes = Nodes(fleetrun, "--nnodes", "1:2", "--elastic_timeout", "100")
     script = fleetrun.script(TELL + "leave_on_term()\nstay()")
     first = nodes.start(script)
-    first.until_err("1 node is here")
+    first.until_err("1 node has joined")
     second = nodes.start(script)
     second.until_told(" at 1 2 1 0")
     first.send(signal.SIGTERM)

@@ -1,10 +1,17 @@
-"""Numbers as the foot and the tables write them."""
+"""Numbers as the status line and the tables write them."""
 
 import math
 
 import pytest
 
-from fleetrun.console.text import clock, count, duration, lasted, loss, short
+from fleetrun.console.text import (
+    format_clock,
+    format_count,
+    format_duration,
+    format_loss,
+    format_short,
+    lasted,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,17 +34,17 @@ from fleetrun.console.text import clock, count, duration, lasted, loss, short
     ],
 )
 def test_paces_in_three_digits(number, text):
-    assert short(number) == text
+    assert format_short(number) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0"), (999, "999"), (1234567, "1,234,567")])
 def test_steps_to_the_last_one(number, text):
-    assert count(number) == text
+    assert format_count(number) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(0.123456, "0.1235"), (1e-9, "1e-09"), (math.nan, "nan")])
 def test_losses_in_four_digits(number, text):
-    assert loss(number) == text
+    assert format_loss(number) == text
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,7 @@ def test_losses_in_four_digits(number, text):
     ],
 )
 def test_how_long_in_a_column(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -91,4 +98,4 @@ def test_how_long_in_a_sentence(seconds, text):
     ],
 )
 def test_how_long_where_it_ticks(seconds, text):
-    assert clock(seconds) == text
+    assert format_clock(seconds) == text

@@ -1,8 +1,8 @@
-"""Above a footer a script's output has colours, and moves nothing."""
+"""Sanitized output keeps its colours and moves nothing on the screen."""
 
 import pytest
 
-from fleetrun.console.status_line import tame, visible_row
+from fleetrun.console.text import sanitize, visible_row
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from fleetrun.console.status_line import tame, visible_row
     ],
 )
 def test_what_is_left(printed, left):
-    assert tame(printed) == left
+    assert sanitize(printed) == left
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_is_left(printed, left):
     ],
 )
 def test_a_few_rows_up_for_who_draws_them(printed, left):
-    assert tame(printed, up=True) == left
+    assert sanitize(printed, cursor_up=True) == left
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""The foot below the lines, as a terminal shows it: the bytes go into one that can be asked."""
+"""The status line below the output, as a terminal shows it."""
 
 import random
 
 import pytest
 
-from fleetrun.console.status_line import Foot
-from fleetrun.console.status_text import Facts
+from fleetrun.console.status_line import StatusLine
+from fleetrun.console.status_text import StatusFields
 from tests.support.screen import Terminal
 
 
@@ -40,7 +40,7 @@ class Wanted:
 
 
 class Shown:
-    """A foot at a terminal of its own. As a sink it counts what is written."""
+    """A status_line at a terminal of its own. As a sink it counts what is written."""
 
     def __init__(self, columns=80, rows=24, *, colour=False):
         self.terminal = Terminal(columns, rows)
@@ -50,14 +50,14 @@ class Shown:
         self.writes = 0
         self.loop = Clock()
         self.step = 0
-        self.foot = Foot(self, lambda: self.size, lambda: self.ours, colour=colour)
+        self.status_line = StatusLine(self, lambda: self.size, lambda: self.ours, colour=colour)
 
     def write(self, data):
         self.writes += 1
         self.terminal.feed(data)
 
     def begin(self):
-        self.foot.begin(self.loop, lambda: Facts(elapsed=self.loop.now, step=self.step))
+        self.status_line.begin(self.loop, lambda: StatusFields(elapsed=self.loop.now, step=self.step))
         return self
 
     def resize(self, columns, rows):
@@ -78,17 +78,17 @@ FIRST = "0:00:00 | step 0"
 
 def test_it_stands_below_the_lines():
     made = shown()
-    made.foot.write(b"one\n")
-    made.foot.write(b"two\nthree\n")
+    made.status_line.write(b"one\n")
+    made.status_line.write(b"two\nthree\n")
     assert made.rows == ["one", "two", "three", FIRST]
 
 
 def test_the_cursor_rests_at_its_start():
     """So that whatever a terminal does to long rows when it gets narrower, all of it is behind the cursor."""
     made = shown()
-    made.foot.write(b"one\n")
+    made.status_line.write(b"one\n")
     assert made.terminal.cursor == (1, 0)
-    made.foot.move(b"10%\r")
+    made.status_line.write_unfinished(b"10%\r")
     assert made.rows == ["one", "10%", FIRST]
     assert made.terminal.cursor == (1, 0)
 
@@ -108,30 +108,30 @@ def test_it_follows_the_facts_once_a_second():
 def test_a_flood_looks_at_the_facts_four_times_a_second():
     made = Shown()
     looks = []
-    made.foot.begin(made.loop, lambda: looks.append(1) or Facts())
+    made.status_line.begin(made.loop, lambda: looks.append(1) or StatusFields())
     for _ in range(1000):
         made.loop.now += 0.001
-        made.foot.write(b"line\n")
+        made.status_line.write(b"line\n")
     assert 3 <= len(looks) <= 5
     assert made.rows[-1] == "0:00:00"
 
 
 def test_before_it_begins_and_after_it_ends_there_are_lines_only():
     made = Shown()
-    made.foot.write(b"before\n")
+    made.status_line.write(b"before\n")
     assert made.rows == ["before"]
     made.begin()
-    made.foot.write(b"in between\n")
-    made.foot.end()
-    made.foot.end()
-    made.foot.write(b"after\n")
+    made.status_line.write(b"in between\n")
+    made.status_line.end()
+    made.status_line.end()
+    made.status_line.write(b"after\n")
     made.loop.pass_(5.0)
     assert made.rows == ["before", "in between", "after"]
     assert made.loop.timers == []
 
 
 def test_nothing_is_drawn_while_the_terminal_is_stopped():
-    """Ctrl-S: else one foot would pile up behind the other."""
+    """Ctrl-S: else one status_line would pile up behind the other."""
     made = shown()
     before, made.idle = made.writes, False
     for _ in range(10):
@@ -144,20 +144,20 @@ def test_nothing_is_drawn_while_the_terminal_is_stopped():
 
 def test_hidden_while_the_shell_has_the_terminal():
     made = shown()
-    made.foot.write(b"one\n")
-    made.foot.hide()
+    made.status_line.write(b"one\n")
+    made.status_line.hide()
     assert made.rows == ["one"]
     made.loop.pass_(1.0)
-    made.foot.write(b"two\n")
+    made.status_line.write(b"two\n")
     assert made.rows == ["one", "two"]
-    made.foot.unhide()
+    made.status_line.unhide()
     assert made.rows == ["one", "two", "0:00:01 | step 0"]
 
 
 def test_what_is_held_back_for_a_bar_is_shown_before_the_shell_has_the_terminal():
     made = shown()
-    made.foot.move(b"10%\r\nline\n")
-    made.foot.hide()
+    made.status_line.write_unfinished(b"10%\r\nline\n")
+    made.status_line.hide()
     assert made.rows == ["10%", "line"]
 
 
@@ -165,8 +165,8 @@ def test_in_the_background_lines_only():
     made = shown()
     made.ours = False
     made.loop.pass_(1.0)
-    made.foot.write(b"one\n")
-    made.foot.move(b"two\n10%\r")
+    made.status_line.write(b"one\n")
+    made.status_line.write_unfinished(b"two\n10%\r")
     assert made.rows == ["one", "two"]
     made.ours = True
     made.loop.pass_(1.0)
@@ -174,10 +174,10 @@ def test_in_the_background_lines_only():
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(19, 24), (80, 3), (0, 0), (1, 1)])
-def test_no_room_no_foot(columns, rows):
+def test_no_room_no_status_line(columns, rows):
     made = shown()
     made.size = (columns, rows)
-    made.foot.write(b"one\n")
+    made.status_line.write(b"one\n")
     assert made.rows == ["one"]
 
 
@@ -190,13 +190,13 @@ def test_it_fits_a_terminal_that_changes_its_size():
     made.loop.pass_(1.0)
     assert made.rows == ["0:00:02 | step 1,000,000,000,000,000,000"]
     made.resize(20, 5)
-    made.foot.write(b"line\n")
+    made.status_line.write(b"line\n")
     assert made.rows == ["line", "0:00:02"]
 
 
 def test_colours_do_not_run_into_it():
     made = shown(colour=True)
-    made.foot.move(b"\x1b[31mred\n")
+    made.status_line.write_unfinished(b"\x1b[31mred\n")
     assert made.rows == ["red", FIRST]
     assert made.terminal.look(0) == ("red", False)
     assert made.terminal.look(1) == ("default", True)
@@ -209,26 +209,26 @@ def test_no_colours_unless_asked():
 
 def test_a_bar_moves_in_its_place_and_stays_when_it_is_full():
     made = shown()
-    made.foot.move(b"\r 10%|#         |\r")
-    made.foot.write(b"LAUNCH INFO news\n")
-    made.foot.move(b" 50%|#####     |\r")
+    made.status_line.write_unfinished(b"\r 10%|#         |\r")
+    made.status_line.write(b"LAUNCH INFO news\n")
+    made.status_line.write_unfinished(b" 50%|#####     |\r")
     assert made.rows == ["LAUNCH INFO news", " 50%|#####     |", FIRST]
-    made.foot.move(b"100%|##########|\nnext\n")
-    made.foot.end()
+    made.status_line.write_unfinished(b"100%|##########|\nnext\n")
+    made.status_line.end()
     assert made.rows == ["LAUNCH INFO news", "100%|##########|", "next"]
 
 
 def test_a_bar_that_was_never_finished_is_a_line_at_the_end():
     made = shown()
-    made.foot.move(b"done\n 50%|#####     |\r")
-    made.foot.end()
-    made.foot.write(b"LAUNCH ERROR news\n")
+    made.status_line.write_unfinished(b"done\n 50%|#####     |\r")
+    made.status_line.end()
+    made.status_line.write(b"LAUNCH ERROR news\n")
     assert made.rows == ["done", " 50%|#####     |", "LAUNCH ERROR news"]
 
 
 def test_bars_never_take_the_whole_screen():
     made = shown(80, 5)
-    made.foot.move(b"\r".join(b"bar %d\n" % number for number in range(7)) + b"\x1b[7A\r")
+    made.status_line.write_unfinished(b"\r".join(b"bar %d\n" % number for number in range(7)) + b"\x1b[7A\r")
     for _ in range(3):
         made.loop.pass_(1.0)
     assert made.rows[-1].startswith("0:00:03")
@@ -243,20 +243,20 @@ EVIL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("take", [Foot.write, Foot.move])
+@pytest.mark.parametrize("take", [StatusLine.write, StatusLine.write_unfinished])
 def test_what_would_break_the_screen_does_not(take):
     made = shown()
     for number, evil in enumerate(EVIL):
-        take(made.foot, b"%d <%s\n" % (number, evil))
+        take(made.status_line, b"%d <%s\n" % (number, evil))
     made.loop.pass_(1.0)
     assert made.rows[-1] == "0:00:01 | step 0"
-    made.foot.end()
+    made.status_line.end()
     text = made.terminal.text
     assert [line.partition(" <")[0] for line in text] == [str(number) for number in range(len(EVIL))]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_is_left_equals_a_run_without_a_foot(seed):
+def test_what_is_left_equals_a_run_without_a_status_line(seed):
     """Lines of any length, colours and wide characters, at any moment, in any pieces."""
     chance = random.Random(seed)
     columns, rows = chance.choice([(80, 24), (40, 10), (200, 50), (21, 5)])
@@ -266,36 +266,36 @@ def test_what_is_left_equals_a_run_without_a_foot(seed):
         some = [" ".join(chance.choices(words, k=chance.randrange(6))) for _ in range(chance.randrange(4))]
         lines = "".join(f"{line}\n" for line in some)
         if lines:
-            chance.choice([made.foot.write, made.foot.move])(lines.encode())
+            chance.choice([made.status_line.write, made.status_line.write_unfinished])(lines.encode())
             plain.feed(lines.encode())
         made.loop.pass_(chance.choice([0.0, 0.1, 1.0]))
         if chance.random() < 0.05:
-            made.foot.hide()
-            made.foot.unhide()
-    made.foot.end()
+            made.status_line.hide()
+            made.status_line.unhide()
+    made.status_line.end()
     assert made.terminal.text == plain.text
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_a_script_prints_there_is_one_foot_and_none_of_it_stays(seed):
+def test_whatever_a_script_prints_there_is_one_status_line_and_none_of_it_stays(seed):
     chance = random.Random(seed)
     made = Shown(chance.choice([30, 80]), chance.choice([4, 10, 24]))
-    made.foot.begin(made.loop, lambda: Facts(phase="FOOT"))
+    made.status_line.begin(made.loop, lambda: StatusFields(state="FOOT"))
     words = [
         b"\r", b"\r", b"\n", b"bar 50% |##  |", b"\x1b[A", b"\x1b[3A", b"\x1b[K", b"x" * 100, b"\x1b[31m",
         b"\t", b"\x08", b" ", b"\x1b[2J", b"\x1b]0;", b"\xff",
     ]  # fmt: skip
     for _ in range(150):
-        made.foot.move(
+        made.status_line.write_unfinished(
             b"".join(chance.choices(words, k=chance.randrange(1, 6))) + chance.choice([b"\r", b"\n"])
         )
         if chance.random() < 0.2:
-            made.foot.write(b"LAUNCH INFO news\n")
+            made.status_line.write(b"LAUNCH INFO news\n")
         if chance.random() < 0.1:
             made.resize(chance.choice([25, 40, 80]), made.size[1])
         made.loop.pass_(chance.choice([0.0, 1.0]))
         assert [number for number, row in enumerate(made.rows) if "FOOT" in row] == [len(made.rows) - 1]
         assert sum("FOOT" in row for row in made.terminal.text) == 1
-    made.foot.end()
+    made.status_line.end()
     assert "FOOT" not in "".join(made.terminal.text)
     assert made.terminal.text.count("LAUNCH INFO news") >= 10
