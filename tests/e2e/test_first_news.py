@@ -20,11 +20,11 @@ stay()
     launch.until_ready(1)
     launch.go()
     launch.until_err("trainer 1 exited with code 1")
-    launch.until_err("ValueError: bad batch; stopping the rest")
+    launch.until_err("ValueError: bad batch")
     assert "First failure" not in launch.err, "the report comes at the end"
     launch.send(signal.SIGINT)
     assert launch.wait() == 1, launch
-    assert "got SIGINT; killing what is left" in launch.err
+    assert "got SIGINT" in launch.err
 
 
 def test_a_rank_that_failed_before_and_is_slow_to_leave_is_named_at_once(fleetrun: Fleetrun):
@@ -46,7 +46,9 @@ if ATTEMPT == 0:
     launch.go()
     assert launch.wait() == 0, launch
     (line,) = [each for each in launch.err.splitlines() if "restart 1 of 1" in each]
-    assert "ConnectionError: peer gone; trainer 0 had failed before: ValueError: the cause; restart" in line
+    assert "ConnectionError: peer gone" in line
+    assert "trainer 0" in line
+    assert "ValueError: the cause" in line
 
 
 def test_a_restart_that_cannot_be_made_keeps_the_cause(fleetrun: Fleetrun):
@@ -54,7 +56,8 @@ def test_a_restart_that_cannot_be_made_keeps_the_cause(fleetrun: Fleetrun):
     script = fleetrun.script("import shutil; shutil.rmtree('log'); sys.exit(3)")
     launch = fleetrun.run("--max_restart", "2", "--nproc_per_node", "1", script)
     assert launch.code == 125, launch
-    assert "the restart failed: cannot open the log file" in launch.err
+    assert "the restart failed" in launch.err
+    assert "log file" in launch.err
     assert "First failure: trainer 0 exited with code 3" in launch.err
     assert "Traceback" not in launch.err
 

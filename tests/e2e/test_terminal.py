@@ -33,10 +33,10 @@ def test_a_second_ctrl_c_kills_at_once(fleetrun: Fleetrun):
     launch, _ = fleetrun.at_terminal("--stop_timeout", "10m", *TWO, script)
     launch.until_ready(2)
     launch.type_in(b"\x03")
-    launch.until_out("got SIGINT; stopping the job")
+    launch.until_out("got SIGINT")
     launch.type_in(b"\x03")
     assert launch.wait() == 130, launch
-    assert "killing what is left" in " ".join(launch.out.split())
+    assert "kill" in launch.out
 
 
 def test_ctrl_backslash_ends_the_job(fleetrun: Fleetrun):

@@ -38,7 +38,7 @@ def test_two_trainers_learn_digits_collectively(fleetrun: Fleetrun):
     example = ("-m", "trainers.examples.collective_trainer")
     launch = fleetrun.start("--gpus", "0,1", *example, env=ONE_THREAD | {"CUDA_VISIBLE_DEVICES": ""})
     learnt(launch)
-    assert "computing on CPUs (Gloo)" in launch.err
+    assert "Gloo" in launch.err
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ first of them.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from base64 import b64decode
@@ -115,6 +116,20 @@ def nodes(count: int, folder: Path) -> Iterator[Nodes]:
 def ready(launches: Sequence[Launch], times: int = 1) -> list[int]:
     """Until on each so many scripts have said "ready"; the pid of the first on each."""
     return [launch.until_ready(times)[0] for launch in launches]
+
+
+_STORE = r"(meeting point|rendezvous)"
+_LOST = rf"Watching Pod.*?\nLAUNCH WARNING [^\n]*{_STORE}"
+
+
+def until_store_lost(launch: Launch) -> None:
+    """Until it warns that it lost its store. It may also warn before the store is up: that does not count."""
+    launch.until(lambda: re.search(_LOST, launch.err, re.DOTALL), "a warning about the store")
+
+
+def until_store_back(launch: Launch) -> None:
+    pattern = rf"{_LOST}.*?\nLAUNCH INFO [^\n]*{_STORE}"
+    launch.until(lambda: re.search(pattern, launch.err, re.DOTALL), "the store is back")
 
 
 def go(launches: Sequence[Launch]) -> None:
