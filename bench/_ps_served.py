@@ -18,10 +18,10 @@ from typing import Self
 
 import torch
 
-from trainers.ps.client import Client, Request, Ticket
+from trainers.ps.client import Client, PendingReplies, Request
 from trainers.ps.configs import DURABILITIES, LOG_FSYNCS, PsConfigs
 from trainers.ps.server.server import Server, ServerPlan
-from trainers.ps.tables.spec import TableSpec, job_words
+from trainers.ps.tables.spec import TableSpec, describe_job
 from trainers.ps.tables.warm import warm_up_server
 from trainers.ps.transport import TOKEN, keys_of
 from trainers.ps.wire import Field, Kind, Message, Part, bytes_part
@@ -42,7 +42,7 @@ class Served:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", TOKEN: token}
         self._process = subprocess.Popen(command, env=environment)
         self.client = Client([endpoint], 0, PsConfigs(), keys=keys_of({TOKEN: token}), first_retry_s=10.0)
-        words = bytes_part(Field.TEXT, job_words(False, 1, 1, 0).encode())
+        words = bytes_part(Field.TEXT, describe_job(False, 1, 1, 0).encode())
         self.ask(
             Kind.HELLO,
             words,
@@ -62,7 +62,7 @@ class Served:
             self._process.kill()
             self.client.close()
 
-    def send(self, kind: Kind, *parts: Part) -> Ticket:
+    def send(self, kind: Kind, *parts: Part) -> PendingReplies:
         return self.client.send([Request(server=0, kind=kind, parts=parts)])
 
     def ask(self, kind: Kind, *parts: Part) -> Message:
@@ -110,7 +110,7 @@ def main() -> None:
         sync=False,
         configs=configs,
         keys=keys_of(environ),
-        keep_in=options.keep,
+        durable_dir=options.keep,
     )
     Server(plan).run()
 

@@ -27,7 +27,7 @@ import torch
 from _marks import check_marks, publish
 from _ps_served import Served, table_line
 
-from trainers.ps.client import Ticket
+from trainers.ps.client import PendingReplies
 from trainers.ps.tables.rules import Adam, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.wire import Field, Kind, Part
@@ -73,14 +73,14 @@ class Pushes:
         self.bytes = 8 * KEYS + 4 * KEYS * DIM + 4 * sum(BLOCKS)
         self._turn = 0
 
-    def send(self, served: Served) -> Ticket:
+    def send(self, served: Served) -> PendingReplies:
         self._turn += 1
         return served.send(Kind.PUSH, *self._parts[self._turn % len(self._parts)])
 
 
 def take_turn(served: Served, pushes: Pushes, wanted_s: float, underway: int) -> dict[str, float]:
     """Pushes a second, server CPU in ms a push, and the longest time between two answers in ms."""
-    tickets: deque[Ticket] = deque()
+    tickets: deque[PendingReplies] = deque()
     before, began = served.cpu(), time.perf_counter()
     count, last, longest = 0, began, 0.0
     while tickets or time.perf_counter() - began < wanted_s:

@@ -24,8 +24,8 @@ import torch
 from _marks import check_marks, publish
 
 from trainers.ps.saves.manifest import SaveMode, commit_save, new_id
-from trainers.ps.saves.read import Place, load_tables
-from trainers.ps.saves.write import SHARD_BYTES, SaveOrder, SaveTask, cut_tables
+from trainers.ps.saves.read import RowOwner, load_tables
+from trainers.ps.saves.write import SHARD_BYTES, SaveSpec, SaveTask, cut_tables
 from trainers.ps.tables.rules import Adagrad
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableKind, TableSpec
@@ -97,7 +97,7 @@ def saved(table: SparseTable, where: Path, shard_bytes: int, *, training: bool) 
     keys = (torch.rand(50, BATCH) * len(table)).long() * 7919
     grad = torch.randn(BATCH, table.spec.size)
     began = time.perf_counter()
-    order = SaveOrder(
+    order = SaveSpec(
         id=new_id(table.step),
         mode=SaveMode.ALL,
         step=table.step,
@@ -134,7 +134,7 @@ def loaded(table: SparseTable, where: Path) -> float:
     drop(where)
     fresh = SparseTable(table.spec)
     began = time.perf_counter()
-    load_tables(where, [fresh], Place(0, 1))
+    load_tables(where, [fresh], RowOwner(0, 1))
     took = time.perf_counter() - began
     assert len(fresh) == len(table)
     probe = torch.arange(0, len(table), max(1, len(table) // 1000)) * 7919

@@ -15,7 +15,7 @@ from trainers.errors import UsageError
 from trainers.serving.bundle import read_bundle
 from trainers.serving.program import pickled
 from trainers.storage.errors import LoadError
-from trainers.storage.safetensors import EVERY_TYPE, ContainerError, unpack
+from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, unpack
 
 KIND = "inference"
 
@@ -75,7 +75,7 @@ def load_inference_model(
         weights = unpack(bundle.contents["weights"], EVERY_TYPE)
         order, inputs = list(bundle.about["weights"]), list(bundle.about["inputs"])
         ordered = {name: weights[name].to(device) for name in order}
-    except (ContainerError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorsError, KeyError, TypeError, ValueError) as error:
         raise LoadError(f"{bundle.where} cannot be used: {error!r}") from error
     exported = torch.export.load(io.BytesIO(file))
     if torch.device(device).type != "cpu":

@@ -7,7 +7,7 @@ import torch
 
 from trainers.errors import NotSupportedError, UsageError
 from trainers.fleet import Fleet
-from trainers.ps.trainer.layout import Layout, Wishes, plan_layout
+from trainers.ps.trainer.layout import Layout, LayoutOptions, plan_layout
 from trainers.roles.makers import UserDefinedRoleMaker
 from trainers.strategy import DistributedStrategy, DistributeTranspilerConfig, strategy_of
 
@@ -22,7 +22,7 @@ def config(**fields: Any) -> DistributeTranspilerConfig:
 def layout(wishes: DistributeTranspilerConfig) -> Layout:
     model = torch.nn.Sequential(torch.nn.Linear(200, 100), torch.nn.Linear(100, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return plan_layout(model, optimizer, 2, Wishes(configs=strategy_of(wishes).ps()))
+    return plan_layout(model, optimizer, 2, LayoutOptions(configs=strategy_of(wishes).ps()))
 
 
 def homes(wishes: DistributeTranspilerConfig) -> list[list[int]]:

@@ -53,7 +53,7 @@ class _Pending:
     reply: Message | None = None
 
 
-class Ticket:
+class PendingReplies:
     """Requests that are underway."""
 
     __slots__ = ("_first", "_pending")
@@ -122,7 +122,7 @@ class Client:
         """
         return self.wait(self.send(requests, silence))
 
-    def send(self, requests: Sequence[Request], silence: float | None = None) -> Ticket:
+    def send(self, requests: Sequence[Request], silence: float | None = None) -> PendingReplies:
         """Send all requests, in this order, without waiting. Their tensors belong to the client from here
         on.
         """
@@ -145,9 +145,9 @@ class Client:
             self._pending[self._sequence] = each
             ticket.append(each)
             self._send(request.server, each.frames)
-        return Ticket(ticket)
+        return PendingReplies(ticket)
 
-    def wait(self, ticket: Ticket) -> list[Message]:
+    def wait(self, ticket: PendingReplies) -> list[Message]:
         """The replies, in the order of the requests; raises as `ask`."""
         while ticket.open:
             self._turn(max(0.0, self._retry_at - time.monotonic()))

@@ -25,8 +25,8 @@ from trainers.ps.saves.manifest import SaveMode, current_manifest
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.spec import ShrinkPolicy, start_of
 from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
-from trainers.ps.trainer.layout import Wishes, check_supported, dense_of, options_snapshot, plan_layout
-from trainers.ps.trainer.worker import Local, Worker
+from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of, options_snapshot, plan_layout
+from trainers.ps.trainer.worker import LocalTraining, Worker
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
 from trainers.runtime import Ids, Where, ids_by_module
@@ -217,7 +217,7 @@ class ServerRuntime:
                 start=start_of(identity.trainers),
                 keys=keys_of(os.environ),
                 load_from=dirname,
-                keep_in=Path(configs.durability_dir or identity.scratch),
+                durable_dir=Path(configs.durability_dir or identity.scratch),
             )
         )
 
@@ -248,7 +248,7 @@ class ServerRuntime:
         return
 
 
-class _Stage(Enum):
+class _Phase(Enum):
     """How far a trainer has come."""
 
     NEW = "fleet.init_worker() has not been called"
@@ -262,7 +262,7 @@ class TrainerRuntime:
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
         self._identity = identity
-        self._stage = _Stage.NEW
+        self._phase = _Phase.NEW
         self._model: torch.nn.Module | None = None
         self._optimizer: ServedOptimizer | None = None
         self._worker: Worker | None = None
@@ -271,7 +271,7 @@ class TrainerRuntime:
 
     def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """The same model; nn.Embedding(sparse=True) in it is served from init_worker on."""
-        self._expect(_Stage.NEW, "distributed_model")
+        self._expect(_Phase.NEW, "distributed_model")
         if self._model is not None:
             raise UsageError("fleet.distributed_model() was called twice; a job serves one model")
         self._model = model
@@ -279,7 +279,7 @@ class TrainerRuntime:
         return model
 
     def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
-        self._expect(_Stage.NEW, "distributed_optimizer")
+        self._expect(_Phase.NEW, "distributed_optimizer")
         check_supported(optimizer)
         self._optimizer = ServedOptimizer(optimizer, self)
         return self._optimizer
@@ -291,7 +291,7 @@ class TrainerRuntime:
         raise _not_a_server("run_server")
 
     def init_worker(self) -> None:
-        self._expect(_Stage.NEW, "init_worker")
+        self._expect(_Phase.NEW, "init_worker")
         if self._model is None:
             raise UsageError("fleet.init_worker() was called before fleet.distributed_model(model)")
         if self._optimizer is None:
@@ -299,13 +299,15 @@ class TrainerRuntime:
         strategy, configs = self.strategy, self.strategy.ps()
         asynchronous = strategy.asynchronous() if strategy.a_sync else None
         geo = asynchronous is not None and asynchronous.k_steps > 0
-        wishes = Wishes(configs=configs, tables=strategy.tables(), geo=geo, dense=strategy.dense == "servers")
+        wishes = LayoutOptions(
+            configs=configs, tables=strategy.tables(), geo=geo, dense=strategy.dense == "servers"
+        )
         layout = plan_layout(self._model, self._optimizer.inner, len(self._identity.servers), wishes)
         local = None
         if geo:
-            local = Local(self._optimizer.local_step)
+            local = LocalTraining(self._optimizer.local_step)
         elif not wishes.dense:
-            local = Local(self._optimizer.local_step, *dense_of(self._model))
+            local = LocalTraining(self._optimizer.local_step, *dense_of(self._model))
         self._worker = Worker(
             self._identity,
             layout,
@@ -318,7 +320,7 @@ class TrainerRuntime:
         warm_up_trainer(layout.specs(), geo=geo)
         self._worker.start()
         self._resumed = self._worker.step_number
-        self._stage = _Stage.TRAINING
+        self._phase = _Phase.TRAINING
         self._unwatch = watch_model(self._model, self._worker, refresh=self.strategy.a_sync)
         self._optimizer.freeze_options()
         atexit.register(self._leave_at_exit)
@@ -363,12 +365,12 @@ class TrainerRuntime:
         else:
             worker.finish()
         self._unwatch()  # from here on an ordinary torch model
-        self._stage = _Stage.STOPPED
+        self._phase = _Phase.STOPPED
 
     @property
     def serving(self) -> bool:
         """Whether servers hold the model's values."""
-        return self._stage is _Stage.TRAINING
+        return self._phase is _Phase.TRAINING
 
     def step(self) -> None:
         self._training("distributed_optimizer(...).step").step()
@@ -381,22 +383,22 @@ class TrainerRuntime:
             self._worker.drop_rows()
 
     def _training(self, call: str) -> Worker:
-        self._expect(_Stage.TRAINING, call)
+        self._expect(_Phase.TRAINING, call)
         if self._worker is None:
             raise AssertionError("a trainer in training without a worker")
         return self._worker
 
-    def _expect(self, stage: _Stage, call: str) -> None:
-        if self._stage is not stage:
+    def _expect(self, phase: _Phase, call: str) -> None:
+        if self._phase is not phase:
             when = "between fleet.init_worker() and fleet.stop_worker()"
-            if stage is _Stage.NEW:
+            if phase is _Phase.NEW:
                 when = "before fleet.init_worker()"
-            raise UsageError(f"fleet.{call}() belongs {when}, and {self._stage.value}")
+            raise UsageError(f"fleet.{call}() belongs {when}, and {self._phase.value}")
 
     def _leave_at_exit(self) -> None:
         # A script that forgot stop_worker has still finished; one that died has not, and others must know.
-        if self._stage is _Stage.TRAINING and self._worker is not None and not failed():
-            self._stage = _Stage.STOPPED
+        if self._phase is _Phase.TRAINING and self._worker is not None and not failed():
+            self._phase = _Phase.STOPPED
             try:
                 self._worker.flush()  # what is merged or kept for later would be lost
             except FleetError as error:

@@ -112,7 +112,7 @@ def _own_address(endpoint: str) -> str:
     return f"tcp://[{ip}]:{port}" if ":" in str(ip) else f"tcp://{ip}:{port}"
 
 
-class Gate:
+class CurveAuthenticator:
     """Answers libzmq's question whether a trainer's public key is the job's (rfc.zeromq.org/spec/27)."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys) -> None:
@@ -137,7 +137,7 @@ def server_socket(
     keys: JobKeys | None = None,
 ) -> zmq.Socket[bytes]:
     """A ROUTER bound to `endpoint` (host:port) and no other interface. With `keys` only who has them gets
-    in, through a Gate.
+    in, through a CurveAuthenticator.
     """
     address = _own_address(endpoint)
     socket = context.socket(zmq.ROUTER)

@@ -91,7 +91,7 @@ class Code(IntEnum):
     BAD_STEP = 10
     NOT_FINITE = 11
     FAILED = 12
-    STANDSTILL = 13
+    DEADLOCK = 13
 
 
 class WireError(Exception):
@@ -246,7 +246,7 @@ def _decode_part(entry: tuple[Any, ...], body: Buffer) -> Part:
     if form is None or zero:
         raise WireError(Code.BAD_MESSAGE, f"field {field} with dtype {dtype_code}")
     if (cols > 0) is not form.two_dimensions or rows > MAX_FRAME_BYTES or cols > MAX_COLS:
-        # The bounds are for what has no bytes: any length fits nothing.
+        # Without the bounds, a part without bytes could claim any length.
         raise WireError(Code.BAD_SHAPE, f"field {form.field.name} of shape {rows} x {cols}")
     if not abs(lr) <= _LARGEST_RATE:
         raise WireError(Code.BAD_MESSAGE, f"learning rate {lr}")

@@ -20,7 +20,7 @@ from trainers.errors import NotSupportedError
 from trainers.serving.bundle import Bundle, read_bundle, write_bundle
 from trainers.storage.errors import LoadError
 from trainers.storage.folder import Buffer
-from trainers.storage.safetensors import EVERY_TYPE, ContainerError, pack, unpack
+from trainers.storage.safetensors import EVERY_TYPE, SafetensorsError, pack, unpack
 
 KIND = "state"
 _SUFFIX = ".safetensors"
@@ -95,7 +95,7 @@ def load_state(
 def _unpacked(bundle: Bundle, part: str) -> Tensors:
     try:
         return unpack(bundle.contents[part], EVERY_TYPE)
-    except ContainerError as error:
+    except SafetensorsError as error:
         raise LoadError(f"{bundle.where}: its {part} cannot be used: {error}") from error
 
 

@@ -44,7 +44,7 @@ class Folder(Protocol):
     def size(self, name: str) -> int: ...
 
     def read(self, name: str, into: torch.Tensor | None = None) -> torch.Tensor:
-        """(size,) uint8: the beginning of `into` when the file fits there, memory of its own otherwise."""
+        """(size,) uint8: the beginning of `into` if the file fits there, new memory otherwise."""
         ...
 
     def names(self, name: str = "") -> list[str]:

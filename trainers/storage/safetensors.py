@@ -39,7 +39,7 @@ EVERY_TYPE = {
 """What models have besides, and the format a name for."""
 
 
-class ContainerError(ValueError):
+class SafetensorsError(ValueError):
     """Bytes that are no safetensors file of tensors of these types."""
 
 
@@ -71,19 +71,19 @@ def view_of(tensor: torch.Tensor) -> memoryview:
 
 
 def unpack(content: torch.Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[str, torch.Tensor]:
-    """Tensors by name, views into `content` (uint8). Raises ContainerError for anything off the format."""
+    """Tensors by name, views into `content` (uint8). Raises SafetensorsError for anything off the format."""
     if len(content) < _LENGTH.size:
-        raise ContainerError(f"{len(content)} bytes are too few for a header")
+        raise SafetensorsError(f"{len(content)} bytes are too few for a header")
     (length,) = _LENGTH.unpack(content[: _LENGTH.size].numpy().tobytes())
     if length > min(len(content) - _LENGTH.size, _MOST_HEADER):
-        raise ContainerError(f"a header of {length} bytes in a file of {len(content)}")
+        raise SafetensorsError(f"a header of {length} bytes in a file of {len(content)}")
     begin = _LENGTH.size + length
     try:
         header = json.loads(content[_LENGTH.size : begin].numpy().tobytes())
     except ValueError as error:
-        raise ContainerError(f"a header that is not JSON: {error}") from error
+        raise SafetensorsError(f"a header that is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise ContainerError("a header that is no object")
+        raise SafetensorsError("a header that is no object")
     header.pop("__metadata__", None)
     known = {word: dtype for dtype, word in types.items()}
     return {name: _tensor(name, entry, content[begin:], known) for name, entry in header.items()}
@@ -94,9 +94,9 @@ def _tensor(name: str, entry: Any, data: torch.Tensor, types: Mapping[str, torch
         dtype, shape, (start, stop) = types[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         numbers = all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop))
     except (KeyError, TypeError, ValueError) as error:
-        raise ContainerError(f"tensor {name!r} is not described: {entry!r}") from error
+        raise SafetensorsError(f"tensor {name!r} is not described: {entry!r}") from error
     if not numbers or not start <= stop <= len(data) or stop - start != math.prod(shape) * dtype.itemsize:
-        raise ContainerError(f"tensor {name!r} of shape {shape} at {start} to {stop} of {len(data)} bytes")
+        raise SafetensorsError(f"tensor {name!r} of shape {shape} at {start} to {stop} of {len(data)} bytes")
     piece = data[start:stop]
     if piece.storage_offset() % dtype.itemsize:  # a file of another writer
         piece = piece.clone()

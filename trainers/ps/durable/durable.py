@@ -1,5 +1,5 @@
-"""Durable: the folder from which a server comes back as it was. Knows the order of journal, snapshot and
-removal, and whose folder it is; the journal's bytes belong to `journal`.
+"""The durable folder, from which a restarted server recovers its state. Knows the order of journal, snapshot
+and removal, and whose folder it is; the journal's bytes belong to `journal`.
 
 A server's state is its newest complete snapshot and the journal records after it. Step by step, with a crash
 possible anywhere between:
@@ -27,8 +27,8 @@ from trainers.errors import UsageError
 from trainers.ps.durable import journal
 from trainers.ps.durable.journal import DamagedError, DurabilityError, Fsync, Journal
 from trainers.ps.saves.manifest import MANIFEST, SaveMode, commit_save, new_id
-from trainers.ps.saves.read import OpenFolder, Place, load_tables, open_saves, read_file
-from trainers.ps.saves.write import SHARD_BYTES, SaveOrder, SaveTask, TableCut, Target, close_cuts, cut_tables
+from trainers.ps.saves.read import OpenFolder, RowOwner, load_tables, open_saves, read_file
+from trainers.ps.saves.write import SHARD_BYTES, SaveSpec, SaveTask, TableCut, Target, close_cuts, cut_tables
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableSpec
@@ -110,7 +110,7 @@ def _describe_owner(owner: Owner) -> str:
 # ---- Snapshots: a server's whole state at one moment.
 
 _SNAPSHOT_PREFIX = "snapshot-"
-_ALONE = Place(0, 1)
+_ALONE = RowOwner(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def start_snapshot(
     """
     where = _snapshot_path(folder, number)
     where.mkdir(mode=0o700, exist_ok=True)
-    order = SaveOrder(
+    order = SaveSpec(
         id=new_id(step), mode=SaveMode.ALL, step=step, server=0, servers=1, shard_bytes=shard_bytes
     )
 
@@ -210,7 +210,7 @@ def _damaged_snapshot(error: LoadError) -> str:
     return f"the snapshot cannot be used: {error} Or remove the folder and begin anew from the last save."
 
 
-class Durable:
+class DurableFolder:
     """One server's durable folder, `where`/server-INDEX, held by this process until `close`.
 
     First look at `snapshot`, then take all `records()`, then append. `fsync`: None for snapshots without a

@@ -170,7 +170,7 @@ of the process, SIGKILL included, takes nothing in any of them: what was written
 _EVERY_S = 1.0
 
 
-class Syncing:
+class JournalSync:
     """Makes the writes to one descriptor durable as the policy says. A failed fdatasync is final: the kernel
     reports it once, marks the pages clean and may drop them, so that asking again would succeed although
     the data is lost (known as fsyncgate). Every later call raises DurabilityError.
@@ -280,7 +280,7 @@ class Journal:
 
     def __init__(self, folder: Path, fsync: Fsync) -> None:
         self._folder = folder
-        self._syncing = Syncing(fsync, str(folder))
+        self._syncing = JournalSync(fsync, str(folder))
         self._descriptor = -1
         self._path = folder
         self._salt = self._end = self.number = 0

@@ -38,7 +38,7 @@ from trainers.ps.tables.storage import DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
 from trainers.storage.folder import Folder, open_folder
 from trainers.storage.manifest import FileRecord
-from trainers.storage.safetensors import ContainerError, unpack
+from trainers.storage.safetensors import SafetensorsError, unpack
 
 # ---- Parts and shards, checked against the manifest.
 
@@ -202,7 +202,7 @@ def _tensors(folder: Folder, want: Wanted, verify: bool, into: torch.Tensor) -> 
     content = read_file(folder, want.save, want.shard.file, verify=verify, into=into)
     try:
         return unpack(content)
-    except ContainerError as error:
+    except SafetensorsError as error:
         path = folder.path(f"{want.save}/{want.shard.file.name}")
         raise LoadError(f"{path} is no safetensors file as fleetrun writes them: {error}") from error
 
@@ -220,7 +220,7 @@ _BLOCK = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ParameterRange:
     """Elements `[start, stop)` of a dense parameter."""
 
     parameter: str
@@ -228,12 +228,12 @@ class Block:
     stop: int
 
 
-def block_of(spec: TableSpec) -> Block:
+def range_of(spec: TableSpec) -> ParameterRange:
     """Of a dense table; one whose name says no range is a whole parameter."""
     found = _BLOCK.fullmatch(spec.name)
     if found and int(found[3]) - int(found[2]) == spec.size:
-        return Block(found[1], int(found[2]), int(found[3]))
-    return Block(spec.name, 0, spec.size)
+        return ParameterRange(found[1], int(found[2]), int(found[3]))
+    return ParameterRange(spec.name, 0, spec.size)
 
 
 def check_fit(
@@ -293,7 +293,7 @@ def _table_shapes(specs: Iterable[TableSpec]) -> dict[str, _Shape]:
         if spec.kind is TableKind.SPARSE:
             shapes[spec.name] = _Shape(True, spec.size, spec.rule)
             continue
-        block = block_of(spec)
+        block = range_of(spec)
         size = max(block.stop, shapes[block.parameter].size) if block.parameter in shapes else block.stop
         shapes[block.parameter] = _Shape(False, size, spec.rule)
     return shapes
@@ -307,33 +307,33 @@ def _listed(names: Iterable[str]) -> str:
 
 
 @dataclass(slots=True)
-class _Filling:
+class _PartialBlock:
     """A block whose elements come in any order, some of them more than once."""
 
     name: str
-    block: Block
+    block: ParameterRange
     values: torch.Tensor
     seen: torch.Tensor
     state: list[torch.Tensor] = field(default_factory=list)
 
 
-class Blocks:
+class BlockAssembler:
     """The dense blocks of one server, while they are filled."""
 
     def __init__(self, specs: Sequence[TableSpec]) -> None:
-        self._by_parameter: dict[str, list[tuple[TableSpec, Block]]] = {}
-        self._filling: dict[str, _Filling] = {}
+        self._by_parameter: dict[str, list[tuple[TableSpec, ParameterRange]]] = {}
+        self._filling: dict[str, _PartialBlock] = {}
         for spec in specs:
-            block = block_of(spec)
+            block = range_of(spec)
             self._by_parameter.setdefault(block.parameter, []).append((spec, block))
 
     def overlap(self, saved: TableSpec) -> bool:
         """Whether a saved block has elements of any of these."""
-        return any(True for _ in self._overlapping(block_of(saved)))
+        return any(True for _ in self._overlapping(range_of(saved)))
 
     def add(self, saved: TableSpec, rows: DenseRows) -> None:
         """Take what there is in a saved block. A later one overwrites an earlier one."""
-        source = block_of(saved)
+        source = range_of(saved)
         for spec, block in self._overlapping(source):
             filling = self._filling.setdefault(spec.name, _empty(spec, block, len(rows.state)))
             start, stop = max(block.start, source.start), min(block.stop, source.stop)
@@ -356,22 +356,22 @@ class Blocks:
                     )
                 yield spec.name, DenseRows(filling.values, tuple(filling.state))
 
-    def _overlapping(self, source: Block) -> Iterator[tuple[TableSpec, Block]]:
+    def _overlapping(self, source: ParameterRange) -> Iterator[tuple[TableSpec, ParameterRange]]:
         for spec, block in self._by_parameter.get(source.parameter, []):
             if block.start < source.stop and source.start < block.stop:
                 yield spec, block
 
 
-def _empty(spec: TableSpec, block: Block, states: int) -> _Filling:
+def _empty(spec: TableSpec, block: ParameterRange, states: int) -> _PartialBlock:
     values, seen = torch.empty(spec.size), torch.zeros(spec.size, dtype=torch.bool)
-    return _Filling(spec.name, block, values, seen, [torch.empty(spec.size) for _ in range(states)])
+    return _PartialBlock(spec.name, block, values, seen, [torch.empty(spec.size) for _ in range(states)])
 
 
 # ---- Loading into the tables of one server.
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowOwner:
     """Server `server` of `servers`: which rows of a save it owns."""
 
     server: int
@@ -400,7 +400,11 @@ class Place:
 
 
 def load_tables(
-    where: str | os.PathLike[str] | OpenFolder, tables: Sequence[Target], place: Place, *, verify: bool = True
+    where: str | os.PathLike[str] | OpenFolder,
+    tables: Sequence[Target],
+    place: RowOwner,
+    *,
+    verify: bool = True,
 ) -> int:
     """Load what this server owns into its tables, which must be empty; returns the save's step.
 
@@ -428,7 +432,7 @@ def load_tables(
 
 
 def owned_chunks(
-    opened: OpenFolder, specs: Sequence[TableSpec], place: Place, *, verify: bool = True
+    opened: OpenFolder, specs: Sequence[TableSpec], place: RowOwner, *, verify: bool = True
 ) -> Iterator[tuple[str, Chunk]]:
     """(table name, what to load) for these tables, as `load_tables` does; valid until the next is asked for.
     Raises LoadError.
@@ -436,7 +440,7 @@ def owned_chunks(
     saved = [table.spec for table in opened.tables().values()]
     check_fit(saved, specs, opened.folder.where, whole=False, values_only=opened.values_only)
     by_name = {spec.name: spec for spec in specs}
-    blocks = Blocks([spec for spec in specs if spec.kind is TableKind.DENSE])
+    blocks = BlockAssembler([spec for spec in specs if spec.kind is TableKind.DENSE])
     wanted = list(_wanted(opened, blocks, place))
     check_sizes(opened.folder, wanted)
     last = opened.saves[-1].id
@@ -454,7 +458,7 @@ def owned_chunks(
         yield name, _completed(block, by_name[name])
 
 
-def _expected(opened: OpenFolder, place: Place) -> dict[str, int]:
+def _expected(opened: OpenFolder, place: RowOwner) -> dict[str, int]:
     """About how many rows of each sparse table this server will have, as the first save says: later ones
     hold mostly the same rows.
     """
@@ -467,7 +471,7 @@ def _expected(opened: OpenFolder, place: Place) -> dict[str, int]:
     return {name: int(number) for name, number in rows.items()}
 
 
-def _wanted(opened: OpenFolder, blocks: Blocks, place: Place) -> Iterator[Wanted]:
+def _wanted(opened: OpenFolder, blocks: BlockAssembler, place: RowOwner) -> Iterator[Wanted]:
     """The shards that have something for this server."""
     for save in opened.saves:
         for part in save.parts:
@@ -493,7 +497,7 @@ def _completed(chunk: Chunk, spec: TableSpec) -> Chunk:
     return SparseRows(chunk.keys, chunk.values, state, statistics)
 
 
-def _steps(opened: OpenFolder, specs: Sequence[TableSpec], place: Place) -> dict[str, int]:
+def _steps(opened: OpenFolder, specs: Sequence[TableSpec], place: RowOwner) -> dict[str, int]:
     """Each table's count of updates: the largest of those that its rows came from."""
     steps = dict.fromkeys((spec.name for spec in specs), 0)
     for part in opened.saves[-1].parts:
@@ -504,10 +508,10 @@ def _steps(opened: OpenFolder, specs: Sequence[TableSpec], place: Place) -> dict
     return steps
 
 
-def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, place: Place) -> bool:
+def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, place: RowOwner) -> bool:
     if spec.kind is TableKind.SPARSE:
         return spec.name == saved.name and place.may_own_of(part)
-    return saved.kind is TableKind.DENSE and Blocks([spec]).overlap(saved)
+    return saved.kind is TableKind.DENSE and BlockAssembler([spec]).overlap(saved)
 
 
 # ---- A save as plain tensors, without servers.
@@ -533,7 +537,7 @@ def read_values(where: str | os.PathLike[str], *, verify: bool = True) -> ModelV
     """Every value of a save of any mode, from all servers, in memory at once. Raises LoadError."""
     opened = open_saves(where)
     specs = [table.spec for table in opened.tables().values()]
-    blocks = Blocks(_whole_parameters(specs))
+    blocks = BlockAssembler(_whole_parameters(specs))
     found: dict[str, list[SparseValues]] = {s.name: [] for s in specs if s.kind is TableKind.SPARSE}
     wanted = [
         Wanted(save.id, part, shard) for save in opened.saves for part in save.parts for shard in part.shards
@@ -555,7 +559,7 @@ def read_values(where: str | os.PathLike[str], *, verify: bool = True) -> ModelV
 def _whole_parameters(specs: list[TableSpec]) -> list[TableSpec]:
     """One block per dense parameter, over all of its saved blocks."""
     stops: dict[str, int] = {}
-    for block in (block_of(spec) for spec in specs if spec.kind is TableKind.DENSE):
+    for block in (range_of(spec) for spec in specs if spec.kind is TableKind.DENSE):
         stops[block.parameter] = max(block.stop, stops.get(block.parameter, 0))
     return [
         TableSpec(kind=TableKind.DENSE, name=name, size=size, rule=Fixed()) for name, size in stops.items()

@@ -253,7 +253,7 @@ _NICE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveOrder:
+class SaveSpec:
     """What all servers of one save are told. `id`: from `new_id`, the same on every server; the mode
     decides what is kept. `server` of `servers` is this one. A shard holds up to `shard_bytes`.
     """
@@ -292,7 +292,7 @@ def step_back() -> None:
 
 
 def write_part(
-    folder: Folder, order: SaveOrder, cuts: Sequence[TableCut], blob: bytes | None, watch: Watch
+    folder: Folder, order: SaveSpec, cuts: Sequence[TableCut], blob: bytes | None, watch: Watch
 ) -> FileRecord:
     """Write this server's files into `folder`/`order.id` and return the record of the part, which is
     written last. Leaves the cuts open. Raises SaveError; then what was written of this part is removed.
@@ -307,7 +307,7 @@ def write_part(
         raise save_error(error, folder.path(order.id), folder.free()) from error
 
 
-def remove_part(folder: Folder, order: SaveOrder) -> None:
+def remove_part(folder: Folder, order: SaveSpec) -> None:
     """Remove what this server wrote of a save. The save's folder stays: others may be writing into it."""
     for name in folder.names(order.id):
         if name.lstrip(".").startswith((f"{order.part}.", f"{order.part}-")):
@@ -315,7 +315,7 @@ def remove_part(folder: Folder, order: SaveOrder) -> None:
 
 
 def _write(
-    folder: Folder, order: SaveOrder, cuts: Sequence[TableCut], blob: bytes | None, watch: Watch
+    folder: Folder, order: SaveSpec, cuts: Sequence[TableCut], blob: bytes | None, watch: Watch
 ) -> FileRecord:
     folder.make(order.id)
     tables: list[SavedTable] = []
@@ -349,7 +349,7 @@ def _write_shard(folder: Folder, save: str, name: str, shard: Sequence[Packed]) 
 
 
 def _pieces(
-    cuts: Sequence[TableCut], order: SaveOrder, tables: list[SavedTable], watch: Watch
+    cuts: Sequence[TableCut], order: SaveSpec, tables: list[SavedTable], watch: Watch
 ) -> Iterator[Packed]:
     """Pieces of all tables; `tables` gets a record as each is done."""
     before = packed_bytes = 0
@@ -386,7 +386,7 @@ class SaveTask:
     def __init__(
         self,
         where: str | os.PathLike[str],
-        order: SaveOrder,
+        order: SaveSpec,
         cuts: Sequence[TableCut],
         *,
         blob: bytes | None = None,

@@ -1,5 +1,5 @@
-"""Members: which trainers have joined, finished, left or been lost, and which of their requests have
-counted. Pure: connections and time are arguments.
+"""Which trainers have joined, finished, left or been lost, and which of their requests have been applied.
+Pure: connections and time are arguments.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ Reachable = Callable[[bytes], bool]
 
 
 class Refusal(Exception):
-    """A request that the server will not do; becomes a REFUSED reply with this code and text."""
+    """A request that the server refuses; becomes a REFUSED reply with this code and text."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-class Applied:
-    """The sequence numbers that have counted, of one incarnation. A retry may come late and out of order,
-    so the highest number alone would not do; a client has far fewer than `_WINDOW` requests underway.
+class SequenceSet:
+    """Sequence numbers of applied requests of one incarnation. A retry may arrive late and out of order, so
+    the highest number alone is not enough; a client has far fewer than `_WINDOW` requests in flight.
     """
 
     _WINDOW = 4096
@@ -43,22 +43,22 @@ class Applied:
 
 @dataclass(slots=True)
 class Member:
-    """One trainer as the server sees it. `step` is the next that it has not pushed; those before `resumed`
-    were pushed by a former incarnation. `applied`: its requests that have changed tables; `counted`: its
-    pulls that entry filters have counted.
+    """One trainer as the server sees it. `step`: the next one that it has not pushed; an earlier incarnation
+    pushed those before `resumed`. `applied`: its requests that have changed tables; `counted`: its pulls that
+    entry filters have counted. `disconnected_s`: for how long it has had no connection.
     """
 
     rank: int
     route: bytes = b""
     incarnation: int | None = None
     restart_count: int = 0
-    applied: Applied = field(default_factory=Applied)
-    counted: Applied = field(default_factory=Applied)
+    applied: SequenceSet = field(default_factory=SequenceSet)
+    counted: SequenceSet = field(default_factory=SequenceSet)
     step: int = 0
     resumed: int = 0
     barrier: int = 0
-    gone_since: float | None = None
-    away: float = 0.0
+    disconnected_since: float | None = None
+    disconnected_s: float = 0.0
     finished: bool = False
     left: bool = False
 
@@ -68,14 +68,14 @@ class Member:
 
 
 class Members:
-    """All trainers of the job, by rank. `grace` and `join_timeout` in seconds. `start`: which start of the
-    job these are the trainers of, where that is known.
+    """All trainers of the job, by rank. `grace` and `join_timeout` are seconds. `start`: to which start of
+    the job these trainers belong, if known.
     """
 
     def __init__(self, count: int, grace: float, join_timeout: float, now: float) -> None:
         self._all = [Member(rank) for rank in range(count)]
         self._active: Sequence[Member] | None = None
-        self._somebody_away = True
+        self._any_disconnected = True
         self._started = now
         self._grace = grace
         self._join_timeout = join_timeout
@@ -90,8 +90,8 @@ class Members:
     def may_join(self, message: Message, reachable: Reachable) -> bool:
         """Whether a HELLO can be accepted now; False: later. Raises Refusal for a rank that is taken.
 
-        A restarted trainer takes the place of its former self once that one's connection is gone. One that
-        has left and is back without a restart belongs to the next job on this endpoint.
+        A restarted trainer replaces its earlier incarnation once that one's connection is closed. One that
+        has left and joins again without a restart belongs to the next job on this endpoint.
         """
         if message.rank >= len(self._all):
             raise Refusal(
@@ -125,74 +125,74 @@ class Members:
         return member
 
     def finish(self, member: Member) -> None:
-        """It will push no more."""
+        """This trainer will push nothing more."""
         member.finished, self._active = True, None
 
     def incarnation(self, rank: int) -> int | None:
-        """Which incarnation of a trainer takes part now; None before it has joined, and when it has left."""
+        """The current incarnation of a trainer; None before it has joined and after it has left."""
         member = self._all[rank]
         return None if member.left else member.incarnation
 
     def restore(self, members: list[Member], start: str | None) -> None:
-        """Take the place of all members: those of a snapshot."""
+        """Replace all members by those of a snapshot."""
         self._all, self._active, self.start = members, None, start
 
-    def succeed(self, steps: Sequence[int], start: str) -> None:
-        """Take the place of all members: others, who have not joined, each at its step."""
+    def replace(self, steps: Sequence[int], start: str) -> None:
+        """Replace all members by new ones that have not joined, each at its step."""
         self.restore([Member(rank, step=step) for rank, step in enumerate(steps)], start)
 
-    def known(self, message: Message) -> Member:
-        """The sender of any other request."""
+    def sender_of(self, message: Message) -> Member:
+        """The sender of any request but HELLO. Raises Refusal for one that is not a current member."""
         member = self._all[message.rank] if message.rank < len(self._all) else None
         if member is None or member.incarnation != message.incarnation:
             raise Refusal(
                 Code.UNKNOWN_CLIENT,
-                f"trainer {message.rank} is not known here: this server was restarted and its tables are "
-                "gone, or a newer instance of that trainer has taken its place, or there are others now",
+                f"trainer {message.rank} is unknown: this server was restarted and its tables are gone, a "
+                "newer "
+                "instance of that trainer has replaced it, or the job continues with other trainers",
             )
         return member
 
-    def heard(self, route: bytes, message: Message) -> None:
-        """A message arrived: whoever sent it is there."""
+    def mark_connected(self, route: bytes, message: Message) -> None:
+        """A message arrived, so its sender is connected."""
         if message.rank < len(self._all):
             member = self._all[message.rank]
             if member.incarnation == message.incarnation:
-                member.route, member.gone_since, member.away = route, None, 0.0
+                member.route, member.disconnected_since, member.disconnected_s = route, None, 0.0
 
-    def watch(self, reachable: Reachable, now: float) -> None:
+    def check_connections(self, reachable: Reachable, now: float) -> None:
         """Find out for how long each trainer has had no connection."""
         for member in self._all:
             if not member.joined:
-                member.away = now - self._started
+                member.disconnected_s = now - self._started
             elif reachable(member.route):
-                member.gone_since, member.away = None, 0.0
-            elif member.gone_since is None:
-                member.gone_since = now
+                member.disconnected_since, member.disconnected_s = None, 0.0
+            elif member.disconnected_since is None:
+                member.disconnected_since = now
             else:
-                member.away = now - member.gone_since
-        self._somebody_away = any(member.away for member in self._all)
+                member.disconnected_s = now - member.disconnected_since
+        self._any_disconnected = any(member.disconnected_s for member in self._all)
 
     def active(self) -> Sequence[Member]:
-        """Those who may still push."""
+        """Those that may still push."""
         if self._active is None:
             self._active = tuple(member for member in self._all if not member.finished)
         return self._active
 
     def lost(self, *, may_return: bool = False) -> list[Member]:
-        """Those whose connection has been gone for too long, and who had not finished.
-
-        Too long is `grace`; with `may_return`, and for those who have not come yet, `join_timeout`.
+        """Those that had not finished and whose connection has been closed for too long: for more than
+        `grace`, or `join_timeout` with `may_return` and for those that have not joined yet.
         """
-        if not self._somebody_away:  # asked for every request that waits
+        if not self._any_disconnected:  # called for every pending request
             return []
-        return [member for member in self.active() if member.away > self._limit(member, may_return)]
+        return [member for member in self.active() if member.disconnected_s > self._limit(member, may_return)]
 
-    def why_lost(self, *, may_return: bool = False) -> str:
-        """One sentence for each of them."""
+    def describe_lost(self, *, may_return: bool = False) -> str:
+        """A clause for each lost trainer."""
         return "; ".join(
             f"trainer {member.rank} is lost: "
-            + ("its connection has been gone for" if member.joined else "it has not joined for")
-            + f" over {self._limit(member, may_return):g} s"
+            + ("it has been disconnected" if member.joined else "it has not joined")
+            + f" for over {self._limit(member, may_return):g} s"
             for member in self.lost(may_return=may_return)
         )
 

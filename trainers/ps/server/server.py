@@ -1,5 +1,5 @@
-"""Server: one endpoint, one loop. Knows sockets, signals and the clock; every answer belongs to `service`,
-and what outlives the process to `state`.
+"""One server's process: its endpoint, its loop, signals and the clock. Answers belong to `service`, snapshots
+and the log to `state`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ import zmq
 
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
-from trainers.ps.saves.read import Place, check_small, load_tables, open_saves
+from trainers.ps.saves.read import RowOwner, check_small, load_tables, open_saves
 from trainers.ps.server.members import Members
-from trainers.ps.server.saving import Saving
+from trainers.ps.server.saving import SaveRunner
 from trainers.ps.server.service import Outgoing, Service
-from trainers.ps.server.state import Keeper
+from trainers.ps.server.state import StateSaver
 from trainers.ps.server.steps import AsyncSteps, SyncSteps
 from trainers.ps.server.store import AnyTable, Store
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import job_words, kept_words
-from trainers.ps.transport import Gate, JobKeys, receive, send, server_socket
+from trainers.ps.tables.spec import describe_job, describe_kept_job
+from trainers.ps.transport import CurveAuthenticator, JobKeys, receive, send, server_socket
 from trainers.ps.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
 
 
-class Looks:
-    """One look every so many seconds. Times are of a clock that also runs while nobody looks."""
+class LivenessChecks:
+    """When the server checks its trainers' connections, every `interval` seconds, and which time it then
+    tells them. Time that the server missed, suspended or blocked by its disk, does not count as a trainer's
+    absence.
+    """
 
-    def __init__(self, every: float, now: float) -> None:
-        self._every = every
-        self._next = now + every
+    def __init__(self, interval: float, now: float) -> None:
+        self._interval = interval
+        self._next = now + interval
         self._missed = 0.0
 
     def wait(self, now: float) -> float:
@@ -43,27 +46,27 @@ class Looks:
         return max(0.0, self._next - now)
 
     def due(self, now: float) -> float | None:
-        """The time that trainers are told, without what was missed; None before the next look."""
+        """The time without what was missed; None before the next check."""
         if now < self._next:
             return None
         self._missed += now - self._next
-        self._next = now + self._every
+        self._next = now + self._interval
         return now - self._missed
 
-    def unneeded(self, now: float) -> None:
-        """Nobody waits for a look: no time is missed, and the next one comes as soon as somebody does."""
+    def skip(self, now: float) -> None:
+        """No request is pending: no time is missed, and the next check is due as soon as one is."""
         self._next = max(self._next, now)
 
 
-_LOOK_EVERY_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 _PROBE = encode(Message(kind=Kind.PROBE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """What a server is to be: `index` of `endpoints` for this many trainers, those of this `start` of the
-    job. `load_from`: a save to begin with. `settings`: in words, what trainers must have alike. `keep_in`: a
-    folder for snapshots and log, if the configs ask for any.
+    """Server `index` of `endpoints` for this many trainers, those of this `start` of the job. `load_from`: a
+    save to begin with. `settings`: text that must be the same on all trainers. `durable_dir`: for snapshots
+    and log, if the configs ask for any.
     """
 
     endpoints: Sequence[str]
@@ -76,18 +79,18 @@ class ServerPlan:
     start: str = ""
     keys: JobKeys | None = None
     load_from: str | None = None
-    keep_in: Path | None = None
+    durable_dir: Path | None = None
 
     @property
-    def words(self) -> str:
-        """The job and this server's place in it, as every trainer must describe them too."""
+    def job(self) -> str:
+        """Describes the job and this server's index; every trainer must send the same."""
         place = (len(self.endpoints), self.index, self.settings)
-        return job_words(self.sync, self.trainers, *place, start=self.start)
+        return describe_job(self.sync, self.trainers, *place, start=self.start)
 
     @property
-    def kept_words(self) -> str:
-        """What its folder must be of."""
-        return kept_words(self.sync, len(self.endpoints), self.index, self.settings)
+    def kept_job(self) -> str:
+        """Describes the job to which the durable folder belongs."""
+        return describe_kept_job(self.sync, len(self.endpoints), self.index, self.settings)
 
 
 class Server:
@@ -97,26 +100,30 @@ class Server:
         self._plan = plan
         self._endpoint = plan.endpoints[plan.index]
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._waked, self._waker = socket.socketpair()
-        self._waker.setblocking(False)
-        self._told_to_end = False
-        with contextlib.ExitStack() as half:
-            half.callback(self._close)
-            self._gate = Gate(self._context, plan.keys) if plan.keys is not None else None
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_sender.setblocking(False)
+        self._terminated = False
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._close)
+            self._authenticator = (
+                CurveAuthenticator(self._context, plan.keys) if plan.keys is not None else None
+            )
             self._socket = server_socket(self._context, self._endpoint, plan.keys)
-            self._keeper = self._open_keeper()
+            self._state_saver = self._open_state_saver()
             self._make_service()
-            half.pop_all()
+            undo.pop_all()
 
-    def _open_keeper(self) -> Keeper | None:
+    def _open_state_saver(self) -> StateSaver | None:
         plan = self._plan
-        if plan.keep_in is None or plan.configs.durability == "none":
+        if plan.durable_dir is None or plan.configs.durability == "none":
             return None
-        return Keeper(plan.keep_in, plan.configs, job=plan.kept_words, server=plan.index, wake=self._wake)
+        return StateSaver(
+            plan.durable_dir, plan.configs, job=plan.kept_job, server=plan.index, wake=self._wake
+        )
 
     def _make_service(self) -> None:
-        plan, configs, keeper = self._plan, self._plan.configs, self._keeper
-        # Half of the timeout goes to noticing a silent connection (heartbeats), half to waiting for another.
+        plan, configs, saver = self._plan, self._plan.configs, self._state_saver
+        # Half of the timeout is for heartbeats to notice a dead connection, half for waiting for a new one.
         grace = configs.trainer_timeout_s / 2
         self._members = Members(plan.trainers, grace, configs.join_timeout_s, time.monotonic())
         self._store = Store(
@@ -125,20 +132,20 @@ class Server:
             fill=self._fill if plan.load_from is not None else None,
         )
         self._steps = SyncSteps(self._store) if plan.sync else AsyncSteps(self._store, plan.max_staleness)
-        reading = (lambda: keeper.busy) if keeper is not None else (lambda: False)
-        self._saving = Saving(plan.index, len(plan.endpoints), wake=self._wake, reading=reading)
+        reading = (lambda: saver.busy) if saver is not None else (lambda: False)
+        self._saving = SaveRunner(plan.index, len(plan.endpoints), wake=self._wake, reading=reading)
         self._service = Service(
             self._members,
             self._store,
             self._steps,
-            job=plan.words,
+            job=plan.job,
             sync=plan.sync,
-            may_return=not plan.sync or keeper is not None,
+            may_return=not plan.sync or saver is not None,
             saving=self._saving,
-            record=keeper.record if keeper is not None else None,
+            record=saver.record if saver is not None else None,
         )
-        if keeper is not None:
-            keeper.recover(
+        if saver is not None:
+            saver.recover(
                 self._service,
                 self._members,
                 self._store,
@@ -155,19 +162,19 @@ class Server:
     def run(self) -> None:
         """Serve until every trainer has left or SIGTERM arrives."""
         try:
-            with self._termination():  # before anybody is told that it runs, and may want to end it
+            with self._handle_sigterm():  # before the log line after which a SIGTERM may come
                 glog(f"running server with rank id: {self._plan.index}, endpoint: {self._endpoint}")
                 self._serve()
         finally:
-            self._saving.give_up()
-            if self._keeper is not None:
-                self._keeper.close(over=self.dismissed)
+            self._saving.abandon()
+            if self._state_saver is not None:
+                self._state_saver.close(over=self.dismissed)
             self._close()
 
     def _fill(self, tables: Sequence[AnyTable]) -> None:
         if self._plan.load_from is not None:
             started = time.monotonic()
-            place = Place(self._plan.index, len(self._plan.endpoints))
+            place = RowOwner(self._plan.index, len(self._plan.endpoints))
             opened = open_saves(self._plan.load_from)
             saved = [table.spec for table in opened.tables().values()]
             check_small(saved, [table.spec for table in tables], opened.folder.where)
@@ -176,43 +183,43 @@ class Server:
             glog(f"loaded {rows} rows of {self._plan.load_from} in {time.monotonic() - started:.1f} s")
 
     def _wake(self) -> None:
-        """Callable in any thread: something has been written."""
-        with contextlib.suppress(BlockingIOError):  # full of wake-ups that have not been read: it will wake
-            self._waker.send(b"w")
+        """Wakes the loop, from any thread: something has been written."""
+        with contextlib.suppress(BlockingIOError):  # full of unread wake-ups: the loop will wake
+            self._wake_sender.send(b"w")
 
     def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._waked, zmq.POLLIN)
-        looks = Looks(_LOOK_EVERY_S, time.monotonic())
+        poller.register(self._wake_receiver, zmq.POLLIN)
+        checks = LivenessChecks(_CHECK_INTERVAL_S, time.monotonic())
         while not self._service.over:
-            quiet = self._service.idle and self._keeper is None
-            ready = dict(poller.poll(None if quiet else round(looks.wait(time.monotonic()) * 1000)))
-            if self._waked.fileno() in ready and self._ended():
+            quiet = self._service.idle and self._state_saver is None
+            ready = dict(poller.poll(None if quiet else round(checks.wait(time.monotonic()) * 1000)))
+            if self._wake_receiver.fileno() in ready and self._drain_wakeups():
                 return
             if self._socket in ready:
                 self._receive()
             if quiet:
-                looks.unneeded(time.monotonic())
-            elif (now := looks.due(time.monotonic())) is not None:
-                self._look(now)
+                checks.skip(time.monotonic())
+            elif (now := checks.due(time.monotonic())) is not None:
+                self._check(now)
 
-    def _ended(self) -> bool:
-        """Whether this was SIGTERM; otherwise something was written, which requests may wait for."""
-        self._waked.recv(4096)
-        if self._told_to_end:
+    def _drain_wakeups(self) -> bool:
+        """Whether SIGTERM arrived; otherwise something was written, for which requests may be waiting."""
+        self._wake_receiver.recv(4096)
+        if self._terminated:
             return True
-        self._keep()
-        self._send(self._service.look_again(self._reachable))
+        self._save_state()
+        self._send(self._service.retry_pending(self._reachable))
         return False
 
-    def _look(self, now: float) -> None:
+    def _check(self, now: float) -> None:
         self._send(self._service.tick(self._reachable, now))
-        self._keep()
+        self._save_state()
 
-    def _keep(self) -> None:
-        if self._keeper is not None:
-            self._keeper.look(self._members, self._store, self._steps, may_cut=not self._saving.busy)
+    def _save_state(self) -> None:
+        if self._state_saver is not None:
+            self._state_saver.update(self._members, self._store, self._steps, may_cut=not self._saving.busy)
 
     def _receive(self) -> None:
         route, *frames = receive(self._socket)
@@ -227,17 +234,17 @@ class Server:
 
     def _send(self, outgoing: Sequence[Outgoing]) -> None:
         for route, message in outgoing:
-            self._sent([route, *encode(message)])
+            self._try_send([route, *encode(message)])
 
     def _reachable(self, route: bytes) -> bool:
-        return self._sent([route, *_PROBE])
+        return self._try_send([route, *_PROBE])
 
-    def _sent(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
-        """Whether the peer still has a connection. A reply that it did not get, it will ask for again."""
+    def _try_send(self, frames: Sequence[bytes | bytearray | memoryview]) -> bool:
+        """Whether the peer is still connected. It repeats a request whose reply it did not get."""
         try:
             send(self._socket, frames)
         except zmq.Again:
-            return True  # connected, and slow to read
+            return True  # connected, but slow to read
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -245,31 +252,32 @@ class Server:
         return True
 
     def _close(self) -> None:
-        for name in ("_socket", "_gate"):  # what a failed construction has not made is not there
+        for name in ("_socket", "_authenticator"):  # missing after a failed construction
             made = getattr(self, name, None)
             if made is not None:
                 made.close()
         self._context.term()
-        self._waked.close()
-        self._waker.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
     @contextlib.contextmanager
-    def _termination(self) -> Iterator[None]:
-        """SIGTERM wakes the loop up. Handlers run in the main thread only; elsewhere it never does.
+    def _handle_sigterm(self) -> Iterator[None]:
+        """SIGTERM wakes the loop. Signal handlers run in the main thread only; in another thread nothing is
+        set.
 
-        The interpreter itself writes to the waker: no waiting is interrupted by a signal that another thread
-        gets, or that comes just before the loop begins to wait.
+        The interpreter itself writes to the wake socket, so a signal also ends the poll when another thread
+        receives it, or when it arrives just before the loop begins to wait.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = signal.signal(signal.SIGTERM, self._tell_to_end)
-        woken = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        previous = signal.signal(signal.SIGTERM, self._set_terminated)
+        woken = signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
         try:
             yield
         finally:
             signal.set_wakeup_fd(woken)
             signal.signal(signal.SIGTERM, previous)
 
-    def _tell_to_end(self, number: int, frame: object) -> None:
-        self._told_to_end = True
+    def _set_terminated(self, number: int, frame: object) -> None:
+        self._terminated = True

@@ -1,7 +1,5 @@
-"""What a server keeps for its next process: members, step and waiting pushes as bytes, snapshots and log by
-the job's settings, and how the job goes on with other trainers.
-
-Knows when; files belong to `durable`.
+"""What a server saves for its next process: members, step and pending pushes, in snapshots and a log as the
+job's settings say; and how the job continues with other trainers. Files belong to `durable`.
 
     blob   I length of the JSON | JSON | for each message: I frames | I length, bytes of each frame
 """
@@ -19,12 +17,12 @@ from typing import Any, cast
 from trainers.errors import ServerError
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
-from trainers.ps.durable.durable import Durable
+from trainers.ps.durable.durable import DurableFolder
 from trainers.ps.durable.journal import Fsync, JournalFullError
-from trainers.ps.server.members import Applied, Member, Members, Refusal
+from trainers.ps.server.members import Member, Members, Refusal, SequenceSet
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import Steps, SyncSteps
-from trainers.ps.server.store import Gradient, Overlay, Round, Store
+from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
 from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
 from trainers.storage.errors import SaveError
 
@@ -36,12 +34,12 @@ _PLAIN = ("rank", "incarnation", "restart_count", "step", "resumed", "barrier", 
 
 
 class StateError(ValueError):
-    """Bytes that are no state of this version."""
+    """Bytes that are not a state of this version."""
 
 
 def dump_state(members: Members, store: Store, steps: Steps) -> bytes:
-    """Everything that `restore` needs."""
-    about = {
+    """Everything that `restore_state` needs."""
+    header = {
         "version": _VERSION,
         "ready": store.ready,
         "skipped": store.skipped,
@@ -50,39 +48,39 @@ def dump_state(members: Members, store: Store, steps: Steps) -> bytes:
         "start": members.start,
         "members": [_dump_member(member) for member in members],
     }
-    text = json.dumps(about).encode()
+    text = json.dumps(header).encode()
     messages = _dump_sync(steps) if isinstance(steps, SyncSteps) else []
     return b"".join([_LENGTH.pack(len(text)), text, *map(_packed, messages)])
 
 
 def table_names(blob: bytes) -> dict[int, str]:
     """The name of each table by its number. Raises StateError."""
-    return {int(number): str(name) for number, name in _about(blob)["tables"].items()}
+    return {int(number): str(name) for number, name in _header(blob)["tables"].items()}
 
 
 def restore_state(blob: bytes, members: Members, store: Store, steps: Steps) -> None:
-    """Put back what `dump` saw; the tables are loaded apart from this. Raises StateError."""
-    about = _about(blob)
+    """Restore what `dump_state` wrote; tables are loaded separately. Raises StateError."""
+    header = _header(blob)
     try:
-        members.restore([_load_member(each) for each in about["members"]], about["start"])
-        store.ready, store.skipped, steps.step = about["ready"], about["skipped"], about["step"]
+        members.restore([_load_member(each) for each in header["members"]], header["start"])
+        store.ready, store.skipped, steps.step = header["ready"], header["skipped"], header["step"]
         (length,) = _LENGTH.unpack_from(blob)
         messages = list(_unpacked(blob[_LENGTH.size + length :]))
         if isinstance(steps, SyncSteps):
             _load_sync(steps, messages)
     except (struct.error, KeyError, TypeError, ValueError, WireError) as error:
-        raise StateError(f"a state that cannot be read: {error!r}") from error
+        raise StateError(f"the state cannot be read: {error!r}") from error
 
 
-def _about(blob: bytes) -> dict[str, Any]:
+def _header(blob: bytes) -> dict[str, Any]:
     try:
         (length,) = _LENGTH.unpack_from(blob)
-        about: dict[str, Any] = json.loads(blob[_LENGTH.size : _LENGTH.size + length])
+        header: dict[str, Any] = json.loads(blob[_LENGTH.size : _LENGTH.size + length])
     except (struct.error, ValueError) as error:
-        raise StateError(f"a state that cannot be read: {error!r}") from error
-    if about.get("version") != _VERSION:
-        raise StateError(f"state of version {about.get('version')}; this fleetrun reads {_VERSION}")
-    return about
+        raise StateError(f"the state cannot be read: {error!r}") from error
+    if header.get("version") != _VERSION:
+        raise StateError(f"the state has version {header.get('version')}; this fleetrun reads {_VERSION}")
+    return header
 
 
 def _dump_member(member: Member) -> dict[str, Any]:
@@ -90,13 +88,13 @@ def _dump_member(member: Member) -> dict[str, Any]:
     return {**plain, "applied": _dump_numbers(member.applied), "counted": _dump_numbers(member.counted)}
 
 
-def _dump_numbers(applied: Applied) -> list[Any]:
+def _dump_numbers(applied: SequenceSet) -> list[Any]:
     return [applied.floor, sorted(applied.numbers)]
 
 
-def _load_numbers(content: list[Any]) -> Applied:
+def _load_numbers(content: list[Any]) -> SequenceSet:
     floor, numbers = content
-    return Applied(set(numbers), floor)
+    return SequenceSet(set(numbers), floor)
 
 
 def _load_member(content: dict[str, Any]) -> Member:
@@ -110,27 +108,27 @@ def _load_member(content: dict[str, Any]) -> Member:
 
 
 def _dump_sync(steps: SyncSteps) -> list[Message]:
-    """The values before the last step, then each waiting push."""
+    """The values before the last step, then each pending push."""
     before = [Part(table, Field.VALUES, values) for table, values in steps.before.dense.items()]
     for table, (keys, rows) in steps.before.rows.items():
         before += [Part(table, Field.KEYS, keys), Part(table, Field.ROWS, rows)]
-    waiting = [
+    pending = [
         Message(kind=Kind.PUSH, rank=rank, parts=tuple(part for each in push for part in _parts(each)))
-        for rank, push in steps.round.pushes.items()
+        for rank, push in steps.pushes.by_rank.items()
     ]
-    return [Message(kind=Kind.DATA, parts=tuple(before)), *waiting]
+    return [Message(kind=Kind.DATA, parts=tuple(before)), *pending]
 
 
 def _load_sync(steps: SyncSteps, messages: Sequence[Message]) -> None:
-    before, *waiting = messages
+    before, *pending = messages
     gradients = _gradients(before.parts)
     steps.before = Overlay(
         {each.table: each.values for each in gradients if each.keys is None},
         {each.table: (each.keys, each.values) for each in gradients if each.keys is not None},
     )
-    steps.round = Round()
-    for message in waiting:
-        steps.round.add(message.rank, _gradients(message.parts))
+    steps.pushes = StepPushes()
+    for message in pending:
+        steps.pushes.add(message.rank, _gradients(message.parts))
 
 
 def _parts(gradient: Gradient) -> list[Part]:
@@ -144,7 +142,7 @@ def _parts(gradient: Gradient) -> list[Part]:
 
 
 def _gradients(parts: Sequence[Part]) -> list[Gradient]:
-    """What `_parts` made: one block in each VALUES part."""
+    """The reverse of `_parts`: one block in each VALUES part."""
     found: list[Gradient] = []
     keys: Part | None = None
     for part in parts:
@@ -193,54 +191,54 @@ def _unpacked(content: bytes) -> Iterator[Message]:
 # Trainers begin with the smallest count; a server ignores pushes of steps before its own.
 
 
-def successors(count: int, start: str) -> Message:
-    """The record of so many trainers of this start of the job."""
+def new_trainers_record(count: int, start: str) -> Message:
+    """The record that from here on there are `count` trainers, of this start of the job."""
     return Message(kind=Kind.TRAINERS, number=count, parts=(bytes_part(Field.TEXT, start.encode()),))
 
 
-def succeed(record: Message, members: Members, steps: Steps) -> None:
-    """Let the trainers of the record take all places."""
+def apply_new_trainers(record: Message, members: Members, steps: Steps) -> None:
+    """Replace all members by the trainers of the record."""
     count = record.number
     if count == len(members):
-        members.succeed([member.step for member in members], record.text)
+        members.replace([member.step for member in members], record.text)
         return
     step = sum(steps.done(member) for member in members) // count
-    steps.begin(step)
-    members.succeed([step] * count, record.text)
+    steps.restart_at(step)
+    members.replace([step] * count, record.text)
 
 
-class Keeper:
-    """The state of one server, kept in a folder. `wake` is called in another thread when a snapshot has been
-    written.
+class StateSaver:
+    """Saves the state of one server in a folder and recovers it. `wake` is called in another thread when a
+    snapshot has been written.
     """
 
     def __init__(
         self, folder: Path, configs: PsConfigs, *, job: str, server: int, wake: Callable[[], None]
     ) -> None:
         fsync = cast(Fsync, configs.log_fsync) if configs.durability == "log" else None
-        self._durable = Durable(folder, job=job, server=server, fsync=fsync)
+        self._durable = DurableFolder(folder, job=job, server=server, fsync=fsync)
         self._interval = configs.snapshot_interval_s
         self._wake = wake
         self._due: float | None = None
-        self._only_snapshots = fsync is None  # then who joined must be in one, or would be unknown later
-        self._taking_part: list[int | None] = []
+        self._only_snapshots = fsync is None  # then new members must be in one, or be unknown later
+        self._incarnations: list[int | None] = []
         self._recovered = False
 
     def recover(
         self, service: Service, members: Members, store: Store, steps: Steps, *, trainers: int, start: str
     ) -> None:
-        """Bring the service to where the folder says that it was, and let it go on with so many trainers of
-        this start of the job. Raises ServerError when it cannot be.
+        """Restore the service from the folder, and continue with this number of trainers of this start of the
+        job. Raises ServerError when the folder cannot be used.
         """
         self._replay(service, members, store, steps)
         former = len(members)
         if (former, members.start) == (trainers, start):
             return
-        # One record: whoever is killed here comes back before it or after it. Without a journal the next
-        # snapshot has it, and whoever comes back before that does the same again.
-        record = successors(trainers, start)
+        # One record: a server that is killed here restarts either before or after it. Without a journal the
+        # next snapshot has it, and a server that restarts before that does the same again.
+        record = new_trainers_record(trainers, start)
         self._durable.append(encode(record))
-        succeed(record, members, steps)
+        apply_new_trainers(record, members, steps)
         if former != trainers:
             step = next(iter(members)).step
             glog(f"the job had {former} trainers and has {trainers} now: they begin at step {step}")
@@ -258,13 +256,14 @@ class Keeper:
             for frames in self._durable.records():
                 record = decode(frames)
                 if record.kind is Kind.TRAINERS:
-                    succeed(record, members, steps)
+                    apply_new_trainers(record, members, steps)
                 else:
                     service.replay(record)
                 records += 1
         except (StateError, WireError, Refusal) as error:
             raise ServerError(
-                f"what this server kept cannot be used: {error}; remove its durability_dir to start anew"
+                f"the saved state of this server cannot be used: {error}; remove its durability_dir to start "
+                "over"
             ) from error
         self._recovered = snapshot is not None or records > 0
         if self._recovered:
@@ -274,24 +273,24 @@ class Keeper:
             )
 
     def record(self, request: Message) -> None:
-        """Keep a request that changes the state; when this returns it may be acknowledged. Raises Refusal
-        when there is no room for it.
+        """Append a request that changes the state to the log; when this returns, it may be acknowledged.
+        Raises Refusal when the disk is full.
         """
         try:
             self._durable.append(encode(request))
         except JournalFullError as error:
             raise Refusal(Code.FAILED, str(error)) from error
 
-    def look(self, members: Members, store: Store, steps: Steps, *, may_cut: bool) -> None:
-        """End a snapshot that is written, and begin one that is due. The first follows the initial values at
-        once.
+    def update(self, members: Members, store: Store, steps: Steps, *, may_cut: bool) -> None:
+        """End a snapshot that is written, and begin one that is due. The first one is due as soon as the
+        tables have their initial values.
         """
-        self._end()
+        self._end_snapshot()
         if not store.ready or self._durable.snapshotting or not may_cut:
             return
-        taking_part = [member.incarnation for member in members]
-        joined = self._only_snapshots and taking_part != self._taking_part
-        self._taking_part = taking_part
+        incarnations = [member.incarnation for member in members]
+        joined = self._only_snapshots and incarnations != self._incarnations
+        self._incarnations = incarnations
         if self._due is None or joined or time.monotonic() >= self._due:
             self._due = time.monotonic() + self._interval
             blob = dump_state(members, store, steps)
@@ -299,8 +298,8 @@ class Keeper:
                 self._durable.begin_snapshot(
                     steps.step, store.tables.values(), blob, done=lambda task: self._wake()
                 )
-            except (JournalFullError, OSError) as error:  # the log goes on in its old file
-                self._complain(error)
+            except (JournalFullError, OSError) as error:  # the log continues in its old file
+                self._log_failure(error)
 
     @property
     def busy(self) -> bool:
@@ -308,20 +307,20 @@ class Keeper:
         return self._durable.snapshotting
 
     def close(self, *, over: bool) -> None:
-        """Let the folder go; when the job is over, remove it."""
+        """Release the folder; when the job is over, remove it."""
         if over:
             self._durable.discard()
         else:
             self._durable.close()
 
-    def _end(self) -> None:
+    def _end_snapshot(self) -> None:
         task = self._durable.end_snapshot()
         if task is None:
             return
         try:
             task.result()
-        except SaveError as error:  # the former snapshot and the log still hold everything
-            self._complain(error)
+        except SaveError as error:  # the previous snapshot and the log still hold everything
+            self._log_failure(error)
 
-    def _complain(self, error: Exception) -> None:
-        glog(f"a snapshot failed, the next one is tried in {self._interval:g} s: {error}")
+    def _log_failure(self, error: Exception) -> None:
+        glog(f"a snapshot failed; the next attempt is in {self._interval:g} s: {error}")

@@ -1,5 +1,5 @@
-"""Steps: when a push is applied and as of when values are read, for all trainers at once (sync) or on
-arrival (async). Knows members' progress; leaves messages to `service` and arithmetic to `store`.
+"""When a push is applied, and as of which step values are read: for all trainers at once (sync) or on arrival
+(async). Messages belong to `service`, arithmetic to `store`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from trainers.ps.server.members import Member, Refusal
-from trainers.ps.server.store import Gradient, Overlay, Round, Store
+from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
 from trainers.ps.wire import Code, Part
 
 
@@ -19,42 +19,43 @@ class Steps(Protocol):
 
     @property
     def progress(self) -> int:
-        """Grows when a push may have made possible what others wait for."""
+        """Grows when a push may have unblocked other trainers."""
 
     def counts(self, member: Member, number: int) -> bool:
         """Whether a push of step `number` would be new. Raises Refusal when its turn has not come."""
 
     def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
-        """Take a push that `counts`."""
+        """Accept a push for which `counts` is true."""
 
     def close(self, active: Collection[Member]) -> None:
-        """Apply what waits only for members that are no longer active."""
+        """Apply pushes that waited only for members that are no longer active."""
 
     def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
-        """Whether values as of step `number` can be had now."""
+        """Whether values as of step `number` are available now."""
 
     def pull(self, member: Member, number: int, parts: Sequence[Part]) -> tuple[Part, ...]:
-        """The values that the parts ask for."""
+        """The values that the parts request."""
 
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
-        """Those whose pushes are missing for values as of step `number`."""
+        """Members whose pushes are missing for values as of step `number`."""
 
     def done(self, member: Member) -> int:
         """How many steps of this trainer are in the tables."""
 
-    def begin(self, step: int) -> None:
-        """Go on with other trainers, whose next step is `step`: forget what waits for the former ones."""
+    def restart_at(self, step: int) -> None:
+        """Continue with other trainers, whose next step is `step`: drop what waits for the former ones."""
 
 
 class SyncSteps:
-    """A step is applied when every active trainer has pushed it. Values from before the last step are kept:
-    a trainer that died between two servers computes that step again, and must see what it saw.
+    """A step is applied when every active trainer has pushed it. The values before the last step are kept: a
+    trainer that died after pushing to some servers only computes that step again, and must see the same
+    values.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.step = 0
-        self.round = Round()
+        self.pushes = StepPushes()
         self.before = Overlay()
 
     @property
@@ -73,16 +74,16 @@ class SyncSteps:
 
     def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
         member.step = number + 1
-        self.round.add(member.rank, gradients)
+        self.pushes.add(member.rank, gradients)
 
     def close(self, active: Collection[Member]) -> None:
-        """Who has finished no longer counts, as in Paddle."""
-        ranks = self.round.ranks()
+        """A trainer that has finished no longer counts, as in Paddle."""
+        ranks = self.pushes.ranks()
         if ranks and len(ranks) >= len(active) and all(member.rank in ranks for member in active):
-            average = self.round.average()
+            average = self.pushes.average()
             self.before = self._store.before(average)
             self._store.apply(average)
-            self.round = Round()
+            self.pushes = StepPushes()
             self.step += 1
 
     def may_pull(self, member: Member, number: int, active: Collection[Member]) -> bool:
@@ -93,18 +94,18 @@ class SyncSteps:
         return self._store.pull(parts, self.before if again else None)
 
     def awaited(self, active: Collection[Member], number: int) -> list[Member]:
-        return [member for member in active if member.rank not in self.round.ranks()]
+        return [member for member in active if member.rank not in self.pushes.ranks()]
 
     def done(self, member: Member) -> int:
-        return member.step - (member.rank in self.round.ranks())
+        return member.step - (member.rank in self.pushes.ranks())
 
-    def begin(self, step: int) -> None:
-        self.step, self.round, self.before = step, Round(), Overlay()
+    def restart_at(self, step: int) -> None:
+        self.step, self.pushes, self.before = step, StepPushes(), Overlay()
 
 
 class AsyncSteps:
-    """A push is applied on arrival. With `max_staleness` nobody reads while a trainer is more than that many
-    steps behind the reader (stale synchronous parallel: Ho et al. 2013); None: no bound.
+    """A push is applied on arrival. With `max_staleness` a trainer must not read while another is more than
+    that many steps behind it (stale synchronous parallel: Ho et al. 2013); None: no bound.
     """
 
     def __init__(self, store: Store, max_staleness: int | None = None) -> None:
@@ -141,5 +142,5 @@ class AsyncSteps:
     def done(self, member: Member) -> int:
         return member.step
 
-    def begin(self, step: int) -> None:
+    def restart_at(self, step: int) -> None:
         return

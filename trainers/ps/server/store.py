@@ -1,8 +1,7 @@
-"""Store: the tables of one server, made once from the trainers' specs, and the parts of messages that touch
-them: gradients of a push, their average over trainers, values of a pull.
+"""The tables of one server, made once from the trainers' specs, and the parts of messages that touch them:
+gradients of a push, their average over trainers, values of a pull.
 
-Knows what is asked of tables, and that all trainers must describe the same model; when a push is applied is
-decided by `steps`.
+All trainers must describe the same model. `steps` decides when a push is applied.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from trainers.storage.errors import LoadError
 
 
 class Gradient(NamedTuple):
-    """One table's share of a push: `values` is (size,), or (keys, dim) with `keys`; `stats` is (keys, 2).
-    Or that of a run of dense blocks, the first of which is `table`, with the `sizes` of all of them.
+    """The gradient of one table in a push: `values` is (size,), or (keys, dim) with `keys`; `stats` is (keys,
+    2). Or that of a run of dense blocks, the first of which is `table`, with the `sizes` of all of them.
     """
 
     table: int
@@ -56,30 +55,28 @@ class Gradient(NamedTuple):
         return range(self.table, self.table + max(1, len(self.sizes)))
 
 
-class Round:
-    """The pushes of one step, one for each trainer. Kept apart until all are there, and added in rank
-    order: the result does not depend on who came first.
+class StepPushes:
+    """The pushes of one step, one for each trainer. Kept apart until all have arrived and then added in rank
+    order, so the result does not depend on the order of arrival.
     """
 
     def __init__(self) -> None:
         self._pushes: dict[int, Sequence[Gradient]] = {}
 
     @property
-    def pushes(self) -> Mapping[int, Sequence[Gradient]]:
+    def by_rank(self) -> Mapping[int, Sequence[Gradient]]:
         return MappingProxyType(self._pushes)
 
     def add(self, rank: int, push: Sequence[Gradient]) -> None:
-        """Runs are taken apart: another trainer's may be others."""
+        """Runs are split into blocks: another trainer may have grouped them differently."""
         self._pushes[rank] = [block for gradient in push for block in gradient.blocks()]
 
     def ranks(self) -> Collection[int]:
         return self._pushes.keys()
 
     def average(self) -> list[Gradient]:
-        """For each table the sum over trainers divided by their number; who pushed nothing for a table
-        pushed zero.
-
-        The learning rate is that of the lowest rank with a gradient for the table.
+        """For each table the sum over trainers divided by their number; a trainer without a gradient for it
+        counts as zero. The learning rate is that of the lowest rank with a gradient for the table.
         """
         by_table: dict[int, list[Gradient]] = {}
         for rank in sorted(self._pushes):
@@ -115,29 +112,29 @@ AnyTable = DenseTable | SparseTable
 def sort_parts(
     parts: Sequence[Part], table: Callable[[int], AnyTable], run: Callable[[int, int], DenseRun]
 ) -> tuple[list[Gradient], list[Part]]:
-    """What is brought - an entry for each run of dense blocks and each KEYS + ROWS (+ STATS) - and the parts
-    that ask: WANT, and KEYS that no rows follow. `table` finds a table by its number, `run` a run by its
-    first block and its elements, or raises Refusal, as this does for parts in the wrong order.
+    """The gradients - one for each run of dense blocks and each KEYS + ROWS (+ STATS) - and the parts that
+    request values: WANT, and KEYS without rows behind them. `table` finds a table by its number, `run` a run
+    by its first block and its elements; both raise Refusal, as this does for parts in the wrong order.
     """
-    brought: list[Gradient] = []
-    asking: list[Part] = []
+    gradients: list[Gradient] = []
+    requests: list[Part] = []
     before: Part | None = None
     for part in parts:
         number, field, data, lr = part
         if field is Field.VALUES:
             sizes = run(number, data.shape[0]).sizes
-            brought.append(Gradient(number, data.float(), None, lr, None, sizes))
+            gradients.append(Gradient(number, data.float(), None, lr, None, sizes))
         elif field is Field.KEYS or field is Field.WANT:
             table(number)
-            asking.append(part)
+            requests.append(part)
         elif before is None or before.table != number or before.field is not _FOLLOWS.get(field):
-            raise Refusal(Code.BAD_MESSAGE, f"a {field.name} part in the wrong place")
+            raise Refusal(Code.BAD_MESSAGE, f"the {field.name} part is in the wrong place")
         elif field is Field.ROWS:
-            brought.append(Gradient(number, data.float(), asking.pop().data, lr))
+            gradients.append(Gradient(number, data.float(), requests.pop().data, lr))
         else:
-            brought.append(_with_stats(brought.pop(), part))
+            gradients.append(_with_stats(gradients.pop(), part))
         before = part
-    return brought, asking
+    return gradients, requests
 
 
 _FOLLOWS = {Field.ROWS: Field.KEYS, Field.STATS: Field.ROWS}
@@ -145,12 +142,12 @@ _FOLLOWS = {Field.ROWS: Field.KEYS, Field.STATS: Field.ROWS}
 
 def _with_stats(gradient: Gradient, part: Part) -> Gradient:
     if gradient.keys is None or part.data.shape != (gradient.keys.shape[0], 2):
-        raise Refusal(Code.BAD_SHAPE, f"statistics of shape {list(part.data.shape)}")
+        raise Refusal(Code.BAD_SHAPE, f"the statistics have shape {list(part.data.shape)}")
     return gradient._replace(stats=part.data)
 
 
 def run_of(first: int, elements: int, table: Callable[[int], AnyTable]) -> DenseRun:
-    """The dense blocks from `first` on that so many elements fill. Raises Refusal when they do not."""
+    """The dense blocks from `first` on that so many elements fill. Raises Refusal when they do not fit."""
     blocks: list[DenseTable] = []
     left = elements
     while left or not blocks:
@@ -166,13 +163,15 @@ def run_of(first: int, elements: int, table: Callable[[int], AnyTable]) -> Dense
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """What dense blocks, and rows by (keys, rows), were before the last step; by number of the table."""
+    """Former values by number of the table, of dense blocks and of rows as (keys, rows), which replace the
+    current ones in an answer.
+    """
 
     dense: Mapping[int, torch.Tensor] = field(default_factory=dict)
     rows: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def lay_over(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
-        """Replace those of `rows` (n, dim), of these keys (n,), that are known here."""
+    def apply_to(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        """Replace the `rows` (n, dim) of these keys (n,) that have a former value."""
         known, instead = self.rows.get(table, (keys[:0], rows[:0]))
         if not len(known) or not len(keys):
             return
@@ -189,16 +188,14 @@ _CODES: dict[type[TableError], Code] = {
     NotFiniteError: Code.NOT_FINITE,
 }
 _POLICY = [each.name for each in fields(ShrinkPolicy)]
-_MOST_ASKS = 4096
-_ASKS = (Field.KEYS, Field.PEEK)
-
-
-_NOTHING = Overlay()
+_MAX_REQUESTS = 4096
+_ROW_REQUESTS = (Field.KEYS, Field.PEEK)
+_NO_OVERLAY = Overlay()
 
 
 class Store:
     """Tables by number. `ready` once trainer 0 has sent all initial values, or `fill` has loaded them. Rows
-    leave as `row_dtype`; with `skip_bad` gradients that are not finite are left out and counted, otherwise
+    are sent as `row_dtype`; with `skip_bad` gradients that are not finite are left out and counted, otherwise
     their push is refused.
     """
 
@@ -224,7 +221,7 @@ class Store:
         return MappingProxyType(self._tables)
 
     def declare(self, rank: int, parts: Sequence[Part]) -> None:
-        """Make the tables, or check that this trainer describes the ones that exist."""
+        """Create the tables, or check that this trainer describes the existing ones."""
         specs = _specs(parts)
         if not self._declared:
             self._begin(specs)
@@ -234,13 +231,14 @@ class Store:
             if mine.get(number) != specs.get(number):
                 raise Refusal(
                     Code.MISMATCH,
-                    f"trainer {rank} describes another model or optimizer: {specs.get(number)}; "
-                    f"here it is {mine.get(number)}",
+                    f"trainer {rank} has another model or optimizer: its table {number} is "
+                    f"{specs.get(number)}; "
+                    f"on this server it is {mine.get(number)}",
                 )
 
     def make(self, specs: Mapping[int, TableSpec]) -> None:
-        """The tables, empty."""
-        self._take({number: make_table(spec) for number, spec in specs.items()})
+        """Create empty tables."""
+        self._set_tables({number: make_table(spec) for number, spec in specs.items()})
 
     def _begin(self, specs: Mapping[int, TableSpec]) -> None:
         try:
@@ -251,10 +249,10 @@ class Store:
             raise _refusal(error) from error
         except LoadError as error:
             raise Refusal(Code.FAILED, str(error)) from error
-        self._take(tables)
+        self._set_tables(tables)
         self.ready = self._fill is not None
 
-    def _take(self, tables: dict[int, AnyTable]) -> None:
+    def _set_tables(self, tables: dict[int, AnyTable]) -> None:
         self._tables, self._declared = tables, True
         self._runs.clear()
         self._counting = {
@@ -262,45 +260,45 @@ class Store:
         }
 
     def assign(self, parts: Sequence[Part]) -> None:
-        """Take initial values."""
+        """Set initial values."""
         for each in self.read_assign(parts):
             self._tables[each.table].assign(each.keys, each.values)
 
     def read_assign(self, parts: Sequence[Part]) -> list[Gradient]:
-        """Initial values, every one of them checked; changes nothing."""
+        """The initial values, checked; changes nothing."""
         found = [block for gradient in self.sort(parts)[0] for block in gradient.blocks()]
         try:
             for each in found:
-                self._tables[each.table].fits(each.keys, each.values)
+                self._tables[each.table].check_assign(each.keys, each.values)
         except TableError as error:
             raise _refusal(error) from error
         return found
 
-    def pull(self, parts: Sequence[Part], instead: Overlay | None = None) -> tuple[Part, ...]:
-        """WANT parts become VALUES, KEYS and PEEK parts ROWS, in the order asked; where `instead` has
-        values, those.
+    def pull(self, parts: Sequence[Part], overlay: Overlay | None = None) -> tuple[Part, ...]:
+        """WANT parts become VALUES, KEYS and PEEK parts ROWS, in the order of the request; values in
+        `overlay` replace those of the tables.
         """
-        overlay = instead or _NOTHING
-        if len(parts) > _MOST_ASKS:
-            raise Refusal(Code.BAD_MESSAGE, f"{len(parts)} questions in one message")
+        overlay = overlay or _NO_OVERLAY
+        if len(parts) > _MAX_REQUESTS:
+            raise Refusal(Code.BAD_MESSAGE, f"{len(parts)} requests for values in one message")
         return tuple(
             self._values(part, overlay) if part.field is Field.WANT else self._rows(part, overlay)
             for part in parts
         )
 
     def counts_pulls(self, parts: Sequence[Part]) -> bool:
-        """Whether answering these changes what must survive: the counts of an entry filter."""
+        """Whether answering these changes state that must survive: the counts of an entry filter."""
         return bool(self._counting) and any(
             part.field is Field.KEYS and part.table in self._counting for part in parts
         )
 
     def sort(self, parts: Sequence[Part]) -> tuple[list[Gradient], list[Part]]:
-        """The gradients of a push, and the parts that ask for values."""
+        """The gradients of a push, and the parts that request values."""
         return sort_parts(parts, self._table, self._run)
 
     def check(self, gradients: Sequence[Gradient]) -> Sequence[Gradient]:
-        """Those of a push that are to be applied, every one of them checked: `apply` will not refuse them.
-        Changes no table.
+        """The gradients of a push that are to be applied, checked so that `apply` will not fail. Changes no
+        table.
         """
         if self._skip_bad:
             gradients = [kept for gradient in gradients for kept in self._finite(gradient)]
@@ -337,17 +335,17 @@ class Store:
         return Overlay(dense, rows)
 
     def read_shrink(self, parts: Sequence[Part]) -> list[tuple[SparseTable, ShrinkPolicy]]:
-        """The tables that are to shrink, and how; changes nothing."""
+        """The tables to shrink, and how; changes nothing."""
         found = []
         for part in parts:
             table = self._table(part.table)
             if part.field is not Field.VALUES or len(part.data) != len(_POLICY):
-                raise Refusal(Code.BAD_MESSAGE, f"a SHRINK with a {part.field.name} part")
+                raise Refusal(Code.BAD_MESSAGE, f"a SHRINK has a {part.field.name} part")
             if not isinstance(table, SparseTable) or not counts_of(table.spec):
                 raise Refusal(
                     Code.FAILED,
-                    f"table {table.spec.name!r} keeps no statistics by which rows could go; ask for them "
-                    "with SparseEmbedding(statistics=True) or sparse_table_configs",
+                    f"table {table.spec.name!r} has no statistics, which shrink needs; enable them with "
+                    "SparseEmbedding(statistics=True) or sparse_table_configs",
                 )
             try:
                 found.append((table, ShrinkPolicy(**dict(zip(_POLICY, part.data.tolist(), strict=True)))))
@@ -356,7 +354,7 @@ class Store:
         return found
 
     def shrink(self, checked: Sequence[tuple[SparseTable, ShrinkPolicy]]) -> int:
-        """How many rows went."""
+        """How many rows were removed."""
         return sum(table.shrink(policy) for table, policy in checked)
 
     def _table(self, number: int) -> AnyTable:
@@ -372,8 +370,8 @@ class Store:
         return run
 
     def _rows(self, part: Part, overlay: Overlay) -> Part:
-        if part.field not in _ASKS:
-            raise Refusal(Code.BAD_MESSAGE, f"a pull with a {part.field.name} part")
+        if part.field not in _ROW_REQUESTS:
+            raise Refusal(Code.BAD_MESSAGE, f"a PULL has a {part.field.name} part")
         table = self._table(part.table)
         if 4 * part.data.shape[0] * table.spec.size > MAX_FRAME_BYTES:
             raise Refusal(Code.BAD_SHAPE, f"{len(part.data)} rows of {table.spec.size} in one answer")
@@ -382,13 +380,13 @@ class Store:
         except TableError as error:
             raise _refusal(error) from error
         if overlay.rows:
-            overlay.lay_over(part.table, part.data, rows)
+            overlay.apply_to(part.table, part.data, rows)
         return Part(part.table, Field.ROWS, rows.to(self._row_dtype))
 
     def _values(self, part: Part, overlay: Overlay) -> Part:
-        """A copy: the reply may still be on its way when the next update comes."""
+        """A copy: the reply may still be in flight when the next update comes."""
         if part.data.shape[0] != 1:
-            raise Refusal(Code.BAD_MESSAGE, f"a WANT part of {len(part.data)} numbers")
+            raise Refusal(Code.BAD_MESSAGE, f"a WANT part has {len(part.data)} numbers, not 1")
         blocks = []
         for number in range(part.table, part.table + int(part.data)):
             table = self._table(number)
@@ -396,7 +394,7 @@ class Store:
                 raise Refusal(Code.BAD_KEYS, f"table {table.spec.name!r} is sparse; a request needs keys")
             blocks.append(overlay.dense.get(number, table.values))
         if not blocks:
-            raise Refusal(Code.BAD_MESSAGE, "a WANT part for no table")
+            raise Refusal(Code.BAD_MESSAGE, "a WANT part asks for no table")
         values = torch.cat(blocks)
         if values.nbytes > MAX_FRAME_BYTES:
             raise Refusal(Code.BAD_SHAPE, f"{len(values)} values in one answer")
@@ -418,7 +416,7 @@ class Store:
         return (Gradient(gradient.table, gradient.values[good], gradient.keys[good], gradient.lr, stats),)
 
     def _skip(self, count: int) -> None:
-        """Said of the first, the tenth, the hundredth, ..."""
+        """Logs the first, the tenth, the hundredth, ..."""
         before, self.skipped = self.skipped, self.skipped + count
         if not before or len(str(self.skipped)) > len(str(before)):
             glog(f"left out {self.skipped} gradients of rows and dense blocks so far: NaN or infinity")
@@ -428,7 +426,7 @@ def _specs(parts: Sequence[Part]) -> dict[int, TableSpec]:
     specs = {}
     for part in parts:
         if part.field is not Field.SPEC:
-            raise Refusal(Code.BAD_MESSAGE, f"a {part.field.name} part among table specs")
+            raise Refusal(Code.BAD_MESSAGE, f"there is a {part.field.name} part among the table specs")
         try:
             specs[part.table] = TableSpec.decode(part.data.numpy().tobytes())
         except SpecError as error:

@@ -124,7 +124,7 @@ class DenseTable:
     def __len__(self) -> int:
         return self.spec.size
 
-    def fits(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+    def check_assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         if keys is not None:
             raise KeysError(f"table {self.spec.name!r} is dense and has no keys")
         if values.shape != (self.spec.size,):
@@ -134,7 +134,7 @@ class DenseTable:
 
     def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """New values; the optimizer state stays."""
-        self.fits(keys, values)
+        self.check_assign(keys, values)
         self._values.copy_(values)
 
     def pull(self, keys: torch.Tensor | None = None, *, insert: bool = True) -> torch.Tensor:
@@ -150,7 +150,7 @@ class DenseTable:
 
     def check(self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None) -> None:
         """Raises TableError for what `apply` would not take, and for NaN or infinity."""
-        self.fits(keys, grad)
+        self.check_assign(keys, grad)
         if stats is not None:
             raise ShapeError(f"table {self.spec.name!r} is dense and keeps no statistics")
         if isinstance(self.spec.rule, Fixed):
@@ -179,7 +179,7 @@ class DenseTable:
 
     def load(self, rows: DenseRows) -> None:
         """Values and state, as a cut gave them. The step is set apart from this."""
-        self.fits(None, rows.values)
+        self.check_assign(None, rows.values)
         if [tuple(state.shape) for state in rows.state] != [(self.spec.size,)] * len(self.state):
             raise ShapeError(f"table {self.spec.name!r} has {len(self.state)} states of {self.spec.size}")
         self._values.copy_(rows.values)

@@ -50,7 +50,7 @@ KeyArray = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-class Filter(Protocol):
+class EntryFilter(Protocol):
     """Asked about keys that have no row. `pulled`: to be read in training; `pushed`: to be updated."""
 
     def pulled(self, keys: KeyArray) -> Mask | None: ...
@@ -58,7 +58,7 @@ class Filter(Protocol):
     def pushed(self, keys: KeyArray) -> Mask | None: ...
 
 
-class Everyone:
+class AdmitAll:
     """None stands for all: nobody needs a mask of ones."""
 
     def pulled(self, keys: KeyArray) -> Mask | None:
@@ -68,7 +68,7 @@ class Everyone:
         return None
 
 
-class Lottery:
+class AdmitByProbability:
     """A key is admitted or not for good, by a pure function of seed and key."""
 
     def __init__(self, chance: float, seed: int) -> None:
@@ -83,7 +83,7 @@ class Lottery:
         return self.pulled(keys)
 
 
-class Candidates:
+class AdmitByCount:
     """A key is admitted when it was pulled in training `needed` times; until then it is counted here, at
     about 30 bytes. A push admits nobody.
     """
@@ -121,14 +121,14 @@ class Candidates:
 _NOTHING = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
 
 
-def filter_of(options: RowOptions) -> Filter:
+def filter_of(options: RowOptions) -> EntryFilter:
     match options.entry.kind:
         case EntryKind.PROBABILITY:
-            return Lottery(options.entry.a, options.init.seed)
+            return AdmitByProbability(options.entry.a, options.init.seed)
         case EntryKind.COUNT:
-            return Candidates(options.entry.a)
+            return AdmitByCount(options.entry.a)
         case _:
-            return Everyone()
+            return AdmitAll()
 
 
 _AT_ONCE = 4096
@@ -155,7 +155,7 @@ class SparseTable:
         rows = spec.rows
         self._counts = 3 if rows.statistics or rows.entry.kind is EntryKind.SHOW_CLICK else 0
         self._storage = Storage(spec.size, spec.rule.states * spec.size, self._counts)
-        self._filter: Filter = filter_of(rows)
+        self._filter: EntryFilter = filter_of(rows)
         self._fresh = Fresh(
             kind=int(rows.init.kind),
             a=np.float32(rows.init.a),
@@ -168,7 +168,7 @@ class SparseTable:
     def __len__(self) -> int:
         return len(self._storage)
 
-    def fits(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+    def check_assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """Raises TableError for what `assign` would not take."""
         wanted = (self._checked(keys).shape[0], self.spec.size)
         if values.shape != wanted or values.dtype is not torch.float32:
@@ -179,7 +179,7 @@ class SparseTable:
 
     def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """Insert or overwrite rows; state and statistics start anew. Entry filters do not apply."""
-        self.fits(keys, values)
+        self.check_assign(keys, values)
         self._write(self._array(keys), array_of(values), _NO_STATE, _NO_STATISTICS)
 
     def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor:
@@ -196,7 +196,7 @@ class SparseTable:
 
     def check(self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None) -> None:
         """Raises TableError for what `apply` would not take, and for NaN or infinity."""
-        self.fits(keys, grad)
+        self.check_assign(keys, grad)
         self._update_of(grad, stats)
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
             raise NotFiniteError(f"a gradient for table {self.spec.name!r} has NaN or infinity")
@@ -211,7 +211,7 @@ class SparseTable:
         stats: (n, 2) float32, shows and clicks to add; for tables with statistics. Raises TableError for
         other shapes, and FullError when there is no room for new rows: then part of the push was applied.
         """
-        self.fits(keys, grad)
+        self.check_assign(keys, grad)
         update = self._update_of(grad, stats)
         self.step += 1
         numbers = numbers_of(self.spec.rule, self.step, lr)
@@ -265,13 +265,13 @@ class SparseTable:
         """Insert or overwrite rows with state and statistics, as a cut gave them. The step is set apart
         from this. Raises ShapeError for rows of another table.
         """
-        self.fits(chunk.keys, chunk.values)
+        self.check_assign(chunk.keys, chunk.values)
         shape = chunk.values.shape
         if [state.shape for state in chunk.state] != [shape] * self.spec.rule.states:
             raise ShapeError(f"table {self.spec.name!r} has {self.spec.rule.states} states of {list(shape)}")
         counts = chunk.statistics
         if counts is not None:
-            self._fits_counts(counts, (len(chunk.keys), 3))
+            self._check_counts(counts, (len(chunk.keys), 3))
         elif self._counts:
             raise ShapeError(f"table {self.spec.name!r} keeps statistics, and these rows have none")
         keys, values = self._array(chunk.keys), array_of(chunk.values)
@@ -287,7 +287,7 @@ class SparseTable:
         """Keys (n,) int64 that wait for admission by an entry filter of kind COUNT, and how often each was
         pulled, (n,) float32. Copies; none for other filters.
         """
-        if not isinstance(self._filter, Candidates):
+        if not isinstance(self._filter, AdmitByCount):
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
         keys, counts = self._filter.counts()
         return torch.from_numpy(keys), torch.from_numpy(counts)
@@ -296,7 +296,7 @@ class SparseTable:
         """As `candidates` gave them."""
         if counts.shape != keys.shape:
             raise ShapeError(f"{len(counts)} counts for {len(keys)} candidates of {self.spec.name!r}")
-        if isinstance(self._filter, Candidates):
+        if isinstance(self._filter, AdmitByCount):
             self._filter.load(self._array(keys), array_of(counts))
 
     def _array(self, keys: torch.Tensor | None) -> Keys:
@@ -313,10 +313,10 @@ class SparseTable:
         if self._update is None:
             raise TableError(f"table {self.spec.name!r} is not trained: its parameter is in no optimizer")
         if stats is not None:
-            self._fits_counts(stats, (len(grad), 2))
+            self._check_counts(stats, (len(grad), 2))
         return self._update
 
-    def _fits_counts(self, counts: torch.Tensor, shape: tuple[int, int]) -> None:
+    def _check_counts(self, counts: torch.Tensor, shape: tuple[int, int]) -> None:
         if not self._counts:
             raise ShapeError(f"table {self.spec.name!r} keeps no statistics")
         if counts.shape != shape or counts.dtype is not torch.float32:
@@ -358,7 +358,7 @@ class Table(Protocol):
     """The same verbs for dense blocks and sparse rows. `keys` is None for a dense block, with values or
     gradients of (size,) float32; for a sparse table it is (n,) int64, with (n, dim) float32.
 
-    `check` refuses what `apply` would, `fits` what `assign` would.
+    `check` refuses what `apply` would, `check_assign` what `assign` would.
     """
 
     spec: TableSpec
@@ -366,7 +366,7 @@ class Table(Protocol):
 
     def __len__(self) -> int: ...
 
-    def fits(self, keys: torch.Tensor | None, values: torch.Tensor) -> None: ...
+    def check_assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None: ...
 
     def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None: ...
 

@@ -166,7 +166,7 @@ def start_of(trainers: Sequence[str]) -> str:
     return xxhash.xxh3_64_hexdigest(",".join(trainers).encode())[:8]
 
 
-def job_words(
+def describe_job(
     sync: bool, trainers: int, servers: int, index: int, settings: str = "", *, start: str = ""
 ) -> str:
     """How both sides describe the job, this server's place in it, and the settings that both must have."""
@@ -174,7 +174,7 @@ def job_words(
     return _words(sync, who, f"server {index} of {servers}", settings)
 
 
-def kept_words(sync: bool, servers: int, index: int, settings: str = "") -> str:
+def describe_kept_job(sync: bool, servers: int, index: int, settings: str = "") -> str:
     """What may not change between starts of a job that keeps its tables."""
     return _words(sync, f"server {index} of {servers}", settings)
 

@@ -66,7 +66,7 @@ class Rows(Protocol):
         """Keep shows and clicks, (keys, 2), of those of these rows that will have a gradient."""
 
 
-class Serving:
+class ServedEmbedding:
     """One embedding module that is served: from construction until `end`."""
 
     def __init__(self, name: str, module: EmbeddingModule, rows: Rows, *, statistics: bool) -> None:
@@ -92,7 +92,7 @@ class Serving:
         del self._module.forward  # the class's own is back
         self._hook.remove()
 
-    def __deepcopy__(self, memo: object) -> Serving:
+    def __deepcopy__(self, memo: object) -> ServedEmbedding:
         raise UsageError(
             f"embedding {self._name!r} is served and cannot be copied; copy model.state_dict(), or the model "
             "before fleet.init_worker() or after fleet.stop_worker()"

@@ -21,11 +21,11 @@ from trainers.ps.kernels.batch import merge_rows
 from trainers.ps.tables.rules import SGD, AnyRule
 from trainers.ps.trainer.layout import Block, DenseParameter
 from trainers.ps.trainer.remote import (
-    Merged,
-    Question,
+    MergedGradient,
     RemoteTable,
-    Underway,
-    add_questions,
+    RowRequest,
+    SentRequests,
+    add_row_requests,
     ask_servers,
     push_requests,
 )
@@ -188,7 +188,7 @@ def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
     return tensor.detach().cpu().reshape(-1).contiguous()
 
 
-class Merging:
+class GradientMerger:
     """Plain SGD gets the sum, which is what the steps one by one would have been; every other rule the mean
     over the steps, as in Paddle's AsyncCommunicator.
     """
@@ -196,7 +196,7 @@ class Merging:
     def __init__(self, tables: Sequence[RemoteTable]) -> None:
         self._tables = tables
         self._dense: list[dict[str, torch.Tensor]] = []
-        self._sparse: dict[int, list[Merged]] = {}
+        self._sparse: dict[int, list[MergedGradient]] = {}
         self.steps = 0
 
     def add(self, dense: dict[str, torch.Tensor]) -> None:
@@ -234,11 +234,11 @@ def _merged_dense(
     return total
 
 
-def _merged_rows(pieces: list[Merged], rule: AnyRule, steps: int) -> Merged:
+def _merged_rows(pieces: list[MergedGradient], rule: AnyRule, steps: int) -> MergedGradient:
     keys, rows = merge_rows([(piece.keys, piece.rows) for piece in pieces])
     counted = [(piece.keys, piece.stats) for piece in pieces if piece.stats is not None]
     stats = merge_rows(counted)[1] if counted else None
-    return Merged(keys, rows if _sums(rule) else rows.div_(steps), stats)
+    return MergedGradient(keys, rows if _sums(rule) else rows.div_(steps), stats)
 
 
 def _sums(rule: AnyRule) -> bool:
@@ -305,10 +305,10 @@ class SyncExchange:
         for parts, wants in zip(push, self._dense.trained_wants, strict=True):
             parts += wants
         questions = for_training(self._tables)
-        add_questions(push, questions)
+        add_row_requests(push, questions)
         requests = push_requests(push, self.step)
         self.start(self.step + 1)
-        self._dense.take(Underway(self._client, requests, questions, self.step).wait())
+        self._dense.take(SentRequests(self._client, requests, questions, self.step).wait())
 
     def prefetch(self, batches: Batches) -> None:
         """In training the rows come with the answer to the next push; otherwise by themselves."""
@@ -317,7 +317,7 @@ class SyncExchange:
 
     def refresh(self) -> None:
         pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(Underway(self._client, pulls, [], self.step).wait())
+        self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
 
     def flush(self) -> None:
         return
@@ -345,9 +345,9 @@ class AsyncExchange:
         self._servers = servers
         self._configs = configs
         self._carries = configs.overlap and configs.max_staleness is None
-        self._merging = Merging(tables)
-        self._pushes: deque[Underway] = deque()
-        self._receiving: Underway | None = None
+        self._merging = GradientMerger(tables)
+        self._pushes: deque[SentRequests] = deque()
+        self._receiving: SentRequests | None = None
         self._sent = 0
         self.step = 0
         self.ahead = 2 if self._carries else 1
@@ -385,7 +385,7 @@ class AsyncExchange:
     def refresh(self) -> None:
         self.flush()
         pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(Underway(self._client, pulls, [], self.step).wait())
+        self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
 
     def flush(self) -> None:
         if self._merging.steps:
@@ -393,7 +393,7 @@ class AsyncExchange:
         while self._pushes:
             self._oldest()
 
-    def _send(self, questions: Sequence[Question]) -> None:
+    def _send(self, questions: Sequence[RowRequest]) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
         self._merging.add_push(self._dense, push)
         self._sent += 1
@@ -404,8 +404,10 @@ class AsyncExchange:
         if with_values:
             for parts, wants in zip(push, self._dense.trained_wants, strict=True):
                 parts += wants
-        add_questions(push, questions)
-        self._pushes.append(Underway(self._client, push_requests(push, self.step - 1), questions, self.step))
+        add_row_requests(push, questions)
+        self._pushes.append(
+            SentRequests(self._client, push_requests(push, self.step - 1), questions, self.step)
+        )
 
     def _oldest(self) -> None:
         self._dense.take(self._pushes.popleft().wait())
@@ -416,14 +418,14 @@ class AsyncExchange:
                 return
             self._dense.take(self._receiving.wait())
         pulls = self._dense.pulls(self.step, trained_only=True)
-        self._receiving = Underway(self._client, pulls, [], self.step)
+        self._receiving = SentRequests(self._client, pulls, [], self.step)
 
 
-def unasked(tables: Sequence[RemoteTable]) -> list[Question]:
+def unasked(tables: Sequence[RemoteTable]) -> list[RowRequest]:
     """What has been prepared and not been asked for yet."""
     return [question for table in tables for question in table.unasked()]
 
 
-def for_training(tables: Sequence[RemoteTable]) -> list[Question]:
+def for_training(tables: Sequence[RemoteTable]) -> list[RowRequest]:
     """Of that what a push may ask for: it makes rows."""
     return [question for question in unasked(tables) if question.insert]

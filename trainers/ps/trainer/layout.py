@@ -196,7 +196,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class LayoutOptions:
     """What the strategy says about the layout. `geo`: trainers train, servers add up what they send.
     `dense`: whether servers hold dense parameters at all.
     """
@@ -208,7 +208,7 @@ class Wishes:
 
 
 def plan_layout(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int, wishes: Wishes
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int, wishes: LayoutOptions
 ) -> Layout:
     """Raises UsageError or NotSupportedError for what cannot be served, naming the parameter."""
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
@@ -259,7 +259,7 @@ def _plan_sparse(
     module: EmbeddingModule,
     group: Mapping[str, Any] | None,
     optimizer: torch.optim.Optimizer,
-    wishes: Wishes,
+    wishes: LayoutOptions,
 ) -> SparseParameter:
     if module.embedding_dim > MAX_DIM:
         raise NotSupportedError(f"embedding {name!r} has rows of {module.embedding_dim}; at most {MAX_DIM}")
@@ -300,7 +300,7 @@ def _plan_dense(
     groups: Mapping[int, Mapping[str, Any]],
     optimizer: torch.optim.Optimizer,
     servers: int,
-    wishes: Wishes,
+    wishes: LayoutOptions,
 ) -> list[DenseParameter]:
     cuts = {name: _cut(name, parameter, servers, wishes.configs) for name, parameter in named.items()}
     names = [f"{name}[{start}:{stop}]" for name, pieces in cuts.items() for start, stop in pieces]

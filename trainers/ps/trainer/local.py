@@ -23,11 +23,11 @@ from trainers.ps.trainer.embedding import Rows
 from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange
 from trainers.ps.trainer.remote import (
     Lookup,
-    Merged,
-    Question,
+    MergedGradient,
     RemoteTable,
-    Underway,
-    add_questions,
+    RowRequest,
+    SentRequests,
+    add_row_requests,
     ask_servers,
     push_requests,
 )
@@ -35,7 +35,7 @@ from trainers.ps.wire import Part
 from trainers.roles.identity import Identity
 
 
-class _KeptTable(SparseTable):
+class _CacheTable(SparseTable):
     """A table that tells what it lacks, and takes new values without forgetting its optimizer state."""
 
     def known(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,11 +63,11 @@ class Cache:
 
     def __init__(self, name: str, dim: int, rule: AnyRule, rows: RowOptions) -> None:
         bounds = RowOptions(low=rows.low, high=rows.high)
-        self._table = _KeptTable(
+        self._table = _CacheTable(
             TableSpec(kind=TableKind.SPARSE, name=name, size=dim, rule=rule, rows=bounds)
         )
         self._touched_spec = TableSpec(kind=TableKind.SPARSE, name=name, size=dim, rule=Fixed())
-        self._touched = _KeptTable(self._touched_spec)
+        self._touched = _CacheTable(self._touched_spec)
 
     def known(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(n, dim) values, and the positions of the keys that are not here."""
@@ -89,7 +89,7 @@ class Cache:
     def changes(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The keys that were trained since the last call, and by how much their values have changed."""
         keys, before = self._touched.everything()
-        self._touched = _KeptTable(self._touched_spec)
+        self._touched = _CacheTable(self._touched_spec)
         return keys, self._table.pull(keys, insert=False) - before
 
     def revise(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -112,9 +112,9 @@ class CachedRows(Rows):
         self.remote = remote
         sparse = remote.sparse
         self.cache = Cache(sparse.name, sparse.spec.size, sparse.rule, sparse.spec.rows)
-        self._coming: Question | None = None
+        self._coming: RowRequest | None = None
 
-    def prepare(self, batches: Sequence[torch.Tensor]) -> Question | None:
+    def prepare(self, batches: Sequence[torch.Tensor]) -> RowRequest | None:
         """What to ask for ahead of a batch in training: its rows that are not here, if there are any."""
         self._settle()
         question = self.remote.expect(batches)
@@ -206,7 +206,7 @@ class GeoExchange:
         """What was trained here since the last exchange is exchanged first."""
         self.flush()
         pulls = self._dense.pulls(self.step, trained_only=True)
-        self._dense.take(Underway(self._client, pulls, [], self.step).wait())
+        self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
         self._before = {}
 
     def flush(self) -> None:
@@ -229,16 +229,16 @@ class GeoExchange:
         self._dense.add_push(push, changes, lr=_ADD)
         for parts, wants in zip(push, self._dense.trained_wants, strict=True):
             parts += wants
-        self._dense.take(Underway(self._client, push_requests(push, self.step - 1), [], self.step).wait())
+        self._dense.take(SentRequests(self._client, push_requests(push, self.step - 1), [], self.step).wait())
         self._before = {}
 
     def _exchange_rows(self, table: CachedRows, keys: torch.Tensor, changes: torch.Tensor) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
-        merged, cuts = table.remote.in_order(Merged(keys, changes / self._trainers, None))
+        merged, cuts = table.remote.in_order(MergedGradient(keys, changes / self._trainers, None))
         table.remote.add_push(push, merged, lr=_ADD)
         question = table.remote.question(merged.keys, cuts, insert=True)
-        add_questions(push, [question])
-        Underway(self._client, push_requests(push, self.step - 1), [question], self.step)
+        add_row_requests(push, [question])
+        SentRequests(self._client, push_requests(push, self.step - 1), [question], self.step)
         table.cache.revise(merged.keys, question.rows)
 
 

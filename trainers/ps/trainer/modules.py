@@ -1,7 +1,8 @@
 """Embeddings that servers can hold: `SparseEmbedding`, a table without a size, and which of a model's own
 modules.
 
-Imports neither kernels nor sockets: scripts and inference import it too. Serving belongs to `embedding`.
+Imports neither kernels nor sockets: scripts and inference import it too. ServedEmbedding belongs to
+`embedding`.
 """
 
 from __future__ import annotations

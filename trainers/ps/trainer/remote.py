@@ -84,7 +84,7 @@ def _flat(ids: torch.Tensor) -> torch.Tensor:
     return ids.detach().reshape(-1).to("cpu", torch.int64)
 
 
-class Question:
+class RowRequest:
     """(n,) int64 different keys of one table. `cuts`: those of server s are at [cuts[s], cuts[s + 1]).
     `insert`: keys without a row get one. `as_of`: the step whose rows have been asked for; None: none yet.
     """
@@ -104,7 +104,7 @@ class Question:
         self._cuts = cuts
         self._dim = dim
         self._field = Field.KEYS if insert else Field.PEEK
-        self._underway: Underway | None = None
+        self._underway: SentRequests | None = None
         self._rows: torch.Tensor | None = None
 
     def asks(self, server: int) -> bool:
@@ -115,7 +115,7 @@ class Question:
         """What to ask of this server."""
         return Part(self.table, self._field, self.keys[self._cuts[server] : self._cuts[server + 1]])
 
-    def asked(self, underway: Underway, as_of: int) -> None:
+    def asked(self, underway: SentRequests, as_of: int) -> None:
         """The parts have been sent."""
         self._underway, self.as_of = underway, as_of
 
@@ -144,13 +144,13 @@ class Question:
         return torch.empty(0, self._dim) if self._rows is None else self._rows
 
 
-class Underway:
+class SentRequests:
     """One message for each server, with questions or without: sent at construction. `as_of`: the step whose
     rows are asked for.
     """
 
     def __init__(
-        self, client: Client, requests: Sequence[Request], questions: Sequence[Question], as_of: int
+        self, client: Client, requests: Sequence[Request], questions: Sequence[RowRequest], as_of: int
     ) -> None:
         self._client = client
         self._requests = requests
@@ -185,22 +185,22 @@ class Underway:
             question.answer(server, part)
 
 
-def add_questions(messages: Sequence[list[Part]], questions: Sequence[Question]) -> None:
+def add_row_requests(messages: Sequence[list[Part]], questions: Sequence[RowRequest]) -> None:
     """Append what is asked of each server to its message."""
     for server, parts in enumerate(messages):
         parts += [question.part(server) for question in questions if question.asks(server)]
 
 
-def ask_servers(client: Client, servers: int, questions: Sequence[Question], as_of: int) -> Underway:
+def ask_servers(client: Client, servers: int, questions: Sequence[RowRequest], as_of: int) -> SentRequests:
     """Questions in messages of their own, one for each server that has an answer."""
     messages: list[list[Part]] = [[] for _ in range(servers)]
-    add_questions(messages, questions)
+    add_row_requests(messages, questions)
     requests = [
         Request(server=server, kind=Kind.PULL, number=as_of, parts=tuple(parts))
         for server, parts in enumerate(messages)
         if parts
     ]
-    return Underway(client, requests, questions, as_of)
+    return SentRequests(client, requests, questions, as_of)
 
 
 def push_requests(messages: Sequence[Sequence[Part]], step: int) -> list[Request]:
@@ -224,23 +224,23 @@ class _Expected:
 
     ids: torch.Tensor
     lookup: Lookup
-    question: Question
+    question: RowRequest
     version: int
     age: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Merged:
+class MergedGradient:
     """The gradient of one table since the last push: each key once. `stats` (keys, 2): shows and clicks."""
 
     keys: torch.Tensor
     rows: torch.Tensor
     stats: torch.Tensor | None
 
-    def at(self, order: torch.Tensor) -> Merged:
+    def at(self, order: torch.Tensor) -> MergedGradient:
         """The same in another order."""
         stats = None if self.stats is None else self.stats.index_select(0, order)
-        return Merged(self.keys.index_select(0, order), self.rows.index_select(0, order), stats)
+        return MergedGradient(self.keys.index_select(0, order), self.rows.index_select(0, order), stats)
 
 
 class RemoteTable:
@@ -297,7 +297,7 @@ class RemoteTable:
         ask_servers(self._client, self._servers, [question], self.as_of)
         return question.rows
 
-    def expect(self, batches: Sequence[torch.Tensor]) -> Question:
+    def expect(self, batches: Sequence[torch.Tensor]) -> RowRequest:
         """Prepare a batch that comes soon: the tensors of ids with which this table's module will be
         called.
         """
@@ -313,7 +313,7 @@ class RemoteTable:
         ]
         return question
 
-    def unasked(self) -> list[Question]:
+    def unasked(self) -> list[RowRequest]:
         """Of the prepared batches."""
         return list(dict.fromkeys(each.question for each in self._expected if each.question.as_of is None))
 
@@ -328,7 +328,7 @@ class RemoteTable:
         rows[order] = question.rows
         return rows
 
-    def asking(self, keys: torch.Tensor) -> Question:
+    def asking(self, keys: torch.Tensor) -> RowRequest:
         """For different keys, which the question has in an order of its own; they get rows."""
         order, cuts = arranged(keys, self._servers)
         return self.question(keys if order is None else keys[order], cuts, insert=True)
@@ -351,7 +351,7 @@ class RemoteTable:
         weight = self.sparse.module.weight.detach().cpu()
         for keys in self._chunks(total):
             assigned: list[list[Part]] = [[] for _ in range(self._servers)]
-            self._add(assigned, Merged(keys, weight[keys], None), 0.0)
+            self._add(assigned, MergedGradient(keys, weight[keys], None), 0.0)
             yield [
                 Request(server=server, kind=Kind.ASSIGN, parts=tuple(parts))
                 for server, parts in enumerate(assigned)
@@ -371,7 +371,7 @@ class RemoteTable:
         self._gradients.clear()
         self._stats.clear()
 
-    def take_gradients(self) -> Merged | None:
+    def take_gradients(self) -> MergedGradient | None:
         """The merged gradient since the last time; None when no backward pass has touched the table."""
         if not self._gradients:
             return None
@@ -380,21 +380,21 @@ class RemoteTable:
         if self._stats:  # in the order of the gradient's keys: theirs come first
             stats = merge_rows([(keys, torch.zeros(len(keys), 2)), *self._stats])[1][: len(keys)]
         self._gradients, self._stats = [], []
-        return Merged(keys, rows, stats)
+        return MergedGradient(keys, rows, stats)
 
-    def add_push(self, push: Sequence[list[Part]], merged: Merged, lr: float | None = None) -> None:
+    def add_push(self, push: Sequence[list[Part]], merged: MergedGradient, lr: float | None = None) -> None:
         """Append a gradient to each server's push: to those without a key too, whose step count must go
         on. With the learning rate of now, unless told another.
         """
         sent = dataclasses.replace(merged, rows=merged.rows.to(self._row_dtype))
         self._add(push, sent, self.sparse.lr if lr is None else lr)
 
-    def in_order(self, merged: Merged) -> tuple[Merged, list[int]]:
+    def in_order(self, merged: MergedGradient) -> tuple[MergedGradient, list[int]]:
         """The same server by server; the keys of server s are at [cuts[s], cuts[s + 1])."""
         order, cuts = arranged(merged.keys, self._servers)
         return (merged if order is None else merged.at(order)), cuts
 
-    def _add(self, messages: Sequence[list[Part]], merged: Merged, lr: float) -> None:
+    def _add(self, messages: Sequence[list[Part]], merged: MergedGradient, lr: float) -> None:
         """Append to each server's message what is of its keys."""
         table = self.sparse.table
         merged, cuts = self.in_order(merged)
@@ -405,9 +405,9 @@ class RemoteTable:
             if stats is not None:
                 parts.append(Part(table, Field.STATS, stats[start:stop]))
 
-    def question(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> Question:
+    def question(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> RowRequest:
         """For these keys, which stand server by server."""
-        return Question(self.sparse.table, self.sparse.spec.size, keys, cuts, insert=insert)
+        return RowRequest(self.sparse.table, self.sparse.spec.size, keys, cuts, insert=insert)
 
     def _chunks(self, total: int) -> Iterator[torch.Tensor]:
         rows = max(1, _CHUNK_BYTES // (4 * self.sparse.spec.size))

@@ -23,9 +23,9 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.saves.manifest import SaveMode, abandon_save, check_target, commit_save, new_id
 from trainers.ps.saves.write import counts_of
-from trainers.ps.server.saving import Ordered
-from trainers.ps.tables.spec import ShrinkPolicy, job_words, start_of
-from trainers.ps.trainer.embedding import Serving
+from trainers.ps.server.saving import SaveRequest
+from trainers.ps.tables.spec import ShrinkPolicy, describe_job, start_of
+from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, Exchange, SyncExchange
 from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedRows, GeoExchange
@@ -42,7 +42,7 @@ AGEING = ShrinkPolicy(
 """A day passes and no row goes."""
 
 
-class Saver:
+class SaveCoordinator:
     """`last` is the save since which the servers have noted which rows changed."""
 
     def __init__(self, client: Client, servers: int) -> None:
@@ -55,7 +55,7 @@ class Saver:
         not write; the former save is current then.
         """
         check_target(where, mode, self._last)
-        order = Ordered(where, new_id(step), int(mode), self._last if mode is SaveMode.DELTA else None)
+        order = SaveRequest(where, new_id(step), int(mode), self._last if mode is SaveMode.DELTA else None)
         part = (bytes_part(Field.TEXT, order.encode()),)
         committed = False
         try:
@@ -112,7 +112,7 @@ _GOODBYE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class LocalTraining:
     """What is trained in this process: `step` is the optimizer's own, `dense` the parameters that no server
     holds, `buffers` what else must begin alike.
     """
@@ -134,7 +134,7 @@ class Worker:
         *,
         settings: str = "",
         keys: JobKeys | None = None,
-        local: Local | None = None,
+        local: LocalTraining | None = None,
     ) -> None:
         self._identity = identity
         self._layout = layout
@@ -158,8 +158,8 @@ class Worker:
         self._local_dense = local is not None and bool(local.dense)
         self._rows: list[RemoteTable | CachedRows] = [*self._tables]
         self._exchange = self._exchange_for(asynchronous, local)
-        self._saver = Saver(self._client, layout.servers)
-        self._servings: list[Serving] = []
+        self._saver = SaveCoordinator(self._client, layout.servers)
+        self._servings: list[ServedEmbedding] = []
 
     @property
     def step_number(self) -> int:
@@ -199,7 +199,7 @@ class Worker:
         replies = self._client.ask(pulls)
         self._dense.take(zip((pull.server for pull in pulls), replies, strict=True))
         self._servings = [
-            Serving(
+            ServedEmbedding(
                 table.sparse.name, table.sparse.module, rows, statistics=table.sparse.spec.rows.statistics
             )
             for table, rows in zip(self._tables, self._rows, strict=True)
@@ -304,7 +304,7 @@ class Worker:
         finally:
             self._client.close()
 
-    def _exchange_for(self, asynchronous: AsyncConfigs | None, local: Local | None) -> Exchange:
+    def _exchange_for(self, asynchronous: AsyncConfigs | None, local: LocalTraining | None) -> Exchange:
         servers = self._layout.servers
         exchange: Exchange
         if asynchronous is None:
@@ -332,7 +332,7 @@ class Worker:
     def _hello(self, server: int) -> Request:
         who = self._identity
         place = (self._layout.servers, server, self._settings)
-        words = job_words(self._sync, who.worker_num, *place, start=start_of(who.trainers))
+        words = describe_job(self._sync, who.worker_num, *place, start=start_of(who.trainers))
         specs = [
             bytes_part(Field.SPEC, spec.encode(), table) for table, spec in self._layout.specs_on(server)
         ]

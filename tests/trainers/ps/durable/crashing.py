@@ -13,7 +13,7 @@ import sys
 import torch
 
 from tests.trainers.ps.durable.frames import State, recovered, request
-from trainers.ps.durable.durable import Durable
+from trainers.ps.durable.durable import DurableFolder
 
 
 def say(*words: object) -> None:
@@ -23,7 +23,7 @@ def say(*words: object) -> None:
 
 def serve(where: str) -> None:
     say("pid", os.getpid())
-    durable = Durable(where, job="crashes", server=0, fsync="no")
+    durable = DurableFolder(where, job="crashes", server=0, fsync="no")
     state = recovered(durable)
     say("recovered", state.count, state.digest())
     while True:

@@ -7,7 +7,7 @@ import struct
 import torch
 import xxhash
 
-from trainers.ps.durable.durable import Durable
+from trainers.ps.durable.durable import DurableFolder
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import Adagrad, Adam
 from trainers.ps.tables.sparse import SparseTable
@@ -72,7 +72,7 @@ class State:
         return digest.hexdigest()
 
 
-def recovered(durable: Durable) -> State:
+def recovered(durable: DurableFolder) -> State:
     """The state that a folder holds; afterwards the folder can be appended to."""
     state = State()
     if durable.snapshot is not None:

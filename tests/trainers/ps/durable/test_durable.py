@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainers.ps.durable.frames import SPECS, State, recovered, request
 from trainers.errors import UsageError
-from trainers.ps.durable.durable import Durable
+from trainers.ps.durable.durable import DurableFolder
 from trainers.ps.durable.journal import DamagedError, DurabilityError
 from trainers.ps.tables.sparse import make_table
 from trainers.storage.errors import SaveError
@@ -17,18 +17,18 @@ from trainers.storage.errors import SaveError
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def opened(where: Path, fsync="no", job: str = "one", server: int = 0) -> Durable:
-    return Durable(where, job=job, server=server, fsync=fsync)
+def opened(where: Path, fsync="no", job: str = "one", server: int = 0) -> DurableFolder:
+    return DurableFolder(where, job=job, server=server, fsync=fsync)
 
 
-def push(durable: Durable, state: State, count: int) -> None:
+def push(durable: DurableFolder, state: State, count: int) -> None:
     for _ in range(count):
         frames = request(state.count)
         durable.append(frames)
         state.apply(frames)
 
 
-def snapshot(durable: Durable, state: State) -> None:
+def snapshot(durable: DurableFolder, state: State) -> None:
     durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=300).wait()
     ended = durable.end_snapshot()
     assert ended is not None
@@ -219,7 +219,7 @@ def test_the_folder_of_another_version_is_refused(tmp_path):
 
 def test_a_url_is_no_durable_folder(tmp_path):
     with pytest.raises(UsageError, match="folder of this machine"):
-        Durable("s3://bucket/x", job="a", server=0, fsync="no")
+        DurableFolder("s3://bucket/x", job="a", server=0, fsync="no")
 
 
 def test_a_job_that_is_over_leaves_nothing(tmp_path):

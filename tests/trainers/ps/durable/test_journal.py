@@ -18,7 +18,7 @@ from trainers.ps.durable.journal import (
     Fsync,
     Journal,
     JournalFullError,
-    Syncing,
+    JournalSync,
     journal_files,
     recover_records,
 )
@@ -285,7 +285,7 @@ def test_a_full_disk_refuses_and_takes_again_when_there_is_room(small_disk):
 def test_a_failed_fsync_is_final(fsync):
     """A pipe cannot be synced. Everything after the failure is refused."""
     readable, writable = os.pipe()
-    syncing = Syncing(fsync, "here")
+    syncing = JournalSync(fsync, "here")
     syncing.follow(writable)
     syncing.written()
     if fsync == "always":

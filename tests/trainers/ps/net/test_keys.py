@@ -18,7 +18,7 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import SGD
-from trainers.ps.tables.spec import TableKind, TableSpec, job_words
+from trainers.ps.tables.spec import TableKind, TableSpec, describe_job
 from trainers.ps.transport import TOKEN, JobKeys, keys_of
 from trainers.ps.wire import Field, Kind, Message, Part, bytes_part
 
@@ -64,7 +64,7 @@ class Guarded:
 
 
 def hello() -> tuple[Part, ...]:
-    words = bytes_part(Field.TEXT, job_words(False, 1, 1, 0).encode())
+    words = bytes_part(Field.TEXT, describe_job(False, 1, 1, 0).encode())
     return words, bytes_part(Field.SPEC, SPEC.encode())
 
 

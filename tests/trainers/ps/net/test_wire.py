@@ -119,7 +119,7 @@ def test_parts_that_contradict_their_field_are_refused(part: Part) -> None:
 
 @pytest.mark.parametrize("shape", [(0, 2**63), (0, 2**20), (2**60, 16), (2**63, 0)])
 def test_a_shape_without_bytes_is_refused_too(shape: tuple[int, int]) -> None:
-    """With a checksum that fits: this one was not damaged on its way."""
+    """With a valid checksum: this one was not damaged on its way."""
     frames = frames_of(Message(kind=Kind.PUSH, parts=(Part(2, Field.ROWS, torch.empty(0, 4)),)))
     part = struct.pack("<IBBHdQQ", 2, Field.ROWS, 1, 0, 0.0, *shape)
     head = frames[0][:40]

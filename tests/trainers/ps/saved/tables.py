@@ -9,8 +9,8 @@ import torch
 
 from tests.support.owners import owners
 from trainers.ps.saves.manifest import Manifest, SaveMode, commit_save, new_id
-from trainers.ps.saves.read import Place, load_tables
-from trainers.ps.saves.write import Candidates, SaveOrder, SaveTask, TableCut
+from trainers.ps.saves.read import RowOwner, load_tables
+from trainers.ps.saves.write import Candidates, SaveSpec, SaveTask, TableCut
 from trainers.ps.tables.rules import Adagrad, Adam
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
@@ -122,7 +122,7 @@ def start(
     id = new_id(step)
     tasks = []
     for server, tables in enumerate(servers):
-        order = SaveOrder(
+        order = SaveSpec(
             id=id, mode=mode, step=step, server=server, servers=len(servers), shard_bytes=shard_bytes
         )
         cuts = [table.cut(changed_only=mode is SaveMode.DELTA) for table in tables]
@@ -149,7 +149,7 @@ def load(
     """The tables of as many servers as there are lists of specs."""
     servers = [[MemoryTable(spec) for spec in here] for here in specs]
     for server, tables in enumerate(servers):
-        load_tables(where, tables, Place(server, len(servers)), verify=verify)
+        load_tables(where, tables, RowOwner(server, len(servers)), verify=verify)
     return servers
 
 

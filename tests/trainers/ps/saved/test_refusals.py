@@ -28,13 +28,13 @@ from tests.trainers.ps.saved.tables import (
 from trainers.errors import UsageError
 from trainers.ps.saves.manifest import MANIFEST, SaveMode, check_target, commit_save, current_manifest
 from trainers.ps.saves.read import check_fit, check_small, read_values
-from trainers.ps.saves.write import CancelledError, SaveOrder, SaveTask, TableCut
+from trainers.ps.saves.write import CancelledError, SaveSpec, SaveTask, TableCut
 from trainers.ps.tables.rules import SGD, Adagrad, Adam
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.tables.storage import SparseRows
 from trainers.storage.errors import LoadError, SaveError
 from trainers.storage.folder import open_folder
-from trainers.storage.safetensors import ContainerError, pack, unpack
+from trainers.storage.safetensors import SafetensorsError, pack, unpack
 
 ROOT = Path(__file__).resolve().parents[4]
 KEYS = list(range(60))
@@ -218,7 +218,7 @@ def test_statistics_come_and_go_with_the_model(saved):
     ],
 )
 def test_bytes_that_are_no_container_are_refused(content):
-    with pytest.raises(ContainerError):
+    with pytest.raises(SafetensorsError):
         unpack(torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0).byte())
 
 
@@ -254,7 +254,7 @@ class Endless:
 def test_a_save_can_be_given_up(saved):
     cut = Endless()
     woken = threading.Event()
-    order = SaveOrder(id="save-9", mode=SaveMode.ALL, step=1, server=0, servers=1, shard_bytes=4000)
+    order = SaveSpec(id="save-9", mode=SaveMode.ALL, step=1, server=0, servers=1, shard_bytes=4000)
     task = SaveTask(saved, order, [TableCut(USERS, cut)], done=lambda _: woken.set())
     eventually(lambda: 0 < task.progress.walked < task.progress.slots)
     assert not task.ended
@@ -270,9 +270,9 @@ def test_a_save_can_be_given_up(saved):
 
 def test_an_order_that_makes_no_sense():
     with pytest.raises(SaveError):
-        SaveOrder(id="../x", mode=SaveMode.ALL, step=1, server=0, servers=1)
+        SaveSpec(id="../x", mode=SaveMode.ALL, step=1, server=0, servers=1)
     with pytest.raises(SaveError):
-        SaveOrder(id="x", mode=SaveMode.ALL, step=1, server=2, servers=2)
+        SaveSpec(id="x", mode=SaveMode.ALL, step=1, server=2, servers=2)
 
 
 def test_a_place_that_nobody_can_open():

@@ -27,7 +27,7 @@ from trainers.ps.saves.manifest import (
     commit_save,
     current_manifest,
 )
-from trainers.ps.saves.read import Place, load_tables, read_values
+from trainers.ps.saves.read import RowOwner, load_tables, read_values
 from trainers.ps.tables.spec import TableSpec
 from trainers.storage.errors import LoadError, SaveError
 
@@ -247,7 +247,7 @@ def test_a_server_reads_only_files_with_rows_that_may_be_its_own(tmp_path):
     for file in (Path(tmp_path) / manifest.saves[0].id).glob("server-1-*.safetensors"):
         file.write_bytes(b"not a shard")
     table = MemoryTable(WORDS)
-    load_tables(tmp_path, [table], Place(2, 4))
+    load_tables(tmp_path, [table], RowOwner(2, 4))
     assert len(table)
     with pytest.raises(LoadError, match="server-1-00000"):
-        load_tables(tmp_path, [MemoryTable(WORDS)], Place(1, 4))
+        load_tables(tmp_path, [MemoryTable(WORDS)], RowOwner(1, 4))

@@ -4,8 +4,8 @@ import torch
 
 from tests.support.owners import owners
 from trainers.ps.saves.manifest import Manifest, SaveMode, commit_save, new_id
-from trainers.ps.saves.read import Place, load_tables, read_values
-from trainers.ps.saves.write import SaveOrder, SaveTask, cut_tables
+from trainers.ps.saves.read import RowOwner, load_tables, read_values
+from trainers.ps.saves.write import SaveSpec, SaveTask, cut_tables
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import Adagrad, Adam, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
@@ -61,8 +61,8 @@ def equal(ours: SparseTable, theirs: SparseTable) -> bool:
     return ours.step == theirs.step and all(torch.equal(a, b) for a, b in pairs)
 
 
-def order(id: str, mode: SaveMode, step: int, shard_bytes: int = 20_000) -> SaveOrder:
-    return SaveOrder(id=id, mode=mode, step=step, server=0, servers=1, shard_bytes=shard_bytes)
+def order(id: str, mode: SaveMode, step: int, shard_bytes: int = 20_000) -> SaveSpec:
+    return SaveSpec(id=id, mode=mode, step=step, server=0, servers=1, shard_bytes=shard_bytes)
 
 
 def saved(where, mine, mode=SaveMode.ALL, after=None, *, lost: bool = False) -> Manifest | None:
@@ -82,7 +82,7 @@ def test_real_tables_come_back(tmp_path):
     assert len(mine[1])
     saved(tmp_path, mine)
     found = tables()
-    assert load_tables(tmp_path, found, Place(0, 1)) == 10
+    assert load_tables(tmp_path, found, RowOwner(0, 1)) == 10
     assert equal(found[0], mine[0])
     assert equal(found[1], mine[1])
     for seed in range(10, 15):  # and they go on alike
@@ -107,7 +107,7 @@ def test_a_save_is_of_one_moment_while_training_goes_on(tmp_path):
     commit_save(tmp_path, id, SaveMode.ALL, 20, [task.result()])
     task.close(saved=True)
     found = tables()
-    load_tables(tmp_path, found, Place(0, 1))
+    load_tables(tmp_path, found, RowOwner(0, 1))
     assert equal(found[0], twin[0])
     assert equal(found[1], twin[1])
     assert torch.equal(found[2].pull(), twin[2].pull())
@@ -123,7 +123,7 @@ def test_deltas_of_real_tables(tmp_path):
         assert last is not None
         last = saved(tmp_path, mine, SaveMode.DELTA, last.saves[-1].id)
     found = tables()
-    load_tables(tmp_path, found, Place(0, 1))
+    load_tables(tmp_path, found, RowOwner(0, 1))
     assert equal(found[0], mine[0])
     assert equal(found[1], mine[1])
 
@@ -138,7 +138,7 @@ def test_a_delta_that_was_not_committed_is_in_the_next(tmp_path):
     train(*mine, 3)
     saved(tmp_path, mine, SaveMode.DELTA, first.saves[-1].id)
     found = tables()
-    load_tables(tmp_path, found, Place(0, 1))
+    load_tables(tmp_path, found, RowOwner(0, 1))
     assert equal(found[0], mine[0])
 
 
@@ -151,7 +151,7 @@ def test_a_save_of_values_does_not_end_a_delta(tmp_path):
     saved(tmp_path / "serve", mine, SaveMode.VALUES)
     saved(tmp_path / "train", mine, SaveMode.DELTA, first.saves[-1].id)
     found = tables()
-    load_tables(tmp_path / "train", found, Place(0, 1))
+    load_tables(tmp_path / "train", found, RowOwner(0, 1))
     assert equal(found[0], mine[0])
     values = read_values(tmp_path / "serve")
     assert torch.equal(values.sparse["seen"].values, content(mine[0])[1])
@@ -166,7 +166,7 @@ def test_one_server_becomes_three(tmp_path):
     keys, values = content(mine[0])[:2]
     for server in range(3):
         found = SparseTable(SEEN), SparseTable(RARE)
-        load_tables(tmp_path, found, Place(server, 3))
+        load_tables(tmp_path, found, RowOwner(server, 3))
         own = owners(keys, 3) == server
         assert torch.equal(content(found[0])[0], keys[own])
         assert torch.equal(content(found[0])[1], values[own])

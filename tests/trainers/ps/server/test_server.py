@@ -23,8 +23,8 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import Adam, SparseAdam
-from trainers.ps.tables.spec import TableKind, TableSpec, job_words
-from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part, bytes_part, decode, encode
+from trainers.ps.tables.spec import TableKind, TableSpec, describe_job
+from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Kind, Message, Part, bytes_part, decode, encode
 
 CONFIGS = PsConfigs(request_timeout_s=60)
 SPECS = {
@@ -48,7 +48,7 @@ class Port:
         self.thread = threading.Thread(target=server.run)
         self.thread.start()
         self.client = Client([endpoint], 0, CONFIGS)
-        words = bytes_part(Field.TEXT, job_words(False, 1, 1, 0).encode())
+        words = bytes_part(Field.TEXT, describe_job(False, 1, 1, 0).encode())
         specs = [bytes_part(Field.SPEC, spec.encode(), number) for number, spec in SPECS.items()]
         self.ask(Kind.HELLO, words, *specs)
         self.ask(Kind.ASSIGN, Part(0, Field.VALUES, torch.ones(6)), *self.rows(torch.ones(10, 2)))
@@ -141,7 +141,7 @@ def test_a_stranger_with_valid_messages_is_not_known(port: Port, stranger: zmq.S
     before = port.values()
     frames = encode(Message(kind=Kind.PUSH, incarnation=5, sequence=1, parts=(WANT[0],)))
     stranger.send_multipart(frames)
-    assert "not known here" in decode(stranger.recv_multipart()).text
+    assert decode(stranger.recv_multipart()).code is Code.UNKNOWN_CLIENT
     assert all(map(torch.equal, before, port.values()))
 
 
@@ -153,7 +153,7 @@ def test_a_frame_over_the_limit_is_not_even_read(port: Port, stranger: zmq.Socke
     for _ in range(100):
         stranger.send_multipart(encode(Message(kind=Kind.PULL, incarnation=5, sequence=1)))
         with contextlib.suppress(zmq.Again):  # lost with the former connection
-            assert "not known here" in decode(stranger.recv_multipart()).text
+            assert decode(stranger.recv_multipart()).code is Code.UNKNOWN_CLIENT
             break
     else:
         raise AssertionError("no answer")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainers.ps.server.members import Members
-from trainers.ps.server.saving import Saving
+from trainers.ps.server.saving import SaveRunner
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import AsyncSteps, SyncSteps
 from trainers.ps.server.store import Store
@@ -61,7 +61,7 @@ class Bench:
             job=JOB,
             sync=sync,
             may_return=not sync,
-            saving=Saving(0, 1, wake=lambda: None, reading=lambda: reading),
+            saving=SaveRunner(0, 1, wake=lambda: None, reading=lambda: reading),
             record=self.recorded.append,
         )
         self.sequence = 0
@@ -177,7 +177,8 @@ def test_a_lost_trainer_ends_the_wait_of_the_others_with_its_name() -> None:
     assert bench.late[wait.sequence].kind is Kind.WAIT
     bench.pass_time(1)
     assert bench.late[wait.sequence].code is Code.TRAINER_LOST
-    assert "trainer 1 is lost: its connection has been gone for over 5 s" in bench.late[wait.sequence].text
+    assert "trainer 1 is lost" in bench.late[wait.sequence].text
+    assert "5 s" in bench.late[wait.sequence].text
 
 
 def test_a_short_interruption_is_no_loss() -> None:
@@ -201,7 +202,8 @@ def test_a_trainer_that_never_joins_is_reported() -> None:
     bench.push(0, 0)
     wait = bench.ask(Kind.PULL, number=1, parts=WANT)
     bench.pass_time(JOIN + 1)
-    assert "trainer 1 is lost: it has not joined for over 60 s" in bench.late[wait.sequence].text
+    assert "trainer 1 is lost" in bench.late[wait.sequence].text
+    assert "60 s" in bench.late[wait.sequence].text
 
 
 def test_who_has_finished_no_longer_counts() -> None:
@@ -236,7 +238,7 @@ def test_an_async_barrier_gives_a_restarted_trainer_time_to_come_back() -> None:
     bench.pass_time(JOIN)
     assert bench.late[first.sequence].kind is Kind.WAIT
     bench.pass_time(1)
-    assert "gone for over 60 s" in bench.late[first.sequence].text
+    assert "60 s" in bench.late[first.sequence].text
 
 
 def test_a_restarted_trainer_goes_on_where_the_tables_are() -> None:

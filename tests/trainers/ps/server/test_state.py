@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainers.ps.server.test_service import INITIAL, SPECS, WANT, Bench
-from trainers.ps.server.members import Applied, Members
+from trainers.ps.server.members import Members, SequenceSet
 from trainers.ps.server.state import StateError, dump_state, restore_state, table_names
 from trainers.ps.tables.rules import SparseAdam
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
@@ -82,8 +82,8 @@ def test_pushes_that_wait_for_others_come_back_with_everything() -> None:
     stats = Part(3, Field.STATS, torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
     rows = (Part(3, Field.KEYS, torch.tensor([7, -(2**63)])), Part(3, Field.ROWS, torch.ones(2, 2), lr=0.1))
     bench.ask(Kind.PUSH, 0, number=0, parts=(*gradient(0, 0), *rows, stats))
-    before = bench.steps.round.pushes
-    after = saved_and_back(bench).steps.round.pushes
+    before = bench.steps.pushes.by_rank
+    after = saved_and_back(bench).steps.pushes.by_rank
     assert before.keys() == after.keys() == {0}
     for mine, other in zip(before[0], after[0], strict=True):
         assert (mine.table, mine.lr) == (other.table, other.lr)
@@ -150,7 +150,7 @@ def test_a_window_of_sequence_numbers_comes_back_with_its_floor() -> None:
     assert back.floor == member.applied.floor > 0
     assert all(sequence in back for sequence in (1, back.floor, back.floor + 1, 10_000))
     assert 10_001 not in back
-    assert len(back.numbers) < 2 * Applied._WINDOW
+    assert len(back.numbers) < 2 * SequenceSet._WINDOW
 
 
 def test_a_server_before_its_initial_values_comes_back_so() -> None:

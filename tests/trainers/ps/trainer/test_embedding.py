@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from trainers.errors import NotSupportedError
-from trainers.ps.trainer.embedding import Serving
+from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, find_embeddings
 from trainers.ps.trainer.remote import Lookup, lookup_of
 
@@ -53,14 +53,14 @@ class LocalRows:
 
 def served(
     make: Callable[[], EmbeddingModule],
-) -> tuple[EmbeddingModule, EmbeddingModule, LocalRows, Serving]:
+) -> tuple[EmbeddingModule, EmbeddingModule, LocalRows, ServedEmbedding]:
     """(torch's own, a served twin, its rows, the serving)."""
     torch.manual_seed(0)
     own = make()
     torch.manual_seed(0)
     twin = make()
     rows = LocalRows(twin.weight.detach().clone())
-    return own, twin, rows, Serving("twin", twin, rows, statistics=False)
+    return own, twin, rows, ServedEmbedding("twin", twin, rows, statistics=False)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -188,7 +188,7 @@ def test_dense_embeddings_are_left_alone() -> None:
 def test_shows_and_clicks_are_counted_by_id() -> None:
     table = SparseEmbedding(2, statistics=True)
     rows = LocalRows(torch.zeros(10, 2))
-    Serving("t", table, rows, statistics=True)
+    ServedEmbedding("t", table, rows, statistics=True)
     table(torch.tensor([[1, 2], [2, 2]]), clicks=torch.tensor([0, 1]))
     table(torch.tensor([3, 1]))
     assert {key: pair.tolist() for key, pair in rows.stats.items()} == {1: [2, 0], 2: [3, 2], 3: [1, 0]}

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from tests.trainers.ps.server.test_service import JOB, Bench
-from trainers.ps.server.state import succeed, successors
+from trainers.ps.server.state import apply_new_trainers, new_trainers_record
 from trainers.ps.wire import Code, Field, Kind, Message, Part
 
 
 def others(bench: Bench, count: int, start: str = "another") -> None:
     """Take the places of the bench's trainers."""
-    succeed(successors(count, start), bench.service._members, bench.steps)
+    apply_new_trainers(new_trainers_record(count, start), bench.service._members, bench.steps)
 
 
 def joined(bench: Bench, count: int, life: int = 7) -> list[int]:
@@ -148,7 +148,7 @@ def test_whatever_the_former_trainers_still_say_is_refused(count: int) -> None:
 
 def test_nobody_outside_says_who_the_trainers_are() -> None:
     bench = Bench(sync=False).opened()
-    record = successors(1, "mine")
+    record = new_trainers_record(1, "mine")
     answer = bench.send(Message(kind=record.kind, sequence=900, number=1, parts=record.parts))
     assert (answer.kind, answer.code) == (Kind.REFUSED, Code.BAD_MESSAGE)
     assert len(bench.service._members) == 2

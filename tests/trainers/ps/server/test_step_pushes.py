@@ -1,6 +1,6 @@
 import torch
 
-from trainers.ps.server.store import Gradient, Round
+from trainers.ps.server.store import Gradient, StepPushes
 
 
 def dense(*values: float, lr: float = 0.1) -> Gradient:
@@ -12,7 +12,7 @@ def sparse(keys: list[int], rows: list[list[float]]) -> Gradient:
 
 
 def test_the_average_is_over_trainers() -> None:
-    step = Round()
+    step = StepPushes()
     step.add(1, [dense(3, 5, lr=9), sparse([2, 7], [[2], [4]])])
     step.add(0, [dense(1, 1, lr=0.5), sparse([1, 7], [[6], [8]])])
     of_dense, of_sparse = step.average()
@@ -24,7 +24,7 @@ def test_the_average_is_over_trainers() -> None:
 
 
 def test_a_trainer_without_a_gradient_counts_as_zero() -> None:
-    step = Round()
+    step = StepPushes()
     step.add(0, [dense(4)])
     step.add(1, [])
     (mean,) = step.average()
@@ -35,7 +35,7 @@ def test_the_order_of_arrival_does_not_change_a_bit() -> None:
     pushes = {rank: [dense(*torch.randn(100).tolist())] for rank in range(5)}
     results = []
     for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
-        step = Round()
+        step = StepPushes()
         for rank in order:
             step.add(rank, pushes[rank])
         results.append(step.average()[0].values)
@@ -43,7 +43,7 @@ def test_the_order_of_arrival_does_not_change_a_bit() -> None:
 
 
 def test_statistics_are_added_up_and_not_averaged() -> None:
-    step = Round()
+    step = StepPushes()
     keys, shows = torch.tensor([5, 6]), torch.tensor([[2.0, 1.0], [1.0, 0.0]])
     for rank in (0, 1):
         step.add(rank, [Gradient(1, torch.ones(2, 1), keys, 0.1, shows)])

@@ -12,9 +12,9 @@ import torch
 from tests.trainers.ps.server.test_service import Bench
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.journal import DurabilityError
-from trainers.ps.server.state import Keeper
-from trainers.ps.tables.spec import kept_words
-from trainers.ps.wire import Field, Kind, Message, Part
+from trainers.ps.server.state import StateSaver
+from trainers.ps.tables.spec import describe_kept_job
+from trainers.ps.wire import Code, Field, Kind, Message, Part
 
 
 class Kept(Bench):
@@ -32,9 +32,9 @@ class Kept(Bench):
     ) -> None:
         super().__init__(trainers, sync=sync)
         configs = PsConfigs(durability=durability, log_fsync="no")
-        job = kept_words(sync, servers, 0, f"durability {durability}")
-        self.keeper = Keeper(folder, configs, job=job, server=0, wake=lambda: None)
-        self.keeper.recover(
+        job = describe_kept_job(sync, servers, 0, f"durability {durability}")
+        self.saver = StateSaver(folder, configs, job=job, server=0, wake=lambda: None)
+        self.saver.recover(
             self.service, self.service._members, self.store, self.steps, trainers=trainers, start=start
         )
 
@@ -43,21 +43,21 @@ class Kept(Bench):
         before = len(self.recorded)
         answer = super().send(message)
         for record in self.recorded[before:]:
-            self.keeper.record(record)
+            self.saver.record(record)
         return answer
 
     def snapshot(self) -> None:
         """Until one more is there."""
         members = self.service._members
-        self.keeper.look(members, self.store, self.steps, may_cut=True)
-        task = self.keeper._durable._task
+        self.saver.update(members, self.store, self.steps, may_cut=True)
+        task = self.saver._durable._task
         assert task is not None
         task.wait()
-        self.keeper._end()
+        self.saver._end_snapshot()
 
     def kill(self) -> None:
         """What a killed process leaves: nothing is synced, nothing removed."""
-        self.keeper._durable.close()
+        self.saver._durable.close()
 
     def done(self, life: int = 0) -> float:
         want = (Part(0, Field.WANT, torch.tensor([1])),)
@@ -188,15 +188,15 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     trained(tmp_path)
     back = Kept(tmp_path, 1, start="second")
     back.specs = {0: back.specs[0]}
-    assert "describes another model" in back.hello(0, 5).text
+    assert back.hello(0, 5).code is Code.MISMATCH
     back.kill()
 
 
 def test_another_start_with_as_many_trainers_forgets_who_they_were(tmp_path: Path) -> None:
     trained(tmp_path)
     back = Kept(tmp_path, 2, start="second")
-    assert "is not known here" in back.push(1, 4).text
+    assert back.push(1, 4).code is Code.UNKNOWN_CLIENT
     assert joined(back, 2) == [3, 4]
-    assert "is not known here" in back.push(1, 4).text
+    assert back.push(1, 4).code is Code.UNKNOWN_CLIENT
     assert back.done(5) == -7
     back.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.trainers.ps.server.test_service import WANT, Bench
-from trainers.ps.server.saving import Ordered
+from trainers.ps.server.saving import SaveRequest
 from trainers.ps.wire import Code, Field, Kind, Message, bytes_part
 
 
@@ -29,7 +29,7 @@ def test_trainers_that_wait_for_each_other_are_told() -> None:
         bench.send(request)
     bench.pass_time(1)
     for sequence in (500, 501):
-        assert bench.late[sequence].code is Code.STANDSTILL
+        assert bench.late[sequence].code is Code.DEADLOCK
         assert "trainer 0 waits at fleet.barrier_worker(), trainer 1 waits for" in bench.late[sequence].text
 
 
@@ -54,7 +54,7 @@ def wait_long(bench: Bench, *requests: Message) -> None:
 def test_who_waits_for_a_disk_is_not_at_a_standstill(tmp_path: Path) -> None:
     """One saves and the others wait for it at a barrier, however long it takes."""
     bench = Bench(sync=False, reading=True).opened()
-    order = bytes_part(Field.TEXT, Ordered(str(tmp_path), "save-1", 0).encode())
+    order = bytes_part(Field.TEXT, SaveRequest(str(tmp_path), "save-1", 0).encode())
     barrier = Message(kind=Kind.BARRIER, rank=1, sequence=500, number=1)
     for sequence, kind, parts in ((501, Kind.SAVE, (order,)), (502, Kind.SHRINK, ())):
         wait_long(bench, barrier, Message(kind=kind, sequence=sequence, parts=parts))
@@ -64,11 +64,11 @@ def test_who_waits_for_a_disk_is_not_at_a_standstill(tmp_path: Path) -> None:
 
 def test_a_save_that_waits_for_somebody_at_a_barrier_is_at_a_standstill(tmp_path: Path) -> None:
     bench = Bench(sync=False, max_staleness=0).opened()
-    order = bytes_part(Field.TEXT, Ordered(str(tmp_path), "save-1", 0).encode())
+    order = bytes_part(Field.TEXT, SaveRequest(str(tmp_path), "save-1", 0).encode())
     barrier = Message(kind=Kind.BARRIER, rank=1, sequence=500, number=1)
     wait_long(bench, barrier, Message(kind=Kind.SAVE, sequence=501, number=1, parts=(order,)))
     for sequence in (500, 501):
-        assert bench.late[sequence].code is Code.STANDSTILL
+        assert bench.late[sequence].code is Code.DEADLOCK
 
 
 def test_who_comes_back_while_its_former_connection_is_there_is_not_at_a_standstill() -> None:
@@ -87,7 +87,7 @@ def test_who_comes_back_while_its_former_connection_is_there_is_not_at_a_standst
 def test_the_save_of_one_that_was_killed_over_it_is_no_standstill(tmp_path: Path) -> None:
     """At the look that lets its successor in, it is still there."""
     bench = Bench(sync=False, reading=True).opened()
-    order = bytes_part(Field.TEXT, Ordered(str(tmp_path), "save-1", 0).encode())
+    order = bytes_part(Field.TEXT, SaveRequest(str(tmp_path), "save-1", 0).encode())
     barrier = Message(kind=Kind.BARRIER, rank=0, sequence=500, number=1)
     wait_long(bench, barrier, Message(kind=Kind.SAVE, rank=1, sequence=501, parts=(order,)))
     hello = bench.hello(1, life=1, restarts=1)
