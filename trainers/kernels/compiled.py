@@ -51,8 +51,10 @@ def compiled(function: Kernel) -> Kernel:
     except RuntimeError:  # numba found no folder that it can write to
         return cast(Kernel, numba.njit(**_OPTIONS)(function))
     folder = cache_folder(kernel)
-    kernel._cache._cache_file._source_stamp = _sources(Path(function.__code__.co_filename).parent)
-    kernel.compile = partial(_compile, kernel.compile, folder, f"{function.__module__}.{function.__name__}")
+    sources = _sources(Path(function.__code__.co_filename).parent)
+    kernel._cache._cache_file._source_stamp = sources
+    name = f"{function.__module__}.{function.__name__}"
+    kernel.compile = partial(_compile, kernel.compile, folder, name, sources)
     return cast(Kernel, kernel)
 
 
@@ -63,17 +65,22 @@ def cache_folder(kernel: Callable[..., object]) -> Path:
 
 @cache
 def _sources(folder: Path) -> str:
-    """Changes with any source of that folder, or of kernels here."""
+    """Changes with any source in that folder, or of this wrapper."""
     files = sorted({*folder.glob("*.py"), *_HERE.glob("*.py")})
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
-def _compile(compile_or_load: Callable[[Any], Any], folder: Path, name: str, signature: Any) -> Any:
+def _compile(
+    compile_or_load: Callable[[Any], Any], folder: Path, name: str, sources: str, signature: Any
+) -> Any:
     """numba's way to machine code for a signature, in one process at a time.
 
     A kernel waits only for those that it calls itself, never the other way round; so nobody waits forever.
     """
-    with _alone(folder / f"{name}.lock"), event.install_listener("numba:compile", _Announcer(folder)):
+    with (
+        _alone(folder / f"{name}.lock"),
+        event.install_listener("numba:compile", _Announcer(folder, sources)),
+    ):
         return compile_or_load(signature)
 
 
@@ -94,11 +101,12 @@ def _alone(path: Path) -> Iterator[None]:
 class _Announcer(event.Listener):
     """Says at the first compilation on this machine that it will take a moment."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sources: str) -> None:
         self._folder = folder
+        self._sources = sources
 
     def on_start(self, event: event.Event) -> None:
-        said = self._folder / f"{_digest()}.said"
+        said = self._folder / f"{_digest(self._sources)}.said"
         try:
             said.open("x").close()
         except FileExistsError:
@@ -113,8 +121,7 @@ class _Announcer(event.Listener):
 
 
 @cache
-def _digest() -> str:
-    """Changes with whatever makes numba compile anew."""
-    parts = [numba.__version__, platform.python_version(), llvmlite.binding.get_host_cpu_name()]
-    parts.append(_sources(_HERE))
+def _digest(sources: str) -> str:
+    """Changes with everything that makes numba compile again."""
+    parts = [numba.__version__, platform.python_version(), llvmlite.binding.get_host_cpu_name(), sources]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
