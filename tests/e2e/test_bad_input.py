@@ -70,7 +70,7 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("--nnodes", "2:1"), ("--nnodes is '2:1'",)),
     (("--nnodes", "2", "--rank", "1"), ("--rank 1", "--master")),
     (("--ips", "192.0.2.8,192.0.2.9"), ("127.0.0.1", "192.0.2.8, 192.0.2.9", "--host")),
-    (("--nproc_pre_node", "2"), ("there is no option --nproc_pre_node", "did you mean --nproc_per_node")),
+    (("--nproc_pre_node", "2"), ("unknown option --nproc_pre_node", "did you mean --nproc_per_node")),
     (("--auto_tuner_json", "x"), ("auto tuner",)),
     (("--legacy",), ("--legacy",)),
     (("--json",), ("--json needs --dry_run",)),

@@ -44,7 +44,7 @@ def test_what_is_wrong_has_a_name_and_a_code(fleetrun: Fleetrun) -> None:
     assert {"script", "log dir"} <= bad(done).keys()
     assert json.loads(done.out)["facts"]["cores"]["visible"] >= 1
     for words, code, text in (
-        (("--nosuch",), 2, "there is no option --nosuch"),
+        (("--nosuch",), 2, "unknown option --nosuch"),
         (("--help",), 0, "Exit codes:"),
         (("--nproc_per_node", "2", "--help"), 0, "Exit codes:"),
     ):

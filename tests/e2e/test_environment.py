@@ -100,7 +100,7 @@ if RANK == 1:
         assert not outer & set(each["PADDLE_TRAINER_ENDPOINTS"].split(","))
     said = fleetrun.log("trainer.1")
     assert "started inside" in said
-    assert re.search(r"not read from its environment: .*PADDLE_JOB_ID, PADDLE_LOG_DIR", said)
+    assert re.search(r"these variables are ignored: .*PADDLE_JOB_ID, PADDLE_LOG_DIR", said)
     assert "inner 0\n" in said
 
 
@@ -148,7 +148,7 @@ def test_endpoints_that_were_left_behind_are_not_used(fleetrun: Fleetrun):
     (line,) = launch.told("trainer.0")
     assert line.startswith("trainer.0 127.0.0.1:")
     assert line.endswith(" 0")
-    assert "PADDLE_TRAINER_ENDPOINTS is set, perhaps by another launcher; it is not used" in launch.err
+    assert "PADDLE_TRAINER_ENDPOINTS is set, perhaps by another launcher; it is ignored" in launch.err
 
 
 @pytest.mark.parametrize(
