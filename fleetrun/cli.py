@@ -12,20 +12,22 @@ from fleetrun import help, verbs
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.command_line import Given, parsed
 from fleetrun.envs.settings.options import NOTHING, JobFile, Resolved
-from fleetrun.envs.settings.resolve import Place, nowhere, resolve
+from fleetrun.envs.settings.resolve import EngineValues, no_engine, resolve
 from fleetrun.errors import LaunchError, ScriptNotFoundError
 
 Run = Callable[[Resolved], int]
 """Launches a job and returns its exit code."""
 
 
-def main(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: Place = nowhere) -> int:
+def main(
+    argv: Sequence[str], environ: Mapping[str, str], run: Run, engine_values: EngineValues = no_engine
+) -> int:
     """Run the command with these words and this environment; return its exit code.
 
-    `place` knows what an engine that started this process says of it.
+    `engine_values`: what the engine that started this process, if any, sets.
     """
     try:
-        return _command(argv, environ, run, place)
+        return _command(argv, environ, run, engine_values)
     except LaunchError as error:
         _report(error)
         return error.exit_code
@@ -49,7 +51,7 @@ _EXHAUSTED = {
 }
 
 
-def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: Place) -> int:
+def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, engine_values: EngineValues) -> int:
     if environ.get("_FLEETRUN_COMPLETE"):
         from fleetrun import completion  # imports click, which launching does without
 
@@ -65,7 +67,7 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, place: P
     if line.action is not None:
         _write(sys.stdout, _answer(line.action))
         return 0
-    resolved = resolve(line, environ, place, _job_file(line, environ))
+    resolved = resolve(line, environ, engine_values, _job_file(line, environ))
     try:
         code = run(resolved)
     except ScriptNotFoundError as error:

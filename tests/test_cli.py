@@ -111,7 +111,7 @@ def test_bad_input_is_told_in_two_lines_and_nothing_is_launched(argv):
 
 def test_an_unknown_option_comes_with_the_one_that_was_meant():
     _, _, err = call(["--nproc_per_nod", "2", "x.py"], Launches())
-    assert err == "fleetrun: error: there is no option --nproc_per_nod\n  did you mean --nproc_per_node?\n"
+    assert err == "fleetrun: error: unknown option --nproc_per_nod\n  did you mean --nproc_per_node?\n"
 
 
 def test_no_words_at_all_get_the_short_help():
@@ -164,7 +164,7 @@ def test_a_real_usage_error():
     done = real("--server_nun=1", "x.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "fleetrun: error: there is no option --server_nun\n  did you mean --server_num or --servers?\n"
+        "fleetrun: error: unknown option --server_nun\n  did you mean --server_num or --servers?\n"
     )
 
 

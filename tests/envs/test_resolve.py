@@ -173,37 +173,37 @@ def test_what_makes_the_mode(words, environ, mode, origin):
             "--server_num 1",
             {"PADDLE_RUN_MODE": "collective"},
             Mode.PS,
-            "PADDLE_RUN_MODE=collective is not used: --server_num 1 was given",
+            "PADDLE_RUN_MODE=collective is ignored: --server_num 1 was given",
         ),
         (
             "--nproc_per_node 2",
             {"PADDLE_RUN_MODE": "ps"},
             Mode.COLLECTIVE,
-            "PADDLE_RUN_MODE=ps is not used: --nproc_per_node 2 was given",
+            "PADDLE_RUN_MODE=ps is ignored: --nproc_per_node 2 was given",
         ),
         (
             "--nproc_per_node 2",
             {"PADDLE_SERVER_NUM": "2"},
             Mode.COLLECTIVE,
-            "PADDLE_SERVER_NUM=2 is not used: the mode is collective",
+            "PADDLE_SERVER_NUM=2 is ignored: the mode is collective",
         ),
         (
             "--server_num 1",
             {"PADDLE_NPROC_PER_NODE": "2"},
             Mode.PS,
-            "PADDLE_NPROC_PER_NODE=2 is not used: the mode is ps",
+            "PADDLE_NPROC_PER_NODE=2 is ignored: the mode is ps",
         ),
         (
             "--start_port 7000",
             {"PORT_RANGE": "1:2"},
             Mode.COLLECTIVE,
-            "PORT_RANGE=1:2 is not used: --start_port 7000 was given",
+            "PORT_RANGE=1:2 is ignored: --start_port 7000 was given",
         ),
         (
             "--nnodes 1 --master h:1",
             {},
             Mode.COLLECTIVE,
-            "--master h:1 is not used: one machine needs no meeting point",
+            "--master h:1 is ignored: a job on one machine needs no rendezvous",
         ),
     ],
 )
@@ -219,7 +219,7 @@ CONFLICTS = [
     ("--run_mode ps --heter_worker_num 1", ["--run_mode ps", "--heter_worker_num 1"]),
     ("--server_num 1 --nproc_per_node 2", ["--server_num 1", "--nproc_per_node 2", "mode ps"]),
     ("--server_num 1 --backend gloo", ["--server_num 1", "--backend gloo"]),
-    ("--http_port 80", ["--http_port 80", "ps and ps-heter", "collective"]),
+    ("--http_port 80", ["--http_port 80", "ps or ps-heter", "collective"]),
     ("--trainer_num 2 --worker-num 3", ["--trainer_num 2", "--worker-num 3"]),
     ("--gpus 0 --xpus 0", ["--gpus 0", "--xpus 0"]),
     ("--np 1 --nnodes 2", ["--np 1", "--nnodes 2"]),
@@ -386,7 +386,7 @@ def test_a_launch_inside_a_trainer_starts_clean_and_says_so():
     got = resolved("--gpus 0", OUTER)
     assert got.settings == LaunchSettings(script="x.py", devices=("0",))
     assert got.notices == (
-        "started inside abcdef.trainer.1 of another job; not read from its environment: "
+        "started inside abcdef.trainer.1 of another job; these variables are ignored: "
         "PADDLE_JOB_ID, PADDLE_LOG_DIR, PADDLE_MASTER, PADDLE_NNODES, POD_IP",
     )
 
@@ -408,7 +408,7 @@ def test_an_option_of_the_users_own_is_read_inside_a_trainer_too():
 def test_a_leftover_is_not_used_and_it_is_said(name):
     got = resolved("", {name: "10.0.0.1:1,10.0.0.2:1"})
     assert got.settings == LaunchSettings(script="x.py")
-    assert got.notices == (f"{name} is set, perhaps by another launcher; it is not used",)
+    assert got.notices == (f"{name} is set, perhaps by another launcher; it is ignored",)
 
 
 @pytest.mark.parametrize(("size", "said"), [("4", True), ("1", False), ("", False)])

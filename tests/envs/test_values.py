@@ -58,10 +58,10 @@ GOOD = [
     (parsing.port_range, "7:7", (7, 7)),
     (parsing.node_range, "1", (1, 1)),
     (parsing.node_range, "2:4", (2, 4)),
-    (parsing.meeting_point, "10.0.0.1:8090", "10.0.0.1:8090"),
-    (parsing.meeting_point, "http://host:8090", "host:8090"),
-    (parsing.meeting_point, "etcd://etcd:2379", "etcd://etcd:2379"),
-    (parsing.meeting_point, "etcd://a:1,b:1", "etcd://a:1,b:1"),
+    (parsing.rendezvous_address, "10.0.0.1:8090", "10.0.0.1:8090"),
+    (parsing.rendezvous_address, "http://host:8090", "host:8090"),
+    (parsing.rendezvous_address, "etcd://etcd:2379", "etcd://etcd:2379"),
+    (parsing.rendezvous_address, "etcd://a:1,b:1", "etcd://a:1,b:1"),
 ]
 
 
@@ -93,7 +93,7 @@ BAD = [
     (parsing.shell_words, "echo 'a", "no closing quotation"),
     (parsing.shell_words, " ", "a command line"),
     *((parsing.device_list, text, "device numbers") for text in ("a", "", "0,,1", "-1", "0;1", "0-3")),
-    (parsing.device_list, "0,1,0", "names 0 twice"),
+    (parsing.device_list, "0,1,0", "0 is listed twice"),
     (parsing.stage_counts, "1;x", "joined by ';'"),
     (parsing.stage_devices, "tpu", "cpu, gpu, xpu or npu"),
     (parsing.follow, "rank0", "all, none, or roles"),
@@ -107,19 +107,22 @@ BAD = [
         for text in ("", "a:1", "10.0.0", "10.0.0.256", "a b")
     ),
     (parsing.host_list, "a,,b", "each entry must be"),
-    (parsing.host_list, "a,b,a", "names a twice"),
+    (parsing.host_list, "a,b,a", "a is listed twice"),
     *((parsing.endpoint_list, text, "host:port") for text in ("a", "a:", ":1", "::1:80", "[a]:80", "a:1,b")),
     (parsing.endpoint_list, "a:0", "from 1 to 65535"),
     (parsing.endpoint_list, "a:70000", "from 1 to 65535"),
-    (parsing.endpoint_list, "a:1,a:1", "names a:1 twice"),
+    (parsing.endpoint_list, "a:1,a:1", "a:1 is listed twice"),
     (parsing.trainer_list, "a:1,b", "each entry must be host:port"),
-    (parsing.stage_endpoints, "a:1;", "a stage without an endpoint"),
-    (parsing.stage_endpoints, "a:1;a:1", "names a:1 twice"),
-    (parsing.port_range, "64000:35100", "64000 is above 35100"),
+    (parsing.stage_endpoints, "a:1;", "endpoint"),
+    (parsing.stage_endpoints, "a:1;a:1", "a:1 is listed twice"),
+    (parsing.port_range, "64000:35100", "64000"),
     *((parsing.port_range, text, "LOW:HIGH") for text in ("1", "0:5", "1:70000", "a:b", "")),
-    (parsing.node_range, "2:1", "2 is above 1"),
+    (parsing.node_range, "2:1", "MIN:MAX"),
     *((parsing.node_range, text, "N or MIN:MAX") for text in ("a:b", "", "0", "1:", ":2", "1:2:3")),
-    *((parsing.meeting_point, text, "host:port") for text in ("", "a", "etcd://", "etcd://a", "tcp://a:1")),
+    *(
+        (parsing.rendezvous_address, text, "host:port")
+        for text in ("", "a", "etcd://", "etcd://a", "tcp://a:1")
+    ),
 ]
 
 

@@ -39,22 +39,22 @@ def test_the_file_counts_more_than_an_engine():
 MODES = [
     ("server_num = 1", "", {}, Mode.PS, []),
     ("run_mode = 'rpc'", "", {}, Mode.RPC, []),
-    ("run_mode = 'rpc'", "--server_num 2", {}, Mode.PS, ["run_mode = rpc (job.toml:3) is not used"]),
+    ("run_mode = 'rpc'", "--server_num 2", {}, Mode.PS, ["run_mode = rpc (job.toml:3) is ignored"]),
     (
         "run_mode = 'rpc'",
         "",
         {"PADDLE_SERVER_NUM": "2"},
         Mode.PS,
-        ["run_mode = rpc (job.toml:3) is not used"],
+        ["run_mode = rpc (job.toml:3) is ignored"],
     ),
     (
         "server_num = 1",
         "--nproc_per_node 2",
         {},
         Mode.COLLECTIVE,
-        ["server_num = 1 (job.toml:3) is not used"],
+        ["server_num = 1 (job.toml:3) is ignored"],
     ),
-    ("nproc_per_node = 2", "--server_num 1", {}, Mode.PS, ["nproc_per_node = 2 (job.toml:3) is not used"]),
+    ("nproc_per_node = 2", "--server_num 1", {}, Mode.PS, ["nproc_per_node = 2 (job.toml:3) is ignored"]),
     ("run_mode = 'ps-heter'\nheter_worker_num = 1", "--server_num 2", {}, Mode.PS_HETER, []),
     ("run_mode = 'rpc'", "--run_mode ps", {}, Mode.PS, []),
     ("run_mode = 'rpc'", "", {"PADDLE_RUN_MODE": "ps"}, Mode.PS, []),
@@ -72,7 +72,7 @@ def test_the_mode(text, words, environ, mode, notices):
 def test_of_two_that_exclude_each_other_the_file_gives_way():
     found = resolved(SCRIPT + "start_port = 7000", "--port_range 5000:6000")
     assert (found.settings.start_port, found.settings.port_range) == (None, (5000, 6000))
-    assert found.notices == ("start_port = 7000 (job.toml:3) is not used: --port_range 5000:6000 was given",)
+    assert found.notices == ("start_port = 7000 (job.toml:3) is ignored: --port_range 5000:6000 was given",)
     assert "exclude each other" in refusal(SCRIPT + "start_port = 7000\nport_range = '5000:6000'").message
 
 
@@ -115,7 +115,7 @@ def test_a_role_without_a_script(text, message):
 def test_roles_that_the_mode_does_not_have_are_left_out_when_it_was_typed():
     found = resolved(SCRIPT + "[roles.server]\nscript = 's.py'\ncount = 1", "--run_mode collective")
     assert found.settings.roles == ()
-    assert found.notices[-1] == "job.toml:3: [roles.server] is not used: the mode is collective"
+    assert found.notices[-1] == "job.toml:3: [roles.server] is ignored: the mode is collective"
     by_kind = resolved(SCRIPT + "[roles.server]\nscript = 's.py'", "--nproc_per_node 2")
     assert by_kind.settings.roles == ()
 

@@ -1,5 +1,5 @@
-"""The words after `fleetrun` (options, the script, and the script's own arguments), and the choices that are
-made with them: an option, its value, and where it was given. Knows no rule between options.
+"""The command line: options, the script, and the script's own arguments. And a `Choice`: an option, its value
+and where it was set. The rules between options are in `resolve`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from fleetrun.envs.settings.parsing import FALSE_WORDS, TRUE_WORDS, InvalidValue
 from fleetrun.errors import UsageError
 from fleetrun.values import dataclass
 
-# ---- The words after `fleetrun`: options, the script, and what is the script's own. Parses no value.
-
 _DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
 
 _SPELLINGS = by_spelling((*OPTIONS.values(), *ACTIONS.values()))
@@ -41,7 +39,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was typed. `action` is the first of `options.ACTIONS` on the line: then nothing else matters."""
+    """What was typed. With an `action`, the first of `options.ACTIONS` on the line, nothing else matters."""
 
     given: tuple[Given, ...] = ()
     script: str | None = None
@@ -50,9 +48,9 @@ class CommandLine:
 
 
 def read(argv: Sequence[str]) -> CommandLine:
-    """Split a command line. Options end at the first word that is none; the rest is the script's.
+    """Split a command line. Options end at the first word that is not one; the rest belongs to the script.
 
-    Raises UsageError for a word that looks like an option and is none, and for a missing or surplus value.
+    Raises UsageError for an unknown option, and for a missing or surplus value.
     """
     words = list(argv)
     given: list[Given] = []
@@ -70,13 +68,13 @@ def read(argv: Sequence[str]) -> CommandLine:
 
 
 def _take(words: list[str]) -> Given:
-    """The option at the head of `words`, which loses it and its value."""
+    """Remove the first option and its value from `words`."""
     spelling, equals, text = words.pop(0).partition("=")
     option = _find(spelling)
     if not equals:
         text = _value(spelling, option, words)
     elif option.takes is Takes.NOTHING and text.lower() not in TRUE_WORDS | FALSE_WORDS:
-        raise UsageError(f"{spelling} takes no value, and was given {text!r}")
+        raise UsageError(f"{spelling} takes no value, but was given {text!r}")
     return Given(spelling, normal(spelling), option, text)
 
 
@@ -90,10 +88,10 @@ def _find(spelling: str) -> Option:
     if retired is not None:
         raise UsageError(f"{spelling} {retired}")
     meant = closest(name, (word for word in _SPELLINGS if not word.startswith("-")))
-    hint = "fleetrun --help lists the options; those of a script go after it"
+    hint = "fleetrun --help lists the options; the script's own go after the script"
     if meant:
         hint = f"did you mean {either(tuple(f'--{word}' for word in meant))}?"
-    raise UsageError(f"there is no option {spelling}", hint=hint)
+    raise UsageError(f"unknown option {spelling}", hint=hint)
 
 
 def _value(spelling: str, option: Option, words: list[str]) -> str:
@@ -115,11 +113,11 @@ def _check_script(script: str) -> None:
         )
 
 
-# ---- One choice of the person's: an option, its value, and where it was made. Knows no rule between options.
+# ---- Choices
 
 
 class Source(IntEnum):
-    """Where a choice was made, the weakest first."""
+    """Where an option was set, the weakest first."""
 
     ENGINE = 0
     FILE = 1
@@ -129,8 +127,8 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`origin` is `--worker_num` as it was typed, `PADDLE_TRAINER_NUM` or `job.toml:7`, `alias` its normal
-    spelling.
+    """`origin` is `--worker_num` as typed, `PADDLE_TRAINER_NUM` or `job.toml:7`; `alias` is the spelling
+    without dashes.
     """
 
     option: Option
@@ -145,12 +143,12 @@ class Choice:
         return self.source is Source.TYPED
 
     @property
-    def filed(self) -> bool:
+    def from_file(self) -> bool:
         return self.source is Source.FILE
 
     def __str__(self) -> str:
-        """As the person wrote it, to quote in a message."""
-        if self.filed:
+        """As the user wrote it, to quote in a message."""
+        if self.from_file:
             return f"{self.alias} = {_short(self.text)} ({self.origin})"
         if not self.typed:
             return f"{self.origin}={_short(self.text)}"
@@ -159,7 +157,7 @@ class Choice:
 
     @property
     def word(self) -> str:
-        """The same as one word of a command line, wherever it came from."""
+        """The same as one word of a command line, whatever its source."""
         if self.option.takes is not Takes.VALUE:
             return self.option.flag if self.value is True else f"{self.option.flag}=0"
         if self.option.name == "devices" or not isinstance(self.value, str):
@@ -169,8 +167,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class EngineValue:
-    """What an engine that started this process says of an option: a text as it would be typed, and the
-    variable it comes from.
+    """The value that an engine gives to an option: a text as it would be typed, and the variable that holds
+    it.
     """
 
     text: str
@@ -178,11 +176,11 @@ class EngineValue:
 
 
 Choices = dict[str, Choice]
-"""What was chosen, by the option's name; an option at its default is absent."""
+"""By the option's name; an option that was not set is absent."""
 
 
 def parsed(option: Option, origin: str, text: str, prefix: str = "") -> Any:
-    """The value of a text, with `prefix` put before it if it is not there.
+    """The value of a text, with `prefix` added in front if it is missing.
 
     Raises UsageError, which names `origin`: the spelling or the variable.
     """

@@ -1,8 +1,7 @@
-"""What can be asked for: the options of `fleetrun`, and what only a job file can say. `LaunchSettings` is the
-value of a launch. Knows no process and no machine.
+"""The options of `fleetrun`, and what only a job file can set. `LaunchSettings` is the value of a launch.
 
 Each option is declared once, as a field of `LaunchSettings`: default, parser, variables, help. `resolve`
-makes the value out of a command line and an environment, `fleetrun.help` prints the help.
+makes the settings from a command line, an environment and a job file; `fleetrun.help` prints the help.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.parsing import Parser, boolean, choice
 from fleetrun.values import dataclass, field, field_arguments, replace
 
-# ---- What an option is. The options themselves are the fields of `settings.LaunchSettings`.
-
 COLLECTIVE = frozenset({Mode.COLLECTIVE})
 PROCESSES = frozenset({Mode.COLLECTIVE, Mode.RPC})
 SERVERS = frozenset({Mode.PS, Mode.PS_HETER})
@@ -27,7 +24,7 @@ ANY = frozenset(Mode)
 
 
 class Group(StrEnum):
-    """The sections of `--help`, in their order."""
+    """The sections of `--help`, in this order."""
 
     JOB = "Job"
     PROCESSES = "Processes"
@@ -52,9 +49,10 @@ class Takes(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option: how it is written, where else it is looked for, how its text becomes a value.
+    """One option: its spellings, the variables that can set it, and how its text becomes a value.
 
-    `modes` are those in which it means something, `makes` the mode of a job that does not state one.
+    `modes` are those in which it has an effect; `makes` is the mode of a job that has it and does not state a
+    mode.
     """
 
     name: str = ""
@@ -133,7 +131,7 @@ ACTIONS: Mapping[str, Option] = {
         ),
     )
 }
-"""Options that do something else instead of launching."""
+"""Options that do something other than launch."""
 
 
 def by_spelling(options: Iterable[Option]) -> dict[str, Option]:
@@ -151,11 +149,11 @@ def normal(word: str) -> str:
     return word.removeprefix("--").replace("-", "_")
 
 
-_AUTO_PARALLEL = "belongs to Paddle's auto parallel mode, which fleetrun does not have: leave it out"
+_AUTO_PARALLEL = "is for Paddle's auto parallel mode, which fleetrun does not have: leave it out"
 _RENDEZVOUS = "is torchrun's; in fleetrun --master says where machines meet"
 
 RETIRED: Mapping[str, str] = {
-    "auto_tuner_json": "and the auto tuner are not part of fleetrun; start each trial as a job of its own",
+    "auto_tuner_json": "is for Paddle's auto tuner, which fleetrun does not have: start a job per trial",
     "auto_parallel_config": _AUTO_PARALLEL,
     "auto_cluster_config": _AUTO_PARALLEL,
     "cluster_topo_path": _AUTO_PARALLEL,
@@ -179,17 +177,16 @@ RETIRED: Mapping[str, str] = {
     "use_env": "is what fleetrun always does: leave it out",
     "run_path": "is torchrun's; in fleetrun a script runs by its path alone",
 }
-"""Options that made sense elsewhere: what to say instead of "no such option"."""
+"""Options of other launchers, each with the second half of a sentence about it."""
 
 RETIRED_SCRIPTS: Mapping[str, str] = {
-    "ipu": "'ipu' asks Paddle for Graphcore devices; fleetrun does not drive them",
+    "ipu": "'ipu' asks Paddle for Graphcore devices; fleetrun does not support them",
     "run_check": "'run_check' is Paddle's self-test; run fleetrun -m trainers.examples.collective_trainer",
 }
 """Words that Paddle takes in place of a script."""
 
 
-# ---- What a job file says besides options: environments, and what is different for one role. Values; reads
-# no file.
+# ---- What a job file can set besides options
 
 EnvironmentItems = tuple[tuple[str, str], ...]
 """Names and values, in the order of the file."""
@@ -201,11 +198,11 @@ def table_of(role: Role) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSettings:
-    """What is different for the processes of one role. `script` None: the job's, and then `args` None: those
-    of the job too. `threads` is OMP_NUM_THREADS.
+    """What is different for the processes of one role. `script` None: the job's; then `args` None
+    means those of the job as well. `threads` is OMP_NUM_THREADS.
 
-    Only of evaluators: `count` of them, on every machine (`each`) or on the first one; `devices` that each
-    machine has for them.
+    For evaluators only: `count` of them, on every machine (`each`) or on the first; `devices` of each machine
+    for them.
     """
 
     role: Role
@@ -222,7 +219,7 @@ class RoleSettings:
 
     @property
     def table(self) -> str:
-        """Its place in a job file: `roles.server`."""
+        """Its table in a job file: `roles.server`."""
         return table_of(self.role)
 
 
@@ -240,7 +237,8 @@ class FileOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """All that job files say, with their variables filled in. `places` says where, of what is no option."""
+    """The content of a job file, with its variables filled in. `places` has file and line of what is not an
+    option."""
 
     options: tuple[FileOption, ...] = ()
     script: str | None = None
@@ -251,26 +249,22 @@ class JobFile:
 
     @property
     def typable(self) -> bool:
-        """Whether a command line can say all of it."""
+        """Whether a command line can express all of it."""
         return not self.environment and all(
-            wish == RoleSettings(role=wish.role, where=wish.where) for wish in self.roles
+            each == RoleSettings(role=each.role, where=each.where) for each in self.roles
         )
 
 
 NOTHING = JobFile()
 
 
-# ---- What the person asked for: one frozen value, whose fields are the options. Knows no process and no
-# machine.
-#
-# Each option is declared once, here: default, parser, variables, help. `resolve.py` makes the value out of a
-# command line and an environment, `usage.py` prints the help.
+# ---- The options
 
 DEVICE_KINDS = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "selected_xpus": "xpu", "npus": "npu"}
-"""The spellings of --devices that also say what kind of device."""
+"""The spellings of --devices that also name the kind of device."""
 
 PREFIXES = {"elastic_server": "etcd://", "PADDLE_ELASTIC_SERVER": "etcd://"}
-"""Where a value is written shorter than under the option's own name."""
+"""Spellings whose values lack a prefix that the option itself has."""
 
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DISPLAYS = ("auto", "live", "plain", "json", "quiet")
@@ -321,13 +315,13 @@ class LaunchSettings:
     backend: str = _job(
         "auto", parsing.choice(*_BACKENDS), "NAME", choices=_BACKENDS, env=("PADDLE_DISTRI_BACKEND",),
         modes=COLLECTIVE,
-        help="What collectives run on; auto: nccl on GPUs, else gloo.")
+        help="Backend of collectives; auto: nccl on GPUs, else gloo.")
     config: str | None = _job(
         None, parsing.nonempty, "FILE",
-        help="Job file: options that were not typed and have no variable. See `fleetrun init`.")
+        help="Job file; what is typed or set by a variable wins over it. See `fleetrun init`.")
     timeout: float | None = _job(
         None, parsing.seconds, "TIME", env=("FLEETRUN_TIMEOUT",),
-        help="Stop a job that takes longer, with exit code 124.")
+        help="Stop a job that runs longer than this, with exit code 124.")
 
     nproc_per_node: int | str | None = _process(
         None, parsing.count_or_word("auto", "gpu", "cpu"), "N", env=("PADDLE_NPROC_PER_NODE",),
@@ -343,7 +337,7 @@ class LaunchSettings:
     visible_devices: str = _process(
         "node", parsing.choice("node", "process"), "WHOSE", choices=("node", "process"),
         env=("FLEETRUN_VISIBLE_DEVICES",),
-        help="What a process sees: the devices of its node, with LOCAL_RANK as index, or only its own.")
+        help="Devices that a process sees: all of its node, with LOCAL_RANK as index, or only its own.")
 
     server_num: int | None = _servers(
         None, parsing.count_or_none, "N", env=("PADDLE_SERVER_NUM",),
@@ -353,10 +347,10 @@ class LaunchSettings:
         help="Number of trainers on this machine.", shown_default="1 in ps modes")
     servers: tuple[str, ...] = _servers(
         (), parsing.endpoint_list, "LIST", env=("PADDLE_SERVERS_ENDPOINTS",),
-        help="Endpoints of the servers, as host:port,host:port. Goes with --trainers.")
+        help="Endpoints of the servers, as host:port,host:port. Needs --trainers.")
     trainers: tuple[str, ...] = _servers(
         (), parsing.trainer_list, "LIST", aliases=("workers",), env=("PADDLE_TRAINERS_ENDPOINTS",),
-        help="Endpoints of the trainers. Hosts without ports get 6170 + number of servers and upwards.")
+        help="Endpoints of the trainers. Hosts without a port get ports from 6170 + number of servers.")
     coordinator_num: int | None = _servers(
         None, parsing.count, "N", help="Number of coordinators.")
     coordinators: tuple[str, ...] = _servers(
@@ -370,7 +364,8 @@ class LaunchSettings:
         (), parsing.stage_devices, "KIND;KIND",
         help="cpu, gpu, xpu or npu for each stage of heter workers.", shown_default="gpu")
     with_gloo: int = _server(
-        0, parsing.whole(0, 2), "0|1|2", env=("PADDLE_WITH_GLOO",), help="PADDLE_WITH_GLOO of the processes.")
+        0, parsing.whole(0, 2), "0|1|2", env=("PADDLE_WITH_GLOO",),
+        help="Value of PADDLE_WITH_GLOO for the processes.")
     gloo_port: int = _server(
         6767, parsing.port, "PORT", env=("PADDLE_GLOO_PORT",),
         help="Port of the Gloo service with --servers.")
@@ -380,47 +375,48 @@ class LaunchSettings:
 
     host: str | None = _network(
         None, parsing.host, "ADDRESS", env=("POD_IP",),
-        help="Address of this machine.", shown_default="127.0.0.1; with several the one to --master")
+        help="Address of this machine.",
+        shown_default="127.0.0.1; with several machines the one that reaches --master")
     start_port: int | None = _network(
         None, parsing.port, "PORT", env=("PADDLE_START_PORT", "FLAGS_START_PORT"),
-        help="Use the ports from this one upwards.", shown_default="free ports")
+        help="First port to use; the others follow.", shown_default="free ports")
     port_range: tuple[int, int] | None = _network(
         None, parsing.port_range, "LOW:HIGH", env=("PORT_RANGE",),
-        help="Use free ports of this range.", shown_default="any")
+        help="Range to take free ports from.", shown_default="any")
     master_addr: str | None = _network(
         None, parsing.host, "ADDRESS", modes=COLLECTIVE,
-        help="MASTER_ADDR of the trainers. With several machines (torchrun's custom): where they meet.",
-        shown_default="that of the first machine")
+        help="MASTER_ADDR of the trainers. With several machines, as in torchrun: where they meet.",
+        shown_default="address of the first machine")
     master_port: int | None = _network(
         None, parsing.port, "PORT", modes=COLLECTIVE,
         help="MASTER_PORT of the trainers.", shown_default="a free port")
 
     max_restart: int = _failure(
         3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",), env=("PADDLE_MAX_RESTART",),
-        help="How many failures are answered with a restart; 0: none.")
+        help="Number of restarts after failures; 0: none.")
     stop_timeout: float = _failure(
-        10.0, parsing.seconds, "TIME", env=("FLEETRUN_STOP_TIMEOUT",), help="From SIGTERM to SIGKILL.",
-        shown_default="10s")
+        10.0, parsing.seconds, "TIME", env=("FLEETRUN_STOP_TIMEOUT",),
+        help="Time between SIGTERM and SIGKILL.", shown_default="10s")
     hang_timeout: float | None = _failure(
         None, parsing.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
-        help="When no trainer prints or reports progress for so long: write the stacks of all processes into "
+        help="When no trainer prints or reports progress for this long: write the stacks of all processes to "
              "their logs, then restart or fail (124).", shown_default="never")
     elastic_pre_hook: str | None = _failure(
-        None, parsing.shell_words, "COMMAND", help="Command to run before each start, without a shell.")
+        None, parsing.shell_words, "COMMAND", help="Command to run before each start, not in a shell.")
 
     log_dir: str = _log(
         "log", parsing.nonempty, "DIR", env=("PADDLE_LOG_DIR",),
-        help="Where the output of the processes goes.")
+        help="Directory for the output of the processes.")
     log_level: str = _log(
         "INFO", parsing.choice(*_LEVELS, also={"warn": "WARNING", "fatal": "CRITICAL"}), "LEVEL",
         choices=_LEVELS, env=("PADDLE_LOG_LEVEL",),
-        help="What fleetrun itself says.")
+        help="Level of fleetrun's own messages.")
     log_overwrite: bool = switch(
         False, group=Group.LOGS, takes=Takes.BOOLEAN, env=("PADDLE_LOG_OVERWRITE",),
-        help="Delete the logs of earlier runs of this job first.")
+        help="First delete the logs of earlier runs of this job.")
     log_rotate: int | None = _log(
         None, parsing.size, "SIZE", env=("FLEETRUN_LOG_ROTATE",),
-        help="Keep only the newest output, about this much of each process, as 100M.", shown_default="all")
+        help="Keep only the newest output of each process, about this much, as 100M.", shown_default="all")
     follow: tuple[parsing.FollowRule, ...] = _log(
         ((Role.TRAINER, (0,)),), parsing.follow, "WHAT", env=("FLEETRUN_FOLLOW",), repeats=True,
         help="Output to show: all, none, or roles (trainer, ps, heter, coordinator, evaluator) with or "
@@ -428,39 +424,39 @@ class LaunchSettings:
         shown_default="trainer:0")
     display: str = _log(
         "auto", parsing.choice(*DISPLAYS), "HOW", choices=DISPLAYS, env=("FLEETRUN_DISPLAY",),
-        help="live: a line at the foot of the terminal says how the job stands; plain: lines only; json: one "
-             "event a line on stdout; quiet: errors only. auto: live on a terminal, else plain.")
+        help="live: a status line at the bottom of the terminal; plain: lines only; json: one event per line "
+             "on stdout; quiet: errors only. auto: live on a terminal, else plain.")
     enable_gpu_log: bool = switch(
         True, group=Group.LOGS, takes=Takes.BOOLEAN,
-        help="Log the state of the GPUs; --enable_gpu_log=0: do not.", shown_default="on")
+        help="Log the state of the GPUs; --enable_gpu_log=0 turns it off.", shown_default="on")
     dry_run: bool = switch(
-        False, group=Group.LOGS, help="Print what would be started, and start nothing.")
+        False, group=Group.LOGS, help="Print what would be started; start nothing.")
     json: bool = switch(
         False, group=Group.LOGS, help="With --dry_run: print one JSON document.")
     save: str | None = _log(
-        None, parsing.nonempty, "FILE", help="With --dry_run: write the options as a job file.")
+        None, parsing.nonempty, "FILE", help="With --dry_run: write the settings to a job file.")
 
     tensorboard: str | None = _monitor(
         None, parsing.nonempty, "DIR", env=("FLEETRUN_TENSORBOARD",),
-        help="Write what trainers report as TensorBoard event files.")
+        help="Write the progress of trainers as TensorBoard event files.")
     metrics_port: int | None = _monitor(
         None, parsing.whole(0, 65535), "PORT", env=("FLEETRUN_METRICS_PORT",),
-        help="Serve Prometheus metrics of the job; 0: at a free port, which is told.")
+        help="Serve Prometheus metrics of the job; 0: on a free port, which is printed.")
     metrics_host: str = _monitor(
         "127.0.0.1", parsing.host, "ADDRESS", env=("FLEETRUN_METRICS_HOST",),
-        help="Address at which --metrics_port listens.")
+        help="Address that --metrics_port listens on.")
 
     nnodes: tuple[int, int] = _machine(
         (1, 1), parsing.node_range, "N|MIN:MAX", aliases=("np",),
         env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP"),
-        help="Number of machines. MIN:MAX: the job goes on while they come and go.", shown_default="1")
+        help="Number of machines. MIN:MAX: elastic, machines may join and leave.", shown_default="1")
     ips: tuple[str, ...] = _machine(
         (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
-        help="The machines, in the order of their ranks. They meet at the first.", shown_default="this one")
+        help="The machines in order of rank. They meet at the first.", shown_default="this one")
     master: str | None = _machine(
-        None, parsing.meeting_point, "ADDRESS", aliases=("elastic_server",),
+        None, parsing.rendezvous_address, "ADDRESS", aliases=("elastic_server",),
         env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER"),
-        help="Where machines meet: host:port (the launcher there serves it) or etcd://host:port,...",
+        help="Where machines meet: host:port (served by the launcher there) or etcd://host:port,...",
         shown_default="this machine says")
     rank: int = _machine(
         -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK",),
@@ -470,32 +466,33 @@ class LaunchSettings:
         help="Rank machines by address.")
     nic: str | None = _machine(
         None, parsing.nonempty, "NAME", env=("FLEETRUN_NIC",),
-        help="Network interface whose address is this machine's.", shown_default="the one to --master")
+        help="Network interface that gives this machine's address.",
+        shown_default="the one that reaches --master")
     rdzv_timeout: float = _machine(
         600.0, parsing.seconds, "TIME", env=("FLEETRUN_RDZV_TIMEOUT",),
-        help="How long to wait for the machines at the start.", shown_default="10m")
+        help="How long to wait for all machines at the start.", shown_default="10m")
     heartbeat_timeout: float = _machine(
         10.0, parsing.seconds_from(2.0), "TIME", env=("FLEETRUN_HEARTBEAT_TIMEOUT",),
-        help="How long a machine may be silent before it counts as lost; 2 s or more.", shown_default="10s")
+        help="A machine without a heartbeat for this long is lost; 2 s or more.", shown_default="10s")
     elastic_level: int = _machine(
         -1, parsing.whole(-1, 1), "LEVEL",
         env=("PADDLE_ELASTIC_LEVEL", "PADDLE_ELASTIC_FAULT_TOLERANC_LEVEL"),
-        help="When a machine is lost: -1: end the job; 0: hold for another in its place, also for one whose "
-             "process failed; 1: go on with those that are left, if enough.",
+        help="When a machine is lost: -1: end the job; 0: wait for a replacement, also after a failed "
+             "process; 1: continue with the remaining machines, if there are enough.",
         shown_default="-1; 1 with MIN:MAX")
     elastic_timeout: float = _machine(
         30.0, parsing.seconds, "TIME", env=("PADDLE_ELASTIC_TIMEOUT",),
-        help="How long to wait for more machines, or for another in place of a lost one.",
+        help="How long to wait for more machines, or for a replacement.",
         shown_default="30s")
     token_file: str | None = _machine(
         None, parsing.nonempty, "FILE", env=("FLEETRUN_TOKEN_FILE",),
-        help="File with the job's secret, 16 characters or more: who has it may take part, others may not, "
-             "and what machines say is encrypted. FLEETRUN_TOKEN can hold the secret itself.")
+        help="File with the job's secret, 16 characters or more: only machines that have it can join, and "
+             "their traffic is encrypted. FLEETRUN_TOKEN can hold the secret itself.")
 
     scheduler: str = _engine(
         "local", parsing.choice("local", "slurm", "srun", "kubernetes", "ssh"), "ENGINE",
         choices=("local", "slurm", "srun", "kubernetes", "ssh"), env=("FLEETRUN_SCHEDULER",),
-        help="Hand the job to an engine that starts fleetrun on the machines.")
+        help="Submit the job to an engine, which starts fleetrun on the machines.")
     scheduler_option: tuple[str, ...] = _engine(
         (), parsing.assignment, "NAME=VALUE", repeats=True,
         help="An option of the engine, as partition=gpu for slurm.")
@@ -505,13 +502,13 @@ class LaunchSettings:
 
     legacy: bool = switch(
         False, group=Group.COMPATIBLE, takes=Takes.BOOLEAN,
-        help="Only --legacy=0: there is one launcher here.")
+        help="Only --legacy=0: there is only one launcher.")
     standalone: bool = switch(
-        False, group=Group.COMPATIBLE, help="As torchrun's: one machine, which is what it is anyway.")
+        False, group=Group.COMPATIBLE, help="As in torchrun: one machine, which is the default.")
     # fmt: on
 
     def role_settings(self, role: Role) -> RoleSettings:
-        """What a job file says of the processes of this role."""
+        """What a job file sets for the processes of this role."""
         return next((each for each in self.roles if each.role is role), RoleSettings(role=role))
 
 

@@ -32,7 +32,7 @@ SMALLEST_LOG = 4096
 
 
 class InvalidValue(ValueError):
-    """The text is not a value. The message says what it must be, `meant` what was perhaps meant."""
+    """Not a value of this option. The message says what it must be, `meant` has suggestions."""
 
     def __init__(self, requirement: str, meant: tuple[str, ...] = ()) -> None:
         super().__init__(requirement)
@@ -40,12 +40,12 @@ class InvalidValue(ValueError):
 
 
 def closest(word: str, words: Iterable[str]) -> tuple[str, ...]:
-    """Which of `words` may have been meant, at most two: those that begin with `word`, else similar ones."""
+    """Suggestions out of `words`, at most two: those that begin with `word`, else similar ones."""
     known = tuple(words)
     begun = tuple(other for other in known if len(word) > 1 and other.startswith(word))
     if begun:
         return begun[:2]
-    from difflib import get_close_matches  # late: only a mistake pays for it
+    from difflib import get_close_matches  # late: needed for mistakes only
 
     return tuple(get_close_matches(word, known, n=2, cutoff=0.5))
 
@@ -68,7 +68,7 @@ count_or_none = whole(0, PROCESSES_PER_NODE)
 
 
 def count_or_word(*words: str) -> Parser:
-    """A number of processes, or one of the words that stand for a number known only on the machine."""
+    """A number of processes, or a word for a number that depends on the machine."""
 
     def parse(text: str) -> int | str:
         if text.lower() in words:
@@ -114,7 +114,7 @@ def boolean(text: str) -> bool:
 
 
 def seconds(text: str) -> float:
-    """`10`, `1.5`, `30s`, `5m`, `2h`: seconds, more than none."""
+    """`10`, `1.5`, `30s`, `5m`, `2h`: seconds, more than 0."""
     match = re.fullmatch(_SECONDS, text)
     amount = float(match[1]) * {"m": 60, "min": 60, "h": 3600}.get(match[2], 1) if match else 0.0
     if not amount > 0:
@@ -135,7 +135,7 @@ def seconds_from(least: float) -> Parser:
 
 
 def assignment(text: str) -> tuple[str, ...]:
-    """`NAME=VALUE`, alone in a tuple, so that several add up."""
+    """`NAME=VALUE` in a tuple of one, so that several can be added."""
     name, equals, _ = text.partition("=")
     if not (name.strip() and equals):
         raise InvalidValue("it must be NAME=VALUE")
@@ -161,7 +161,7 @@ def nonempty(text: str) -> str:
 
 
 def job_id(text: str) -> str:
-    """A name that can stand in a file name."""
+    """A name that can be part of a file name."""
     if not re.fullmatch(_JOB_ID, text):
         raise InvalidValue("it must be a name of letters, digits, '.', '_' and '-', and not start with '.'")
     return text
@@ -189,10 +189,10 @@ def device_list(text: str) -> tuple[str, ...]:
 
 
 def unique(items: tuple[str, ...]) -> tuple[str, ...]:
-    """`items` as they are, if each is there once."""
+    """The same items. Raises InvalidValue for one that occurs twice."""
     for position, item in enumerate(items):
         if item in items[:position]:
-            raise InvalidValue(f"it names {item} twice")
+            raise InvalidValue(f"{item} is listed twice")
     return items
 
 
@@ -227,7 +227,7 @@ ROLE_WORDS = {
     "coordinator": Role.COORDINATOR,
     "evaluator": Role.EVALUATOR,
 }
-"""How roles are called after --follow and in a job file."""
+"""The names of roles after --follow and in a job file."""
 
 
 def follow(text: str) -> tuple[FollowRule, ...]:
@@ -250,7 +250,7 @@ def _follow_rule(text: str) -> FollowRule:
         return ROLE_WORDS[word], None
     parts = [number.strip() for number in numbers.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
-        raise InvalidValue(f"{word}: takes process numbers, such as {word}:0,1; join several roles with '+'")
+        raise InvalidValue(f"{word}: needs process numbers, such as {word}:0,1; join several roles with '+'")
     return ROLE_WORDS[word], tuple(sorted(set(map(int, parts))))
 
 
@@ -265,7 +265,7 @@ def written_follow(rules: tuple[FollowRule, ...]) -> str:
     )
 
 
-# ---- Text to hosts, ports and endpoints, and their rules. Resolves no name and opens no socket.
+# ---- Hosts, ports and endpoints
 
 port = whole(1, 65535)
 
@@ -300,7 +300,7 @@ def _is_ipv6(text: str) -> bool:
 
 
 def endpoint(text: str) -> str:
-    """`host:port`; an IPv6 address stands in brackets."""
+    """`host:port`; an IPv6 address in brackets."""
     name, _, number = text.rpartition(":")
     bracketed = name.startswith("[") and name.endswith("]")
     if not number.isdecimal() or (":" in name) != bracketed:
@@ -324,7 +324,7 @@ def host_list(text: str) -> tuple[str, ...]:
 
 
 def endpoint_list(text: str) -> tuple[str, ...]:
-    """Endpoints joined by commas; each once. An empty text is an empty list, as in Paddle."""
+    """Endpoints joined by commas; each once. Empty text is an empty list, as in Paddle."""
     if not text:
         return ()
     try:
@@ -334,7 +334,7 @@ def endpoint_list(text: str) -> tuple[str, ...]:
 
 
 def trainer_list(text: str) -> tuple[str, ...]:
-    """Endpoints, or hosts alone: Paddle gives those their ports (`with_ports`)."""
+    """Endpoints, or hosts without ports, which get theirs from `with_ports` as in Paddle."""
     parts = tuple(part.strip() for part in text.split(","))
     if not text or any(":" in part for part in parts):
         return endpoint_list(text)
@@ -342,7 +342,7 @@ def trainer_list(text: str) -> tuple[str, ...]:
 
 
 def with_ports(hosts: tuple[str, ...], first: int) -> tuple[str, ...]:
-    """Endpoints of hosts that came without a port, numbered upwards from `first`; endpoints stay."""
+    """Give ports from `first` on to hosts that have none."""
     return tuple(
         text if ":" in text else f"{text}:{number}" for number, text in enumerate(hosts, start=first)
     )
@@ -354,7 +354,7 @@ def stage_endpoints(text: str) -> tuple[tuple[str, ...], ...]:
         return ()
     stages = tuple(endpoint_list(stage.strip()) for stage in text.split(";"))
     if not all(stages):
-        raise InvalidValue("it has a stage without an endpoint")
+        raise InvalidValue("every stage must have an endpoint")
     unique(tuple(address for stage in stages for address in stage))
     return stages
 
@@ -373,7 +373,7 @@ def port_range(text: str) -> tuple[int, int]:
     except InvalidValue:
         raise InvalidValue("it must be LOW:HIGH with ports from 1 to 65535, such as 35100:64000") from None
     if first > last:
-        raise InvalidValue(f"it must be LOW:HIGH, and {first} is above {last}")
+        raise InvalidValue(f"it must be LOW:HIGH, but {first} is greater than {last}")
     return first, last
 
 
@@ -389,11 +389,11 @@ def node_range(text: str) -> tuple[int, int]:
     except InvalidValue:
         raise InvalidValue("it must be a number of machines, N or MIN:MAX, such as 2 or 2:4") from None
     if least > most:
-        raise InvalidValue(f"it must be MIN:MAX, and {least} is above {most}")
+        raise InvalidValue(f"it must be MIN:MAX, but {least} is greater than {most}")
     return least, most
 
 
-def meeting_point(text: str) -> str:
+def rendezvous_address(text: str) -> str:
     """`host:port`, `http://host:port` (the same), or `etcd://host:port[,host:port][?NAME=VALUE&...]`."""
     scheme, _, rest = text.rpartition("://")
     if scheme not in ("", "http", "etcd"):
@@ -418,7 +418,7 @@ def join_endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-# ---- Ranks in a few letters: `0-2,5`.
+# ---- Ranks as a short text: `0-2,5`
 
 _PART = re.compile(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", re.ASCII)
 _MOST = 1_000_000
@@ -436,7 +436,7 @@ def written_ranks(ranks: Iterable[int]) -> str:
 
 
 def rank_set(text: str) -> frozenset[int] | None:
-    """None for what is none."""
+    """None for a malformed text."""
     found: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part)

@@ -43,28 +43,31 @@ TORCHRUN_PORT = 29500
 FIRST_TRAINER_PORT = 6170
 """Paddle numbers trainers that were listed without ports from here, plus the number of servers."""
 
-Place = Callable[[Mapping[str, str], Collection[str]], Mapping[str, EngineValue]]
-"""What an engine says, out of an environment; not of the options that are settled without it."""
+EngineValues = Callable[[Mapping[str, str], Collection[str]], Mapping[str, EngineValue]]
+"""The values that an engine gives to options, from an environment; not for the options named second."""
 
 
-def nowhere(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, EngineValue]:
-    """No engine started this process."""
+def no_engine(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, EngineValue]:
+    """For a process that no engine started."""
     return {}
 
 
 def resolve(
-    line: CommandLine, environ: Mapping[str, str], place: Place = nowhere, file: JobFile = NOTHING
+    line: CommandLine,
+    environ: Mapping[str, str],
+    engine_values: EngineValues = no_engine,
+    file: JobFile = NOTHING,
 ) -> Resolved:
-    """Settings of a job. A typed option wins over a variable, a variable over the job file, that over what
-    the engine says that started this process (`place`), and that over the default.
+    """The settings of a job. A typed option wins over a variable, a variable over the job file, the job file
+    over the engine that started this process (`engine_values`), and the engine over the default.
 
-    Raises UsageError for a value or a combination that cannot be meant.
+    Raises UsageError for an invalid value or combination.
     """
     readable, notices = _without_leftovers(environ)
     choices = _from_command_line(line.given)
     choices |= _from_environment(readable, but=choices.keys())
-    choices |= _from_file(file.options, but={*choices, *(_OF_A_SCRIPT if line.script else ())})
-    choices |= _engine_choices(choices, readable, place)
+    choices |= _from_file(file.options, but={*choices, *(_SCRIPT_OPTIONS if line.script else ())})
+    choices |= _engine_choices(choices, readable, engine_values)
     mode, reason = _mode(choices)
     notices += _drop_overruled(choices, mode, reason)
     _check_options(choices, mode, reason)
@@ -95,7 +98,7 @@ def resolve(
 
 
 def _from_command_line(given: Iterable[Given]) -> Choices:
-    """One choice per option: of the same spelling the last counts, of different spellings all must agree."""
+    """One choice per option. Of one spelling the last counts; different spellings must agree."""
     choices: Choices = {}
     for word in given:
         name = word.option.name
@@ -110,7 +113,7 @@ def _combined(earlier: Choice, later: Choice) -> Choice:
         return replace(later, value=earlier.value + later.value, text=f"{earlier.text}+{later.text}")
     kinds = [DEVICE_KINDS[choice.alias] for choice in (earlier, later) if choice.alias in DEVICE_KINDS]
     if earlier.alias != later.alias and (earlier.value != later.value or len(set(kinds)) > 1):
-        raise UsageError(f"{earlier} and {later} are one option with two values; give one of them")
+        raise UsageError(f"{earlier} and {later} are one option with two values; pass only one of them")
     return earlier if kinds and later.alias not in DEVICE_KINDS else later
 
 
@@ -127,22 +130,22 @@ def _from_environment(environ: Mapping[str, str], but: Collection[str]) -> Choic
 
 
 def _places(file: JobFile, line: CommandLine) -> dict[str, str]:
-    """Where the job file says what is no option, as far as nothing was typed instead."""
+    """Where the job file sets what is not an option, unless it was typed."""
     typed = ("script", "args") if line.script is not None else ()
     return {name: where for name, where in file.places.items() if name not in typed}
 
 
-_OF_A_SCRIPT = ("module", "no_python")
+_SCRIPT_OPTIONS = ("module", "no_python")
 
 
 def _from_file(options: Iterable[FileOption], but: Collection[str]) -> Choices:
-    """What a job file says of the options that were not chosen already."""
+    """The options of a job file that nothing stronger has set."""
     choices: Choices = {}
-    for filed in options:
-        for text in filed.texts:
-            name, origin = filed.option.name, f"{filed.where}: {filed.alias}"
-            value = parsed(filed.option, origin, text, PREFIXES.get(filed.alias, ""))
-            choice = Choice(filed.option, value, filed.where, text, filed.alias, Source.FILE)
+    for given in options:
+        for text in given.texts:
+            name, origin = given.option.name, f"{given.where}: {given.alias}"
+            value = parsed(given.option, origin, text, PREFIXES.get(given.alias, ""))
+            choice = Choice(given.option, value, given.where, text, given.alias, Source.FILE)
             choices[name] = _combined(choices[name], choice) if name in choices else choice
     return {name: c for name, c in choices.items() if name not in but and (c.text or c.value != ())}
 
@@ -151,14 +154,14 @@ _LEFTOVERS = ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS", "PADD
 
 
 def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
-    """The environment that may be read, and what is said about the rest."""
+    """The environment that may be read, and notices about variables that are not."""
     outer = inside_container(environ)
     if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
         readable = contract.without_contract(environ)
         known = {variable for option in OPTIONS.values() for variable in option.env}
         ignored = sorted(known & (environ.keys() - readable.keys()))
         where = f"{outer} of another job" if outer else "a process of another launcher"
-        notice = f"started inside {where}; not read from its environment: {', '.join(ignored)}"
+        notice = f"started inside {where}; these variables are ignored: {', '.join(ignored)}"
         return readable, [notice] if ignored else []
     if on_paddle_cloud(environ):
         return environ, []
@@ -166,12 +169,12 @@ def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], l
     left += (
         ["WORLD_SIZE"] if environ.get("WORLD_SIZE", "1") not in ("", "1") else []
     )  # of a scheduler's script
-    return environ, [f"{name} is set, perhaps by another launcher; it is not used" for name in left]
+    return environ, [f"{name} is set, perhaps by another launcher; it is ignored" for name in left]
 
 
 _PADDLE_CLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")
-_WHERE = ("nnodes", "ips", "master", "rank", "master_addr", "standalone", "scheduler")
-"""Who chooses one of these says where the job runs: then an engine is not asked."""
+_PLACEMENT = ("nnodes", "ips", "master", "rank", "master_addr", "standalone", "scheduler")
+"""Options that say where the job runs: if one of them is set, no engine is asked for any of them."""
 
 
 def on_paddle_cloud(environ: Mapping[str, str]) -> bool:
@@ -179,20 +182,20 @@ def on_paddle_cloud(environ: Mapping[str, str]) -> bool:
     return all(environ.get(name) for name in _PADDLE_CLOUD)
 
 
-def _engine_choices(choices: Choices, environ: Mapping[str, str], place: Place) -> Choices:
-    """What the engine that started this process says, unless the person says where the job runs.
+def _engine_choices(choices: Choices, environ: Mapping[str, str], engine_values: EngineValues) -> Choices:
+    """The values from the engine that started this process, unless the user says where the job runs.
 
-    Raises UsageError for a value that is none.
+    Raises UsageError for an invalid value.
     """
-    settled = {*choices, *(_WHERE if any(name in choices for name in _WHERE) else ())}
+    settled = {*choices, *(_PLACEMENT if any(name in choices for name in _PLACEMENT) else ())}
     if on_paddle_cloud(environ):
-        said: Mapping[str, EngineValue] = {
+        values: Mapping[str, EngineValue] = {
             "ips": EngineValue(environ["PADDLE_TRAINERS"].strip(","), "PADDLE_TRAINERS")
         }
     else:
-        said = place(environ, settled)
+        values = engine_values(environ, settled)
     found: Choices = {}
-    for name, value in said.items():
+    for name, value in values.items():
         if name not in settled:
             option = OPTIONS[name]
             parsed_value = parsed(option, value.origin, value.text)
@@ -202,38 +205,39 @@ def _engine_choices(choices: Choices, environ: Mapping[str, str], place: Place) 
 
 # ---- The mode
 
-_Wish = tuple[Mode, Choice]
+_ModeChoice = tuple[Mode, Choice]
+"""A mode, and the choice that asks for it."""
 
 
-def _mode(choices: Choices) -> _Wish | tuple[Mode, None]:
-    """The mode, and the choice that made it so (None: nothing did).
+def _mode(choices: Choices) -> _ModeChoice | tuple[Mode, None]:
+    """The mode, and the choice that decided it (None: the default).
 
-    What was typed goes first; a variable counts as far as it fits what was typed, a job file as far as it
-    fits both.
+    What was typed comes first; a variable counts if it fits what was typed, a job file if it fits both.
     """
     typed = [choice for choice in choices.values() if choice.typed]
-    filed = [choice for choice in choices.values() if choice.filed]
-    variables = [choice for choice in choices.values() if not choice.typed and not choice.filed]
-    fitting = [*_fitting(variables, typed), *_fitting(filed, [*typed, *variables])]
-    stated = [wish for wish in fitting if wish[1].option.name == "run_mode"]
-    wishes = [*_wishes(typed, "run_mode"), *stated, *_wishes(typed), *fitting]
-    return wishes[0] if wishes else (Mode.COLLECTIVE, None)
+    from_file = [choice for choice in choices.values() if choice.from_file]
+    variables = [choice for choice in choices.values() if not choice.typed and not choice.from_file]
+    fitting = [*_fitting(variables, typed), *_fitting(from_file, [*typed, *variables])]
+    stated = [each for each in fitting if each[1].option.name == "run_mode"]
+    modes = [*_modes_asked_for(typed, "run_mode"), *stated, *_modes_asked_for(typed), *fitting]
+    return modes[0] if modes else (Mode.COLLECTIVE, None)
 
 
-def _fitting(choices: list[Choice], stronger: list[Choice]) -> list[_Wish]:
-    """The wishes that go with what was said more strongly."""
-    return [wish for wish in _wishes(choices) if all(wish[0] in other.option.modes for other in stronger)]
+def _fitting(choices: list[Choice], stronger: list[Choice]) -> list[_ModeChoice]:
+    """The modes that go with all stronger choices."""
+    asked = _modes_asked_for(choices)
+    return [each for each in asked if all(each[0] in other.option.modes for other in stronger)]
 
 
-def _wishes(choices: list[Choice], only: str | None = None) -> list[_Wish]:
-    """The modes that these choices ask for, the strongest wish first: stated, then ps-heter, then ps."""
-    wishes = [
+def _modes_asked_for(choices: list[Choice], only: str | None = None) -> list[_ModeChoice]:
+    """The modes that these choices ask for, the strongest first: --run_mode, then ps-heter, then ps."""
+    asked = [
         (choice.value if choice.option.name == "run_mode" else choice.option.makes, choice)
         for choice in choices
         if only in (None, choice.option.name)
     ]
-    found = [(mode, choice) for mode, choice in wishes if mode is not None]
-    return sorted(found, key=lambda wish: (wish[1].option.name != "run_mode", wish[0] is not Mode.PS_HETER))
+    found = [(mode, choice) for mode, choice in asked if mode is not None]
+    return sorted(found, key=lambda each: (each[1].option.name != "run_mode", each[0] is not Mode.PS_HETER))
 
 
 # ---- Which options go together, whatever the machines
@@ -250,9 +254,9 @@ _LISTS = (("servers", "server_num"), ("trainers", "trainer_num"), ("coordinators
 
 
 def _drop_overruled(choices: Choices, mode: Mode, reason: Choice | None) -> list[str]:
-    """Drop the variables that what was typed overrules, and say so.
+    """Drop what a stronger source overrules; return a notice for each.
 
-    Raises UsageError when two typed options, or two variables, exclude each other.
+    Raises UsageError when two options of the same source exclude each other.
     """
     notices = []
     stated = choices.get("run_mode")
@@ -261,8 +265,8 @@ def _drop_overruled(choices: Choices, mode: Mode, reason: Choice | None) -> list
     for choice in list(choices.values()):
         if mode in choice.option.modes or choice.value == choice.option.default:
             continue
-        if choice.typed or (choice.filed and not _overruled(choices, choice.option.modes, reason)):
-            raise UsageError(f"{choice} is for {_modes(choice)}, and {_why(mode, reason)}")
+        if choice.typed or (choice.from_file and not _overruled(choices, choice.option.modes, reason)):
+            raise UsageError(f"{choice} is only for mode {_modes(choice)}, but {_why(mode, reason)}")
         notices.append(_dropped(choices, choice, f"the mode is {mode}"))
     for names in _EXCLUSIVE:
         notices += _exclude(choices, *names)
@@ -270,13 +274,13 @@ def _drop_overruled(choices: Choices, mode: Mode, reason: Choice | None) -> list
 
 
 def _overruled(choices: Choices, modes: frozenset[Mode], reason: Choice | None) -> bool:
-    """Whether something that counts more than a job file is why the mode is none of these."""
+    """Whether something stronger than a job file made the mode none of these."""
     stronger = [choice for choice in choices.values() if choice.source > Source.FILE]
-    return (reason is not None and not reason.filed) or any(not c.option.modes & modes for c in stronger)
+    return (reason is not None and not reason.from_file) or any(not c.option.modes & modes for c in stronger)
 
 
 def _overruling(choices: Choices, stated: Choice) -> Choice | None:
-    """What was typed and does not go with the stated mode."""
+    """The stronger choice that does not go with the stated mode."""
     stronger = (c for c in choices.values() if c.source > stated.source)
     return next((c for c in stronger if stated.value not in c.option.modes), None)
 
@@ -286,38 +290,38 @@ def _exclude(choices: Choices, first: str, second: str) -> list[str]:
     if one is None or other is None or False in (one.value, other.value):
         return []
     if one.source is other.source:
-        raise UsageError(f"{one} and {other} exclude each other; give one of them")
+        raise UsageError(f"{one} and {other} exclude each other; pass only one of them")
     weaker, stronger = (one, other) if one.source < other.source else (other, one)
     return [_dropped(choices, weaker, f"{stronger} was given")]
 
 
 def _dropped(choices: Choices, choice: Choice, why: str) -> str:
     del choices[choice.option.name]
-    return f"{choice} is not used: {why}"
+    return f"{choice} is ignored: {why}"
 
 
 def _modes(choice: Choice) -> str:
-    return " and ".join(mode for mode in Mode if mode in choice.option.modes)
+    return " or ".join(mode for mode in Mode if mode in choice.option.modes)
 
 
 def _why(mode: Mode, reason: Choice | None) -> str:
     if reason is None:
-        return f"without servers or --run_mode the mode is {mode}"
+        return f"the mode is {mode} without servers or --run_mode"
     return f"{reason} makes the mode {mode}" if reason.option.name != "run_mode" else f"{reason} was given"
 
 
 def _check_options(choices: Choices, mode: Mode, reason: Choice | None) -> None:
-    """Raise UsageError for the first thing that does not fit."""
+    """Raise UsageError for the first combination that is invalid."""
     if _on(choices, "json") and not _on(choices, "dry_run"):
-        raise UsageError(f"{choices['json']} needs --dry_run: it is the plan that is printed as JSON")
+        raise UsageError(f"{choices['json']} needs --dry_run, whose plan it prints as JSON")
     host = choices.get("metrics_host")
-    if host is not None and (host.typed or host.filed) and "metrics_port" not in choices:
-        raise UsageError(f"{host} needs --metrics_port: nothing would listen there")
+    if host is not None and (host.typed or host.from_file) and "metrics_port" not in choices:
+        raise UsageError(f"{host} needs --metrics_port: without it nothing listens there")
     if "save" in choices and not _on(choices, "dry_run"):
-        raise UsageError(f"{choices['save']} needs --dry_run: it writes the job file instead of starting it")
+        raise UsageError(f"{choices['save']} needs --dry_run: it writes a job file and starts nothing")
     if _on(choices, "legacy"):
         raise UsageError(
-            f"{choices['legacy']}: there is one launcher, and it knows the old options; leave it out"
+            f"{choices['legacy']}: there is only one launcher, which also takes the old options; leave it out"
         )
     if mode.has_servers:
         _check_lists(choices)
@@ -336,12 +340,12 @@ def _on(choices: Choices, name: str) -> bool:
 def _check_lists(choices: Choices) -> None:
     for one, other in (("servers", "trainers"), ("trainers", "servers")):
         if one in choices and other not in choices:
-            raise UsageError(f"{choices[one]} needs --{other} too: both are lists of endpoints")
+            raise UsageError(f"{choices[one]} also needs --{other}: both are lists of endpoints")
     for listed, counted in _LISTS:
         if listed in choices and counted in choices:
             entries, number = len(choices[listed].value), choices[counted]
             if entries != number.value:
-                raise UsageError(f"{choices[listed]} has {entries} endpoints, and {number} was given")
+                raise UsageError(f"{choices[listed]} has {entries} endpoints, but {number} was given")
 
 
 def _check_endpoints(choices: Choices) -> None:
@@ -368,9 +372,7 @@ def _check_total(choices: Choices) -> None:
         total += sum(choices["heter_worker_num"].value)
     if total > PROCESSES_PER_NODE:
         names = ", ".join(map(str, counted))
-        raise UsageError(
-            f"{names}: {total} processes on one machine; fleetrun starts at most {PROCESSES_PER_NODE}"
-        )
+        raise UsageError(f"{names}: {total} processes on one machine; the limit is {PROCESSES_PER_NODE}")
 
 
 def _check_devices(choices: Choices) -> None:
@@ -379,11 +381,13 @@ def _check_devices(choices: Choices) -> None:
         return
     given = len(devices.value)
     if processes.value == "cpu":
-        raise UsageError(f"{processes} starts a process per core, and {devices} was given; give one of them")
+        raise UsageError(
+            f"{processes} starts a process per core, but {devices} was given; pass only one of them"
+        )
     if not isinstance(processes.value, int):
         return
     if processes.value > given:
-        raise UsageError(f"{processes} asks for more processes than {devices} has devices ({given})")
+        raise UsageError(f"{processes} asks for more processes than there are devices: {devices} has {given}")
     if given % processes.value:
         raise UsageError(f"{devices}: {given} devices cannot be divided evenly among {processes}")
 
@@ -394,38 +398,38 @@ def _check_stages(choices: Choices, reason: Choice | None) -> None:
     )
     workers = counts or lists
     if workers is None:
-        raise UsageError(f"{reason} needs --heter_worker_num or --heter_workers: who the heter workers are")
+        raise UsageError(f"{reason} needs --heter_worker_num or --heter_workers")
     if counts and lists and tuple(map(len, lists.value)) != counts.value:
-        raise UsageError(f"{counts} does not count what {lists} lists")
+        raise UsageError(f"{counts} and {lists} do not agree on the number of heter workers")
     if kinds and len(kinds.value) != len(workers.value):
-        raise UsageError(f"{kinds} names {len(kinds.value)} of the {len(workers.value)} stages of {workers}")
+        raise UsageError(
+            f"{kinds} has {len(kinds.value)} entries, but {workers} has {len(workers.value)} stages"
+        )
 
 
 # ---- Which machines a job is for
 
 
 def _check_machines(choices: Choices) -> list[str]:
-    """Raise UsageError for what does not fit together; return remarks on what is not needed."""
+    """Raise UsageError for an invalid combination; return a notice on what is not needed."""
     _check_agreement(choices)
     alone = not _several_machines(choices)
     if alone:
         _check_alone(choices)
     elif "standalone" in choices and choices["standalone"].value:
-        raise UsageError(f"{choices['standalone']} is for one machine, and {_reason(choices)} for several")
+        raise UsageError(f"{choices['standalone']} is for one machine, but {_reason(choices)} is for several")
     if "image" in choices and ("scheduler" not in choices or choices["scheduler"].value != "kubernetes"):
-        raise UsageError(f"{choices['image']} is for --scheduler kubernetes")
+        raise UsageError(f"{choices['image']} needs --scheduler kubernetes")
     if "scheduler_option" in choices and "scheduler" not in choices:
-        raise UsageError(f"{choices['scheduler_option']} needs --scheduler: whose option it is")
+        raise UsageError(f"{choices['scheduler_option']} needs --scheduler")
     master = choices.get("master")
     if alone and master and not master.value.startswith("etcd://"):
-        return [f"{master} is not used: one machine needs no meeting point"]
+        return [f"{master} is ignored: a job on one machine needs no rendezvous"]
     return []
 
 
 def _several_machines(choices: Choices) -> bool:
-    """Whether what was chosen speaks of several machines. Endpoint lists may, too: that only shows on the
-    machine.
-    """
+    """Whether the options ask for several machines. Endpoint lists may too, but only the machine can tell."""
     nodes, ips, master = (choices.get(name) for name in ("nnodes", "ips", "master"))
     return bool(
         (nodes and nodes.value != (1, 1))
@@ -442,71 +446,74 @@ def _check_alone(choices: Choices) -> None:
     rank, level, master = (choices.get(name) for name in ("rank", "elastic_level", "master"))
     listed = "servers" in choices
     if rank and rank.value > 0:
-        raise UsageError(f"{rank} needs --nnodes: of how many machines")
+        raise UsageError(f"{rank} needs --nnodes, the number of machines")
     if level and level.value >= 0 and not listed:
-        raise UsageError(f"{level} needs --nnodes: one machine has no other in its place")
+        raise UsageError(f"{level} needs --nnodes: no other machine can replace a single one")
     if master and not listed and "nnodes" not in choices:
-        raise UsageError(f"{master} needs --nnodes: how many machines meet there")
+        raise UsageError(f"{master} needs --nnodes, the number of machines that meet there")
     for name in ("server_num", "trainer_num"):
         if name in choices and choices[name].value == 0 and not listed:
-            raise UsageError(f"{choices[name]}: one machine needs at least one of them")
+            raise UsageError(f"{choices[name]}: a job on one machine needs at least one")
 
 
 def _check_agreement(choices: Choices) -> None:
     nodes, ips, rank = choices.get("nnodes"), choices.get("ips"), choices.get("rank")
     if nodes and ips and nodes.value != (len(ips.value),) * 2:
-        raise UsageError(f"{nodes} and {ips} do not agree: {len(ips.value)} machines are listed")
+        raise UsageError(f"{nodes} and {ips} do not agree: the list has {len(ips.value)} machines")
     if nodes and rank and rank.value >= nodes.value[1]:
-        raise UsageError(f"{rank} is not a rank of {nodes}: ranks go from 0 to {nodes.value[1] - 1}")
-    if nodes and nodes.value[1] > 1 and rank and rank.value > 0 and not _meeting(choices):
-        raise UsageError(f"{rank} needs --master: where the first machine is")
+        raise UsageError(f"{rank} is out of range for {nodes}: ranks go from 0 to {nodes.value[1] - 1}")
+    if nodes and nodes.value[1] > 1 and rank and rank.value > 0 and not _has_rendezvous(choices):
+        raise UsageError(f"{rank} needs --master, the address of the first machine")
 
 
-def _meeting(choices: Choices) -> bool:
+def _has_rendezvous(choices: Choices) -> bool:
     return "master" in choices or "master_addr" in choices or "servers" in choices
 
 
 # ---- Roles of a job file, and the script
 
-_MODES = {
+_MODES_OF_ROLE = {
     Role.SERVER: (Mode.PS, Mode.PS_HETER),
     Role.COORDINATOR: (Mode.PS, Mode.PS_HETER),
     Role.HETER: (Mode.PS_HETER,),
 }
-Wishes = tuple[RoleSettings, ...]
 
 
 def _roles_for_mode(
     roles: Sequence[RoleSettings], mode: Mode, overruled: bool, typed_script: bool
-) -> tuple[Wishes, list[str]]:
-    """The wishes for roles that there are in this mode, and a remark on each other one. A script that was
-    typed takes the place of the trainers' own.
+) -> tuple[tuple[RoleSettings, ...], list[str]]:
+    """The roles that exist in this mode, and a notice on each other one. A typed script replaces that of the
+    trainers.
 
-    Raises UsageError for a role that a mode does not have which nothing but the file chose: `overruled` tells
-    whether something else did.
+    Raises UsageError for a role that the mode does not have, unless something stronger than the file has set
+    the mode (`overruled`).
     """
     kept: list[RoleSettings] = []
     remarks: list[str] = []
-    for wish in roles:
-        modes = _MODES.get(wish.role, tuple(Mode))
+    for role_settings in roles:
+        modes = _MODES_OF_ROLE.get(role_settings.role, tuple(Mode))
         if mode in modes:
-            typed = typed_script and wish.role is Role.TRAINER
+            typed = typed_script and role_settings.role is Role.TRAINER
             kept.append(
-                replace(wish, script=None, args=None, module=False, no_python=False) if typed else wish
+                replace(role_settings, script=None, args=None, module=False, no_python=False)
+                if typed
+                else role_settings
             )
             continue
-        what = f"{wish.where}: [{wish.table}]"
+        what = f"{role_settings.where}: [{role_settings.table}]"
         if not overruled:
             raise UsageError(
-                f"{what} is for {' and '.join(modes)}, and the mode is {mode}",
-                hint="Say how many there are: count = 1.",
+                f"{what} is only for mode {' or '.join(modes)}, but the mode is {mode}",
+                hint="Set their number, for example: count = 1",
             )
-        remarks.append(f"{what} is not used: the mode is {mode}")
+        remarks.append(f"{what} is ignored: the mode is {mode}")
     return tuple(kept), remarks
 
 
-def _script_of(line: CommandLine, file: JobFile, roles: Wishes, mode: Mode) -> tuple[str, tuple[str, ...]]:
-    """The job's script and its arguments: what was typed, else what the file says, else the trainers' own.
+def _script_of(
+    line: CommandLine, file: JobFile, roles: Sequence[RoleSettings], mode: Mode
+) -> tuple[str, tuple[str, ...]]:
+    """The job's script and its arguments: what was typed, else the file's, else the trainers' own.
 
     Raises UsageError when there is none, or a role is left without one.
     """
@@ -514,16 +521,16 @@ def _script_of(line: CommandLine, file: JobFile, roles: Wishes, mode: Mode) -> t
         return line.script, line.script_args
     if file.script is not None:
         return file.script, file.args
-    own = {wish.role: wish for wish in roles if wish.script is not None}
+    own = {role_settings.role: role_settings for role_settings in roles if role_settings.script is not None}
     if Role.TRAINER not in own:
         hint = "usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]"
         if file != NOTHING:
             hint = f'Write script = "train.py" into the job file, or {hint.partition(" ")[2]}'
         raise UsageError("no script was given", hint=hint)
-    needed = {wish.role for wish in roles} | ({Role.SERVER} if mode.has_servers else set())
+    needed = {role_settings.role for role_settings in roles} | ({Role.SERVER} if mode.has_servers else set())
     for role in sorted(needed - own.keys()):
         raise UsageError(
-            f"{own[Role.TRAINER].where}: only some roles have a script, and [{table_of(role)}] has none",
+            f"{own[Role.TRAINER].where}: some roles have a script, but [{table_of(role)}] has none",
             hint='Write script = "..." there, or at the top of the file for all roles.',
         )
     trainer = own[Role.TRAINER]
@@ -535,7 +542,7 @@ def _script_of(line: CommandLine, file: JobFile, roles: Wishes, mode: Mode) -> t
 
 
 def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
-    """The value of each field, with what follows from others filled in."""
+    """The value of each field, with those that follow from others filled in."""
     values = {name: choice.value for name, choice in choices.items() if name != "run_mode"}
     if "devices" in choices:
         values["device_kind"] = DEVICE_KINDS.get(choices["devices"].alias, "gpu")
@@ -553,7 +560,7 @@ def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
 
 
 def _implied_values(choices: Choices) -> dict[str, Any]:
-    """What follows from other choices: ranges are elastic, and torchrun's address is a meeting point."""
+    """What follows from other choices: a range of nodes is elastic, and MASTER_ADDR is where nodes meet."""
     values: dict[str, Any] = {}
     nodes = choices.get("nnodes")
     if "ips" in choices:
