@@ -63,7 +63,7 @@ def test_a_job_tells_how_it_stands_and_ends_when_it_is_asked_to(fleetrun: Fleetr
     assert {each["last_line"] for each in status["containers"]} == {"epoch 1"}
     stop = fleetrun.run("stop")
     assert (stop.code, stop.err) == (0, ""), stop
-    assert stop.out.endswith("is over: got SIGTERM, exit code 143\n")
+    assert stop.out.endswith("has ended: got SIGTERM, exit code 143\n")
     assert job.popen.poll() == 143, "stop has waited for it"
     job.wait()
     assert "`fleetrun stop` asks this job to end" in job.err
@@ -79,7 +79,7 @@ def test_a_job_that_does_not_want_to_end_is_killed_at_once(fleetrun: Fleetrun):
     job.until_told("got SIGTERM", 2)
     assert fleetrun.run("stop", "--now").code == 0
     assert (patient.wait(), job.wait()) == (0, 143)
-    assert patient.out.endswith("is over: got SIGTERM, exit code 143\n"), "it has waited for the end"
+    assert patient.out.endswith("has ended: got SIGTERM, exit code 143\n"), "it has waited for the end"
     assert "killing what is left" in job.err
 
 
@@ -138,7 +138,7 @@ def test_the_live_view_ends_with_the_job(fleetrun: Fleetrun):
     view, _ = watching(fleetrun, "--interval", "0.1")
     job.go()
     assert (job.wait(), view.wait()) == (1, 0)
-    assert "is over: exit code 1; `fleetrun report" in view.out.rpartition("\x1b[?1049l")[2]
+    assert "has ended: exit code 1; `fleetrun report" in view.out.rpartition("\x1b[?1049l")[2]
 
 
 def painted(view: Launch, columns: int, rows: int) -> list[str]:

@@ -103,8 +103,8 @@ def test_the_stacks_of_a_job_that_runs(fleetrun: Fleetrun):
     assert (process["title"], process["rank"]) == ("trainer 1", 1)
     assert "stuck_there" in [each["function"] for each in process["threads"][0]["frames"]]
     none = answered(fleetrun, "stacks", "--rank", "7")
-    assert (none.code, "there is no such process here" in none.err) == (2, True)
+    assert (none.code, "no such process" in none.err) == (2, True)
     launch.send(15)
     assert launch.wait() == 143
     gone = fleetrun.run("stacks", "mine")
-    assert (gone.code, "runs here" in gone.err) == (1, True)
+    assert (gone.code, "is running here" in gone.err) == (1, True)

@@ -105,7 +105,7 @@ def test_a_launcher_that_was_killed_is_known_as_such(fleetrun: Fleetrun):
     launch.wait()
     launch.gone()
     report = fleetrun.run("report")
-    assert "ended without a word: its launcher was killed" in report.out
+    assert "ended without an exit code: its launcher was killed" in report.out
     assert fleetrun.run("logs", "-f").out.count("alive") == 2, "and is not waited for"
 
 
