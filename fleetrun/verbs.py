@@ -81,5 +81,5 @@ def launching(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence
     if not argv or argv[0] not in LAUNCHING:
         return argv, environ
     module: Any = import_module(f"fleetrun.commands.{argv[0]}")
-    words, variables = module.stands_for(argv[1:], environ)
+    words, variables = module.launch_arguments(argv[1:], environ)
     return words, variables

@@ -1,6 +1,4 @@
-"""`fleetrun again`: launch a job of the past once more. Finds its record; what that means is
-`jobfile.recorded`'s.
-"""
+"""`fleetrun again`: launch an earlier job once more, with the settings in its record."""
 
 from __future__ import annotations
 
@@ -10,18 +8,18 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.find import Past, find_past, history_of, of_any, still_running
+from fleetrun.commands.find import EndedJob, complete_jobs, find_ended, history_of, still_running
 from fleetrun.console.text import printable
 from fleetrun.envs.settings.write_job_file import Recorded, again
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.history import History
 
-_HELP = """Launch JOB once more with exactly the same settings: the options that it was started with (typed,
-from variables, from its job file as it was then), the same script and arguments, from the same directory.
-Without JOB: the newest one that has a record in --log_dir.
+_HELP = """Launch JOB once more with the same settings: the options it was started with (typed, from
+variables, and from its job file as it was then), the same script and arguments, in the same directory. The
+default is the newest job that has a record in --log_dir.
 
-OPTIONS of a launch that are typed after JOB take the place of what it was started with. Not part of the
-record: the other variables of the shell, the secret (FLEETRUN_TOKEN), and the files of the job.
+Launch OPTIONS after JOB override the recorded ones. The record does not include other environment variables,
+the secret (FLEETRUN_TOKEN), or the files of the job.
 
 \b
 Examples:
@@ -33,7 +31,7 @@ Examples:
 \b
 Exit codes are those of a launch, and:
   1    there is no such job
-  2    its record does not say how it was started, or several jobs fit JOB
+  2    its record does not tell how it was started, or JOB fits several jobs
 """
 
 
@@ -42,29 +40,30 @@ Exit codes are those of a launch, and:
     context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
     options_metavar="[--log_dir DIR]",
 )
-@click.argument("job", required=False, shell_complete=of_any)
-@click.argument("options", nargs=-1, metavar="[OPTIONS OF A LAUNCH]")
+@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.argument("options", nargs=-1, metavar="[LAUNCH OPTIONS]")
 def command(job: str | None, options: tuple[str, ...]) -> None:
-    """For its --help: what is launched goes through `stands_for`."""
+    """Only for --help: `launch_arguments` does the work."""
 
 
-def stands_for(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
-    """The command line for these words after `again`, and the environment without variables that are
-    options: those that counted then are words now. Changes into the directory of that launch. Raises
-    LaunchError.
+def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
+    """The command line of the launch, from the words after `again`, and its environment. Variables that set
+    options are removed: those that counted at the first launch are in the command line.
+
+    Changes into the directory of that launch. Raises LaunchError.
     """
     log_dir, rest = _log_dir(list(words))
     job = rest.pop(0) if rest and not rest[0].startswith("-") else None
     history = history_of(_ended(job, log_dir))
     if not trusted(history.owner, os.getuid()):
         raise UsageError(
-            f"the record {history.path} is another user's: what it says would run with your rights",
-            hint="Type the launch yourself; `fleetrun report` shows what the record says.",
+            f"the record {history.path} belongs to another user, and its command would run with your rights",
+            hint="Type the launch yourself; `fleetrun report` shows the recorded command.",
         )
-    if history.running and history.over is None:  # on another machine, or out of sight
+    if history.running and history.over is None:  # on another machine, or not reachable
         raise UsageError(
-            f"{printable(history.job)} still runs (pod {history.pod}, on {_host(history)})",
-            hint="A second one would be in its way. `fleetrun again POD` launches an older one.",
+            f"{printable(history.job)} is still running (pod {history.pod}, on {_host(history)})",
+            hint="`fleetrun again POD` launches an older one.",
         )
     recorded = Recorded.read(history.launch, str(history.path))
     folder = history.path.parent.absolute()
@@ -73,25 +72,25 @@ def stands_for(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[s
 
 
 def _host(history: History) -> str:
-    return printable(str(history.launch.get("host") or "a machine that is not known"))
+    return printable(str(history.launch.get("host") or "an unknown machine"))
 
 
 def trusted(owner: int, uid: int) -> bool:
-    """Whether what a file of `owner` says may be run with the rights of `uid`."""
+    """Whether a command from a file of `owner` may run with the rights of `uid`."""
     return owner in (uid, 0)
 
 
-def _ended(job: str | None, log_dir: Path | None) -> Past:
-    """Raises UsageError when that job still runs: a second one would be in its way."""
+def _ended(job: str | None, log_dir: Path | None) -> EndedJob:
+    """Raises UsageError if the job still runs: the second launch would collide with it."""
     found = still_running(job, log_dir) if job is not None else None
     if found is not None:
-        what = f"{printable(found.job) or 'that job'} still runs (pod {found.pod})"
+        what = f"{printable(found.job) or 'that job'} is still running (pod {found.pod})"
         raise UsageError(what, hint=f"`fleetrun stop {found.pod}` ends it.")
-    return find_past(job, log_dir)
+    return find_ended(job, log_dir)
 
 
 def _log_dir(words: list[str]) -> tuple[Path | None, list[str]]:
-    """--log_dir before JOB says where to look; after it, it is an option of the launch."""
+    """--log_dir before JOB is where to look for its record; after JOB it is an option of the launch."""
     if not words or words[0].partition("=")[0].replace("-", "_") != "__log_dir":
         return None, words
     first = words.pop(0)
@@ -106,5 +105,5 @@ def _enter(recorded: Recorded) -> None:
         os.chdir(recorded.cwd)
     except OSError as error:
         raise LaunchError(
-            f"cannot go to {recorded.cwd}, where the job was started: {error.strerror}"
+            f"cannot change to {recorded.cwd}, where the job was started: {error.strerror}"
         ) from None

@@ -1,4 +1,4 @@
-"""`fleetrun doctor`: check machines before a launch. Reads the options and shows what was found; the checks
+"""`fleetrun doctor`: check machines before a launch. This reads the options and shows the results; the checks
 are in `fleetrun.doctor`.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import click
 
-from fleetrun.commands.output import room, write
+from fleetrun.commands.output import output_width, write
 from fleetrun.doctor.visit import Visit
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.command_line import CommandLine
@@ -19,15 +19,15 @@ from fleetrun.envs.settings.job_file import load_job_file
 from fleetrun.envs.settings.options import NOTHING, JobFile
 from fleetrun.errors import UsageError
 
-_HELP = """Check this machine before a long job, and with --nnodes or --ips the others too.
+_HELP = """Check this machine before a long job, and with --nnodes or --ips the other machines too.
 
-OPTIONS are those of a launch: what you would type after `fleetrun`. SCRIPT may be left out. Nothing is
-started but one process that imports torch; nothing is left behind.
+OPTIONS are the launch options that you would type after `fleetrun`; SCRIPT is optional. The only process
+started is one that imports torch. Nothing is left behind.
 
-Each check passes, warns (the job will run, perhaps slowly) or fails (it will not), and says what to do. On
-several machines run the same command on each, as for a launch: they meet at --master under a name of their
-own, so that a running job is not disturbed, compare versions and options, and measure round trips,
-bandwidth and clocks between them.
+Each check passes, warns (the job will run, perhaps slowly) or fails (it will not run), and suggests a remedy.
+On several machines run the same command on each, as for a launch: they meet at --master under a separate name
+that does not disturb a running job, compare versions and options, and measure round trips, bandwidth and
+clocks between them.
 
 \b
 Examples:
@@ -40,8 +40,8 @@ Examples:
 \b
 Exit codes:
   0    nothing failed
-  1    something would keep the job from running
-  2    usage: the options themselves are wrong
+  1    a check failed: the job would not run
+  2    the options are wrong
   130  Ctrl-C
 """
 
@@ -63,7 +63,7 @@ def command(context: click.Context, as_json: bool, words: tuple[str, ...]) -> in
     line = command_line.read(words)
     if line.action is not None:
         if line.action.option.name != "help":
-            raise UsageError(f"{line.action.spelling} is not for doctor")
+            raise UsageError(f"fleetrun doctor has no option {line.action.spelling}")
         click.echo(context.get_help())
         return 0
     as_json = as_json or any(each.option.name == "json" for each in line.given)
@@ -73,17 +73,17 @@ def command(context: click.Context, as_json: bool, words: tuple[str, ...]) -> in
     if as_json:
         write(visit.document(sections) + "\n")
     else:
-        lines = visit.table(sections, room(), colour=_colour())
+        lines = visit.table(sections, output_width(), colour=_colour())
         write("".join(f"{each}\n" for each in lines))
     return code
 
 
 _OF_A_PLAN = ("json", "dry_run", "save")
-"""Options of a launch that print a plan instead: nothing is launched here anyway."""
+"""Launch options that print a plan instead of launching: doctor ignores them."""
 
 
 def _job_file(line: CommandLine) -> JobFile:
-    """What --config names."""
+    """The job file that --config names."""
     given = [each for each in line.given if each.option.name == "config"]
     return load_job_file(given[-1].text, os.environ, given[-1].spelling) if given else NOTHING
 
@@ -93,7 +93,7 @@ def _say(text: str) -> None:
 
 
 def _busy(what: str) -> AbstractContextManager[object]:
-    """On a terminal a line that goes away again; elsewhere nothing."""
+    """Shows a line while a check runs, only on a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return nullcontext()
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""`fleetrun init`: writes a commented job file."""
+"""`fleetrun init`: write a commented job file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import click
 from fleetrun.envs.settings.write_job_file import create, template, typed
 from fleetrun.errors import LaunchError
 
-_HELP = """Write a job file with every option, commented out, into FILE (job.toml). A file that is there stays
-as it is. To turn a command line into a job file, use `fleetrun OPTIONS --dry_run --save FILE SCRIPT`.
+_HELP = """Write a job file that lists every option, commented out, to FILE (default: job.toml). An existing
+file is not overwritten. To turn a command line into a job file, use
+`fleetrun OPTIONS --dry_run --save FILE SCRIPT`.
 
 \b
 Examples:
   fleetrun init
   fleetrun init night.toml --script train.py
-  fleetrun init -                           # to the standard output
+  fleetrun init -                           # to standard output
 
 \b
 Exit codes:
   0    written
-  2    FILE is there already, or cannot be written
+  2    FILE exists already, or cannot be written
 """
 
 
@@ -37,7 +38,7 @@ def command(file: str, script: str) -> int:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise LaunchError(f"cannot write to the standard output: {error.strerror}") from None
+            raise LaunchError(f"cannot write to standard output: {error.strerror}") from None
         return 0
     create(file, text, "fleetrun init")
     sys.stdout.write(f"wrote {file}; start it with: fleetrun up {typed(file)}\n")

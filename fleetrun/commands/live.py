@@ -1,7 +1,6 @@
-"""A picture that is drawn again and again on a terminal, which is afterwards as it was before. Knows no job.
+"""A full-screen display that is redrawn until the user quits, and leaves the terminal as it was before.
 
-The picture has the terminal's other screen to itself, so that nothing of it is left and nothing is lost of
-what stood there.
+It uses the alternate screen of the terminal, so that what was on the screen before comes back.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from fleetrun.commands.output import rendered
 from fleetrun.pod.guard import Signals
 
 Draw = Callable[[int, int], Sequence[Text] | None]
-"""The lines for so many columns and rows; None when there is nothing more to show."""
+"""The lines for so many columns and rows; None if there is nothing more to show."""
 
-_ENTER = "\033[?1049h\033[?25l\033[?7l"  # the other screen, no cursor, no wrapping of long lines
+_ENTER = "\033[?1049h\033[?25l\033[?7l"  # alternate screen, no cursor, no wrapping of long lines
 _LEAVE = "\033[?7h\033[?25h\033[?1049l"
 _HOME, _REST_OF_LINE, _BELOW = "\033[H", "\033[K", "\033[J"
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _QUIT, _OTHER_KEY = 0, -1
-_MOMENT = 0.05  # seconds, after which a picture that is not there yet is waited for beside keys and signals
+_DRAW_POLL = 0.05  # seconds of waiting for `draw` between two looks at keys and signals
 
 
 class Screen:
-    """The terminal `out` while it shows a picture. `keys` is the descriptor of what is typed, -1 for none."""
+    """The terminal `out` while it is in use. `keys` is the descriptor of the keyboard, -1 for none."""
 
     def __init__(self, out: int, keys: int) -> None:
         self.keys = keys
@@ -51,14 +50,14 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):  # a terminal that has gone needs nothing
+        with contextlib.suppress(OSError):  # the terminal may be gone
             self._write(_LEAVE)
         if self._before is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self.keys, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
 
     def size(self) -> tuple[int, int]:
-        """Columns and rows, at least one of each; of a terminal that does not know, 80 and 24."""
+        """Columns and rows, 80 and 24 if the terminal does not report them."""
         try:
             columns, rows = os.get_terminal_size(self._out)
         except OSError:
@@ -66,8 +65,8 @@ class Screen:
         return columns or 80, rows or 24
 
     def paint(self, lines: Sequence[Text], rows: int) -> bool:
-        """In one piece, over what is there: nothing flickers. False when the terminal has gone."""
-        # Erased first: behind a full line the cursor stands on its last column.
+        """Overwrites the screen in one write, so that nothing flickers. False if the terminal is gone."""
+        # Erase before writing: after a full line the cursor is still on its last column.
         shown = "\r\n".join(f"{_REST_OF_LINE}{line}" for line in rendered(lines[:rows], terminal=True))
         below = f"\r\n{_BELOW}" if len(lines) < rows else ""
         try:
@@ -83,55 +82,55 @@ class Screen:
 
 
 def show(draw: Draw, interval: float, out: int, keys: int) -> int:
-    """On the terminal `out`, until `draw` has nothing more, q is typed, or a signal means: end. Returns the
+    """Show on the terminal `out` until `draw` returns None, q is typed, or a signal ends it. Returns the
     signal, or 0.
     """
     signals = Signals({*_ENDINGS, signal.SIGTSTP, signal.SIGWINCH, signal.SIGCONT})
-    drawer = ThreadPoolExecutor(1)  # one picture after the other, also when nobody waits for one any more
+    drawer = ThreadPoolExecutor(1)  # one drawing at a time, also if one was abandoned
     try:
         while True:
             with Screen(out, keys) as screen:
-                number = _play(screen, lambda *size: drawer.submit(draw, *size), interval, signals)
+                number = _run(screen, lambda *size: drawer.submit(draw, *size), interval, signals)
             if number != signal.SIGTSTP:
                 return number
-            os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z: with the terminal as the shell knows it
+            os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z: only after the terminal is restored
     finally:
         drawer.shutdown(wait=False, cancel_futures=True)
         signals.close()
 
 
-def _play(
+def _run(
     screen: Screen, begin: Callable[[int, int], Future[Sequence[Text] | None]], interval: float,
     signals: Signals,
 ) -> int:  # fmt: skip
-    """Returns the signal that ends it, 0 for none."""
+    """Returns the signal that ended it, or 0."""
     keys = [screen.keys] if screen.keys >= 0 else []
     due = time.monotonic()
     while True:
         columns, rows = screen.size()
-        picture = begin(columns, rows)
+        drawing = begin(columns, rows)
         came: list[int] = []
-        while not wait([picture], _MOMENT).done:  # a launcher may take seconds to answer
-            came += _news(0.0, signals, keys)
+        while not wait([drawing], _DRAW_POLL).done:  # a launcher may take seconds to answer
+            came += _input(0.0, signals, keys)
             if (end := _ending(came)) is not None:
                 return end
-        lines = picture.result()
+        lines = drawing.result()
         if lines is None:
             return 0
         if not screen.paint(lines, rows):
             return signal.SIGHUP
         due = max(due + interval, time.monotonic())
-        if not came and (end := _ending(_news(due, signals, keys))) is not None:
+        if not came and (end := _ending(_input(due, signals, keys))) is not None:
             return end
 
 
 def _ending(came: Iterable[int]) -> int | None:
-    """What of it means: end."""
+    """The first signal or key that ends the display."""
     return next((each for each in came if each in (*_ENDINGS, signal.SIGTSTP, _QUIT)), None)
 
 
-def _news(due: float, signals: Signals, keys: list[int]) -> Iterator[int]:
-    """Signals that came, and what stands for keys; nothing when it is time for the next picture."""
+def _input(due: float, signals: Signals, keys: list[int]) -> Iterator[int]:
+    """Numbers of signals and codes of keys that arrive until `due`."""
     wait = max(0.0, due - time.monotonic())
     ready, _, _ = select.select([signals.fileno(), *keys], [], [], wait)
     if signals.fileno() in ready:
@@ -139,7 +138,7 @@ def _news(due: float, signals: Signals, keys: list[int]) -> Iterator[int]:
     for fd in ready:
         if fd in keys:
             typed = _typed(fd)
-            if not typed:  # nobody types any more
+            if not typed:  # end of input
                 keys.clear()
             yield _QUIT if set(typed) & set(b"qQ\x03\x04") else _OTHER_KEY
 

@@ -1,4 +1,4 @@
-"""Lines, tables and JSON on the standard output, as a terminal or a pipe wants them. Knows no job."""
+"""Lines, tables and JSON on standard output, for a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from fleetrun.console.text import printable
 from fleetrun.errors import LaunchError
 from fleetrun.record.journal import plain
 
-# ---- Lines and JSON on the standard output, as a terminal or a pipe wants them. Knows no job.
 
-
-def room() -> int | None:
-    """Columns of the terminal that the standard output is; None: as many as it takes."""
+def output_width() -> int | None:
+    """Columns of the terminal at stdout; None if stdout is not a terminal: then lines have any width."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     try:
@@ -31,12 +29,12 @@ def room() -> int | None:
 
 
 def print_lines(lines: Iterable[Text]) -> None:
-    """Coloured on a terminal that can, not with NO_COLOR. Raises LaunchError when it cannot be written."""
+    """With colours if the terminal has them and NO_COLOR is not set. Raises LaunchError."""
     write("".join(f"{line}\n" for line in rendered(lines, sys.stdout is not None and sys.stdout.isatty())))
 
 
 def rendered(lines: Iterable[Text], terminal: bool) -> list[str]:
-    """Each with the colours that the terminal has, if it is one."""
+    """Each line as text, with colour codes if it is for a terminal that has colours."""
     console = Console(file=io.StringIO(), force_terminal=terminal, highlight=False, emoji=False)
     found = []
     for line in lines:
@@ -47,12 +45,12 @@ def rendered(lines: Iterable[Text], terminal: bool) -> list[str]:
 
 
 def print_json(value: Any) -> None:
-    """One document on one line. Numbers that JSON does not have are strings: `nan`, `inf`, `-inf`."""
+    """One document on one line. Numbers that JSON lacks are written as strings: `nan`, `inf`, `-inf`."""
     write(json.dumps(plain(value), allow_nan=False) + "\n")
 
 
 def write(text: str) -> None:
-    """Raises BrokenPipeError when nobody reads any more, and LaunchError."""
+    """Raises BrokenPipeError if the reader has closed the pipe, LaunchError for other failures."""
     if sys.stdout is None:
         return
     encoding = sys.stdout.encoding or "utf-8"
@@ -62,63 +60,64 @@ def write(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise LaunchError(f"cannot write to the standard output: {error.strerror}") from None
+        raise LaunchError(f"cannot write to standard output: {error.strerror}") from None
 
 
-# ---- Columns of text that fit a width, and short amounts. Knows no job.
+# ---- Tables.
 
 _GAP = 2
-_LEAST = 24  # columns that the last column needs to be worth it
+_STAYS = 9  # the priority of columns that are never dropped
+_SMALLEST_REST = 24  # columns of the terminal, with which a `rest` column is worth showing
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The smallest `need` goes first when there is no room; 9 stays. `right` is for numbers; `rest` takes
-    what room there is, and is cut there.
+    """When the width is too small, the columns with the lowest `priority` are dropped first; 9 is never
+    dropped. `right` aligns numbers; a `rest` column takes the width that is left, and is cut off there.
     """
 
     title: str
-    need: int = 9
+    priority: int = _STAYS
     right: bool = False
     rest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a person typed or a script printed may be in `text`: it is shown, and does nothing."""
+    """`text` may come from a user or a script: control characters in it are shown and have no effect."""
 
     text: str
     style: str = ""
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int | None) -> list[Text]:
-    """Lines of at most `width` columns; without it as wide as they are. A column of which nothing is known
-    does not show, but for those that stay.
+    """A line of titles and one per row, at most `width` columns wide (None: unlimited). Empty columns are
+    left out unless their priority is 9.
     """
     cells = [[Text(printable(each.text), each.style) for each in row] for row in rows]
     titles = [Text(each.title, "bold") for each in columns]
     shown = [
         number
         for number, each in enumerate(columns)
-        if each.need == 9 or any(row[number].plain for row in cells)
+        if each.priority == _STAYS or any(row[number].plain for row in cells)
     ]
     widths = [
         max((line[number].cell_len for line in (titles, *cells)), default=0) for number in range(len(columns))
     ]
-    shown = _fitting(columns, shown, widths, width)
+    shown = _columns_that_fit(columns, shown, widths, width)
     return [_line(columns, line, shown, widths, width) for line in (titles, *cells)]
 
 
-def _fitting(
+def _columns_that_fit(
     columns: Sequence[Column], shown: list[int], widths: Sequence[int], width: int | None
 ) -> list[int]:
     def taken(numbers: list[int]) -> int:
-        wide = [min(widths[each], _LEAST) if columns[each].rest else widths[each] for each in numbers]
+        wide = [min(widths[each], _SMALLEST_REST) if columns[each].rest else widths[each] for each in numbers]
         return sum(wide) + _GAP * (len(numbers) - 1)
 
     while width is not None and taken(shown) > width:
-        least = min(shown, key=lambda each: columns[each].need)
-        if columns[least].need == 9:
+        least = min(shown, key=lambda each: columns[each].priority)
+        if columns[least].priority == _STAYS:
             break
         shown = [each for each in shown if each != least]
     return shown
@@ -143,7 +142,7 @@ def _line(
 
 
 def filled(parts: Sequence[Text], width: int | None) -> list[Text]:
-    """Parts with commas between them, in as few lines as it takes."""
+    """The parts separated by commas, in as few lines as possible."""
     lines = [parts[0].copy()]
     for part in parts[1:]:
         if width is None or lines[-1].cell_len + 2 + part.cell_len < width:
@@ -155,7 +154,7 @@ def filled(parts: Sequence[Text], width: int | None) -> list[Text]:
 
 
 def cut(line: Text, width: int | None) -> Text:
-    """Not more than `width` columns of it."""
+    """`line`, cut off after `width` columns."""
     line.rstrip()
     if width is not None and line.cell_len > width:
         line.truncate(width, overflow="ellipsis")

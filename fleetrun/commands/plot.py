@@ -1,4 +1,4 @@
-"""`fleetrun plot`: a picture of a job."""
+"""`fleetrun plot`: plot a job."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 
 import click
 
-from fleetrun.commands.find import find_any, history_of, of_any
+from fleetrun.commands.find import complete_jobs, find_any, history_of
 from fleetrun.host.interpreter import check_package
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=of_any)
+@click.argument("job", required=False, shell_complete=complete_jobs)
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
-    help="Where to: FILE.png, FILE.svg or FILE.pdf.  [default: JOB.POD.png in the current directory]",
+    help="The file to write: FILE.png, FILE.svg or FILE.pdf.  [default: ./JOB.POD.png]",
 )
 @click.option(
     "--log_dir", "--log-dir", metavar="DIR", help="The folder with the logs of the job.  [default: log]"
 )
 def command(job: str | None, output: str | None, log_dir: str | None) -> int:
-    """Draw a job that runs or ran: the loss and the speed of each process over time with restarts marked, and
-    the lives of all processes.
+    """Plot a job that is running or has ended: loss and speed of each process over time, restarts, and when
+    each process started and ended.
 
-    JOB is a job's name, its pod, or the beginning of one; without it the only job that runs here, or else the
-    one that ran last. What is drawn comes from the record of the job, LOG_DIR/JOB.POD.events.jsonl; loss and
-    speed are there if its processes reported them.
+    JOB is the name of a job, its pod, or the beginning of either. The default is the only job that is running
+    here, or else the last one that ran. The data comes from the record of the job,
+    LOG_DIR/JOB.POD.events.jsonl; loss and speed are shown if the processes reported them.
 
     \b
     Examples:
@@ -39,9 +39,9 @@ def command(job: str | None, output: str | None, log_dir: str | None) -> int:
 
     \b
     Exit codes:
-      0  the picture is there; its name is printed
+      0  the picture is written, and its name is printed
       1  there is no such job
-      2  the command is wrong, or matplotlib is not installed: pip install 'fleetrun[plot]'
+      2  the command line is wrong, or matplotlib is not installed: pip install 'fleetrun[plot]'
     """
     check_package("matplotlib", "fleetrun plot", "plot")
     from fleetrun.plots.picture import check_name, paint  # late: matplotlib
@@ -52,5 +52,5 @@ def command(job: str | None, output: str | None, log_dir: str | None) -> int:
     drawn = paint(history, to, time.time() if history.running else None)
     click.echo(str(to))
     if not drawn.curves:
-        click.echo("No process has reported progress: see docs/progress.md.", err=True)
+        click.echo("No process reported progress; see docs/progress.md.", err=True)
     return 0

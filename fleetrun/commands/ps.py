@@ -1,4 +1,4 @@
-"""`fleetrun ps`: the jobs of this user that run on this machine."""
+"""`fleetrun ps`: list the running jobs of this user on this machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.output import Cell, Column, print_json, print_lines, room, table
-from fleetrun.commands.views import alive, figure, loss_of, step_of, text
+from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
+from fleetrun.commands.views import count_alive, loss_of, number_of, step_of, text_of
 from fleetrun.console.text import format_count, format_duration
 from fleetrun.control.client import STOPPED, Running, running_launches
 from fleetrun.control.usage import objects_in
@@ -29,15 +29,14 @@ _COLUMNS = (
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--json", "as_json", is_flag=True, help="One JSON list of the jobs, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the jobs as one JSON list.")
 def command(as_json: bool) -> int:
-    """List the jobs that run on this machine and were started by this user.
+    """List the jobs that this user is running on this machine.
 
-    A job is one line, the oldest first: its name and pod, how it stands, how many of its processes are up,
-    for how long it has been running, and where its logs are. Of a job on several machines each shows its
-    part.
+    Each job is one line, oldest first: name, pod, state, number of processes that are up, running time, and
+    log directory. For a job on several machines each machine shows its own part.
 
-    A launcher that is `stopped` (Ctrl-Z), or `silent` because it is very busy, cannot say the rest.
+    Only part of this is known of a launcher that is `stopped` (Ctrl-Z) or `silent` (very busy).
 
     \b
     Examples:
@@ -50,21 +49,21 @@ def command(as_json: bool) -> int:
     """
     jobs = running_launches(os.environ)
     if as_json:
-        print_json([_facts(each) for each in jobs])
+        print_json([_as_json(each) for each in jobs])
     elif not jobs:
-        click.echo("No job of yours runs here.", err=True)
+        click.echo("You have no running jobs on this machine.", err=True)
     else:
         now = time.time()
-        print_lines(table(_COLUMNS, [_row(each, now) for each in jobs], room()))
+        print_lines(table(_COLUMNS, [_row(each, now) for each in jobs], output_width()))
     return 0
 
 
-def _facts(job: Running) -> dict[str, Any]:
+def _as_json(job: Running) -> dict[str, Any]:
     known = {"job": job.job, "pod": job.pod, "pid": job.pid, "started": job.started}
     return {**known, "log_dir": str(job.log_dir), "silent": job.silence or None, **job.status}
 
 
-def _silence(job: Running) -> str:
+def _silent_state(job: Running) -> str:
     if not job.silence:
         return ""
     return "stopped" if job.silence == STOPPED else "silent"
@@ -75,13 +74,13 @@ def _row(job: Running, now: float) -> list[Cell]:
     there = objects_in(status, "containers")
     first = there[0] if there else {}
     trainer = next((each for each in there if each.get("role") == "trainer"), first)
-    restarts = figure(status, "restarts")
+    restarts = number_of(status, "restarts")
     return [
         Cell(job.job or "?", "bold"),
         Cell(job.pod),
-        Cell(text(status, "mode")),
-        Cell(_silence(job) or text(status, "state"), "yellow" if job.silence else ""),
-        Cell(f"{alive(there)}/{len(there)}" if there else ""),
+        Cell(text_of(status, "mode")),
+        Cell(_silent_state(job) or text_of(status, "state"), "yellow" if job.silence else ""),
+        Cell(f"{count_alive(there)}/{len(there)}" if there else ""),
         Cell(format_duration(now - job.started if job.started is not None else None)),
         Cell(format_count(restarts) if restarts else ""),
         Cell(step_of(trainer)),

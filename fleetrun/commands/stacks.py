@@ -1,4 +1,4 @@
-"""`fleetrun stacks`: where each process of a job on this machine is."""
+"""`fleetrun stacks`: show the Python stacks of a job's processes on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import Any
 
 import click
 
-from fleetrun.commands.find import Away, choose_processes, find_running, of_running, processes_elsewhere
+from fleetrun.commands.find import (
+    RemoteProcess,
+    choose_processes,
+    complete_running_jobs,
+    find_running,
+    remote_processes,
+)
 from fleetrun.commands.output import print_json, write
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running
@@ -23,26 +29,30 @@ INCOMPLETE = 1
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("job", required=False, shell_complete=of_running)
-@click.option("--role", metavar="ROLE", help="Only of this role: trainer, ps, ...; several with commas.")
-@click.option("--rank", metavar="LIST", help="Only of these ranks: 3, or 0,4-7. Of trainers, without --role.")
-@click.option("--each", is_flag=True, help="Each process by itself, equal ones too.")
+@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
+@click.option(
+    "--rank", metavar="LIST", help="Only these ranks: 3, or 0,4-7; of trainers unless --role is given."
+)
+@click.option(
+    "--each", is_flag=True, help="Show each process by itself, even if several have the same stack."
+)
 @click.option("--timeout", default=20.0, show_default=True, metavar="SECONDS",
-              type=click.FloatRange(0.1, 3600), help="How long it may take in all.")  # fmt: skip
-@click.option("--json", "in_json", is_flag=True, help="One JSON document.")
+              type=click.FloatRange(0.1, 3600), help="Limit for all processes together.")  # fmt: skip
+@click.option("--json", "in_json", is_flag=True, help="Print one JSON document.")
 def command(
     job: str | None, role: str | None, rank: str | None, each: bool, timeout: float, in_json: bool
 ) -> int:
-    """Show where the processes of JOB are: the Python stacks of each, also of what they started, such as the
-    workers of a data loader.
+    """Show the Python stacks of JOB's processes and of their children, such as data loader workers.
 
-    JOB is a name, a pod, or the beginning of one; not needed when one job runs. Processes at the same place
-    are shown once, and what is alone at its place comes first: in a hang that is often the one that all the
-    others wait for. Of a job on several machines, those of this machine.
+    JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
+    Processes with the same stack are shown once, and a process that is alone at its place comes first: in a
+    hang it is often the one that all others wait for. Of a job on several machines this shows the processes
+    of this machine.
 
-    py-spy is used where it is installed (pip install 'fleetrun[monitor]') and may look into the processes;
-    else a process whose script imports `trainers` is asked to write its stacks into its log, from where they
-    are read. Neither ends a process; py-spy stops it for some milliseconds.
+    py-spy is used if it is installed (pip install 'fleetrun[monitor]') and allowed to inspect the processes.
+    Otherwise a process whose script imports `trainers` is asked to write its stacks to its log, where they
+    are read. Neither ends a process; py-spy pauses it for some milliseconds.
 
     \b
     Examples:
@@ -53,8 +63,8 @@ def command(
     \b
     Exit codes:
       0  the stacks of all Python processes are shown
-      1  some could not be taken, or there is no such job
-      2  the command line is wrong, or JOB may be several
+      1  some stacks could not be taken, or there is no such job
+      2  the command line is wrong, or JOB fits several jobs
     """
     running = find_running(job)
     targets = _targets(running, role, rank)
@@ -79,24 +89,24 @@ def _lines(found: Collection, each: bool) -> Iterable[str]:
 
 
 def _targets(running: Running, role: str | None, rank: str | None) -> list[Target]:
-    """Its containers that run. A launcher that does not answer (Ctrl-Z) has written down whom it started."""
-    said = running.status.get("containers") if running.status else _recorded(running)
+    """The running containers. If the launcher does not answer (Ctrl-Z), its record lists what it started."""
+    containers = running.status.get("containers") if running.status else _recorded(running)
     there = {
         str(one.get("name")): one
-        for one in (said if isinstance(said, Sequence) else ())
+        for one in (containers if isinstance(containers, Sequence) else ())
         if isinstance(one, dict) and isinstance(one.get("pid"), int)
     }
     if not there:
-        raise LaunchError("no process of this job runs on this machine", hint="See `fleetrun status`.")
+        raise LaunchError("this job has no running process on this machine", hint="See `fleetrun status`.")
     known = [_known(name, one) for name, one in there.items()]
     command = f"fleetrun stacks {printable(running.job)}".strip()
     chosen = choose_processes(known, role, rank, partial(_away, running), command)
     return [_target(running.pod, one, there[one.name]["pid"]) for one in chosen]
 
 
-def _away(running: Running) -> list[Away]:
+def _away(running: Running) -> list[RemoteProcess]:
     try:
-        return processes_elsewhere(read(running.record, but=("progress",)))
+        return remote_processes(read(running.record, but=("progress",)))
     except UnreadableError:
         return []
 

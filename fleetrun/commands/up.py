@@ -1,4 +1,4 @@
-"""`fleetrun up`: launch what a job file says. Stands for a command line with --config."""
+"""`fleetrun up`: launch a job file. It is short for a command line with --config."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fleetrun.errors import UsageError
 
 DEFAULT = "job.toml"
 
-_HELP = """Launch what the job file FILE says (without FILE: job.toml). It is short for
+_HELP = """Launch the job that the job file FILE describes (default: job.toml). It is short for
 
 \b
   fleetrun --config FILE [OPTIONS] [SCRIPT [ARGUMENTS]]
 
-FILE comes first. All options of a launch may follow (`fleetrun --help`); they win over the file, and so do
-their variables. A SCRIPT with its ARGUMENTS takes the place of the file's.
+FILE comes first. Any launch option may follow (`fleetrun --help`); options and their variables override the
+file. A SCRIPT and its ARGUMENTS replace those of the file.
 
 \b
 Examples:
   fleetrun init && fleetrun up
   fleetrun up night.toml --trainer_num 4
-  LR=0.2 fleetrun up night.toml             # where the file says ${LR}
+  LR=0.2 fleetrun up night.toml             # if the file contains ${LR}
   fleetrun up night.toml --dry_run          # what would be started
 
-Exit codes are those of a launch; 2 also for a job file that cannot be read or does not make sense.
+Exit codes are those of a launch; 2 also if the job file cannot be read or is not valid.
 """
 
 
@@ -36,26 +36,28 @@ Exit codes are those of a launch; 2 also for a job file that cannot be read or d
     context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]},
     options_metavar="",
 )
-@click.argument("file", required=False, metavar="[FILE] [OPTIONS OF A LAUNCH]")
+@click.argument("file", required=False, metavar="[FILE] [LAUNCH OPTIONS]")
 @click.argument("script", required=False, metavar="[SCRIPT")
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENTS]]")
 def command(file: str | None, script: str | None, arguments: tuple[str, ...]) -> None:
-    """For its --help: what is launched goes through `stands_for`."""
+    """Only for --help: `launch_arguments` does the work."""
 
 
-def stands_for(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
-    """The command line for these words after `up`. Raises UsageError when there is no job file."""
+def launch_arguments(words: Sequence[str], environ: Mapping[str, str]) -> tuple[list[str], Mapping[str, str]]:
+    """The command line of the launch, from the words after `up`. Raises UsageError if there is no job
+    file.
+    """
     if words and not words[0].startswith("-"):
         return ["--config", words[0], *words[1:]], environ
     script = read(words).script or ""
     if script.endswith(".toml"):
         raise UsageError(
-            f"fleetrun up: {script} stands where a script would",
-            hint=f"The job file comes first: fleetrun up {script} [OPTIONS]",
+            f"fleetrun up: the job file {script} must be the first argument",
+            hint=f"fleetrun up {script} [OPTIONS]",
         )
     if not Path(DEFAULT).exists():
         raise UsageError(
-            f"fleetrun up: there is no {DEFAULT} here, and no other job file was named",
-            hint="usage: fleetrun up FILE [OPTIONS]; `fleetrun init` writes one to begin with.",
+            f"fleetrun up: no {DEFAULT} in this directory, and no other job file was given",
+            hint="usage: fleetrun up FILE [OPTIONS]; `fleetrun init` writes a template.",
         )
     return ["--config", DEFAULT, *words], environ

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fleetrun.commands.again import stands_for, trusted
+from fleetrun.commands.again import launch_arguments, trusted
 from fleetrun.commands.find import NoJobError
 from fleetrun.errors import LaunchError, UsageError
 from tests.support.serving import serving, status_of
@@ -37,7 +37,7 @@ def record(pod: str = "abcdef", job: str = "night", folder: str = "log", **field
 def test_the_newest_from_where_it_was_started() -> None:
     os.utime(record("aaaaaa", argv=["old.py"]), (1, 1))
     record("bbbbbb")
-    words, environ = stands_for([], {"PADDLE_NNODES": "2", "HOME": "/me"})
+    words, environ = launch_arguments([], {"PADDLE_NNODES": "2", "HOME": "/me"})
     assert words == ["--job_id=night", "--", "a.py", "x"]
     assert environ == {"HOME": "/me"}
     assert Path.cwd().name == "work"
@@ -46,7 +46,7 @@ def test_the_newest_from_where_it_was_started() -> None:
 @pytest.mark.parametrize("word", ["night", "nig", "abcdef", "abc"])
 def test_by_a_name_and_with_other_options(word: str) -> None:
     record()
-    words, _ = stands_for([word, "--job-id=day", "--nnodes", "2"], {})
+    words, _ = launch_arguments([word, "--job-id=day", "--nnodes", "2"], {})
     assert words == ["--job-id=day", "--nnodes=2", "--", "a.py", "x"]
 
 
@@ -54,22 +54,22 @@ def test_in_another_folder_and_with_what_its_job_file_said_beside_its_record() -
     record(folder="logs", job_file={"script": "${x}.py", "environment": {"A": "1"}}, argv=["--nnodes=1"])
     here = Path.cwd()
     kept = here / "logs" / "night.abcdef.job.toml"
-    words, _ = stands_for(["--log-dir", "logs", "night"], {})
+    words, _ = launch_arguments(["--log-dir", "logs", "night"], {})
     assert words == ["--nnodes=1", f"--config={kept}"]
     assert 'script = "$${x}.py"' in kept.read_text()
     assert kept.stat().st_mode & 0o777 == 0o600
     os.chdir(here)
-    assert stands_for(["--log_dir=logs"], {})[0] == words, "once more"
+    assert launch_arguments(["--log_dir=logs"], {})[0] == words, "once more"
 
 
 def test_what_there_is_not() -> None:
     with pytest.raises(NoJobError):
-        stands_for([], {})
+        launch_arguments([], {})
     record()
     with pytest.raises(NoJobError):
-        stands_for(["day"], {})
+        launch_arguments(["day"], {})
     with pytest.raises(UsageError, match="--log_dir needs a value"):
-        stands_for(["--log_dir"], {})
+        launch_arguments(["--log_dir"], {})
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_another_users_record_is_not_followed(owner: int, uid: int, expected: bo
 def test_a_record_without_a_launch_and_a_folder_that_is_gone() -> None:
     record("aaaaaa", job="one", argv=None)
     with pytest.raises(UsageError, match=r"one\.aaaaaa\.events\.jsonl does not say how the job was started"):
-        stands_for(["one"], {})
+        launch_arguments(["one"], {})
     record("bbbbbb", job="two", cwd="/nowhere/at/all")
-    with pytest.raises(LaunchError, match="cannot go to /nowhere/at/all, where the job was started"):
-        stands_for(["two"], {})
+    with pytest.raises(LaunchError, match="cannot change to /nowhere/at/all, where the job was started"):
+        launch_arguments(["two"], {})
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_a_job_that_runs_is_not_started_again(runs: Callable[[str, str], None]) 
     record(job="night")
     runs("night", "bbbbbb")
     for word in ("night", "ni", "bbbbbb"):
-        with pytest.raises(UsageError, match=r"night still runs \(pod bbbbbb\)") as error:
-            stands_for([word], {})
+        with pytest.raises(UsageError, match=r"night is still running \(pod bbbbbb\)") as error:
+            launch_arguments([word], {})
         assert error.value.hint == "`fleetrun stop bbbbbb` ends it."
 
 
@@ -113,19 +113,19 @@ def test_a_job_that_runs_out_of_sight_is_not_started_again() -> None:
     path = record(host="node7")
     with path.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # as its launcher does, on a machine that shares the folder
-        with pytest.raises(UsageError, match=r"night still runs \(pod abcdef, on node7\)"):
-            stands_for([], {})
+        with pytest.raises(UsageError, match=r"night is still running \(pod abcdef, on node7\)"):
+            launch_arguments([], {})
         with path.open("a") as file:
             file.write('{"time": 2.0, "event": "over", "code": 0}\n')
-        stands_for([], {})
+        launch_arguments([], {})
 
 
 def test_of_several_that_run_all_are_named(runs: Callable[[str, str], None]) -> None:
     record(job="nightly")
     runs("night-a", "bbbbbb")
     runs("night-b", "cccccc")
-    with pytest.raises(UsageError, match="'night' fits 2 jobs: say which") as error:
-        stands_for(["night"], {})
+    with pytest.raises(UsageError, match="'night' fits 2 jobs") as error:
+        launch_arguments(["night"], {})
     assert error.value.hint is not None
     assert [line.split(",")[0] for line in error.value.hint.splitlines()] == [
         "night-a (pod bbbbbb", "night-b (pod cccccc",
@@ -137,4 +137,4 @@ def test_the_name_of_one_that_ran_is_not_the_beginning_of_one_that_runs(
 ) -> None:
     record(job="night")
     runs("night-b", "cccccc")
-    assert stands_for(["night"], {})[0] == ["--job_id=night", "--", "a.py", "x"]
+    assert launch_arguments(["night"], {})[0] == ["--job_id=night", "--", "a.py", "x"]

@@ -101,7 +101,7 @@ def test_ps_for_programs(job, capsys):
 
 def test_ps_without_a_job(folder, capsys):
     assert answer("ps", []) == 0
-    assert capsys.readouterr() == ("", "No job of yours runs here.\n")
+    assert capsys.readouterr() == ("", "You have no running jobs on this machine.\n")
     answer("ps", ["--json"])
     assert json.loads(capsys.readouterr().out) == []
 
@@ -149,7 +149,7 @@ def test_a_picture_needs_a_terminal(job, capsys):
 
 def test_watched_by_a_program_it_is_a_line_each_time_until_the_job_is_over(folder, capsys, monkeypatch):
     """It goes after its third answer. Who looks on is patient."""
-    monkeypatch.setattr(status_verb, "_PATIENCE", 60.0)
+    monkeypatch.setattr(status_verb, "_TIMEOUT", 60.0)
     asked = []
 
     def tell(_):
@@ -217,7 +217,7 @@ def test_stop_of_one_in_a_container_of_its_own(folder, capsys):
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == b"ready\n"
         assert answer("stop", []) == 0
-    assert "is over" in capsys.readouterr().out
+    assert "has ended" in capsys.readouterr().out
 
 
 def test_stop_of_what_no_signal_reaches(stopped):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.commands.find import Away, choose_processes, list_ranks, moment, processes_elsewhere
+from fleetrun.commands.find import RemoteProcess, choose_processes, list_ranks, parse_since, remote_processes
 from fleetrun.errors import UsageError
 from fleetrun.record.history import History, Known
 
@@ -41,16 +41,16 @@ def test_whom_they_choose(role, rank, names):
 @pytest.mark.parametrize(
     ("role", "rank", "message"),
     [
-        ("heter", None, "--role heter: there is no such process here"),
-        (None, "9", "--rank 9: there is no such process here"),
-        (None, "0", "--rank 0: there is no such process here"),
+        ("heter", None, "--role heter: this node has no such process"),
+        (None, "9", "--rank 9: this node has no such process"),
+        (None, "0", "--rank 0: this node has no such process"),
         ("boss", None, "--role boss: there is no such role"),
-        (None, "x", "--rank x: it must be ranks"),
-        (None, "", "--rank : it must be ranks"),
-        (None, "3-1", "--rank 3-1: it must be ranks"),
-        (None, "-1", "--rank -1: it must be ranks"),
-        (None, "0-99999999999", "it must be ranks"),
-        (None, "٣", "it must be ranks"),
+        (None, "x", "--rank x: not a list of ranks"),
+        (None, "", "--rank : not a list of ranks"),
+        (None, "3-1", "--rank 3-1: not a list of ranks"),
+        (None, "-1", "--rank -1: not a list of ranks"),
+        (None, "0-99999999999", "--rank"),
+        (None, "٣", "--rank"),
     ],
 )
 def test_whom_there_is_not(role, rank, message):
@@ -60,14 +60,14 @@ def test_whom_there_is_not(role, rank, message):
 
 def test_the_hint_names_whom_there_is():
     assert list_ranks(JOB) == "pre_hook, ps 0-1, trainer 4-6,8"
-    with pytest.raises(UsageError, match="names no processes"):
+    with pytest.raises(UsageError, match="no processes"):
         choose_processes([], None, None)
 
 
 AWAY = [
-    Away("node 0, h1 (10.0.0.1)", "ps", 2),
-    *(Away("node 0, h1 (10.0.0.1)", "trainer", rank) for rank in range(4)),
-    Away("node 2, h3 (10.0.0.3)", "trainer", 9),
+    RemoteProcess("node 0, h1 (10.0.0.1)", "ps", 2),
+    *(RemoteProcess("node 0, h1 (10.0.0.1)", "trainer", rank) for rank in range(4)),
+    RemoteProcess("node 2, h3 (10.0.0.3)", "trainer", 9),
 ]
 
 
@@ -77,30 +77,30 @@ AWAY = [
         (
             None,
             "3",
-            "On node 0, h1 (10.0.0.1): trainer 3\nType there: fleetrun logs night --rank 3\nHere are ",
+            "On node 0, h1 (10.0.0.1): trainer 3\nRun there: fleetrun logs night --rank 3\nThis node has ",
         ),
-        (None, "0-3", "On node 0, h1 (10.0.0.1): trainer 0-3\nType there: fleetrun logs night --rank 0-3\n"),
+        (None, "0-3", "On node 0, h1 (10.0.0.1): trainer 0-3\nRun there: fleetrun logs night --rank 0-3\n"),
         (
             "server",
             "2",
-            "On node 0, h1 (10.0.0.1): ps 2\nType there: fleetrun logs night --role server --rank 2",
+            "On node 0, h1 (10.0.0.1): ps 2\nRun there: fleetrun logs night --role server --rank 2",
         ),
         (
             None,
             "3,9",
-            "On node 0, h1 (10.0.0.1): trainer 3\nOn node 2, h3 (10.0.0.3): trainer 9\nType there: ",
+            "On node 0, h1 (10.0.0.1): trainer 3\nOn node 2, h3 (10.0.0.3): trainer 9\nRun there: ",
         ),
-        (None, "99", "There are pre_hook, ps 0-1, trainer 4-6,8."),
+        (None, "99", "This node has pre_hook, ps 0-1, trainer 4-6,8."),
     ],
 )
 def test_who_is_on_another_machine(role, rank, hint):
-    with pytest.raises(UsageError, match="there is no such process here") as error:
+    with pytest.raises(UsageError, match="no such process") as error:
         choose_processes(JOB, role, rank, lambda: AWAY, "fleetrun logs night")
     assert error.value.hint.startswith(hint)
 
 
 def test_of_many_machines_a_few_are_named():
-    many = [Away(f"node {number}, h{number}", "trainer", number) for number in range(100, 120)]
+    many = [RemoteProcess(f"node {number}, h{number}", "trainer", number) for number in range(100, 120)]
     with pytest.raises(UsageError) as error:
         choose_processes(JOB, None, "100-200", lambda: many, "fleetrun logs")
     lines = error.value.hint.splitlines()
@@ -119,15 +119,15 @@ def test_the_record_knows_where_others_are():
     first = met(0, [{"trainer": "0-1"}, {"trainer": "2-3"}])
     again = met(1, [{"trainer": "0", "ps": "0"}, {"trainer": "1"}])
     gone = {"time": 3.0, "event": "node", "text": "h1 is gone"}
-    assert processes_elsewhere(history(first, again, gone)) == [
-        Away("node 0, h1", "trainer", 0),
-        Away("node 0, h1", "ps", 0),
+    assert remote_processes(history(first, again, gone)) == [
+        RemoteProcess("node 0, h1", "trainer", 0),
+        RemoteProcess("node 0, h1", "ps", 0),
     ]
-    assert processes_elsewhere(history(first)) == [
-        Away("node 1, h2", "trainer", 2),
-        Away("node 1, h2", "trainer", 3),
+    assert remote_processes(history(first)) == [
+        RemoteProcess("node 1, h2", "trainer", 2),
+        RemoteProcess("node 1, h2", "trainer", 3),
     ]
-    assert processes_elsewhere(history()) == []
+    assert remote_processes(history()) == []
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_record_knows_where_others_are():
     ],
 )  # fmt: skip
 def test_a_record_that_says_nonsense_of_it(event):
-    assert processes_elsewhere(history(event)) == []
+    assert remote_processes(history(event)) == []
 
 
 NOW = time.mktime((2026, 11, 22, 7, 30, 0, 0, 0, -1))
@@ -162,10 +162,10 @@ NOW = time.mktime((2026, 11, 22, 7, 30, 0, 0, 0, -1))
     ],
 )
 def test_since_when(text, ago):
-    assert moment(text, NOW) == pytest.approx(NOW - ago)
+    assert parse_since(text, NOW) == pytest.approx(NOW - ago)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-5m", "10 parsecs", "25:00", "2026-13-01", "nan", "1e9", "٣m"])
 def test_what_is_no_moment(text):
     with pytest.raises(UsageError, match="--since"):
-        moment(text, NOW)
+        parse_since(text, NOW)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from fleetrun.commands.find import (
+    EndedJob,
     NoJobError,
-    Past,
     describe_end,
     find_any,
-    find_past,
+    find_ended,
     find_running,
     matching_jobs,
 )
@@ -56,8 +56,8 @@ def ran(log_dir: Path, job: str, pod: str, heard: float, **over: object) -> Path
     return path
 
 
-def past(job: str, pod: str) -> Past:
-    return Past(job=job, pod=pod, log_dir=Path(), record=Path(), heard=0.0)
+def past(job: str, pod: str) -> EndedJob:
+    return EndedJob(job=job, pod=pod, log_dir=Path(), record=Path(), written=0.0)
 
 
 JOBS = [
@@ -94,18 +94,18 @@ def test_the_only_one_needs_no_word(runs):
 
 
 def test_no_job_runs(folder):
-    with pytest.raises(NoJobError, match="no job runs here") as error:
+    with pytest.raises(NoJobError, match="no job") as error:
         find_running()
     assert error.value.exit_code == 1
-    assert error.value.hint == "`fleetrun report` tells how a job ended."
-    with pytest.raises(NoJobError, match="no job 'bert' runs here") as error:
+    assert error.value.hint == "`fleetrun report` shows how a job ended."
+    with pytest.raises(NoJobError, match="no job 'bert'") as error:
         find_running("bert")
-    assert error.value.hint == "`fleetrun report bert` tells how a job ended."
+    assert error.value.hint == "`fleetrun report bert` shows how a job ended."
 
 
 def test_no_such_job_runs_but_others(runs):
     runs("resnet", "abcdef")
-    with pytest.raises(NoJobError, match="no job 'bert' runs here") as error:
+    with pytest.raises(NoJobError, match="no job 'bert'") as error:
         find_running("bert")
     assert "resnet (pod abcdef" in error.value.hint
 
@@ -135,40 +135,40 @@ def test_of_the_past_the_newest_is_meant(folder):
     ran(Path("log"), "default", "aaaaaa", 100)
     ran(Path("log"), "default", "bbbbbb", 300)
     ran(Path("log"), "other", "cccccc", 200)
-    assert find_past().pod == "bbbbbb"
-    assert find_past("default").pod == "bbbbbb"
-    assert find_past("aaa").pod == "aaaaaa"
-    assert find_past("oth").record == Path("log/other.cccccc.events.jsonl")
-    assert find_past("oth").heard == 200
+    assert find_ended().pod == "bbbbbb"
+    assert find_ended("default").pod == "bbbbbb"
+    assert find_ended("aaa").pod == "aaaaaa"
+    assert find_ended("oth").record == Path("log/other.cccccc.events.jsonl")
+    assert find_ended("oth").written == 200
 
 
 def test_a_beginning_of_several_jobs_of_the_past_is_not_enough(folder):
     ran(Path("log"), "resnet", "aaaaaa", 100)
     ran(Path("log"), "resnext", "bbbbbb", 300)
     with pytest.raises(UsageError, match="fits 2 jobs"):
-        find_past("res")
+        find_ended("res")
 
 
 def test_what_runs_is_not_past(folder, runs):
     ran(Path("log"), "default", "aaaaaa", 100)
     ran(Path("log"), "default", "bbbbbb", 300)
     runs("default", "bbbbbb")
-    assert find_past().pod == "aaaaaa"
+    assert find_ended().pod == "aaaaaa"
 
 
 @pytest.mark.parametrize("word", [None, "default"])
 def test_no_record_of_it(folder, word):
     with pytest.raises(NoJobError, match="record in log"):
-        find_past(word)
+        find_ended(word)
 
 
 def test_what_runs_comes_first(folder, runs):
     ran(Path("log"), "default", "aaaaaa", 100)
-    assert isinstance(find_any(), Past)
+    assert isinstance(find_any(), EndedJob)
     runs("default", "bbbbbb")
     assert isinstance(find_any(), Running)
     assert isinstance(find_any("default"), Running)
-    assert isinstance(find_any("aaaa"), Past)
+    assert isinstance(find_any("aaaa"), EndedJob)
 
 
 def test_a_whole_name_that_ran_goes_before_the_beginning_of_one_that_runs(folder, runs):
@@ -187,19 +187,19 @@ def test_a_folder_of_logs_narrows_it(folder, runs, tmp_path):
     assert find_any(None, tmp_path / "logs").pod == "aaaaaa"
     with pytest.raises(NoJobError):
         find_any("one", tmp_path / "two")
-    with pytest.raises(UsageError, match="2 jobs run here"):
+    with pytest.raises(UsageError, match="2 jobs"):
         find_any()
 
 
 def test_neither_runs_nor_ran_while_others_run(folder, runs, tmp_path):
     runs("one", "bbbbbb", log_dir=str(tmp_path / "one"))
     with pytest.raises(
-        NoJobError, match="no such job runs here, and no job 'x' has a record in log"
+        NoJobError, match="no such job is running here, and no job 'x' has a record in log"
     ) as error:
         find_any("x")
     among, where = error.value.hint.splitlines()[1:]
     assert among.startswith("one (pod bbbbbb")
-    assert where.startswith("--log_dir names")
+    assert where.startswith("Use --log_dir")
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("nihgt", "night"), ("restnet", "resnet"), ("x", None)])
@@ -208,22 +208,22 @@ def test_a_name_that_is_almost_one(folder, runs, tmp_path, typed, meant):
     runs("resnet", "bbbbbb")
     with pytest.raises(NoJobError) as error:
         find_any(typed)
-    assert error.value.hint.splitlines()[0] == (f"Did you mean {meant}?" if meant else "There are:")
+    assert error.value.hint.splitlines()[0] == (f"Did you mean {meant}?" if meant else "Jobs:")
 
 
 def test_one_that_has_ended_while_others_run(folder, runs, tmp_path):
     ran(tmp_path / "log", "night", "aaaaaa", 100)
     runs("resnet", "bbbbbb")
-    with pytest.raises(NoJobError, match="no job 'night' runs here") as error:
+    with pytest.raises(NoJobError, match="no job 'night'") as error:
         find_running("night")
-    assert error.value.hint == "`fleetrun report night` tells how it ended."
+    assert error.value.hint == "`fleetrun report night` shows how it ended."
     with pytest.raises(NoJobError) as error:
         find_running("restnet")
-    assert error.value.hint.splitlines()[:2] == ["Did you mean resnet?", "There are:"]
+    assert error.value.hint.splitlines()[:2] == ["Did you mean resnet?", "Jobs:"]
 
 
 def test_nothing_anywhere(folder):
-    with pytest.raises(NoJobError, match="no such job runs here, and no job 'x' has a record in log"):
+    with pytest.raises(NoJobError, match="no such job is running here, and no job 'x' has a record in log"):
         find_any("x")
 
 

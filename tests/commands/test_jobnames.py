@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from fleetrun.commands.find import of_any, of_running
+from fleetrun.commands.find import complete_jobs, complete_running_jobs
 from fleetrun.verbs import command
 from tests.support.serving import serving, status_of
 
@@ -11,7 +11,7 @@ from tests.support.serving import serving, status_of
 @pytest.fixture
 def jobs(tmp_path, monkeypatch):
     """Three that run, two of them with one name. Tab has time."""
-    monkeypatch.setattr("fleetrun.commands.find._PATIENCE", 60.0)
+    monkeypatch.setattr("fleetrun.commands.find._COMPLETION_TIMEOUT", 60.0)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "run" / "fleetrun"
@@ -31,9 +31,9 @@ def offered(which, start="", **params):
 
 
 def test_jobs_that_run_or_their_pods_where_a_name_says_too_little(jobs):
-    assert offered(of_running) == ["bcdefg", "cdefgh", "day"]
-    assert offered(of_running, "d") == ["day"]
-    assert offered(of_running, "x") == []
+    assert offered(complete_running_jobs) == ["bcdefg", "cdefgh", "day"]
+    assert offered(complete_running_jobs, "d") == ["day"]
+    assert offered(complete_running_jobs, "x") == []
 
 
 def test_jobs_that_ran_each_once(jobs, tmp_path):
@@ -41,15 +41,15 @@ def test_jobs_that_ran_each_once(jobs, tmp_path):
     logs.mkdir()
     for name in ("night.aaaaaa", "night.bbbbbb", "a b.cccccc", "day.dddddd", "训练.eeeeee"):
         (logs / f"{name}.events.jsonl").touch()
-    assert offered(of_any, "d") == ["day"]
-    assert offered(of_any, log_dir=logs) == ["bcdefg", "cdefgh", "day", "night", "训练"]
+    assert offered(complete_jobs, "d") == ["day"]
+    assert offered(complete_jobs, log_dir=logs) == ["bcdefg", "cdefgh", "day", "night", "训练"]
 
 
 @pytest.mark.parametrize(
     ("verb", "which"),
     [
-        *((verb, of_running) for verb in ("status", "stop", "stacks")),
-        *((verb, of_any) for verb in ("logs", "report", "plot", "again")),
+        *((verb, complete_running_jobs) for verb in ("status", "stop", "stacks")),
+        *((verb, complete_jobs) for verb in ("logs", "report", "plot", "again")),
     ],
 )
 def test_each_command_offers_its_own(verb, which):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.commands.views import heading, last_lines, moment, picture, processes
+from fleetrun.commands.views import answer_time, heading_lines, last_lines, process_lines, screen_lines
 from tests.support.serving import status_of
 
 
@@ -21,12 +21,12 @@ def shown(lines):
 
 
 def rows(*containers, width=None):
-    return shown(processes(status_of("job", "abcdef", containers=list(containers)), width, 1100.0))
+    return shown(process_lines(status_of("job", "abcdef", containers=list(containers)), width, 1100.0))
 
 
 def test_the_job_as_a_whole():
     there = [container(), container("trainer.1", state="failed", alive=False, pid=None, exit=3)]
-    first, second = shown(heading(status_of("job", "abcdef", containers=there, restarts=2), None))
+    first, second = shown(heading_lines(status_of("job", "abcdef", containers=there, restarts=2), None))
     assert first == "job (pod abcdef), collective, running, 1 of 2 processes up, 5s, restarts: 2 of 3"
     assert second == "logs in /logs, started in /here"
 
@@ -36,30 +36,32 @@ def test_a_process_that_is_asked_to_end_is_up_until_it_has_ended():
         container(state="terminating"),
         container("trainer.1", state="completed", alive=False, pid=None, exit=0),
     ]
-    assert "1 of 2 processes up" in heading(status_of("job", "abcdef", containers=there), None)[0].plain
+    assert "1 of 2 processes up" in heading_lines(status_of("job", "abcdef", containers=there), None)[0].plain
     unknown = {**there[0], "pid": None}  # it runs in a container of its own
-    assert "1 of 1 process up" in heading(status_of("job", "abcdef", containers=[unknown]), None)[0].plain
+    assert (
+        "1 of 1 process up" in heading_lines(status_of("job", "abcdef", containers=[unknown]), None)[0].plain
+    )
 
 
 def test_no_process_is_older_than_its_job():
     status = status_of("job", "abcdef", started=900.0, elapsed=4.9)
-    assert moment(status) == 904.9
-    screen = shown(picture({**status, "containers": [container(started=900.1)]}, 80, 24, 2000.0))
+    assert answer_time(status) == 904.9
+    screen = shown(screen_lines({**status, "containers": [container(started=900.1)]}, 80, 24, 2000.0))
     assert next(line for line in screen if "trainer.0" in line).split()[3] == "4s"
 
 
 def test_why_it_ends():
-    lines = shown(heading(status_of("job", "abcdef", state="ending", why="got SIGTERM"), None))
+    lines = shown(heading_lines(status_of("job", "abcdef", state="ending", why="got SIGTERM"), None))
     assert "ending" in lines[0]
     assert lines[2] == "got SIGTERM"
 
 
 def test_machines_that_meet_and_those_that_met():
     waiting = {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
-    lines = shown(heading(status_of("job", "abcdef", state="meeting", waiting=waiting), None))
+    lines = shown(heading_lines(status_of("job", "abcdef", state="meeting", waiting=waiting), None))
     assert lines[2] == "3 of 4 nodes, waiting for 10.0.0.7"
     nodes = [{"rank": 0, "title": "h1", "this": False}, {"rank": 1, "title": "h2", "this": True}]
-    lines = shown(heading(status_of("job", "abcdef", nodes=nodes), None))
+    lines = shown(heading_lines(status_of("job", "abcdef", nodes=nodes), None))
     assert lines[2] == "2 nodes: 0 h1, 1 h2 (here)"
 
 
@@ -120,14 +122,14 @@ def test_its_last_words_or_what_it_does_beside_steps(more, said):
 def test_a_picture_fits_its_screen(columns, height, count):
     there = [container(f"trainer.{n}", last_line="x" * 300, step=n, rank=n + 8) for n in range(count)]
     status = status_of("j" * 100, "abcdef", containers=there)
-    lines = shown(picture(status, columns, height, 1100.0, "not heard of"))
+    lines = shown(screen_lines(status, columns, height, 1100.0, "not heard of"))
     assert len(lines) == height
     assert all(len(line) <= columns for line in lines)
 
 
 def test_what_there_is_no_room_for_is_counted():
     there = [container(f"trainer.{n}") for n in range(40)]
-    lines = shown(picture(status_of("job", "abcdef", containers=there), 80, 24, 1100.0))
+    lines = shown(screen_lines(status_of("job", "abcdef", containers=there), 80, 24, 1100.0))
     trainers = [line for line in lines if line.startswith("trainer.")]
     assert f"... and {40 - len(trainers)} more; a taller window shows them" in lines
     assert lines[-1].startswith("q: quit")
@@ -135,7 +137,7 @@ def test_what_there_is_no_room_for_is_counted():
 
 def test_in_a_low_window_processes_go_before_where_the_logs_are():
     status = status_of("job", "abcdef", containers=[container(f"trainer.{n}") for n in range(3)])
-    low, tall = (shown(picture(status, 39, height, 1100.0)) for height in (9, 12))
+    low, tall = (shown(screen_lines(status, 39, height, 1100.0)) for height in (9, 12))
     assert sum(line.startswith("trainer.") for line in low) == 3
     assert not any(line.startswith("logs in") for line in low)
     assert any(line.startswith("logs in") for line in tall)
@@ -145,7 +147,8 @@ def test_what_is_in_trouble_stands_first_where_there_is_no_room_for_all():
     there = [container(f"trainer.{n}") for n in range(40)]
     there[33] |= {"state": "failed", "exit": 3, "alive": False, "pid": None}
     status = status_of("job", "abcdef", containers=there)
-    low, tall = ([line for line in shown(picture(status, 80, height, 1100.0)) if line.startswith("trainer.")]
+    low, tall = ([line for line in shown(screen_lines(status, 80, height, 1100.0)) if
+    line.startswith("trainer.")]
                  for height in (24, 50))  # fmt: skip
     assert [line.split()[0] for line in low[:3]] == ["trainer.33", "trainer.0", "trainer.1"]
     assert [line.split()[0] for line in tall] == [f"trainer.{n}" for n in range(40)]
@@ -155,7 +158,7 @@ def test_last_words_stand_below_where_the_table_has_no_room():
     said = "epoch 3 of 9, all is well so far"
     one = container(last_line=said, step=3, loss=0.5, rate=1.0)
     status = status_of("job", "abcdef", containers=[one])
-    narrow, wide = (shown(picture(status, columns, 24, 1100.0)) for columns in (80, 200))
+    narrow, wide = (shown(screen_lines(status, columns, 24, 1100.0)) for columns in (80, 200))
     assert f"trainer.0  {said}" in narrow
     assert any("LAST LINE" in line for line in wide)
     assert f"trainer.0  {said}" not in wide
@@ -166,7 +169,7 @@ def test_an_answer_of_another_form_is_shown_as_far_as_it_goes(garbage):
     one = dict.fromkeys(container(), garbage)
     for containers in (garbage, [one], [garbage]):
         status = {**dict.fromkeys(status_of("job", "abcdef"), garbage), "containers": containers}
-        assert picture(status, 80, 24, 1100.0)
+        assert screen_lines(status, 80, 24, 1100.0)
 
 
 @pytest.mark.parametrize("step", [10**400, -(10**400), float("nan"), float("inf"), True, "5", [5]])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.commands.views import node_lines, picture, processes, processes_up
+from fleetrun.commands.views import node_lines, process_lines, processes_up, screen_lines
 from tests.support.serving import status_of
 
 
@@ -62,7 +62,10 @@ def test_how_many_processes_run():
 
 def test_no_room_for_some_processes():
     there = node(1, containers=[{"name": "trainer.0", "rank": 2}], left_out=3)
-    assert shown(processes(job(node(0), there), 80))[-1] == "3 more of node 1 had no room in its answer"
+    assert (
+        shown(process_lines(job(node(0), there), 80))[-1]
+        == "3 more processes of node 1 did not fit in its answer"
+    )
 
 
 NONSENSE = [
@@ -85,16 +88,16 @@ NONSENSE = [
 @pytest.mark.parametrize("width", [20, 80, None])
 def test_nonsense_does_no_harm(one, width):
     status = job(one, node(1), {**one, "rank": 2})
-    found = shown([*node_lines(status, width, 9), *processes(status, width)])
+    found = shown([*node_lines(status, width, 9), *process_lines(status, width)])
     assert all(line.isprintable() for line in found)
     assert width is None or max(map(len, found)) <= width
-    assert len(picture(status, width or 80, 24, 1000.0)) == 24
+    assert len(screen_lines(status, width or 80, 24, 1000.0)) == 24
 
 
 def test_processes_in_trouble_come_first_where_there_is_no_room_for_all():
     there = [{"name": f"trainer.{n}", "state": "running", "alive": True, "pid": n} for n in range(40)]
     there[33] |= {"state": "failed", "alive": False, "pid": None}
-    found = shown(picture(job(node(0), node(1, containers=there)), 80, 24, 1000.0))
+    found = shown(screen_lines(job(node(0), node(1, containers=there)), 80, 24, 1000.0))
     assert next(line for line in found if "trainer." in line).split()[:2] == ["1", "trainer.33"]
 
 
@@ -103,7 +106,7 @@ def test_a_screen_has_room_for_processes_too():
         node(rank, containers=[{"name": f"trainer.{n}", "rank": 8 * rank + n, "index": n} for n in range(8)])
         for rank in range(16)
     ]
-    found = shown(picture(job(*there), 80, 24, 1000.0))
+    found = shown(screen_lines(job(*there), 80, 24, 1000.0))
     assert len(found) == 24
     assert any(line.startswith("... and 10 more nodes") for line in found)
     assert sum("trainer." in line for line in found) >= 8

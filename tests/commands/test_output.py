@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.text import Text
 
-from fleetrun.commands.output import print_json, print_lines, rendered, room, write
+from fleetrun.commands.output import output_width, print_json, print_lines, rendered, write
 from fleetrun.errors import LaunchError
 
 RED = Text.assemble(("bad", "red"), " line")
@@ -16,7 +16,7 @@ RED = Text.assemble(("bad", "red"), " line")
 def test_a_pipe_gets_no_colour(capsys):
     print_lines([RED, Text("x" * 500)])
     assert capsys.readouterr().out == "bad line\n" + "x" * 500 + "\n"
-    assert room() is None
+    assert output_width() is None
 
 
 @pytest.mark.parametrize(

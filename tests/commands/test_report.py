@@ -47,7 +47,7 @@ def test_what_led_to_it(ask, failed):
     story = [line.split("  ", 2)[2] for line in text.splitlines() if re.match("  20", line)]
     assert story == [
         "trainer.1 was killed by SIGKILL; restart 1 of 1",
-        "started again: trainer.0, trainer.1",
+        "restarted: trainer.0, trainer.1",
         "trainer.1 exited with code 3: ValueError: x; --max_restart is 1",
     ]
 
@@ -78,13 +78,13 @@ def test_a_launcher_that_was_killed_said_nothing(ask, past):
     job.event("progress", container="trainer.0", step=7)
     job.journal.close()
     text = ask("report")
-    assert "ended without a word: its launcher was killed" in text
-    assert f"last heard of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(BEGAN + 67))}, 1m07s\n" in text
+    assert "ended without an exit code: its launcher was killed" in text
+    assert f"last event {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(BEGAN + 67))}, 1m07s\n" in text
 
 
 def test_where_nobody_can_tell_whether_it_runs_that_is_said(past):
     history = replace(read(past().journal.path), running=None)
-    assert outcome(history) == "running, or ended without a word"
+    assert outcome(history) == "running, or ended without an exit code"
 
 
 def test_a_job_that_runs(ask, past):
@@ -147,7 +147,7 @@ def test_damage_is_told(ask, past):
     with job.journal.path.open("ab") as file:
         file.write(b"\xff\xff garbage\n")
     job.over()
-    assert "1 lines of log/night.abcdef.events.jsonl are damaged" in ask("report")
+    assert "log/night.abcdef.events.jsonl that were skipped: 1" in ask("report")
 
 
 def test_the_newest_launch_of_a_job_is_meant(ask, past):

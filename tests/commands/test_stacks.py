@@ -64,7 +64,7 @@ def test_a_rank_that_is_not_there_is_an_error(tmp_path: Path):
     "said", [None, 3, "x", [1, "a", None], [{"pid": "7"}], [{"pid": 7.5, "name": "a"}], [{}]]
 )
 def test_an_answer_of_another_form_names_nobody(tmp_path: Path, said: object):
-    with pytest.raises(LaunchError, match="no process of this job"):
+    with pytest.raises(LaunchError, match="no running process"):
         named(running(tmp_path, **{"containers": said, "state": "running"}))
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.commands.up import stands_for
+from fleetrun.commands.up import launch_arguments
 from fleetrun.errors import UsageError
 
 
@@ -21,7 +21,7 @@ from fleetrun.errors import UsageError
 def test_words(words, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("job.toml").touch()
-    assert stands_for(words, {"A": "b"}) == (line, {"A": "b"})
+    assert launch_arguments(words, {"A": "b"}) == (line, {"A": "b"})
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -29,12 +29,12 @@ def test_a_job_file_behind_options_is_no_script(here, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if here:
         Path("job.toml").touch()
-    with pytest.raises(UsageError, match=r"night\.toml stands where a script would") as caught:
-        stands_for(["--display", "plain", "night.toml"], {})
-    assert caught.value.hint == "The job file comes first: fleetrun up night.toml [OPTIONS]"
+    with pytest.raises(UsageError, match=r"night\.toml must be the first argument") as caught:
+        launch_arguments(["--display", "plain", "night.toml"], {})
+    assert caught.value.hint == "fleetrun up night.toml [OPTIONS]"
 
 
 def test_there_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"no job\.toml here"):
-        stands_for([], {})
+    with pytest.raises(UsageError, match=r"no job\.toml"):
+        launch_arguments([], {})
