@@ -44,9 +44,11 @@ def test_every_event_has_a_row_with_its_fields(event: str):
 
 
 def test_the_fields_of_a_launch_are_told():
-    tree = ast.parse((ROOT / "fleetrun" / "record" / "launched.py").read_text())
     (function,) = (
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "launch_fields"
+        node
+        for path in (ROOT / "fleetrun").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name == "launch_fields"
     )
     keys = {
         key.value for node in ast.walk(function) if isinstance(node, ast.Dict) for key in node.keys

@@ -16,6 +16,8 @@ from trainers.ps.server.state import Keeper
 from trainers.ps.tables.spec import kept_words
 from trainers.ps.wire import Field, Kind, Message, Part
 
+pytestmark = pytest.mark.slow
+
 
 class Kept(Bench):
     """A bench whose server keeps what it acknowledges in a folder."""
