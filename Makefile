@@ -10,7 +10,7 @@ TORCH = $(shell grep '^torch==' constraints.txt)
 PARTS = etcd-server etcd-client slurmctld slurmd slurm-client munge openmpi-bin mpich openssh-server openssh-client \
     nftables iproute2 util-linux procps
 
-.PHONY: venv demo parts test lint types docs unit bench clean
+.PHONY: venv demo parts test lint types docs unit quick bench clean
 
 venv: $(VENV)/.made
 
@@ -46,6 +46,10 @@ docs: venv
 # Most tests wait for real processes; each file runs in one worker, in the order of tests/conftest.py.
 unit: venv
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+# Before each commit: all but the tests that are marked slow.
+quick: venv
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 bench: venv
 	$(BIN)/python bench/launch.py

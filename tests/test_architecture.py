@@ -251,6 +251,7 @@ def dangers(tree: ast.AST) -> Iterator[str]:
                     yield f"line {node.lineno}: preexec_fn"
 
 
+@pytest.mark.slow
 def test_nothing_runs_text_as_a_program():
     found = [f"{module}, {danger}" for module, tree in MODULES.items() for danger in dangers(tree)]
     assert not found

@@ -211,6 +211,7 @@ def test_closed_streams_are_no_error(word, code):
     assert subprocess.run(closed, check=False, timeout=60).returncode == code
 
 
+@pytest.mark.slow
 def test_a_message_fits_the_terminal_and_is_one_line_in_a_pipe():
     words = ["--gpus", "0,1,2,3,4", "--nproc_per_node", "2", "x.py"]
     assert real(*words).stderr.count("\n") == 1

@@ -34,6 +34,7 @@ def completed(line: str) -> list[str]:
     return [answer.partition(",")[2] for answer in out.splitlines() if answer]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -59,6 +60,7 @@ def test_words_and_scripts_stand_beside_each_other(tmp_path, monkeypatch):
     assert ask(_FLEETRUN_COMPLETE="bash_complete", COMP_WORDS="fleetrun\ntr", COMP_CWORD="1") == "file,tr\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell_calls_the_command_back(shell):
     script = ask("--show_completion", shell)

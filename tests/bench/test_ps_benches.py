@@ -187,6 +187,7 @@ print(json.dumps(wire.since()))
 """
 
 
+@pytest.mark.slow
 def test_the_wire_is_counted_as_the_kernel_saw_it():
     """In a process of its own, since counting changes zmq's sockets."""
     zmq = pytest.importorskip("zmq")

@@ -41,6 +41,7 @@ def test_a_row_compares_with_torchrun_and_with_what_is_wanted(bench):
     assert other[3:6] == ["", "-", "-"]
 
 
+@pytest.mark.slow
 def test_seventeen_nodes_meet(bench):
     """In two processes, beside the store's."""
     job, peers = bench("_rendezvous_job"), bench("_rendezvous_peers")

@@ -88,6 +88,7 @@ def test_a_process_that_never_began_needs_no_log(ask, past):
     assert ask("logs") == ""
 
 
+@pytest.mark.slow
 def test_following_a_log_that_cannot_be_read_ends_with_the_job(past, run, monkeypatch):
     job = past(trainers=1)
     log = job.logs[0]

@@ -99,6 +99,7 @@ def test_a_bar_that_only_grows_is_bounded():
     assert len(pending.finish()) <= 16 * 1024 + 1
 
 
+@pytest.mark.slow
 def test_a_bar_that_shrinks_a_little_each_time_is_bounded():
     pending = PendingLines()
     for size in range(5000, 0, -1):

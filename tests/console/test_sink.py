@@ -219,6 +219,7 @@ def two_files():
     assert out is not err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [one_file_for_both, two_files])
 def test_two_outputs_that_are_one_file_have_one_writer(case):
     isolated(case)

@@ -105,6 +105,7 @@ def test_it_follows_the_facts_once_a_second():
     assert made.rows == ["0:00:02 | step 7"]
 
 
+@pytest.mark.slow
 def test_a_flood_looks_at_the_facts_four_times_a_second():
     made = Shown()
     looks = []
@@ -255,6 +256,7 @@ def test_what_would_break_the_screen_does_not(take):
     assert [line.partition(" <")[0] for line in text] == [str(number) for number in range(len(EVIL))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_what_is_left_equals_a_run_without_a_status_line(seed):
     """Lines of any length, colours and wide characters, at any moment, in any pieces."""
@@ -276,6 +278,7 @@ def test_what_is_left_equals_a_run_without_a_status_line(seed):
     assert made.terminal.text == plain.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_a_script_prints_there_is_one_status_line_and_none_of_it_stays(seed):
     chance = random.Random(seed)

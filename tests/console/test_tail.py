@@ -77,6 +77,7 @@ def test_one_line_longer_than_the_piece(tail_of):
     assert line.endswith("错end")
 
 
+@pytest.mark.slow
 def test_only_the_end_is_read(tail_of):
     lines = tail_of("".join(f"{number:07}\n" for number in range(100_000))).before
     assert lines[-1] == "0099999"

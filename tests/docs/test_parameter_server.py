@@ -151,6 +151,7 @@ def help_of(verb: str) -> str:
     return "".join(each.stdout for each in done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_options_of_commands_exist(page: Path):
     helps: dict[str, str] = {}

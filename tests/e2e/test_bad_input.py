@@ -114,6 +114,7 @@ def test_no_script(fleetrun: Fleetrun):
     check_refused(fleetrun, fleetrun.run("--nproc_per_node", "2"), 2, "script")
 
 
+@pytest.mark.quick
 def test_a_script_that_is_not_there(fleetrun: Fleetrun):
     fleetrun.script("tell('started')", "train.py")
     launch = fleetrun.run("trian.py")

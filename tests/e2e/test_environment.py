@@ -25,6 +25,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
+@pytest.mark.quick
 def test_an_unmodified_script_for_torchrun(fleetrun: Fleetrun):
     (fleetrun.folder / "torchrun_style.py").write_text(REDUCE)
     launch = fleetrun.run(*TWO, "--follow", "all", "torchrun_style.py")

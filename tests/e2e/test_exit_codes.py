@@ -18,6 +18,7 @@ def start_two_that_stay(fleetrun: Fleetrun, body: str = "leave_on_term()", *word
     return launch
 
 
+@pytest.mark.quick
 def test_zero_when_every_trainer_ends_with_zero(fleetrun: Fleetrun):
     launch = fleetrun.run("--nproc_per_node", "3", fleetrun.script("tell('here')"))
     assert launch.code == 0, launch
@@ -30,6 +31,7 @@ def test_that_of_the_trainer_that_failed(fleetrun: Fleetrun, code: int):
     assert fleetrun.run(*ONCE, "--nproc_per_node", "2", script).code == code
 
 
+@pytest.mark.quick
 def test_that_of_the_first_failure_though_others_fail_with_other_codes(fleetrun: Fleetrun):
     script = fleetrun.script("""
 publish_pid()
@@ -106,6 +108,7 @@ def test_a_script_may_end_with_a_code_that_means_something_to_shells(fleetrun: F
     assert len(launch.told("here")) == 1
 
 
+@pytest.mark.quick
 def test_the_others_are_told_to_stop_when_one_fails(fleetrun: Fleetrun):
     script = fleetrun.script("""
 leave_on_term()

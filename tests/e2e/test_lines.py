@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from tests.support.command import Fleetrun
 
 STAMP = r"LAUNCH INFO \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
@@ -11,6 +13,7 @@ def lines_of(launch_err: str) -> list[str]:
     return [re.sub(STAMP, "", line) for line in launch_err.splitlines()]
 
 
+@pytest.mark.quick
 def test_of_a_parameter_server_job(fleetrun: Fleetrun):
     script = fleetrun.script("publish_pid()\nmeet(3)")
     launch = fleetrun.run("--server_num=1", "--trainer_num=2", script)
@@ -25,6 +28,7 @@ def test_of_a_parameter_server_job(fleetrun: Fleetrun):
     assert lines.index(ready) < lines.index(watching)
 
 
+@pytest.mark.quick
 def test_of_a_collective_job(fleetrun: Fleetrun):
     launch = fleetrun.run("--nproc_per_node=2", "--job_id=night", fleetrun.script("publish_pid()"))
     assert "Job: night, mode collective, replicas 1[1:1], elastic False" in lines_of(launch.err)

@@ -13,6 +13,7 @@ TWO = ("--nproc_per_node", "2")
 SAY = "print('from', WHO)"
 
 
+@pytest.mark.quick
 def test_files_are_named_after_job_pod_role_and_number_and_are_private(fleetrun: Fleetrun):
     script = fleetrun.script(f"{SAY}\nmeet(3)")
     launch = fleetrun.run("--job_id", "night", "--server_num", "1", "--trainer_num", "2", script)
@@ -83,6 +84,7 @@ def test_a_hundred_thousand_lines_all_reach_the_console(fleetrun: Fleetrun):
     assert launch.out == "".join(f"line {number}\n" for number in range(100_000))
 
 
+@pytest.mark.quick
 def test_output_appears_while_the_script_runs(fleetrun: Fleetrun):
     script = fleetrun.script("print('epoch 1')\ntell('ready', os.getpid())\nwait_for_go()\nprint('epoch 2')")
     launch = fleetrun.start(script)

@@ -13,6 +13,7 @@ ONE_AND_TWO = ("--server_num", "1", "--trainer_num", "2")
 
 
 @pytest.mark.slow
+@pytest.mark.quick
 def test_servers_are_asked_to_leave_when_all_trainers_have_ended(fleetrun: Fleetrun):
     script = fleetrun.script("""
 if WHO.startswith("ps"):

@@ -28,6 +28,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.quick
 def test_a_dry_run_prints_the_plan_and_starts_nothing(fleetrun: Fleetrun):
     words = ("--server_num", "1", "--trainer_num", "2", "--dry_run")
     launch = fleetrun.run(*words, fleetrun.script("tell('started')"), "--lr", "0.1 x")
@@ -71,6 +72,7 @@ def test_what_the_plan_says_is_what_a_script_gets(fleetrun: Fleetrun):
     }  # fmt: skip
 
 
+@pytest.mark.quick
 def test_help_and_version(fleetrun: Fleetrun):
     launch = fleetrun.run("--help", env={"COLUMNS": "80"})
     assert launch.code == 0

@@ -68,6 +68,7 @@ def test_says_that_nothing_was_printed(fleetrun: Fleetrun):
     assert "printed nothing" in fleetrun.run(*ONCE, fleetrun.script("os._exit(4)")).err
 
 
+@pytest.mark.quick
 def test_finds_the_traceback_with_its_causes_among_other_output(fleetrun: Fleetrun):
     script = fleetrun.script("""
 for number in range(1000):

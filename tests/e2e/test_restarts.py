@@ -67,6 +67,7 @@ def test_not_for_codes_that_cannot_heal(fleetrun: Fleetrun, code: int):
     assert f"exit code {code}" in launch.err
 
 
+@pytest.mark.quick
 def test_a_job_that_heals_ends_with_0_and_its_log_goes_on_after_a_mark(fleetrun: Fleetrun):
     script = fleetrun.script("print('attempt', ATTEMPT)\nif ATTEMPT == 0: sys.exit(3)\n")
     launch = fleetrun.run(script)
@@ -89,6 +90,7 @@ def test_each_failure_is_told_as_it_happens(fleetrun: Fleetrun):
     assert launch.wait() == 143
 
 
+@pytest.mark.quick
 def test_ps_restarts_only_the_trainer_that_failed(fleetrun: Fleetrun):
     script = fleetrun.script(f"""
 {START}

@@ -12,6 +12,7 @@ from tests.support.traces import left_behind, state_of, wait_until
 TWO = ("--nproc_per_node", "2")
 
 
+@pytest.mark.quick
 def test_ctrl_c_asks_every_process_once(fleetrun: Fleetrun):
     script = fleetrun.script("""
 on(signal.SIGINT, lambda: None)

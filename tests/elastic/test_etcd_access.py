@@ -20,6 +20,8 @@ from tests.elastic.test_etcd_store import kept, renewed, troubles
 from tests.support.cluster import reserved_endpoints
 from tests.support.etcd import Certificates, Etcd, etcd_cluster, needs_etcd, needs_openssl
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 LEASE = 100.0
 """Its end is no reason for anything here; and an etcd may take some seconds over an answer."""
@@ -208,7 +210,6 @@ class TestUsers:
     def test_an_etcd_without_users_takes_anybody(self, loop, attempt, shared_etcd):
         works(loop, attempt(f"{shared_etcd.url}?user=me", {PASSWORD: "x"}))
 
-    @pytest.mark.slow
     def test_a_token_that_has_ended_is_replaced(self, loop, attempt, etcd_with_users):
         seen = attempt(f"{etcd_with_users.url}?user=me", {PASSWORD: "secret of me"}, lease=12.0)
         works(loop, seen)

@@ -12,7 +12,7 @@ from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, StoreConformance, until
 from tests.support.etcd import Etcd, needs_etcd
 
-pytestmark = [pytest.mark.etcd, needs_etcd]
+pytestmark = [pytest.mark.etcd, needs_etcd, pytest.mark.slow]
 
 
 class EtcdWorld:
@@ -62,7 +62,6 @@ class TestEtcdStore(StoreConformance):
     def world(self, loop: Loop, shared_etcd: Etcd, request: pytest.FixtureRequest) -> EtcdWorld:
         return EtcdWorld(loop, shared_etcd.url, request.node.name)
 
-    @pytest.mark.slow
     def test_a_lease_holds_as_long_as_its_client_lives(self, loop, world, join):
         world.lease = 16.0  # longer than anybody stands still
         store, seen = join("a")
@@ -99,7 +98,6 @@ class TestEtcdStore(StoreConformance):
 
     # ---- besides
 
-    @pytest.mark.slow
     def test_the_others_see_that_a_client_has_gone(self, loop, join, world):
         world.lease = 1000.0  # its end is no reason here
         (leaves, _), (stays, seen) = join("b"), join("c")
@@ -188,7 +186,6 @@ class TestEtcdStore(StoreConformance):
         until(loop, lambda: looks)
         assert looks == [(False, {"k": b"a"})]
 
-    @pytest.mark.slow
     @pytest.mark.timeout(180)
     def test_many_clients(self, loop, join, world):
         world.lease = 20.0

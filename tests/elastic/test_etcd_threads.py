@@ -226,6 +226,7 @@ def test_a_lease_that_has_ended_is_replaced_and_the_job_done_under_the_new_one()
     assert asked.script.asked[3] == ("job", {"name": "job", "lease": "78"})
 
 
+@pytest.mark.slow
 def test_a_lease_is_renewed_after_a_quarter_of_its_time_and_replaced_when_it_is_gone():
     asked = Asked(GRANTED, ALIVE, EXPIRED, GRANTED, lambda: asked.worker.end(5.0) or ALIVE, {}, seconds=2)
     asked.hearer.leased = lambda *, fresh: due.append(asked.worker._renew_at - time.monotonic())

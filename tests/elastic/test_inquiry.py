@@ -244,6 +244,7 @@ def test_those_of_another_generation_are_asked_too():
     assert found == [ids(nodes, 1, 2)]
 
 
+@pytest.mark.slow
 def test_a_question_to_hundreds_is_two_messages_to_each_and_one_from_it():
     count = 300
     nodes = Asking(count, rdzv_timeout=300)

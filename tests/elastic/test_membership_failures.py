@@ -122,6 +122,7 @@ def test_failures_are_answered_as_often_as_allowed():
     assert ends(job)[0] == 7
 
 
+@pytest.mark.slow
 def test_a_job_that_restarts_often_does_not_fill_the_store():
     job = running(3, max_restart=100)
     sizes = []

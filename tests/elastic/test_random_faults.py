@@ -22,6 +22,7 @@ def test_what_once_went_wrong(seed):
     run_with_faults(seed)
 
 
+@pytest.mark.slow
 def test_the_faults_lead_to_every_kind_of_end():
     codes = {player.code for seed in range(60) for player in run_with_faults(seed).players}
     assert codes >= {0, 2, 7, 124, 125, 143}

@@ -120,6 +120,7 @@ def test_what_is_no_topology_is_said_to_be_none(data):
         records.topology(data)
 
 
+@pytest.mark.slow
 def test_a_topology_that_unpacks_without_end_is_refused():
     with pytest.raises(BadRecordError, match="more than"):
         records.topology(zlib.compress(b" " * (records.MOST_BYTES + 1)))
@@ -154,6 +155,7 @@ def spoilt(value, dice):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", READERS, ids=lambda read: read.__name__)
 def test_any_json_is_a_record_or_said_to_be_none(read):
     dice = random.Random(4)

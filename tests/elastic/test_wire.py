@@ -84,6 +84,7 @@ def test_what_is_too_long_is_not_looked_at() -> None:
         wire.decode([b" " * 100 + b"{}"], ALL, longest=100)
 
 
+@pytest.mark.slow
 def test_random_bytes() -> None:
     rng = random.Random(5)
     frame = wire.encode(wire.Put(1, "nodes/a", None, True))

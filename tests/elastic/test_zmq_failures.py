@@ -109,6 +109,7 @@ def pause(clock: SharedClock, seconds: float) -> None:
 # ---- processes
 
 
+@pytest.mark.slow
 @with_and_without_secret
 def test_a_node_that_is_killed_is_missed_before_its_lease_ends(patient: Cast) -> None:
     patient.node("a")
@@ -118,6 +119,7 @@ def test_a_node_that_is_killed_is_missed_before_its_lease_ends(patient: Cast) ->
     patient.all_see("b", "host")
 
 
+@pytest.mark.slow
 def test_a_node_that_leaves_says_so_and_is_gone(patient: Cast) -> None:
     with Proxy(patient.endpoint) as proxy:
         patient.node("a", proxy.endpoint)

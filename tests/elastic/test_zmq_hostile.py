@@ -102,6 +102,7 @@ OPENINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secret", [False, True])
 def test_garbage_reaches_nobody(loop: Loop, request: pytest.FixtureRequest, secret: bool) -> None:
     world = request.getfixturevalue("guarded" if secret else "world")
@@ -201,6 +202,7 @@ def test_what_is_no_message_is_answered_once_and_changes_nothing(
     assert world.ledger.revision == 0
 
 
+@pytest.mark.slow
 def test_random_messages(loop: Loop, world: ZmqWorld) -> None:
     """Of right and wrong pieces: never a traceback, and nothing leaves the schema."""
     rng = random.Random(11)
@@ -305,6 +307,7 @@ def rss() -> int:
         return int(statm.read().split()[1]) * 4096
 
 
+@pytest.mark.slow
 def test_a_client_that_was_dropped_begins_anew(loop: Loop, stack: ExitStack) -> None:
     world = ZmqWorld(loop, lease=4.0)
     stack.callback(world.close)
@@ -324,6 +327,7 @@ def test_a_client_that_was_dropped_begins_anew(loop: Loop, stack: ExitStack) -> 
 # ---- the secret
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "mine", "words"),
     [

@@ -372,6 +372,7 @@ def test_the_host_learns_when_everybody_has_gone(loop: Loop, world: ZmqWorld, jo
     assert told[-1] == "all gone"
 
 
+@pytest.mark.slow
 def test_a_large_value_for_many(loop: Loop, patient: ZmqWorld, join: Join) -> None:
     value = bytes(range(256)) * (20 << 12)  # 20 MB
     store, _ = join(patient.server.endpoint)

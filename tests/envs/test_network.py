@@ -59,6 +59,7 @@ def test_so_it_can_after_a_restart(reserve):
         assert run(SERVE, "127.0.0.1", port).stdout == "served\n"
 
 
+@pytest.mark.slow
 def test_nobody_gets_it_by_chance(reserve):
     """The kernel hands out free ports to those who bind 0 and to connections: never a reserved one."""
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())

@@ -77,6 +77,7 @@ def test_clients_that_say_nothing_keep_nobody_waiting(served):
         client.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_read_keeps_nobody_waiting(served):
     served.job.facts = {"job": "x" * 8_000_000}  # more than sockets hold
     served.listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

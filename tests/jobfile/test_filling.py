@@ -76,6 +76,7 @@ def test_what_cannot_be_filled_in(text, message, hint):
     assert hint in (error.hint or "")
 
 
+@pytest.mark.slow
 def test_texts_that_grow_without_end_are_cut():
     lines = ["[variables]", "A0 = 'xxxxxxxxxx'"]
     lines += [f"A{n} = '{f'${{A{n - 1}}}' * 10}'" for n in range(1, 30)]

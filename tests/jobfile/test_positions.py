@@ -71,5 +71,6 @@ def test_what_stands_inside_is_near_to_the_key_before_it():
     assert nearest_line(found, ("nothing",)) == 1
 
 
+@pytest.mark.slow
 def test_a_key_of_thousands_of_parts_takes_no_time():
     assert len(key_lines(".".join(["a"] * 5000) + " = 1")) == 8

@@ -98,6 +98,7 @@ def empty_groups_of_the_dead_are_taken_away():
     linux.remove_cgroup(os.getpid())
 
 
+@pytest.mark.slow
 @needs_cgroup
 @pytest.mark.parametrize(
     "case", [enclosed_and_removed, killed_from_inside, empty_groups_of_the_dead_are_taken_away]

@@ -217,6 +217,7 @@ def a_companion_that_ended_is_left_to_its_handle():
     assert made.exit == Exit(7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [companions_are_no_strays, a_companion_that_ended_is_left_to_its_handle])
 def test_sweeping_up(case):
     isolated(case)

@@ -235,6 +235,7 @@ def test_what_was_there_before_comes_too(watched):
     assert seen.text["a.log"] == b"early\n"
 
 
+@pytest.mark.slow
 def test_of_a_flood_nothing_is_lost_and_nothing_comes_twice(watched):
     """100,000 numbered lines in each of two files, as fast as they can be written."""
     seen = watched()
@@ -251,6 +252,7 @@ def test_of_a_flood_nothing_is_lost_and_nothing_comes_twice(watched):
         child.communicate()
 
 
+@pytest.mark.slow
 def test_without_room_nothing_is_read_until_there_is(watched):
     seen = watched()
     seen.follow("a.log")
@@ -322,6 +324,7 @@ def test_nothing_to_watch_asks_for_nothing(watched):
     assert asked == []
 
 
+@pytest.mark.slow
 def test_a_log_is_followed_and_bounded_at_once(watched):
     """Read as fast as it is trimmed: all lines come, and the file stays small."""
     seen = watched()
@@ -353,6 +356,7 @@ def test_what_is_taken_off_the_head_is_told(watched):
     assert {name for name, _ in cuts} <= {"a.log"}
 
 
+@pytest.mark.slow
 def test_a_log_is_bounded_though_nobody_reads_the_console(watched):
     seen = watched()
     path = seen.folder / "a.log"

@@ -184,6 +184,7 @@ def orphans_are_reaped_and_containers_left():
     assert state_of(pid) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

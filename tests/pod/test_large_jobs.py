@@ -44,6 +44,7 @@ def nodes() -> list[Node]:
     return [node(number) for number in range(NODES)]
 
 
+@pytest.mark.slow
 def test_the_environment_of_a_process(nodes: list[Node], tmp_path):
     settings = resolve(
         read(f"--nproc_per_node {PROCESSES} --log_dir {tmp_path} train.py".split()), {}
@@ -65,6 +66,7 @@ def test_the_environment_of_a_process(nodes: list[Node], tmp_path):
     assert len(member.cluster.trainers) == NODES * PROCESSES
 
 
+@pytest.mark.slow
 def test_the_topology_in_the_store(nodes: list[Node]):
     data = records.pack_topology(nodes)
     assert len(data) <= ETCD_REQUEST

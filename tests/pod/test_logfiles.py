@@ -224,6 +224,7 @@ def test_of_a_long_log_the_newest_stays(folder):
     assert trimmer.trim() == 0, "nothing more to take"
 
 
+@pytest.mark.slow
 def test_again_and_again(folder):
     path = folder / "a.log"
     trimmer = Trimmer(path, KEEP)
@@ -242,6 +243,7 @@ def test_again_and_again(folder):
 WRITER = "import sys\nfor number in range(200_000):\n    print(f'{number:07}', flush=number % 100 == 0)"
 
 
+@pytest.mark.slow
 def test_while_a_process_writes_no_newest_line_is_lost(folder):
     """What is left is a run of numbered lines without a gap, up to the last."""
     path = folder / "a.log"

@@ -66,6 +66,7 @@ def killed_for_memory():
         group.rmdir()
 
 
+@pytest.mark.slow
 def test_a_process_that_the_kernel_killed_for_memory():
     if "skipped" in isolated(killed_for_memory):
         pytest.skip("this user may not bound memory")

@@ -95,6 +95,7 @@ def a_child_reads_nothing():
     made.close()
 
 
+@pytest.mark.slow
 def test_a_child_reads_nothing():
     isolated(a_child_reads_nothing)
 
@@ -171,6 +172,7 @@ def too_few_descriptors():
     assert all("ulimit -n" in hint for hint in hints)
 
 
+@pytest.mark.slow
 def test_with_too_few_descriptors_nothing_is_left_running():
     isolated(too_few_descriptors)
 
@@ -368,6 +370,7 @@ def the_name_is_short():
     assert Path("/proc/self/comm").read_text() == "fleetrun-and-mo\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

@@ -56,6 +56,7 @@ def a_script_that_may_not_be_read():
             prepare.check_python_script(str(script))
 
 
+@pytest.mark.slow
 def test_a_script_that_may_not_be_read():
     isolated(a_script_that_may_not_be_read)
 

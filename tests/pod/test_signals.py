@@ -30,6 +30,7 @@ def test_signals_do_nothing_but_arrive_in_order(signals):
     assert signals.read() == b""
 
 
+@pytest.mark.slow
 def test_a_thousand_unread_signals_stop_nothing(signals):
     for _ in range(100_000):
         signal.raise_signal(signal.SIGUSR1)

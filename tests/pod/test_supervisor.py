@@ -170,6 +170,7 @@ def test_so_many_restarts_and_not_one_more(job, limit):
     assert isinstance(supervision.decisions[-1][1], GiveUp)
 
 
+@pytest.mark.slow
 def test_the_first_restart_is_at_once_and_the_wait_doubles(job):
     supervision = job({"trainer.0": "exit 5"}, restarts=4, backoff=0.02)
     supervision.run()
@@ -238,6 +239,7 @@ def test_servers_are_asked_to_stop_once_the_trainers_have_ended(job):
     assert (supervision.told("ps.0 asked"), supervision.told("ps.1 asked")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_servers_may_leave_by_themselves(job):
     """Without being asked."""
     server = 'tell ready; while [ ! -e "$NOTES/leave" ]; do sleep 0.005; done; exit 0'
@@ -299,6 +301,7 @@ def daemons_of_what_restarts_are_ended():
         assert supervision.told("restarting trainer.0") == 1
 
 
+@pytest.mark.slow
 def test_daemons_of_what_restarts_are_ended():
     isolated(daemons_of_what_restarts_are_ended)
 

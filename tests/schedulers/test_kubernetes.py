@@ -53,6 +53,7 @@ def environment_of(container: dict[str, Any]) -> dict[str, Any]:
 # ---- against the schemas
 
 
+@pytest.mark.slow
 @pytest.mark.kubernetes
 @pytest.mark.parametrize("words", [BASE, FULL, PS, (*BASE, "--nnodes=2:4")])
 def test_job_and_service_are_what_the_api_takes(words: tuple[str, ...]):
@@ -62,6 +63,7 @@ def test_job_and_service_are_what_the_api_takes(words: tuple[str, ...]):
             validate.validate(document, version, strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.kubernetes
 @pytest.mark.parametrize("words", [BASE, FULL, PS])
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])

@@ -93,6 +93,7 @@ def test_when_stdin_closes_it_is_asked_to_end(leashed: list[Leashed]):
     assert here.end()[0] == 9
 
 
+@pytest.mark.slow
 def test_when_stdin_is_silent_too(leashed: list[Leashed]):
     """SIGTERM, whether or not the command could have set a trap by then."""
     here = start(leashed, *sh("while :; do sleep 0.01; done"), patience=0.3)

@@ -44,6 +44,7 @@ def test_another_question_is_an_error(capsys: pytest.CaptureFixture[str]):
     assert "live|ready" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_of_a_real_launch(fleetrun: Fleetrun):
     launch = fleetrun.start(fleetrun.script("tell('ready', os.getpid())\nwait_for_go()"))
     launch.until_ready(1)

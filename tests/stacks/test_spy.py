@@ -68,6 +68,7 @@ def test_why_there_is_nothing(tmp_path: Path, text: str, why: str):
         dump_pyspy(program(tmp_path, text), os.getpid(), os.environ, 60.0)
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_killed(tmp_path: Path):
     os.mkfifo(tmp_path / "never")
     hangs = program(tmp_path, f'read line <"{tmp_path}/never"')
@@ -76,6 +77,7 @@ def test_one_that_hangs_is_killed(tmp_path: Path):
     assert not [each for each in psutil.Process().children() if hangs in each.cmdline()]
 
 
+@pytest.mark.slow
 def test_a_process_that_a_killed_py_spy_left_stopped_goes_on(tmp_path: Path):
     """py-spy stops what it reads; killed at that moment it cannot continue it."""
     with waiting(tmp_path) as (target, _):
@@ -94,6 +96,7 @@ time.sleep(1000)
 """Deaf until somebody opens the other end, for its child has its memory till then. A stop comes then."""
 
 
+@pytest.mark.slow
 def test_nor_does_one_stop_that_was_deaf_in_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo")

@@ -232,7 +232,9 @@ class Launch:
 
 
 class Fleetrun:
-    """The command in one folder. As a context it ends in the assertion that nothing is left of any launch."""
+    """The command in one folder. As a context it ends in the assertion that nothing is left of any launch,
+    unless the test `failed` already: a fixture sees no exception of its test.
+    """
 
     def __init__(
         self,
@@ -250,6 +252,7 @@ class Fleetrun:
             "XDG_RUNTIME_DIR": str(folder / "run"),  # one test's jobs are not another's
         }
         self._launches: list[Launch] = []
+        self.failed = False
 
     def script(self, text: str, name: str = "train.py") -> str:
         """A file that begins with all of `telling`; its name."""
@@ -309,7 +312,7 @@ class Fleetrun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None:
+            if kind is None and not self.failed:
                 for launch in self._launches:
                     assert launch.popen.poll() is not None, f"the test did not wait for\n{launch}"
                     launch.gone()

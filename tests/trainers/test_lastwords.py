@@ -22,6 +22,7 @@ def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE"])
 def test_an_uncaught_exception_is_written_and_still_printed(tmp_path: Path, variable: str) -> None:
     before = time.time_ns()

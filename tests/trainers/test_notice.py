@@ -43,6 +43,7 @@ def told(text: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_who_does_not_ask_is_ended_by_sigterm(tmp_path: Path) -> None:
     assert run("hit(signal.SIGTERM)", tmp_path).returncode == -signal.SIGTERM
     assert (

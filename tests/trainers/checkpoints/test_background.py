@@ -26,6 +26,7 @@ def where(tmp_path: Path) -> Iterator[str]:
     checkpoint.wait()
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_what_was_there_at_the_call(where: str) -> None:
     model = torch.nn.Linear(3, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

@@ -118,6 +118,7 @@ def test_small_things_are_kept_and_dicts_filled_in_place(tmp_path: Path) -> None
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
 
 
+@pytest.mark.slow
 def test_a_compiled_module_and_a_plain_one_are_the_same(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     checkpoint.save(tmp_path, 1, torch.compile(model, backend="eager"))

@@ -29,6 +29,7 @@ def test_equal_seeds_give_equal_rows_of_one_truth():
     assert not np.array_equal(truth.labels, first.labels)
 
 
+@pytest.mark.slow
 def test_nobody_beats_the_best(clicks: Clicks):
     """The probability is calibrated and says all that can be said: a hint that is wrong loses."""
     best = clicks.best()
@@ -44,6 +45,7 @@ def test_nobody_beats_the_best(clicks: Clicks):
     assert blurred.log_loss > best.log_loss
 
 
+@pytest.mark.slow
 def test_ids_weigh_the_same_wherever_they_are_drawn():
     """Two draws agree on what an id means: with ids alone to go by, one's click rates tell the other's."""
     model = replace(SMALL, signal=2.0, missing=0.0, bias=0.0)
@@ -73,6 +75,7 @@ def test_the_distributions_are_those_described(clicks: Clicks):
     assert shares[:5] == pytest.approx(expected[:5] / expected.sum(), rel=0.15)
 
 
+@pytest.mark.slow
 def test_slots_share_no_id_and_ranks_no_category():
     ids = [set(SMALL.draw(2000, 0).ids[:, slot]) - {0} for slot in range(SLOTS)]
     assert all(len(each) == 50 for each in ids)
@@ -91,6 +94,7 @@ def test_the_tensors_are_what_a_model_takes():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 5, 8195])
 def test_slot_files_say_what_the_arrays_say(tmp_path: Path, rows: int):
     clicks = SMALL.draw(rows, 0)

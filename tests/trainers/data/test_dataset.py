@@ -234,6 +234,7 @@ def test_slots_that_cannot_be(name: str, dtype: str, length: int) -> None:
 ENDLESS = "yes '2 1 1 1 7 0 1 1'"
 
 
+@pytest.mark.slow
 def test_a_slow_consumer_stops_the_reader(tmp_path: Path) -> None:
     """The command tells how far it came; without a bound it would write for ever."""
     told = tmp_path / "told"

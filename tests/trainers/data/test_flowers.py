@@ -66,6 +66,7 @@ def test_without_chance_the_middle_is_taken(ramp: Path) -> None:
     assert np.allclose(shown(read_picture(ramp, 112)), expected, atol=2)
 
 
+@pytest.mark.slow
 def test_chance_crops_everywhere_and_mirrors(ramp: Path) -> None:
     seen = np.stack([shown(read_picture(ramp, 112, np.random.RandomState(n))) for n in range(60)])
     mirrored = seen[:, 0, 0] > seen[:, 1, 0]

@@ -14,6 +14,8 @@ from trainers.data.generator import MultiSlotDataGenerator, Sample
 from trainers.data.slots import Slot
 from trainers.examples import criteo_reader
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 READER = """
 import sys

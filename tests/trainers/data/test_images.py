@@ -72,6 +72,7 @@ def test_a_truncated_gzip_file_is_named(tmp_path: Path) -> None:
         mnist(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_digits_are_split_the_same_way_every_time() -> None:
     first, second = digits(), digits()
     assert (len(first.train), len(first.test), first.pixels) == (1437, 360, 64)

@@ -25,6 +25,8 @@ from trainers.data.slots import Layout, Slot
 from trainers.data.store import GrowingArray, Store
 from trainers.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 SLOTS = [Slot("id"), Slot("dense", "float32", 2), Slot("bag", length=None), Slot("weights", "float32", None)]
 
 
@@ -133,7 +135,6 @@ def test_an_error_of_loading_is_raised_and_nothing_is_kept(tmp_path: Path) -> No
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "command", "wait"),
     [
@@ -260,7 +261,6 @@ def results(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> list[An
     return [json.loads((folder / f"answer-{rank}").read_text()) for rank in range(len(PARTS))]
 
 
-@pytest.mark.slow
 def test_global_shuffle_loses_and_doubles_nothing(results: list[Any]) -> None:
     wanted = [example(number) for number in range(5000)]
     for time in ("first", "second"):
@@ -276,13 +276,11 @@ def test_global_shuffle_loses_and_doubles_nothing(results: list[Any]) -> None:
         assert result["sizes"] == [len(result["second"]), len(result["second"]), 5000, 5000]
 
 
-@pytest.mark.slow
 def test_trainers_with_other_slots_are_told(results: list[Any]) -> None:
     assert [result["other"][0] for result in results] == ["UsageError"] * 3
     assert "trainer 1 has another list of slots than trainer 0" in results[0]["other"][1]
 
 
-@pytest.mark.slow
 def test_a_trainer_that_is_gone_is_an_error(results: list[Any]) -> None:
     for result in (results[0], results[2]):
         kind, message = result["lost"]

@@ -16,6 +16,8 @@ from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout, Slot
 from trainers.data.store import Columns
 
+pytestmark = pytest.mark.slow
+
 MIXED = Layout.of(
     [
         Slot("dense", "float32", 3),

@@ -18,6 +18,7 @@ def test_a_picture_is_a_function_of_seed_and_index() -> None:
     assert not torch.equal(data[0][0], SyntheticPictures(20, 5, 32, seed=4)[0][0])
 
 
+@pytest.mark.slow
 def test_pictures_of_a_class_look_alike() -> None:
     data = SyntheticPictures(200, 4, 16)
     mean = torch.stack([torch.stack([data[i][0] for i in range(c, 200, 4)]).mean(0) for c in range(4)])

@@ -89,6 +89,7 @@ def test_without_shuffling_the_order_is_that_of_the_data() -> None:
     assert list(sampler) == [[1], [3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_that_is_ahead_counts_what_was_given_out(workers: int) -> None:
     data = TensorDataset(torch.arange(100))

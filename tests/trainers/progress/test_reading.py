@@ -44,6 +44,7 @@ def test_counts(value, count):
     assert whole(value) == count
 
 
+@pytest.mark.slow
 def test_a_loss_is_kept_without_what_it_was_computed_from():
     weight = torch.nn.Parameter(torch.ones(3))
     hidden = weight * 2

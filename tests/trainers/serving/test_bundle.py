@@ -165,6 +165,7 @@ def _write_on(where: Path, said: Connection) -> None:
         said.send(number)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_there_is_a_whole_one(tmp_path: Path) -> None:
     chance = random.Random(0)
     context = multiprocessing.get_context("fork")

@@ -28,6 +28,7 @@ def small(kind: type[WideDeep] | type[DeepFM], dim: int = 5) -> WideDeep | DeepF
     return kind(FoldedEmbedding(5000, dim), dim, hidden=(32, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_learns_without_servers(name: str):
     truth = ClickModel(vocabularies=(40,) * SLOTS, signal=0.6)

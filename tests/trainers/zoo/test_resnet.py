@@ -10,6 +10,7 @@ from trainers.zoo.resnet import Bottleneck, ResNet
 PARAMETERS = {18: 11_689_512, 50: 25_557_032}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", PARAMETERS)
 def test_sizes_are_the_papers(layers: int) -> None:
     model = ResNet(layers=layers, class_dim=1000)

@@ -14,6 +14,8 @@ from trainers.ps.durable.journal import DamagedError, DurabilityError
 from trainers.ps.tables.sparse import make_table
 from trainers.storage.errors import SaveError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -279,7 +281,6 @@ def full(where: Path) -> None:
     assert digest_in(where) == State().up_to(46).digest()
 
 
-@pytest.mark.slow
 def test_a_snapshot_that_finds_no_room_loses_nothing(tmp_path):
     command = [sys.executable, "-c", FULL, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)

@@ -103,6 +103,7 @@ def test_files_before_a_number_are_removed_but_not_the_last(tmp_path):
     assert [first for first, _ in journal_files(tmp_path)] == [17]
 
 
+@pytest.mark.slow
 def test_a_tail_torn_at_any_byte_is_cut_off(tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -137,6 +138,7 @@ def test_a_tail_of_zeros_is_cut_off(tmp_path):
     assert path.stat().st_size == size
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_before_the_last_record_is_refused(tmp_path):
     written(tmp_path, 8)
     ((_, path),) = journal_files(tmp_path)
@@ -221,6 +223,7 @@ def full(folder: Path) -> None:
     journal.close()
 
 
+@pytest.mark.slow
 def test_a_record_for_which_there_is_no_room_leaves_nothing_behind(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)],

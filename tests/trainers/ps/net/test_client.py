@@ -71,6 +71,7 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_sequence() -> None:
     assert len(set(seen)) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_says_wait_is_waited_for_beyond_the_timeout() -> None:
     def answer(count: int, request: Message) -> list[Message]:
         return [request.reply(Kind.DONE if count >= 8 else Kind.WAIT)]
@@ -136,6 +137,7 @@ def test_a_lost_push_is_sent_again_while_others_are_underway() -> None:
     assert 2 not in seen[seen.index(3) :]
 
 
+@pytest.mark.slow
 def test_time_in_which_nobody_looked_is_not_the_servers_silence() -> None:
     def answer(count: int, request: Message) -> list[Message]:
         return [request.reply(Kind.DONE)] if count >= 2 else []
@@ -161,6 +163,7 @@ class StandsStill:
         return self._poller.poll(timeout)
 
 
+@pytest.mark.slow
 def test_time_in_which_this_process_stood_still_is_not_the_servers_silence() -> None:
     with served_by(lambda count, request: [request.reply(Kind.DONE)], request_timeout_s=0.5) as client:
         client._poller = StandsStill(client._poller, 0.6)  # type: ignore[assignment]

@@ -76,6 +76,7 @@ def guarded() -> Iterator[Guarded]:
         served.close()
 
 
+@pytest.mark.slow
 def test_who_has_the_secret_trains(guarded: Guarded) -> None:
     assert guarded.values() == [0, 1, 2]
     guarded.ask(Kind.PUSH, Part(0, Field.VALUES, torch.ones(3), lr=1.0))

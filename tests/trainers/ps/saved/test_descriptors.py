@@ -66,6 +66,7 @@ def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, (8 << 20) - 1, 8 << 20, (24 << 20) + 4100])
 def test_a_large_file_in_pieces_of_any_size(tmp_path, size):
     content = memoryview(random.Random(size).randbytes(size))

@@ -83,6 +83,7 @@ def test_a_file_that_was_cut_off_is_named_even_without_checksums(saved):
         load(saved, specs(), verify=False)
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_is_noticed(saved):
     files = [file for file in saved.rglob("*") if file.is_file()]
     chance = random.Random(5)
@@ -337,6 +338,7 @@ def full(where: Path) -> None:
         start(where, tables, shard_bytes=1 << 20)
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_former_save(saved):
     before = sorted(path for path in saved.rglob("*") if path.is_file())
     done = subprocess.run(

@@ -57,6 +57,7 @@ def specs(servers: int) -> list[list[TableSpec]]:
     return [[slice_of(server, servers), WORDS, USERS] for server in range(servers)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["folder", "memory"])
 @pytest.mark.parametrize(
     ("before", "after"), [(1, 1), (1, 3), (3, 1), (2, 3), (3, 2), (2, 4), (6, 4), (3, 3)]
@@ -118,6 +119,7 @@ def test_small_tables_share_a_file(tmp_path):
     assert all(map(same, found, blocks))
 
 
+@pytest.mark.slow
 def test_a_new_save_replaces_the_former(tmp_path):
     save(tmp_path, model(2, seed=1))
     save(tmp_path, model(3, seed=2), step=18)
@@ -129,6 +131,7 @@ def test_a_new_save_replaces_the_former(tmp_path):
     assert all(map(same, load(tmp_path, specs(1))[0], model(1, seed=2)[0]))
 
 
+@pytest.mark.slow
 def test_a_save_that_is_not_committed_changes_nothing(tmp_path):
     save(tmp_path, model(2, seed=1))
     id, _ = start(tmp_path, model(2, seed=2))
@@ -146,6 +149,7 @@ def test_the_current_save_is_not_abandoned(tmp_path):
         abandon_save(tmp_path, manifest.saves[0].id)
 
 
+@pytest.mark.slow
 def test_a_save_with_a_part_missing_is_not_committed(tmp_path):
     save(tmp_path, model(2, seed=1))
     id, parts = start(tmp_path, model(2, seed=2))
@@ -155,6 +159,7 @@ def test_a_save_with_a_part_missing_is_not_committed(tmp_path):
     assert all(map(same, load(tmp_path, specs(1))[0], model(1, seed=1)[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_save_and_its_deltas_load_as_one(tmp_path, after):
     tables = model(2)
@@ -179,6 +184,7 @@ def test_a_save_and_its_deltas_load_as_one(tmp_path, after):
     assert found[0][2].step == 19
 
 
+@pytest.mark.slow
 def test_a_delta_follows_the_last_save_only(tmp_path):
     with pytest.raises(SaveError, match=r"there is no save.*mode 0"):
         check_target(tmp_path, SaveMode.DELTA, None)

@@ -1,5 +1,6 @@
 """Saves of the real tables, while they are trained."""
 
+import pytest
 import torch
 
 from tests.support.owners import owners
@@ -10,6 +11,8 @@ from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import Adagrad, Adam, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
+
+pytestmark = pytest.mark.slow
 
 SEEN = TableSpec(
     kind=TableKind.SPARSE,

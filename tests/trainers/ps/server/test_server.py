@@ -26,6 +26,8 @@ from trainers.ps.tables.rules import Adam, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec, describe_job
 from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Kind, Message, Part, bytes_part, decode, encode
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = PsConfigs(request_timeout_s=60)
 SPECS = {
     0: TableSpec(kind=TableKind.DENSE, name="w", size=6, rule=Adam()),
@@ -145,7 +147,6 @@ def test_a_stranger_with_valid_messages_is_not_known(port: Port, stranger: zmq.S
     assert all(map(torch.equal, before, port.values()))
 
 
-@pytest.mark.slow
 def test_a_frame_over_the_limit_is_not_even_read(port: Port, stranger: zmq.Socket[bytes]) -> None:
     """It costs its sender the connection; what comes on the next one is answered again."""
     stranger.send_multipart([b"", bytes(MAX_FRAME_BYTES + 1)], copy=False)

@@ -18,6 +18,8 @@ from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
 from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
 
+pytestmark = pytest.mark.slow
+
 GRACE, JOIN = 5.0, 60.0
 JOB = "a job"
 SPECS = {

@@ -16,6 +16,8 @@ from trainers.ps.server.state import StateSaver
 from trainers.ps.tables.spec import describe_kept_job
 from trainers.ps.wire import Code, Field, Kind, Message, Part
 
+pytestmark = pytest.mark.slow
+
 
 class Kept(Bench):
     """A bench whose server keeps what it acknowledges in a folder."""

@@ -10,6 +10,8 @@ from trainers.ps.tables.sparse import SparseTable, TableError
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
 from trainers.ps.tables.storage import Cut, SparseRows
 
+pytestmark = pytest.mark.slow
+
 ROWS = RowOptions(init=Initializer(InitKind.UNIFORM, -1, 1, seed=1), statistics=True)
 
 

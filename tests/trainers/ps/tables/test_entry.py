@@ -17,6 +17,8 @@ from trainers.ps.tables.spec import (
 )
 from trainers.ps.tables.storage import SparseRows
 
+pytestmark = pytest.mark.slow
+
 ALL = EntryKind.ALL
 
 

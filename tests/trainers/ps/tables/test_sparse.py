@@ -30,6 +30,7 @@ def sparse(size: int = 2, rule: object = None, **options: object) -> SparseTable
     return SparseTable(spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2, 9, 512])
 def test_random_requests(dim: int) -> None:
     random = torch.Generator().manual_seed(dim)

@@ -12,6 +12,8 @@ from trainers.ps.kernels.index import PLENTY, SEGMENT, SEGMENTS, laid_out
 from trainers.ps.kernels.rows import COUNT, UNIFORM, Fresh, pull, remove_keys
 from trainers.ps.tables.storage import Arena, Keys, Storage, in_background
 
+pytestmark = pytest.mark.slow
+
 FRESH = Fresh(UNIFORM, np.float32(-1), np.float32(1), np.uint64(7), np.float32(0))
 LARGE = 1 << 34
 
@@ -137,7 +139,6 @@ def test_segments_are_laid_out_for_equal_shares(rows: int) -> None:
     assert segments == 1 or rows / segments > 0.3 * PLENTY
 
 
-@pytest.mark.slow
 def test_millions_of_keys() -> None:
     storage = Storage(1, 0, 0, LARGE)
     keys = np.arange(3_000_000) * 0x1234567
