@@ -136,19 +136,18 @@ def test_an_error_of_loading_is_raised_and_nothing_is_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "command", "wait"),
+    ("name", "command", "wait"),
     [
-        ("inmemory.InMemoryDataset", "sleep 1000", "made.load_into_memory()"),
-        ("dataset.QueueDataset", "yes 1 7", "for batch in made: pass"),
+        ("InMemoryDataset", "sleep 1000", "made.load_into_memory()"),
+        ("QueueDataset", "yes 1 7", "for batch in made: pass"),
     ],
 )
-def test_an_interrupt_ends_what_was_started(tmp_path: Path, kind: str, command: str, wait: str) -> None:
+def test_an_interrupt_ends_what_was_started(tmp_path: Path, name: str, command: str, wait: str) -> None:
     """The command would never end."""
-    module, name = kind.split(".")
     (tmp_path / "a").write_text("x")
     code = (
         "import os, signal, threading\n"
-        f"from trainers.data.{module} import {name}\n"
+        f"from trainers.data.dataset import {name}\n"
         "from trainers.data.slots import Slot\n"
         f"made = {name}()\n"
         f"made.init(use_var=[Slot('id')], pipe_command='echo $$ > PID; {command}')\n"
