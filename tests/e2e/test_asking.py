@@ -63,7 +63,7 @@ def test_a_job_tells_how_it_stands_and_ends_when_it_is_asked_to(fleetrun: Fleetr
     assert {each["last_line"] for each in status["containers"]} == {"epoch 1"}
     stop = fleetrun.run("stop")
     assert (stop.code, stop.err) == (0, ""), stop
-    assert stop.out.endswith("is over: got SIGTERM, exit code 143\n")
+    assert stop.out.endswith("got SIGTERM, exit code 143\n")
     assert job.popen.poll() == 143, "stop has waited for it"
     job.wait()
     assert "`fleetrun stop`" in job.err
