@@ -14,7 +14,7 @@ from tests.support.command import Launch
 from tests.support.hosts import Host, hosts, needs_hosts
 from tests.support.traces import state_of, wait_until
 
-pytestmark = [needs_hosts, pytest.mark.slow]
+pytestmark = [*needs_hosts, pytest.mark.slow]
 
 ECHO = """
 import socket
