@@ -105,11 +105,11 @@ for step in range(100):
     launch = fleetrun.start("--metrics_port=0", script)
     launch.until_ready(1)
     os.kill(exporter(launch), signal.SIGKILL)
-    launch.until_err("the job goes on without it")
+    launch.until_err("the job continues without it")
     launch.go()
     assert launch.wait() == 0
-    assert launch.err.count("the job goes on without it") == 1
-    assert "the process that exports what is reported was killed by SIGKILL" in launch.said
+    assert launch.err.count("the job continues without it") == 1
+    assert "the exporter process was killed by SIGKILL" in launch.said
 
 
 def test_a_port_that_is_taken_is_told_before_anything_starts(fleetrun: Fleetrun):
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_is_told_before_anything_starts(fleetrun: Fleetr
     (fleetrun.folder / "runs").write_text("")
     launch = fleetrun.run("--tensorboard=runs", fleetrun.script('tell("started")\n'))
     assert launch.code == 2
-    assert "--tensorboard runs cannot be used: it is no folder" in launch.said
+    assert "--tensorboard runs cannot be used: it is not a folder" in launch.said
     assert launch.news == []
 
 
