@@ -64,7 +64,7 @@ def test_each_node_tells_of_all(fleetrun: Fleetrun):
         ["1", f"trainer.{number}", str(2 + number), str(pid)] for number, pid in enumerate(pids[1])
     ]
     none = answered(fleetrun, "status", pods[0], "--node", "2")
-    assert (none.code, "there is no node 2: this job has nodes 0 to 1" in none.err) == (2, True)
+    assert (none.code, "no node 2: this job has nodes 0 to 1" in none.err) == (2, True)
     end(launches)
 
 

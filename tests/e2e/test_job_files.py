@@ -136,6 +136,6 @@ def test_a_job_that_still_runs_is_not_started_again(fleetrun: Fleetrun):
     first.until_ready(1)
     second = fleetrun.run("again", "night")
     assert second.code == 2
-    assert "night still runs" in second.err
+    assert "night is still running" in second.err
     first.popen.terminate()
     assert first.wait() == 143

@@ -69,7 +69,7 @@ def test_ranks_that_were_asked_for(fleetrun: Fleetrun):
     assert fleetrun.run("logs", "--log_dir", "log/1", "--rank", "1").code == 0
     elsewhere = fleetrun.run("logs", "--log_dir", "log/1", "--rank", "0")
     assert elsewhere.code == 2
-    assert re.search(r"On node 0, .+: trainer 0\n +Type there: fleetrun logs .*--rank 0\n", elsewhere.err)
+    assert re.search(r"On node 0, .+: trainer 0\n +Run there: fleetrun logs .*--rank 0\n", elsewhere.err)
 
 
 def test_a_failure_ends_the_job_everywhere_with_its_code_and_its_report(fleetrun: Fleetrun):
