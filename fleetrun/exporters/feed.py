@@ -145,21 +145,23 @@ class Feed:
     def close(self, hurry: int | None = None) -> None:
         """Wait until all reports are written, or `hurry` becomes readable. May be called twice."""
         self._ports.close()
-        beside, self._companion = self._companion, None
-        if beside is None:
+        companion, self._companion = self._companion, None
+        if companion is None:
             return
-        if beside.lost:
-            self._warn(f"{beside.lost} reports were lost: they came faster than they could be exported")
+        if companion.lost:
+            self._warn(f"{companion.lost} reports were lost: they came faster than they could be exported")
         if not self._writes:
-            beside.close()
+            companion.close()
             return
-        if not beside.finish(_SILENT_WAIT, hurry):
+        if not companion.finish(_SILENT_WAIT, hurry):
             self._say("waiting until the event files are written; Ctrl-C stops waiting")
-        if not beside.close(_FINISH_TIMEOUT, hurry):
+        if not companion.close(_FINISH_TIMEOUT, hurry):
             why = "interrupted" if _readable(hurry) else f"not finished within {_FINISH_TIMEOUT:g} s"
             self._warn(f"{why}: the last reports may be missing in the event files")
-        elif beside.exit is not None and not beside.exit.ok:
-            self._warn(f"{self._exit_text(beside.exit)}; the last reports may be missing in the event files")
+        elif companion.exit is not None and not companion.exit.ok:
+            self._warn(
+                f"{self._exit_text(companion.exit)}; the last reports may be missing in the event files"
+            )
 
     def _start(
         self,
