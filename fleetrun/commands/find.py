@@ -244,9 +244,8 @@ def history_of(found: EndedJob | Running) -> History:
             f"the record of {found.job or found.pod} cannot be read: {error}",
             hint="It is in the folder of the logs, which --log_dir names.",
         ) from None
-    if history.running is None and isinstance(
-        found, Running
-    ):  # no file locks on that disk, but its launcher answered
+    if history.running is None and isinstance(found, Running):
+        # The disk of the record has no file locks, but the launcher answered.
         return replace(history, running=history.over is None)
     return history
 

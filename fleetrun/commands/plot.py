@@ -44,12 +44,12 @@ def command(job: str | None, output: str | None, log_dir: str | None) -> int:
       2  the command line is wrong, or matplotlib is not installed: pip install 'fleetrun[plot]'
     """
     check_package("matplotlib", "fleetrun plot", "plot")
-    from fleetrun.plots.picture import check_name, paint  # late: matplotlib
+    from fleetrun.plots.figure import check_name, write_plot  # late: few commands plot
 
     found = find_any(job, Path(log_dir) if log_dir is not None else None)
     to = check_name(output or f"{found.job or 'job'}.{found.pod}.png".replace(os.sep, "_"))
     history = history_of(found)
-    drawn = paint(history, to, time.time() if history.running else None)
+    drawn = write_plot(history, to, time.time() if history.running else None)
     click.echo(str(to))
     if not drawn.curves:
         click.echo("No process reported progress; see docs/progress.md.", err=True)

@@ -1,5 +1,5 @@
 """The launcher's side of exporting: checks the folder and the port, starts the exporter process, and sends it
-what happens. Never waits for it while the job runs.
+events and reports. While the job runs it never waits for the exporter.
 """
 
 from __future__ import annotations
@@ -26,54 +26,51 @@ from fleetrun.pod.spec import PodSpec
 from fleetrun.progress.receiver import Desk
 from fleetrun.progress.reports import Report
 
-# ---- What has to be there before a job starts whose progress is to be written elsewhere: a folder, a port.
-# On the launcher's side; starts nothing.
-
 
 def check_folder(name: str) -> Path:
-    """The folder, made if need be. Raises UsageError for one that nothing can be written to."""
+    """Create the folder if necessary. Raises UsageError if it cannot be written to."""
     path = Path(name).absolute()
     if "://" in name:
         raise UsageError(
-            f"--tensorboard {name}: only folders of this machine can be written to",
-            hint="Give a folder, and copy or mount it.",
+            f"--tensorboard {name}: it must be a local folder",
+            hint="Use a local folder, and copy or mount it.",
         )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = "it is no folder" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror
+        why = "it is not a folder" if error.errno in (errno.EEXIST, errno.ENOTDIR) else error.strerror
         raise UsageError(f"--tensorboard {name} cannot be used: {why}") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise UsageError(f"--tensorboard {name} cannot be used: this user may not write there")
+        raise UsageError(f"--tensorboard {name} cannot be used: no permission to write there")
     return path
 
 
 def listening_socket(host: str, port: int, ports: Ports, endpoints: Iterable[str]) -> socket.socket:
-    """A socket that listens there; port 0 is any free one. `ports` reserves it, `endpoints` are the job's.
+    """A listening socket; port 0 takes any free port. `ports` reserves it, `endpoints` are those of the job.
 
-    Raises UsageError for an address that is not this machine's, PortError for a port that somebody has.
+    Raises UsageError for an address of another machine, PortError for a port that is in use.
     """
     if port and port in {split_endpoint(each)[1] for each in endpoints if each}:
-        raise PortError(f"--metrics_port {port} is a port of a process of this job", hint="Choose another.")
+        raise PortError(f"--metrics_port {port} is used by this job itself", hint="Choose another port.")
     try:
         number = ports.fixed(port) if port else ports.any()
     except PortError as error:
-        hint = " ".join(filter(None, (error.hint, "0 takes any free port.")))
+        hint = " ".join(filter(None, (error.hint, "With 0 any free port is used.")))
         raise PortError(f"--metrics_port: {error.message}", hint=hint) from None
     family, address = _resolved(host, number)
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
-        raise LaunchError(f"--metrics_port: no socket: {error.strerror}") from None
+        raise LaunchError(f"--metrics_port: cannot create a socket: {error.strerror}") from None
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # over the reservation
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # binds although `ports` holds the port
         sock.bind(address)
         sock.listen(64)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise UsageError(f"--metrics_host {host} is not an address of this machine") from None
-        raise PortError(f"--metrics_port: port {number} of {host} is taken: {error.strerror}") from None
+        raise PortError(f"--metrics_port: port {number} of {host} cannot be used: {error.strerror}") from None
     return sock
 
 
@@ -81,7 +78,7 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ..
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no machine can be called so"
+        why = error.strerror if isinstance(error, OSError) else "not a valid host name"
         raise UsageError(f"--metrics_host {host} has no address: {why}") from None
     family, _, _, _, address = found[0]
     return family, address
@@ -93,15 +90,12 @@ def metrics_url(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
 
 
-# ---- The launcher's end of exporting: checks what is needed, starts the process that exports, and tells it
-# what happens. Never waits for it while the job runs.
-
-_PATIENCE = 30.0  # seconds at the end for what has to be written; a signal ends it
-_SOON = 1.0  # seconds of it in silence
+_FINISH_TIMEOUT = 30.0  # seconds at the end for writing what was reported; a signal ends it
+_SILENT_WAIT = 1.0  # seconds of that before the user is told
 
 
 class Feed:
-    """Of one launch, over all its pods. `say` and `warn` reach the user."""
+    """One per launch, for all its pods. `say` and `warn` show a message to the user."""
 
     def __init__(
         self,
@@ -119,10 +113,10 @@ class Feed:
         self._ports = Ports()
         self._companion: Companion | None = None
         self._writes = False
-        self._last_words = ""
+        self._last_line = ""
 
     def open(self, settings: LaunchSettings, spec: PodSpec) -> None:
-        """Before anything else starts. Raises LaunchError for what cannot be."""
+        """Called before any process of the job starts. Raises LaunchError."""
         folder = listening = None
         if settings.tensorboard is not None:
             check_package("tensorboard", "--tensorboard", "monitor")
@@ -137,7 +131,7 @@ class Feed:
             self._say(f"TensorBoard: event files in {folder}")
         if listening is not None:
             self._say(f"Metrics: {metrics_url(listening)}")
-            listening.close()  # the other process has it
+            listening.close()  # the exporter process has inherited it
 
     def pod(self, spec: PodSpec) -> None:
         self._write(job_state.pod_message(spec))
@@ -149,23 +143,25 @@ class Feed:
             self._write(line)
 
     def close(self, hurry: int | None = None) -> None:
-        """Waits until what was reported is written, unless `hurry` becomes readable. May be called twice."""
+        """Wait until all reports are written, or `hurry` becomes readable. May be called twice."""
         self._ports.close()
-        beside, self._companion = self._companion, None
-        if beside is None:
+        companion, self._companion = self._companion, None
+        if companion is None:
             return
-        if beside.lost:
-            self._warn(f"{beside.lost} reports came faster than they could be exported and are lost")
+        if companion.lost:
+            self._warn(f"{companion.lost} reports were lost: they came faster than they could be exported")
         if not self._writes:
-            beside.close()
+            companion.close()
             return
-        if not beside.finish(_SOON, hurry):
-            self._say("waiting until the event files are written; Ctrl-C ends that")
-        if not beside.close(_PATIENCE, hurry):
-            why = "interrupted" if _readable(hurry) else f"not done within {_PATIENCE:g} s"
+        if not companion.finish(_SILENT_WAIT, hurry):
+            self._say("waiting until the event files are written; Ctrl-C stops waiting")
+        if not companion.close(_FINISH_TIMEOUT, hurry):
+            why = "interrupted" if _readable(hurry) else f"not finished within {_FINISH_TIMEOUT:g} s"
             self._warn(f"{why}: the last reports may be missing in the event files")
-        elif beside.exit is not None and not beside.exit.ok:
-            self._warn(f"{self._how(beside.exit)}; the last reports may be missing in the event files")
+        elif companion.exit is not None and not companion.exit.ok:
+            self._warn(
+                f"{self._exit_text(companion.exit)}; the last reports may be missing in the event files"
+            )
 
     def _start(
         self,
@@ -211,15 +207,15 @@ class Feed:
         if text is not None:
             self._warn(text)
         elif line.strip():
-            self._last_words = line.decode(errors="replace").strip()
+            self._last_line = line.decode(errors="replace").strip()
 
     def _ended(self, exit: Exit) -> None:
         self._companion = None
-        self._warn(f"{self._how(exit)}; the job goes on without it")
+        self._warn(f"{self._exit_text(exit)}; the job continues without it")
 
-    def _how(self, exit: Exit) -> str:
-        words = f": {self._last_words}" if self._last_words else ""
-        return f"the process that exports what is reported {exit}{words}"
+    def _exit_text(self, exit: Exit) -> str:
+        last_line = f": {self._last_line}" if self._last_line else ""
+        return f"the exporter process {exit}{last_line}"
 
 
 def _readable(fd: int | None) -> bool:

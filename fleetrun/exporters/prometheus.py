@@ -1,5 +1,5 @@
-"""The state of a job as Prometheus metrics, served over HTTP. The names of the metrics are a promise:
-docs/monitoring.md lists them.
+"""The state of a job as Prometheus metrics, served over HTTP. The names of the metrics are documented in
+docs/monitoring.md and do not change.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleetrun.exporters.job_state import Job, Standing
+from fleetrun.exporters.job_state import Job, ProcessState
 
-# ---- How a job stands, as Prometheus metrics. Their names are a promise: docs/monitoring.md lists them.
-
-_WHO = ("role", "rank")
+_LABELS = ("role", "rank")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-_GAUGES: Sequence[tuple[str, str, Callable[[Standing], float | None]]] = (
+_GAUGES: Sequence[tuple[str, str, Callable[[ProcessState], float | None]]] = (
     ("fleetrun_process_up", "1 while the process runs", lambda each: float(each.up)),
     (
         "fleetrun_process_start_time_seconds",
-        "When its last process began, since the epoch",
+        "When its current or last process started, in seconds since the epoch",
         lambda each: each.started,
     ),
-    ("fleetrun_step", "The step that it reported last", lambda each: each.step),
-    ("fleetrun_samples_per_second", "Its pace over the last ten seconds", lambda each: each.rate),
-    ("fleetrun_loss", "The loss that it reported last", lambda each: each.loss),
+    ("fleetrun_step", "The last step that it reported", lambda each: each.step),
+    ("fleetrun_samples_per_second", "Its rate over the last ten seconds", lambda each: each.rate),
+    ("fleetrun_loss", "The last loss that it reported", lambda each: each.loss),
     (
         "fleetrun_last_report_time_seconds",
-        "When it last reported anything, since the epoch",
+        "When it last reported anything, in seconds since the epoch",
         lambda each: each.reported,
     ),
     (
@@ -48,15 +46,15 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Standing], float | None]]] = (
         lambda each: usage(each.pid)[0],
     ),
 )
-_COUNTERS: Sequence[tuple[str, str, Callable[[Standing], float | None]]] = (
+_COUNTERS: Sequence[tuple[str, str, Callable[[ProcessState], float | None]]] = (
     ("fleetrun_process_starts", "How often it was started", lambda each: each.starts),
-    ("fleetrun_samples", "Samples since its process began", lambda each: each.samples),
-    ("fleetrun_process_cpu_seconds", "Processor time of its process", lambda each: usage(each.pid)[1]),
+    ("fleetrun_samples", "Samples since its process started", lambda each: each.samples),
+    ("fleetrun_process_cpu_seconds", "CPU time of its process", lambda each: usage(each.pid)[1]),
 )
 
 
 class JobMetrics(Collector):
-    """Asked for at each scrape. `job` must not change meanwhile: the caller holds its lock."""
+    """Reads the job at each scrape; the caller holds the lock, so that `job` does not change meanwhile."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -65,9 +63,9 @@ class JobMetrics(Collector):
         yield from self._whole()
         processes = list(self._job.processes.values())
         for name, help, read in _GAUGES:
-            yield _filled(GaugeMetricFamily(name, help, labels=_WHO), processes, read)
+            yield _filled(GaugeMetricFamily(name, help, labels=_LABELS), processes, read)
         for name, help, read in _COUNTERS:
-            yield _filled(CounterMetricFamily(name, help, labels=_WHO), processes, read)
+            yield _filled(CounterMetricFamily(name, help, labels=_LABELS), processes, read)
         yield from _named(processes)
 
     def _whole(self) -> Iterator[Metric]:
@@ -75,17 +73,19 @@ class JobMetrics(Collector):
         yield InfoMetricFamily("fleetrun_job", "The job and its part on this machine", value=job.facts)
         if job.started is not None:
             yield GaugeMetricFamily(
-                "fleetrun_job_start_time_seconds", "When the launch began, since the epoch", value=job.started
+                "fleetrun_job_start_time_seconds",
+                "When the launch started, in seconds since the epoch",
+                value=job.started,
             )
         yield CounterMetricFamily("fleetrun_failures", "Processes that failed", value=job.failures)
         yield CounterMetricFamily("fleetrun_restarts", "Restarts after a failure", value=job.restarts)
-        yield CounterMetricFamily("fleetrun_hangs", "Times that nothing went on", value=job.hangs)
+        yield CounterMetricFamily("fleetrun_hangs", "Times that the job hung", value=job.hangs)
 
 
 def _filled(
     family: GaugeMetricFamily | CounterMetricFamily,
-    processes: Sequence[Standing],
-    read: Callable[[Standing], float | None],
+    processes: Sequence[ProcessState],
+    read: Callable[[ProcessState], float | None],
 ) -> Metric:
     for each in processes:
         value = read(each)
@@ -94,32 +94,32 @@ def _filled(
     return family
 
 
-def _named(processes: Sequence[Standing]) -> Iterator[Metric]:
-    """What has a label more."""
+def _named(processes: Sequence[ProcessState]) -> Iterator[Metric]:
+    """The metrics that have a third label."""
     exits = CounterMetricFamily(
-        "fleetrun_process_exits", "How often its process ended, and how", labels=(*_WHO, "outcome")
+        "fleetrun_process_exits", "Ends of its processes by outcome", labels=(*_LABELS, "outcome")
     )
     scalar = GaugeMetricFamily(
-        "fleetrun_scalar", "A value that the script reported by name", labels=(*_WHO, "name")
+        "fleetrun_scalar", "A value that the script reported by name", labels=(*_LABELS, "name")
     )
     done = GaugeMetricFamily(
-        "fleetrun_activity_ratio", "How much of what it does beside steps is done, 0 to 1",
-        labels=(*_WHO, "what"),
+        "fleetrun_activity_ratio", "The finished part of its current activity, 0 to 1",
+        labels=(*_LABELS, "what"),
     )  # fmt: skip
     for each in processes:
-        who = (each.role, str(each.rank))
+        labels = (each.role, str(each.rank))
         for outcome in ("ok", "failed", "stopped"):
-            exits.add_metric((*who, outcome), each.exits[outcome])
+            exits.add_metric((*labels, outcome), each.exits[outcome])
         for name, value in each.values.items():
-            scalar.add_metric((*who, name), value)
+            scalar.add_metric((*labels, name), value)
         if each.activity is not None:
             what, part, of = each.activity
-            done.add_metric((*who, what), min(1.0, (part or 0.0) / of) if of else 0.0)
+            done.add_metric((*labels, what), min(1.0, (part or 0.0) / of) if of else 0.0)
     yield from (exits, scalar, done)
 
 
 def usage(pid: int | None) -> tuple[float | None, float | None]:
-    """Resident bytes and processor seconds of a process that runs; None of one that does not."""
+    """Resident bytes and CPU seconds of a process; None if it is not running."""
     if pid is None:
         return None, None
     try:
@@ -130,22 +130,21 @@ def usage(pid: int | None) -> tuple[float | None, float | None]:
     return float(pages * _PAGE), (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-# ---- Serves metrics over HTTP at a socket that somebody else opened. Has room for a few clients, of whom the
-# oldest makes room for the newest: neither who says nothing nor who does not read keeps anybody waiting.
+# ---- The HTTP server. The launcher opens its socket. There is a limit on clients, and a new client replaces
+# the oldest: one that sends or reads nothing cannot block the others.
 
-_AT_ONCE = 16
-_MOST_ASKED = 64 * 1024
-"""Bytes of a request that are read."""
+_MOST_CLIENTS = 16
+_MOST_REQUEST_BYTES = 64 * 1024
 _PATHS = ("/", "/metrics")
 _Start = Callable[..., Any]
 
 
-class _Asked(io.BufferedReader):
-    """A request, of which what is too long is not read."""
+class _Request(io.BufferedReader):
+    """Reads a request up to the limit."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         super().__init__(raw)
-        self._left = _MOST_ASKED
+        self._left = _MOST_REQUEST_BYTES
 
     def readline(self, size: int | None = -1) -> bytes:
         least = self._left if size is None or size < 0 else min(size, self._left)
@@ -160,10 +159,10 @@ class _Handler(WSGIRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.rfile = _Asked(self.rfile)  # type: ignore[arg-type]  # unbuffered, so it is raw
+        self.rfile = _Request(self.rfile)  # type: ignore[arg-type]  # unbuffered, so it is raw
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads it."""
+        """No log: stdout and stderr belong to the launcher."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -174,50 +173,50 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.socket.close()
         self.socket = listening
         host, port = listening.getsockname()[:2]
-        self.server_name, self.server_port = str(host), int(port)  # as bound: asks no name server
+        self.server_name, self.server_port = str(host), int(port)  # a look-up would ask a name server
         self.setup_environ()
-        self._room = threading.Semaphore(_AT_ONCE)
-        self._there: dict[socket.socket, None] = {}
+        self._slots = threading.Semaphore(_MOST_CLIENTS)
+        self._clients: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._make_room()
-        self._room.acquire()
+        self._drop_oldest()
+        self._slots.acquire()
         with self._lock:
-            self._there[request] = None
+            self._clients[request] = None
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be started
-            self._room.release()
+            self._slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._slots.release()
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
-            self._there.pop(request, None)
+            self._clients.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away."""
+        """A client that disconnects is not an error."""
 
-    def _make_room(self) -> None:
-        """The thread of the oldest ends as soon as its client can neither say nor hear anything more."""
+    def _drop_oldest(self) -> None:
+        """If there are too many clients: the thread of the oldest ends once its socket is shut down."""
         with self._lock:
-            if len(self._there) >= _AT_ONCE:
-                with contextlib.suppress(OSError):  # it has gone
-                    next(iter(self._there)).shutdown(socket.SHUT_RDWR)
+            if len(self._clients) >= _MOST_CLIENTS:
+                with contextlib.suppress(OSError):  # already disconnected
+                    next(iter(self._clients)).shutdown(socket.SHUT_RDWR)
 
 
 def serve(
-    listening: socket.socket, collector: Collector, lock: threading.Lock, look: float = 3600.0
+    listening: socket.socket, collector: Collector, lock: threading.Lock, poll: float = 3600.0
 ) -> WSGIServer:
-    """From now on, in threads of its own; what is collected is collected under the lock. It looks each `look`
-    seconds whether it was shut down.
+    """Serve in daemon threads; metrics are collected under the lock. The server checks every `poll` seconds
+    whether it was shut down.
     """
     registry = CollectorRegistry(auto_describe=True)
     registry.register(collector)
@@ -233,5 +232,5 @@ def serve(
 
     server = _Server(listening)
     server.set_app(answer)
-    threading.Thread(target=server.serve_forever, args=(look,), daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(poll,), daemon=True).start()
     return server

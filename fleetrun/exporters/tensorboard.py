@@ -1,5 +1,7 @@
-"""A TensorBoard event file, by TensorBoard's own record writer and messages. Each record is in the file when
-`write` returns, whole or not at all.
+"""TensorBoard: the numbers that processes report, in event files, one folder per process (`DIR/trainer.0`).
+
+The package `tensorboard` takes a second to import and many jobs never report anything, so it is imported with
+the first event file.
 """
 
 from __future__ import annotations
@@ -8,21 +10,157 @@ import errno
 import os
 import socket
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
-from tensorboard.compat.proto import event_pb2, summary_pb2
-from tensorboard.summary.writer.record_writer import RecordWriter
+from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded
 
-from fleetrun.exporters.job_state import Point
+LOSS = "loss"
+RATE = "throughput/samples_per_second"
 
+_LARGEST_CLOCK_ERROR = 3600.0  # seconds; a report whose time is further off gets the time of this process
 _VERSION = "brain.Event:2"
 _WRITER = "fleetrun"
 
 
+class ScalarFile(Protocol):
+    """What `EventFiles` needs of an `EventFile`."""
+
+    @property
+    def deleted(self) -> bool: ...
+    def write(self, step: int, scalars: Mapping[str, float], wall: float, *, restart: bool) -> None: ...
+    def close(self) -> None: ...
+
+
+class EventFiles:
+    """The event files of all processes. `warn` gets each problem once; writing goes on after it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        warn: Callable[[str], None],
+        make: Callable[[Path], ScalarFile] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._warn = warn
+        self._make = make or EventFile
+        self._names: dict[str, str] = {}  # of folders, by container
+        self._scalars: dict[str, ChangedScalars] = {}
+        self._files: dict[str, ScalarFile] = {}
+        self._warned: set[str] = set()
+
+    def take(self, line: Line, now: float) -> None:
+        """Raises KeyError, TypeError or ValueError for a line that `job_state` did not make."""
+        if line["is"] == "pod":
+            self._names = {each["name"]: f"{each['role']}.{int(each['rank'])}" for each in line["containers"]}
+        elif line["is"] == "event" and line["event"] == "started":
+            name = self._names.get(line["container"])
+            if name in self._scalars:
+                self._scalars[name].restart()
+        elif line["is"] == "report" and line["container"] in self._names:
+            self._report(self._names[line["container"]], line, now)
+
+    def close(self) -> None:
+        for each in self._files.values():
+            each.close()
+
+    def _report(self, name: str, line: Line, now: float) -> None:
+        scalars = self._scalars.setdefault(name, ChangedScalars())
+        point = scalars.take(line)
+        if scalars.refused:
+            self._warn_once(
+                f"{name} reports more than {MOST_NAMES} different values: TensorBoard gets the first ones"
+            )
+        if point is not None:
+            reported = line["time"]
+            plausible = reported is not None and abs(reported - now) < _LARGEST_CLOCK_ERROR
+            self._write(name, point, reported if plausible else now)
+
+    def _write(self, name: str, point: ScalarPoint, wall: float) -> None:
+        try:
+            if name in self._files and self._files[name].deleted:
+                self._warn_once(
+                    f"event files in {self._folder} were deleted: writing new ones without earlier values"
+                )
+                self._files.pop(name).close()
+            if name not in self._files:
+                self._files[name] = self._make(self._folder / name)
+            self._files[name].write(point.step, point.scalars, wall, restart=point.restart)
+        except OSError as error:
+            self._warn_once(
+                f"event files in {self._folder} cannot be written: {error.strerror}; the job continues"
+            )
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._warn(text)
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarPoint:
+    """Numbers of one step by their tags. `restart`: this is the first point of another attempt."""
+
+    step: int
+    scalars: dict[str, float]
+    restart: bool
+
+
+class ChangedScalars:
+    """Selects from the reports of one process the numbers to write: each once per step, unless it changes."""
+
+    def __init__(self) -> None:
+        self.refused = False
+        """Whether there were too many names."""
+        self._restart = True
+        self._reports = 0
+        self._written: dict[str, tuple[int, float]] = {}
+
+    def restart(self) -> None:
+        """Another attempt starts; it may repeat steps of the one before."""
+        self._restart = True
+        self._reports = 0
+        self._written = dict.fromkeys(self._written, (-1, 0.0))
+
+    def take(self, line: Line) -> ScalarPoint | None:
+        """None if the report has nothing new. Without a step the number of the report is the step."""
+        self._reports += 1
+        step = int(line["step"]) if line["step"] is not None else self._reports
+        scalars = self._scalars_of(line)
+        new = {tag: value for tag, value in scalars.items() if self._written.get(tag) != (step, value)}
+        if not new:
+            return None
+        self._written |= {tag: (step, value) for tag, value in new.items()}
+        restart, self._restart = self._restart, False
+        return ScalarPoint(step, new, restart)
+
+    def _scalars_of(self, line: Line) -> dict[str, float]:
+        values = bounded(line["values"], {name: None for name in self._written if name not in (LOSS, RATE)})
+        self.refused |= len(values) < len(line["values"])
+        if line["loss"] is not None:
+            values[LOSS] = line["loss"]
+        # The rate is measured over time, so it changes within a long step: only its first value is written.
+        known = self._written.get(RATE)
+        written = line["step"] is not None and known is not None and known[0] == line["step"]
+        if line["rate"] is not None and not written:
+            values[RATE] = line["rate"]
+        return values
+
+
 class EventFile:
-    """One in the folder of a run, made now. Raises OSError."""
+    """A new event file in `folder`, by TensorBoard's own record writer. Raises OSError.
+
+    A record is in the file when `write` returns, whole or not at all.
+    """
 
     def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event = event_pb2
+        self._summary = summary_pb2
         folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
         name = (
@@ -30,40 +168,41 @@ class EventFile:
         )
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.path = folder / name
-        self._file = _Whole(os.open(self.path, flags, 0o644))
+        self._file = _AtomicFile(os.open(self.path, flags, 0o644))
         self._writer = RecordWriter(self._file)
-        about = event_pb2.SourceMetadata(writer=_WRITER)
+        source = event_pb2.SourceMetadata(writer=_WRITER)
         try:
-            self._add(event_pb2.Event(wall_time=now, file_version=_VERSION, source_metadata=about))
-        except OSError:  # on a full disk each report comes here: none may leave a file, or keep one open
+            self._add(event_pb2.Event(wall_time=now, file_version=_VERSION, source_metadata=source))
+        except OSError:  # on a full disk every report comes here: leave no file behind and none open
             self._file.close()
             self.path.unlink(missing_ok=True)
             raise
 
-    def write(self, point: Point, wall: float) -> None:
-        """Raises OSError; the file is as before then."""
-        if point.again:  # readers drop what an earlier attempt wrote for later steps
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._add(event_pb2.Event(wall_time=wall, step=point.step, session_log=start))
-        values = [
-            summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in point.scalars.items()
-        ]
-        self._add(event_pb2.Event(wall_time=wall, step=point.step, summary=summary_pb2.Summary(value=values)))
+    def write(self, step: int, scalars: Mapping[str, float], wall: float, *, restart: bool) -> None:
+        """`wall` is in seconds since the epoch. With `restart` readers drop later steps that an earlier
+        attempt wrote. Raises OSError; the file is unchanged then.
+        """
+        if restart:
+            start = self._event.SessionLog(status=self._event.SessionLog.START)
+            self._add(self._event.Event(wall_time=wall, step=step, session_log=start))
+        values = [self._summary.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        summary = self._summary.Summary(value=values)
+        self._add(self._event.Event(wall_time=wall, step=step, summary=summary))
 
     @property
     def deleted(self) -> bool:
-        """Whether nobody will ever read what is written. One that was moved is none."""
+        """Whether the file has no name any more; a renamed one has."""
         return self._file.deleted
 
     def close(self) -> None:
         self._file.close()
 
-    def _add(self, event: event_pb2.Event) -> None:
+    def _add(self, event: Any) -> None:
         self._writer.write(event.SerializeToString())
 
 
-class _Whole:
-    """A file that takes a record whole or not at all: a torn one would hide all that follows it."""
+class _AtomicFile:
+    """Takes a record whole or not at all: a torn one would hide all records after it from readers."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -83,11 +222,11 @@ class _Whole:
     def deleted(self) -> bool:
         try:
             return os.fstat(self._fd).st_nlink == 0
-        except OSError:  # on a disk of another machine
+        except OSError:  # a stale handle on a network disk
             return True
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Part of the interface of RecordWriter; nothing is buffered."""
 
     def close(self) -> None:
         os.close(self._fd)

@@ -1,5 +1,5 @@
-"""What a plot of a job shows, from its record: loss and speed of each process, thinned for drawing, the life
-of each process, and what happened to the job. Pure: events in, values out; every value is checked.
+"""The data of a plot, from the record of a job: loss and speed of each process, thinned for drawing, when
+each process ran, and what happened to the job. The record is not trusted: every value is checked.
 """
 
 from __future__ import annotations
@@ -10,27 +10,23 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-# ---- From the record of a launch to what a picture of it shows: the course of each process's loss and pace,
-# the lives of all processes, and what befell the job. Pure: events in, values out; whatever they say is
-# checked.
-
 Event = Mapping[str, Any]
-Who = tuple[str, int]
+RoleAndRank = tuple[str, int]
 """Role and rank."""
 
 _ROLES = {"ps": "server"}  # as messages call them
 _LONGEST = 40  # characters of a name
-_LARGEST = 1e30  # what is larger is as good as infinite, and no axis has room for it
-_FARTHEST = 1e11  # seconds since the epoch: what is later is no time
+_LARGEST = 1e30  # larger values are treated as infinite
+_FARTHEST = 1e11  # seconds since the epoch; later times are not valid
 
 
 class Fate(StrEnum):
     """How a process ended, or that it has not."""
 
-    OK = "ended well"
+    OK = "completed"
     FAILED = "failed"
     STOPPED = "stopped by fleetrun"
-    RUNNING = "runs"
+    RUNNING = "running"
     UNKNOWN = "end not known"
 
 
@@ -47,9 +43,9 @@ class Life:
 
 @dataclass(slots=True)
 class Curve:
-    """What one process reported. Where an attempt ends a point is NaN, so that a line breaks there.
+    """The reports of one process. A point of NaN between two attempts breaks the line there.
 
-    `losses` may be NaN or infinite where the process said so: those times are in `broken`.
+    `broken` has the times at which the process reported a loss of NaN or infinity; `losses` has NaN there.
     """
 
     role: str
@@ -66,7 +62,7 @@ class Curve:
 
     def point(self, time: float, loss: float, pace: float, step: float) -> None:
         if self._first_of_attempt and math.isnan(self.paces[-1]):
-            self.paces[-1] = pace  # nothing could be said of it then: it is the pace since
+            self.paces[-1] = pace  # not known at the first report: the pace since then
         self.times.append(time)
         self.losses.append(loss if abs(loss) < _LARGEST else math.nan)
         self.paces.append(pace)
@@ -86,11 +82,11 @@ class Curve:
 
 @dataclass(slots=True)
 class Course:
-    """All of one launch. `restarts` and `hangs` are times, `code` is the exit code, where one is known."""
+    """One launch. `restarts` and `hangs` are times; `code` is the exit code, None if not known."""
 
     begin: float
     end: float
-    curves: dict[Who, Curve] = field(default_factory=dict)
+    curves: dict[RoleAndRank, Curve] = field(default_factory=dict)
     lives: dict[str, list[Life]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
     restarts: list[float] = field(default_factory=list)
@@ -100,24 +96,24 @@ class Course:
 
     @property
     def paced(self) -> bool:
-        """Whether anybody counted samples."""
+        """Whether any process counted samples."""
         return any(not math.isnan(pace) for each in self.curves.values() for pace in each.paces)
 
     @property
     def lossy(self) -> bool:
-        """Whether anybody reported a loss, a broken one included."""
+        """Whether any process reported a loss, even if only NaN."""
         return any(
             each.broken or any(not math.isnan(loss) for loss in each.losses) for each in self.curves.values()
         )
 
 
 def course(events: Iterable[Event], now: float | None = None) -> Course:
-    """`now` is given while the job runs: what has not ended lasts until then."""
+    """`now` is given while the job runs: processes that have not ended last until then."""
     reader = _Reader()
     for event in events:
-        moment = _number(event.get("time"))
-        if 0 <= moment < _FARTHEST:
-            reader.take(event, moment)
+        at = _number(event.get("time"))
+        if 0 <= at < _FARTHEST:
+            reader.take(event, at)
     return reader.end(now)
 
 
@@ -126,12 +122,12 @@ class _Reader:
         self.course = Course(math.inf, -math.inf)
         self._open: dict[str, tuple[float, int]] = {}
 
-    def take(self, event: Event, moment: float) -> None:
-        self.course.begin = min(self.course.begin, moment)
-        self.course.end = max(self.course.end, moment)
+    def take(self, event: Event, at: float) -> None:
+        self.course.begin = min(self.course.begin, at)
+        self.course.end = max(self.course.end, at)
         handler = _HANDLERS.get(str(event.get("event")))
         if handler is not None:
-            handler(self, event, moment)
+            handler(self, event, at)
 
     def end(self, now: float | None) -> Course:
         course = self.course
@@ -146,62 +142,62 @@ class _Reader:
         course.lives = dict(sorted(course.lives.items(), key=lambda each: order.get(each[0], -1)))
         return course
 
-    def containers(self, event: Event, moment: float) -> None:
-        """Of `launch` and `ready`: who there is, servers first."""
-        said = event.get("containers")
-        for each in said if isinstance(said, list) else ():
+    def containers(self, event: Event, at: float) -> None:
+        """`launch` and `ready` list the containers, servers first."""
+        value = event.get("containers")
+        for each in value if isinstance(value, list) else ():
             if isinstance(each, dict) and isinstance(each.get("name"), str):
                 role, rank = str(each.get("role")), each.get("rank")
                 title = f"{_ROLES.get(role, role)} {rank}" if isinstance(rank, int) else each["name"]
                 self.course.titles[each["name"]] = "".join(filter(str.isprintable, title))[:_LONGEST]
         if event["event"] == "ready" and _whole(event.get("attempt")):
-            self.course.restarts.append(moment)
+            self.course.restarts.append(at)
 
-    def started(self, event: Event, moment: float) -> None:
+    def started(self, event: Event, at: float) -> None:
         name = str(event.get("container"))
         if name in self._open:
-            self._close(name, moment, Fate.UNKNOWN, "")
-        self._open[name] = (moment, _whole(event.get("attempt")))
-        who = self._who(event)
-        if who in self.course.curves:
-            self.course.curves[who].gap(moment)
+            self._close(name, at, Fate.UNKNOWN, "")
+        self._open[name] = (at, _whole(event.get("attempt")))
+        key = self._key(event)
+        if key in self.course.curves:
+            self.course.curves[key].gap(at)
 
-    def exited(self, event: Event, moment: float) -> None:
+    def exited(self, event: Event, at: float) -> None:
         code = event.get("code")
         asked = event.get("asked") is not None
         fate = Fate.OK if code == 0 else Fate.STOPPED if asked else Fate.FAILED
-        self._close(str(event.get("container")), moment, fate, str(event.get("how") or ""))
+        self._close(str(event.get("container")), at, fate, str(event.get("how") or ""))
 
-    def restarting(self, event: Event, moment: float) -> None:
-        self.course.restarts.append(moment)
+    def restarting(self, event: Event, at: float) -> None:
+        self.course.restarts.append(at)
 
-    def hung(self, event: Event, moment: float) -> None:
-        self.course.hangs.append(moment)
+    def hung(self, event: Event, at: float) -> None:
+        self.course.hangs.append(at)
 
-    def over(self, event: Event, moment: float) -> None:
+    def over(self, event: Event, at: float) -> None:
         code = event.get("code")
         self.course.code = code if isinstance(code, int) else None
         self.course.reason = str(event.get("reason") or "")
 
-    def progress(self, event: Event, moment: float) -> None:
-        who = self._who(event)
-        if who is None:
+    def progress(self, event: Event, at: float) -> None:
+        key = self._key(event)
+        if key is None:
             return
-        curve = self.course.curves.setdefault(who, Curve(*who))
+        curve = self.course.curves.setdefault(key, Curve(*key))
         loss = _number(event.get("loss"))
-        curve.point(moment, loss, _positive(event.get("rate")), _positive(event.get("step")))
+        curve.point(at, loss, _positive(event.get("rate")), _positive(event.get("step")))
         if event.get("loss") is not None and not abs(loss) < _LARGEST:
-            curve.broken.append(moment)
+            curve.broken.append(at)
 
-    def _who(self, event: Event) -> Who | None:
-        """`trainer.0` is its name on this node, its rank stands beside."""
+    def _key(self, event: Event) -> RoleAndRank | None:
+        """Role and rank: the number in the name `trainer.0` is only the index on this node."""
         role, rank = str(event.get("container")).rpartition(".")[0], event.get("rank")
         return (role, rank) if role and isinstance(rank, int) else None
 
-    def _close(self, name: str, moment: float, fate: Fate, how: str) -> None:
+    def _close(self, name: str, at: float, fate: Fate, how: str) -> None:
         begun = self._open.pop(name, None)
         if begun is not None:
-            self._lived(name, Life(begun[0], max(begun[0], moment), fate, begun[1], how))
+            self._lived(name, Life(begun[0], max(begun[0], at), fate, begun[1], how))
 
     def _lived(self, name: str, life: Life) -> None:
         self.course.lives.setdefault(name, []).append(life)
@@ -219,33 +215,32 @@ _HANDLERS = {
 }
 
 
-def _number(said: object) -> float:
-    """NaN for what is none."""
-    if isinstance(said, bool) or not isinstance(said, int | float | str):
+def _number(value: object) -> float:
+    """NaN if the value is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
     try:
-        return float(said)
+        return float(value)
     except (ValueError, OverflowError):
         return math.nan
 
 
-def _positive(said: object) -> float:
-    number = _number(said)
+def _positive(value: object) -> float:
+    number = _number(value)
     return number if 0 <= number < _LARGEST else math.nan
 
 
-def _whole(said: object) -> int:
-    return said if isinstance(said, int) and said >= 0 else 0
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
 
 
-# ---- Curves of many points and of many processes, made fit for a picture: thinned, and summed up in their
-# median. Pure.
+# ---- Long curves are thinned, and many curves are summarized by their median.
 
 _FEW = 12  # points of a curve
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """A curve of about `most` points at most: the mean of neighbours. Gaps stay."""
+    """The curve with at most about `most` points, each the mean of its neighbours. Gaps stay."""
     stride = math.ceil(len(curve.times) / most)
     if stride < 2:
         return curve
@@ -262,8 +257,8 @@ def thinned(curve: Curve, most: int) -> Curve:
 def middle(
     curves: Sequence[Curve], values: Sequence[Sequence[float]], bins: int
 ) -> tuple[list[float], list[float]]:
-    """Times, and the median over curves of their means within each of so many equal spans of time; NaN where
-    fewer than half of them have any.
+    """The median curve: times, and for each of `bins` equal spans the median of the curves' means in it. NaN
+    if fewer than half of the curves have a value there.
     """
     times = [time for curve in curves for time in curve.times]
     if not times:
@@ -287,7 +282,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Of those that are numbers; NaN of none."""
+    """The median without NaN; NaN if there is no number."""
     ordered = sorted(value for value in values if not math.isnan(value))
     if not ordered:
         return math.nan
@@ -296,7 +291,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def lonely(values: Sequence[float]) -> list[int]:
-    """Where the points are that no line would show: between two gaps. All of them, where they are few."""
+    """Indices of points to be drawn as dots: those between two gaps, which no line shows. If few, all."""
     there = [False, *(not math.isnan(value) for value in values), False]
     few = sum(there) < _FEW
     return [
@@ -307,7 +302,7 @@ def lonely(values: Sequence[float]) -> list[int]:
 
 
 def pace_of_steps(curve: Curve) -> list[float]:
-    """Steps per second between a point and the one before it; NaN where that cannot be told."""
+    """Steps per second between each point and the one before it; NaN if not known."""
     paces = [math.nan]
     for number in range(1, len(curve.times)):
         steps = curve.steps[number] - curve.steps[number - 1]

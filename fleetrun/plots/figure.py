@@ -1,26 +1,36 @@
-"""The picture of a course: loss and pace of each process over time, restarts marked, and the lives of all
-processes. Knows matplotlib and no record.
+"""The plot of a job as a file: loss and speed of each process over time, restarts and hangs, and when each
+process started and ended.
+
+matplotlib takes a second to import, so the functions that use it import what they need.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from time import localtime, strftime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from fleetrun.errors import UsageError
+from fleetrun.plots.course import Course, Curve, Fate, course, lonely, median, middle, pace_of_steps, thinned
+from fleetrun.record.history import History, events_of
 
-from fleetrun.plots.course import Course, Curve, Fate, lonely, median, middle, pace_of_steps, thinned
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = ("png", "svg", "pdf")
+_WIDE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Micro Hei", "Source Han Sans SC", "SimHei")
+"""Fonts for Chinese and Japanese names, if they are installed."""
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
-"""Okabe and Ito's, which people who see few colours tell apart; the yellow is darker, for white paper."""
+"""The colour-blind safe palette of Okabe and Ito, with a darker yellow for white paper."""
 
 FATES = {
     Fate.OK: "#009E73",
@@ -31,12 +41,14 @@ FATES = {
 }
 _INK, _FAINT, _RESTART, _HANG = "#333333", "#DDDDDD", "#555555", "#CC79A7"
 FEW = len(PALETTE)
-"""So many processes have a colour and a name each; more are thin lines from dark to bright, and a median."""
+"""Up to so many processes have a colour and a name each; more are thin lines from dark to bright, and a
+median.
+"""
 _SLOW = 0.9
 _POINTS = 2000
 _BINS = 240
 _NAMED_ROWS = 24
-_MANY_MARKS, _MOST_MARKS = 50, 500  # more are pale, so that the curves are seen; and no more are drawn
+_MANY_MARKS, _MOST_MARKS = 50, 500  # more than the first are drawn pale; more than the second are thinned out
 _UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (3 * 86400.0, 3600.0, "hours"))
 
 STYLE: Any = {
@@ -57,11 +69,105 @@ STYLE: Any = {
     "svg.fonttype": "none",
     "text.parse_math": False,
 }
-"""For `matplotlib.rc_context`, around all calls."""
+"""For `matplotlib.rc_context`, around `draw` and saving."""
+
+
+def check_name(name: str) -> Path:
+    """The path of the file to write. Raises UsageError for an unknown suffix or a missing folder."""
+    path = Path(name)
+    if path.suffix.lower().removeprefix(".") not in KINDS:
+        kinds = ", ".join(f".{kind}" for kind in KINDS)
+        raise UsageError(f"--output {name}: the name must end in one of {kinds}")
+    if path.is_dir():
+        raise UsageError(f"--output {name} is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"--output {name}: no such folder: {path.parent}")
+    return path
+
+
+def write_plot(history: History, to: Path, now: float | None, *, dpi: int = 150) -> Course:
+    """Write the plot to the file `to`, and return its data. `now` is given while the job runs.
+
+    Raises UsageError.
+    """
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no messages about its caches
+    import matplotlib
+
+    found = course(events_of(history.path), now)
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no warning about letters that no font has
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        matplotlib.rcParams["font.family"] = ["DejaVu Sans", *_fonts(), "sans-serif"]
+        figure = draw(found, _title(history), _subtitle(history, found))
+        kind = to.suffix.lower().removeprefix(".")
+        try:
+            _write_atomically(to, lambda temporary: figure.savefig(temporary, format=kind, dpi=dpi))
+        except OSError as error:
+            raise UsageError(f"cannot write {to}: {error.strerror}") from None
+    return found
+
+
+def _write_atomically(to: Path, write: Callable[[Path], object]) -> None:
+    """Readers see the old file or the new one, never a part."""
+    fd, name = tempfile.mkstemp(prefix=f".{to.name}.", dir=to.parent)
+    os.close(fd)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(to)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """The umask can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _fonts() -> list[str]:
+    from matplotlib import font_manager
+
+    there = {font.name for font in font_manager.fontManager.ttflist}
+    return [name for name in _WIDE_FONTS if name in there]
+
+
+def _title(history: History) -> str:
+    return _one_line(f"{history.job}  ({history.pod})" if history.pod else history.job)
+
+
+def _subtitle(history: History, found: Course) -> str:
+    """`collective on node1 · 2 restarts · exit code 1: trainer 1 failed`"""
+    launch = history.launch
+    parts = [f"{launch.get('mode', 'job')} on {launch.get('host', '?')}"]
+    count = len(found.restarts)
+    if count:
+        parts.append("1 restart" if count == 1 else f"{count} restarts")
+    if found.code is not None:
+        reason = f": {found.reason}" if found.code and found.reason else ""
+        parts.append(f"exit code {found.code}{reason}")
+    elif history.running:
+        parts.append("running")
+    else:
+        parts.append("end not known")
+    if not found.curves:
+        parts.append("no process reported progress")
+    return _one_line("  ·  ".join(parts))
+
+
+def _one_line(text: str, longest: int = 140) -> str:
+    clean = "".join(each if each.isprintable() else " " for each in text)
+    return clean if len(clean) <= longest else clean[: longest - 1] + "…"
 
 
 def draw(course: Course, title: str, subtitle: str) -> Figure:
-    """The figure, not yet written anywhere."""
+    """The figure, in memory."""
+    from matplotlib.figure import Figure
+
     curves = [thinned(each, _POINTS) for _, each in sorted(course.curves.items())]
     upper = [panel for panel in (_loss, _pace) if curves and (panel is _pace or course.lossy)]
     rows = max(1, len(course.lives))
@@ -85,6 +191,8 @@ def draw(course: Course, title: str, subtitle: str) -> Figure:
 
 
 def _loss(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float) -> None:
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     panel.set_ylabel("loss")
     _lines(panel, course, curves, [each.losses for each in curves], colours, scale)
     known = [loss for each in curves for loss in each.losses if not math.isnan(loss)]
@@ -93,7 +201,7 @@ def _loss(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequenc
         panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         panel.yaxis.set_minor_formatter(NullFormatter())
     for curve, colour in zip(curves, colours, strict=True):
-        if curve.broken:  # at the top of the panel: it has no height of its own
+        if curve.broken:  # at the top of the panel: nan has no position
             first = (curve.broken[0] - course.begin) / scale
             panel.plot(
                 [first], [0.97], "x", color=colour, markersize=7, markeredgewidth=2,
@@ -112,7 +220,7 @@ def _pace(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequenc
 
 
 def _name_slowest(panel: Axes, curves: Sequence[Curve], values: Sequence[Sequence[float]]) -> None:
-    """Where one process is clearly slower than most: all that wait for each other wait for it."""
+    """Name a process that is clearly slower than the median: a straggler."""
     paces = [median(each) for each in values]
     slowest = min((pace for pace in paces if not math.isnan(pace)), default=math.nan)
     if slowest < _SLOW * median(paces):
@@ -144,7 +252,9 @@ def _lines(
 
 
 def _lives(panel: Axes, course: Course, scale: float) -> None:
-    """A bar for each attempt of each process; a failure has a cross at its end too."""
+    """A bar for each attempt of each process; a cross marks the end of one that failed."""
+    from matplotlib.ticker import MaxNLocator
+
     names = list(course.lives)
     failures: list[tuple[float, int]] = []
     for row, name in enumerate(names):
@@ -184,16 +294,19 @@ def _marks(panel: Axes, course: Course, scale: float) -> None:
 def _legends(
     figure: Figure, panels: Sequence[Axes], course: Course, curves: Sequence[Curve], colours: Sequence[str]
 ) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     fates = [
         fate for fate in Fate if any(life.fate is fate for each in course.lives.values() for life in each)
     ]
-    marks: list[Line2D | Patch] = [Patch(color=FATES[fate], label=str(fate)) for fate in fates]
+    marks: list[Any] = [Patch(color=FATES[fate], label=str(fate)) for fate in fates]
     if course.restarts:
         marks.append(Line2D([], [], color=_RESTART, linestyle="--", label="restart"))
     if course.hangs:
         marks.append(Line2D([], [], color=_HANG, linestyle=":", label="hang"))
     if any(each.broken for each in curves):
-        marks.append(Line2D([], [], color=_INK, linestyle="", marker="x", label="loss is no number"))
+        marks.append(Line2D([], [], color=_INK, linestyle="", marker="x", label="loss is nan or inf"))
     if len(curves) > FEW:
         marks.append(Line2D([], [], color="black", linewidth=1.6, label="median"))
         _ladder(figure, panels, curves, colours)
@@ -207,7 +320,11 @@ def _legends(
 
 
 def _ladder(figure: Figure, panels: Sequence[Axes], curves: Sequence[Curve], colours: Sequence[str]) -> None:
-    """Which rank has which colour, as a scale beside all panels: so their times stay above each other."""
+    """The colours of the ranks as a scale beside all panels, so that their time axes stay aligned."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.ticker import MaxNLocator
+
     ranks = [each.rank for each in curves]
     shades = ScalarMappable(Normalize(min(ranks), max(ranks)), ListedColormap(list(colours)))
     bar = figure.colorbar(shades, ax=list(panels), label="rank", aspect=40, pad=0.01)

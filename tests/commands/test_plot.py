@@ -33,7 +33,7 @@ def test_a_job_by_name_of_another_folder_into_another_file(tmp_path, capsys):
 def test_one_without_progress_says_so(tmp_path, capsys):
     write(tmp_path / "log", [launch("trainer.0"), over(3)])
     assert answer("plot", []) == 0
-    assert "No process has reported progress" in capsys.readouterr().err
+    assert "No process reported progress" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

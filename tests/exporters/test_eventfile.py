@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.exporters.job_state import Point
 from tests.support.disks import no_file_longer_than
 
 pytestmark = pytest.mark.slow  # TensorBoard is imported
@@ -39,14 +38,14 @@ def read(file):
 
 def test_numbers_are_there_as_soon_as_they_are_written(make):
     file = make()
-    file.write(Point(1, {"loss": 0.5, "lr": 0.25}, True), 100.0)
-    file.write(Point(2, {"loss": 0.125}, False), 101.0)
+    file.write(1, {"loss": 0.5, "lr": 0.25}, 100.0, restart=True)
+    file.write(2, {"loss": 0.125}, 101.0, restart=False)
     assert read(file) == {"loss": [(1, 0.5), (2, 0.125)], "lr": [(1, 0.25)]}
 
 
 def test_odd_numbers_and_names(make):
     file = make()
-    file.write(Point(2**62, {"损失/一": math.inf, "huge": 1e300, "nan": math.nan}, True), 100.0)
+    file.write(2**62, {"损失/一": math.inf, "huge": 1e300, "nan": math.nan}, 100.0, restart=True)
     found = read(file)
     assert found["损失/一"] == [(2**62, math.inf)]
     assert found["huge"] == [(2**62, math.inf)], "a float of 32 bits"
@@ -56,23 +55,23 @@ def test_odd_numbers_and_names(make):
 def test_another_attempt_takes_back_the_steps_that_it_does_again(make):
     file = make()
     for step in (1, 2, 3, 4):
-        file.write(Point(step, {"loss": 1.0}, step == 1), 100.0 + step)
+        file.write(step, {"loss": 1.0}, 100.0 + step, restart=step == 1)
     for step in (3, 4, 5):
-        file.write(Point(step, {"loss": 2.0}, step == 3), 200.0 + step)
+        file.write(step, {"loss": 2.0}, 200.0 + step, restart=step == 3)
     assert read(file)["loss"] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0), (5, 2.0)]
 
 
 def test_a_full_disk_tears_no_record(make):
     """What fits again later is read."""
     file = make()
-    file.write(Point(1, {"loss": 1.0}, True), 100.0)
+    file.write(1, {"loss": 1.0}, 100.0, restart=True)
     size = file.path.stat().st_size
     with no_file_longer_than(size + 10):
         for _ in range(2):
             with pytest.raises(OSError, match=r"No space left|File too large"):
-                file.write(Point(2, {"loss": 2.0}, False), 101.0)
+                file.write(2, {"loss": 2.0}, 101.0, restart=False)
     assert file.path.stat().st_size == size
-    file.write(Point(3, {"loss": 3.0}, False), 102.0)
+    file.write(3, {"loss": 3.0}, 102.0, restart=False)
     assert read(file)["loss"] == [(1, 1.0), (3, 3.0)]
 
 
@@ -86,7 +85,7 @@ def test_one_that_cannot_begin_leaves_nothing_open_and_nothing_behind(make, tmp_
     assert {each.name for each in Path("/proc/self/fd").iterdir()} <= before
     assert list((tmp_path / "runs" / "trainer.0").iterdir()) == []
     file = make()
-    file.write(Point(1, {"loss": 1.0}, True), 100.0)
+    file.write(1, {"loss": 1.0}, 100.0, restart=True)
     assert read(file)["loss"] == [(1, 1.0)], "when there is room again"
 
 

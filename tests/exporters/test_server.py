@@ -72,7 +72,7 @@ def test_clients_that_say_nothing_keep_nobody_waiting(served):
     assert "fleetrun_failures_total" in served.get(), "none of them has gone"
     gone = [client.recv(1) == b"" for client in silent[:25]]
     assert gone == [True] * 25, "the oldest made room"
-    wait_until(lambda: len(served.server._there) < 16, "the scrape has gone")
+    wait_until(lambda: len(served.server._clients) < 16, "the scrape has gone")
     for client in silent:
         client.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 from fleetrun.errors import UsageError
 from fleetrun.plots.course import course
-from fleetrun.plots.picture import check_name, paint
+from fleetrun.plots.figure import check_name, write_plot
 from fleetrun.record.history import read
 from tests.plots.record import event, exited, launch, over, progress, started, training, write
 
@@ -20,7 +20,7 @@ def texts(tmp_path, events, *, job="ads", now=None):
     """What stands in the picture."""
     history = read(write(tmp_path / "log", events, job), but=("progress",))  # as the command does
     to = tmp_path / "job.svg"
-    paint(history, to, now)
+    write_plot(history, to, now)
     return [text.strip() for element in ET.parse(to).iter() for text in [element.text or ""] if text.strip()]
 
 
@@ -37,8 +37,8 @@ def test_a_job_with_everything(tmp_path):
     said += [event(9, "hung"), exited(9, "ps.0", -15, 15), exited(9, name), over(10, 3, "trainer 0 failed")]
     found = texts(tmp_path, said)
     assert {
-        "loss", "samples per second", "trainer 0", "server 0", "restart", "hang", "loss is no number",
-        "failed", "ended well", "stopped by fleetrun", "ads  (abcdef)",
+        "loss", "samples per second", "trainer 0", "server 0", "restart", "hang", "loss is nan or inf",
+        "failed", "completed", "stopped by fleetrun", "ads  (abcdef)",
         "ps on node1  ·  1 restart  ·  exit code 3: trainer 0 failed",
     } <= set(found)  # fmt: skip
     assert any(text.startswith("seconds since 20") for text in found)
@@ -148,7 +148,7 @@ def test_kinds(tmp_path, name, begin):
     history = read(write(tmp_path / "log", training(["trainer.0"])))
     old = os.umask(0o027)
     try:
-        paint(history, check_name(str(tmp_path / name)), None)
+        write_plot(history, check_name(str(tmp_path / name)), None)
     finally:
         os.umask(old)
     assert (tmp_path / name).read_bytes().startswith(begin)
@@ -170,5 +170,5 @@ def test_a_folder_in_its_place(tmp_path):
 
 def test_a_place_that_takes_nothing(tmp_path):
     history = read(write(tmp_path / "log", training(["trainer.0"])))
-    with pytest.raises(UsageError, match=r"the picture cannot be written to /proc/a\.png"):
-        paint(history, check_name("/proc/a.png"), None)
+    with pytest.raises(UsageError, match=r"cannot write /proc/a\.png"):
+        write_plot(history, check_name("/proc/a.png"), None)
