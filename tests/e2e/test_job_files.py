@@ -77,7 +77,7 @@ def test_from_nothing_to_a_job_file_and_from_a_command_line_to_one(fleetrun: Fle
     assert told(fleetrun.run("up").news) == ["trainer.0 None None"]
     again = fleetrun.run("init")
     assert again.code == 2
-    assert "there is such a file already" in again.err
+    assert "already exists" in again.err
 
     saved = fleetrun.run("--nproc_per_node", "2", "--dry_run", "--save", "two.toml", "train.py", "${x}")
     assert saved.code == 0, saved
