@@ -13,7 +13,7 @@ try:
 
     from fleetrun.pod.guard import Guard, Signals, flush, guarded
     from fleetrun.verbs import asked
-except KeyboardInterrupt:  # Ctrl-C, sooner than anything could see to it
+except KeyboardInterrupt:  # Ctrl-C before there is a handler
     os._exit(130)
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    gc.disable()  # until all is imported: modules are no garbage, and looking through them takes time
+    gc.disable()  # until everything is imported: modules are not garbage, and scanning them takes time
     _open_standard_streams()
     code = guarded(_command) if asked(sys.argv[1:]) is None else _answer()
     flush()
@@ -34,7 +34,7 @@ def _answer() -> int:
     """A command that starts no job needs no guard."""
     try:
         from fleetrun.cli import main as command
-    except KeyboardInterrupt:  # Ctrl-C, sooner than the command could see to it
+    except KeyboardInterrupt:  # Ctrl-C before there is a handler
         return 130
     return command(sys.argv[1:], os.environ, _no_launch)
 
@@ -44,7 +44,7 @@ def _no_launch(resolved: object) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Started with one of them closed (`2>&-`), the next file to be opened would take its place."""
+    """If one of them is closed (`2>&-`), the next file that is opened would get its descriptor."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -57,10 +57,12 @@ def _open_standard_streams() -> None:
 def _command(signals: Signals, guard: Guard) -> int:
     from fleetrun.cli import main as command
 
-    return command(sys.argv[1:], os.environ, lambda resolved: _launch(resolved, signals, guard), _place)
+    return command(
+        sys.argv[1:], os.environ, lambda resolved: _launch(resolved, signals, guard), _engine_values
+    )
 
 
-def _place(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, EngineValue]:
+def _engine_values(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, EngineValue]:
     from fleetrun.schedulers.placing import place
 
     return place(environ, but)
@@ -69,7 +71,7 @@ def _place(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, Eng
 def _launch(resolved: object, signals: Signals, guard: Guard) -> int:
     from fleetrun.launch.local import run
 
-    gc.freeze()  # nor will they be
+    gc.freeze()  # nor will they become garbage
     gc.enable()
     return run(resolved, signals, guard)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from fleetrun import help, verbs
+from fleetrun import verbs
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.command_line import Given, parsed
 from fleetrun.envs.settings.options import NOTHING, JobFile, Resolved
@@ -22,7 +22,7 @@ Run = Callable[[Resolved], int]
 def main(
     argv: Sequence[str], environ: Mapping[str, str], run: Run, engine_values: EngineValues = no_engine
 ) -> int:
-    """Run the command with these words and this environment; return its exit code.
+    """Run the command line in this environment; return the exit code.
 
     `engine_values`: what the engine that started this process, if any, sets.
     """
@@ -38,16 +38,18 @@ def main(
         return 141
     except Exception as error:  # noqa: BLE001  (the last resort: no other place may swallow a bug)
         if isinstance(error, OSError) and error.errno in _EXHAUSTED:
-            _report(LaunchError(f"cannot go on: {error.strerror}", hint=_EXHAUSTED[error.errno]))
+            _report(LaunchError(f"cannot continue: {error.strerror}", hint=_EXHAUSTED[error.errno]))
             return LaunchError.exit_code
         return _report_bug()
 
 
+_DEFAULT_COLUMNS = 80
+
 _EXHAUSTED = {
-    errno.EMFILE: "The limit on open files is reached: raise it with `ulimit -n`.",
+    errno.EMFILE: "The limit of open files is reached: raise it with `ulimit -n`.",
     errno.ENFILE: "The system's limit on open files is reached.",
-    errno.ENOSPC: "A disk is full: that of a file, or where the standard output goes.",
-    errno.EDQUOT: "The quota is used up on the disk of a file, or where the standard output goes.",
+    errno.ENOSPC: "A disk is full: that of a file, or that of standard output.",
+    errno.EDQUOT: "A disk quota is exceeded: for a file, or for standard output.",
 }
 
 
@@ -57,7 +59,9 @@ def _command(argv: Sequence[str], environ: Mapping[str, str], run: Run, engine_v
 
         return completion.answer(environ["_FLEETRUN_COMPLETE"])
     if not argv:
-        _write(sys.stderr, help.SHORT)
+        from fleetrun.help import SHORT  # late: a launch needs no help
+
+        _write(sys.stderr, SHORT)
         return 2
     verb = verbs.asked(argv)
     if verb is not None:
@@ -88,11 +92,11 @@ def _save(resolved: Resolved, name: str) -> None:
 
 
 def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> JobFile:
-    """What the job file says that --config names, if it is there."""
+    """The job file of --config, if there is one."""
     given = [word for word in line.given if word.option.name == "config"]
     if not given:
         return NOTHING
-    # Late: a TOML reader, which a launch without a job file need not load.
+    # Late: a launch without a job file needs no TOML reader.
     from fleetrun.envs.settings.job_file import load_job_file
 
     return load_job_file(given[-1].text, environ, given[-1].spelling)
@@ -101,7 +105,9 @@ def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> Job
 def _answer(action: Given) -> str:
     """What `--help`, `--version` or `--show_completion` prints."""
     if action.option.name == "help":
-        return help.help_text(_columns(sys.stdout) or _asked_columns() or help.WIDEST, verbs.VERBS)
+        from fleetrun.help import help_text
+
+        return help_text(_columns(sys.stdout) or _asked_columns() or _DEFAULT_COLUMNS, verbs.VERBS)
     if action.option.name == "version":
         from importlib.metadata import version
 
@@ -112,8 +118,8 @@ def _answer(action: Given) -> str:
 
 
 def _report(error: LaunchError) -> None:
-    """`fleetrun: error: MESSAGE` and the hint; wrapped at words on a terminal, whole lines elsewhere. The
-    names in them are somebody's: they do nothing to a terminal.
+    """`fleetrun: error: MESSAGE` and the hint, wrapped on a terminal. Control characters in them are
+    escaped.
     """
     from fleetrun.console.text import printable
 
@@ -122,7 +128,9 @@ def _report(error: LaunchError) -> None:
         lines += [f"  {printable(line)}" for line in error.hint.splitlines()]
     columns = _columns(sys.stderr)
     if columns:
-        lines = [help.wrapped(line, columns - 1, indent="    ", first="") for line in lines]
+        from fleetrun.help import wrapped
+
+        lines = [wrapped(line, columns - 1, indent="    ", first="") for line in lines]
     _write(sys.stderr, "\n".join(lines) + "\n")
 
 
@@ -141,9 +149,9 @@ def _columns(stream: TextIO | None) -> int | None:
     if stream is None or not stream.isatty():
         return None
     try:
-        return _asked_columns() or os.get_terminal_size(stream.fileno()).columns or help.WIDEST
+        return _asked_columns() or os.get_terminal_size(stream.fileno()).columns or _DEFAULT_COLUMNS
     except OSError:
-        return help.WIDEST
+        return _DEFAULT_COLUMNS
 
 
 def _asked_columns() -> int | None:
@@ -153,7 +161,7 @@ def _asked_columns() -> int | None:
 
 
 def _write(stream: TextIO | None, text: str) -> None:
-    """Print to a stream that may be closed (None), a broken pipe (told to the caller) or full (an error)."""
+    """Write to a stream that may be closed (None), a broken pipe (raised) or full (an error)."""
     if stream is None:
         return
     try:
@@ -164,12 +172,12 @@ def _write(stream: TextIO | None, text: str) -> None:
     except OSError as error:
         _discard(stream)
         if stream is sys.stdout:
-            raise LaunchError(f"cannot write to the standard output: {error.strerror}") from None
+            raise LaunchError(f"cannot write to standard output: {error.strerror}") from None
 
 
 def _discard(stream: TextIO | None) -> None:
-    """Lead what is still buffered for a dead stream to nowhere."""
+    """Send what is still buffered for a dead stream to /dev/null."""
     if stream is not None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

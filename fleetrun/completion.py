@@ -1,4 +1,4 @@
-"""Shell completion by click: the options in click's words. Imported only when a shell asks."""
+"""Shell completion by click: the options as click describes them. Imported only when a shell asks."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""What can go wrong on the launcher's side: what happened, what to do, and the exit code. Ground: imports
-nothing.
-"""
+"""The errors of the launcher: what happened, what to do about it, and the exit code. Imports nothing."""
 
 
 class LaunchError(Exception):
-    """An error with a message for the person at the terminal. Only `cli.py` prints it and exits.
+    """An error with a message for the user. Only `cli.py` prints it and exits.
 
     `hint` is one more line: what to do about it. `exit_code` is what the process ends with.
     """
@@ -18,21 +16,21 @@ class LaunchError(Exception):
 
 
 class UsageError(LaunchError):
-    """The command line, a variable or a file says something that cannot be done. Nothing was started."""
+    """The command line, a variable or a job file is invalid. Nothing was started."""
 
     exit_code = 2
 
 
 class NotSupportedError(UsageError):
-    """Understood, but not something that this version does."""
+    """Valid, but not supported by this version."""
 
 
 class PortError(LaunchError):
-    """A port that was asked for is taken, or a range has no room."""
+    """A requested port is in use, or a range has no free port."""
 
 
 class ReservedPortError(PortError):
-    """A port that another fleetrun holds."""
+    """A port that is reserved by another fleetrun."""
 
 
 class ScriptNotFoundError(LaunchError):
@@ -42,7 +40,7 @@ class ScriptNotFoundError(LaunchError):
 
 
 class ScriptNotExecutableError(LaunchError):
-    """The script exists but the kernel will not run it."""
+    """The script exists but cannot be executed."""
 
     exit_code = 126
 
@@ -52,14 +50,14 @@ class SpawnError(LaunchError):
 
 
 class RendezvousError(LaunchError):
-    """The machines of a job did not meet in time, or this one is not wanted there."""
+    """The machines of a job did not meet in time, or this one was rejected."""
 
     exit_code = 124
 
 
 class StoreError(LaunchError):
-    """The store cannot be opened, or does not take this node."""
+    """The store cannot be opened, or rejects this node."""
 
 
 class StoreLostError(StoreError):
-    """The store that the machines of a job met in is gone."""
+    """The connection to the rendezvous store is lost."""

@@ -1,5 +1,5 @@
-"""Files in folders that others write to as well: regular files opened without waiting, and the folder of a
-user's running launches with its sockets. Standard library only.
+"""Files in directories that scripts write to as well, and the run folder: the directory with the sockets of a
+user's running launches. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-# ---- Files in a folder where scripts may have put anything by now: a pipe, a link to a device, a folder.
-# Opened and written without waiting for whoever is at the other end.
+# ---- Files in a directory where a script may have put anything: a pipe, a link to a device, a directory.
+# Opening must not block on such a file.
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """A descriptor of a regular file. Raises OSError, also for what is there and is none."""
+    """A descriptor of a regular file. Raises OSError, also for anything else of that name."""
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "Not a file")
     if flags & os.O_ACCMODE != os.O_RDONLY:
-        os.set_blocking(fd, True)  # who inherits it did not ask for the other
+        os.set_blocking(fd, True)  # a process that inherits it expects a blocking file
     return fd
 
 
 def replace_file(path: Path, text: str) -> None:
-    """In place of whatever is there, and whole at once. Raises OSError."""
+    """Replace the file, or whatever has its name, atomically. Raises OSError."""
     aside = path.with_suffix(".new")
     aside.unlink(missing_ok=True)
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -39,8 +39,7 @@ def replace_file(path: Path, text: str) -> None:
     aside.replace(path)
 
 
-# ---- The folder of a user's running launches: where their sockets are. Standard library only; makes nothing
-# but that folder.
+# ---- The run folder
 
 
 def run_folder(environ: Mapping[str, str]) -> Path:
@@ -52,18 +51,18 @@ def run_folder(environ: Mapping[str, str]) -> Path:
 
 
 def control_socket(runtime: Path, pod: str) -> Path:
-    """Where a launcher is asked (a stream)."""
+    """The stream socket for requests to a launcher."""
     return runtime / f"{pod}.sock"
 
 
 def progress_socket(runtime: Path, pod: str) -> Path:
-    """Where the processes of a pod report (datagrams)."""
+    """The datagram socket for progress reports of a pod."""
     return runtime / f"{pod}.progress"
 
 
 def make_run_folder(runtime: Path) -> None:
-    """Make it, for this user only. Raises OSError, PermissionError too when it is somebody else's or open to
-    others: what is in it cannot be trusted then.
+    """Create it, for this user only. Raises OSError, and PermissionError when it belongs to another user or
+    is open to others: its content cannot be trusted then.
     """
     runtime.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = runtime.lstat()
@@ -75,7 +74,7 @@ def make_run_folder(runtime: Path) -> None:
 
 @contextlib.contextmanager
 def short_socket_path(path: Path) -> Iterator[str]:
-    """A name of this path that fits a socket address, which takes 107 bytes. Raises OSError."""
+    """A name of this path that fits into a socket address (107 bytes). Raises OSError."""
     fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}/{path.name}"
@@ -84,7 +83,7 @@ def short_socket_path(path: Path) -> Iterator[str]:
 
 
 def peer(connected: socket.socket) -> tuple[int, int, int]:
-    """Process, user and group at the other end, as they were when it connected or listened; see unix(7)."""
+    """Process, user and group of the peer when it connected or listened; see unix(7)."""
     data = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", data)
     return pid, uid, gid

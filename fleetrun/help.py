@@ -1,4 +1,4 @@
-"""What `--help` says, laid out for a width. Text in, text out: prints nothing, parses nothing."""
+"""The text of `--help`, laid out for a width."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Group, Option, Take
 
 NARROWEST, WIDEST = 60, 80
 _TWO_COLUMNS = 76
-"""From this width on the texts stand beside the options, below it under them."""
+"""From this width on, descriptions are printed next to the options, else below them."""
 
 SHORT = """\
 usage: fleetrun [OPTIONS] SCRIPT [ARGUMENTS]
 
   fleetrun --gpus 0,1 train.py                      one process per device
   fleetrun --server_num=1 --trainer_num=2 train.py  parameter server
-  fleetrun ps, status, logs, stop, stacks           ask the jobs that run
+  fleetrun ps, status, logs, stop, stacks           inspect running jobs
   fleetrun --help                                   all options and commands
 """
 
 _INTRODUCTION = """\
-Start the processes of a training job on this machine, show what they do, and stop them together. SCRIPT is a
-Python file, a module (-m), or any program; all that follows it goes to it.
+Start the processes of a training job on this machine, show their output and state, and stop them together.
+SCRIPT is a Python file, a module (-m), or any program; everything after it is passed to it.
 
-Every option can be written with _ or -, and its value after a space or =. The variable after env: is read
-when the option is not given. TIME is in seconds, or as 30s, 5m, 2h. SIZE is in bytes, or as 100M, 1GiB.
+Options can be written with _ or -, and their values after a space or =. The variable after env: is read when
+the option is not given. TIME is in seconds, or as 30s, 5m, 2h. SIZE is in bytes, or as 100M, 1GiB.
 """
 
 _COMMANDS = "Other commands (fleetrun COMMAND --help):"
 
 _EPILOGUE = """\
-Exit code: that of the first process that failed, 128 + n if signal n ended it; 130 after Ctrl-C, 143 after
-SIGTERM; 2: usage; 124: --timeout or --hang_timeout; 125: fleetrun itself; 126, 127: SCRIPT cannot be run, is
-not there.
+Exit code: that of the first process that failed, 128 + n if it was ended by signal n; 130 after Ctrl-C; 143
+after SIGTERM; 2: usage error; 124: --timeout or --hang_timeout; 125: error in fleetrun; 126: SCRIPT cannot be
+executed; 127: SCRIPT not found.
 
 Completion: add  eval "$(fleetrun --show_completion bash)"  to ~/.bashrc. zsh: the same with zsh in ~/.zshrc.
 fish: fleetrun --show_completion fish > ~/.config/fish/completions/fleetrun.fish
@@ -40,8 +40,8 @@ fish: fleetrun --show_completion fish > ~/.config/fish/completions/fleetrun.fish
 
 
 def help_text(columns: int, commands: Mapping[str, str]) -> str:
-    """All of `--help` for a terminal of so many columns. `commands` are the words that may stand in place of
-    a script, each with what it does.
+    """All of `--help` for a terminal of this width. `commands` maps the name of each command to its
+    description.
     """
     width = max(NARROWEST, min(columns, WIDEST)) - 1
     parts = [SHORT.partition("\n")[0], *_paragraphs(_INTRODUCTION, width)]

@@ -1,7 +1,6 @@
-"""The words that may stand in place of a script: `fleetrun status`, `fleetrun logs`. Knows where each is, and
-imports none before it is asked for.
+"""The commands besides launching a script: `fleetrun status`, `fleetrun logs`. Each is imported when used.
 
-A file whose name is one of these words is launched as `./status`.
+A script with the name of a command is launched as `./status`.
 """
 
 from __future__ import annotations
@@ -12,29 +11,29 @@ from importlib import import_module
 from typing import Any
 
 ASKING: Mapping[str, str] = {
-    "ps": "The jobs that run here.",
-    "status": "How a job stands: its processes, their progress, their last words.",
-    "logs": "What the processes of a job print, merged in the order of time.",
-    "stop": "Ask a job to end.",
-    "stacks": "Where each process of a job is: the Python stacks.",
-    "report": "How a job ended, and why.",
-    "plot": "A picture of a job: loss and speed over time, the lives of its processes.",
+    "ps": "List the jobs that run on this machine.",
+    "status": "Show the state of a job: processes, progress, last log lines.",
+    "logs": "Print the logs of a job, merged by time.",
+    "stop": "Stop a job.",
+    "stacks": "Print the Python stacks of all processes of a job.",
+    "report": "Report how a job ended, and why.",
+    "plot": "Plot loss and speed of a job over time, and when its processes ran.",
     "doctor": "Check machines before a launch.",
     "init": "Write a commented job file.",
 }
-"""Words that start no processes of a job."""
+"""Commands that launch no job."""
 
 LAUNCHING: Mapping[str, str] = {
-    "up": "Launch what a job file says.",
-    "again": "Launch a job of the past once more, with the same settings.",
+    "up": "Launch the job of a job file.",
+    "again": "Launch an earlier job again, with the same settings.",
 }
-"""Words that end in a launch."""
+"""Commands that launch a job."""
 
 VERBS: Mapping[str, str] = {**ASKING, **LAUNCHING}
 
 
 def asked(argv: Sequence[str]) -> str | None:
-    """The word that starts no job, if the command line begins with one; any word whose help is wanted."""
+    """The command of this command line, if it launches no job or only its help is wanted."""
     if not argv:
         return None
     helps = argv[0] in LAUNCHING and argv[1:2] in (["--help"], ["-h"])
@@ -42,7 +41,7 @@ def asked(argv: Sequence[str]) -> str | None:
 
 
 def answer(verb: str, argv: Sequence[str]) -> int:
-    """Do what the word says; return the exit code. Raises LaunchError."""
+    """Run the command; return the exit code. Raises LaunchError."""
     import click
 
     from fleetrun.errors import UsageError
@@ -53,7 +52,7 @@ def answer(verb: str, argv: Sequence[str]) -> int:
         code = asked_for.main(list(argv), prog_name=f"fleetrun {verb}", standalone_mode=False)
     except click.exceptions.Abort:
         return 130
-    except SystemExit:  # click's way to say that nobody reads any more
+    except SystemExit:  # how click reports a broken pipe
         raise BrokenPipeError from None
     except click.ClickException as error:
         hint = f"See fleetrun {verb} --help."
@@ -62,19 +61,19 @@ def answer(verb: str, argv: Sequence[str]) -> int:
 
 
 def command(verb: str) -> Any:
-    """The click command behind a word."""
+    """The click command of this name."""
     return import_module(f"fleetrun.commands.{verb}").command
 
 
 def nearest(word: str) -> str | None:
-    """The word that was perhaps meant by one that is almost it."""
+    """A command with a similar name, as a suggestion."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(word, VERBS, 1, 0.7)), None)
 
 
 def launching(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:
-    """The command line and environment that a word of `LAUNCHING` stands for; any other as it is.
+    """Replace a command of `LAUNCHING` by the command line and environment that it stands for.
 
     Raises LaunchError.
     """

@@ -7,7 +7,7 @@ import pytest
 
 from fleetrun.envs.contract import Role
 from fleetrun.envs.settings.command_line import read
-from fleetrun.envs.settings.job_file import _OF_EVALUATORS, load_job_file
+from fleetrun.envs.settings.job_file import _EVALUATOR_KEYS, load_job_file
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
 
@@ -22,12 +22,12 @@ def test_examples_are_job_files(example, tmp_path):
     settings = resolve(read([]), {}, file=load_job_file(str(path), {})).settings
     assert settings.script_args == ("--lr", "0.1", "--data", "/data/day-1")
     assert (settings.server_num, settings.trainer_num, settings.max_restart) == (2, 4, 5)
-    assert settings.wish(Role.EVALUATOR).count == 1
+    assert settings.role_settings(Role.EVALUATOR).count == 1
 
 
 def test_every_key_of_a_role_is_told():
     assert EXAMPLES
-    keys = {*_OF_EVALUATORS, "resources.threads", "resources.devices"} - {"resources", "count"}
+    keys = {*_EVALUATOR_KEYS, "resources.threads", "resources.devices"} - {"resources", "count"}
     assert [key for key in keys if f"`{key}`" not in PAGE] == []
 
 

@@ -40,7 +40,7 @@ def test_tls_is_spoken_when_a_file_for_it_is_named():
         ("etcds://a:2379", "begins with etcd://"),
         ("etcd://", "host:port"),
         ("etcd://a:1,,b:2", "host:port"),
-        ("etcd://a:1,a:1", "names a:1 twice"),
+        ("etcd://a:1,a:1", "a:1 is listed twice"),
         ("etcd://a:0", "port"),
         ("etcd://a:b", "host:port"),
         ("etcd://::1:2379", "host:port"),

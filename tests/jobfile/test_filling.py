@@ -60,14 +60,14 @@ def test_variables_fill_in_every_kind_of_value():
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("args = ['${NOPE}']", "job.toml:1: args needs ${NOPE}, which is not set", "[variables]"),
-        ("args = ['${LRR}']\n[variables]\nLR = 1", "args needs ${LRR}", "did you mean LR?"),
+        ("args = ['${NOPE}']", "job.toml:1: args uses ${NOPE}, which is not set", "[variables]"),
+        ("args = ['${LRR}']\n[variables]\nLR = 1", "args uses ${LRR}", "did you mean LR?"),
         ("args = ['${a b}']", "job.toml:1: args has '${a b}'; a variable is ${NAME}", "$${"),
         ("args = ['${}']", "has '${}'", ""),
         ("args = ['${x']", "has '${'", ""),
-        ("args = ['${A}']\n[variables]\nA = '${B}'\nB = '${A}'", "job.toml:3: variables.A goes round", ""),
-        ("[variables]\nhere = 'x'", "job.toml:2: variables.here is no name for a variable", ""),
-        ("[variables]\n'a b' = 'x'", "job.toml:2: variables.a b is no name", ""),
+        ("args = ['${A}']\n[variables]\nA = '${B}'\nB = '${A}'", "job.toml:3: variables.A is defined", ""),
+        ("[variables]\nhere = 'x'", "job.toml:2: variables.here is not a valid variable name", ""),
+        ("[variables]\n'a b' = 'x'", "job.toml:2: variables.a b is not a valid", ""),
     ],
 )
 def test_what_cannot_be_filled_in(text, message, hint):

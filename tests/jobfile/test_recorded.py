@@ -80,16 +80,16 @@ def test_a_script_that_was_typed_beside_a_job_file_stays():
 def test_another_file_in_that_place_is_left_alone(lines):
     first = resolved("script = 's.py'\n[environment]\nA = '1'")
     FILE.write_text(lines)
-    with pytest.raises(UsageError, match="there is such a file already"):
+    with pytest.raises(UsageError, match="already exists"):
         launched(first)
     assert FILE.read_text() == lines
 
 
 def test_words_that_do_not_go_with_it():
     first = recorded(resolve(read(["x.py"]), {}))
-    with pytest.raises(UsageError, match=r"takes no script, and was given y\.py"):
+    with pytest.raises(UsageError, match=r"takes no script, but was given y\.py"):
         again(first, ["y.py"], FILE, {})
-    with pytest.raises(UsageError, match="--version does not go with a job"):
+    with pytest.raises(UsageError, match="--version cannot be combined"):
         again(first, ["--version"], FILE, {})
 
 
@@ -105,5 +105,5 @@ def test_words_that_do_not_go_with_it():
     ],
 )
 def test_a_record_that_does_not_tell(event):
-    with pytest.raises(UsageError, match="record does not say how the job was started"):
+    with pytest.raises(UsageError, match="record has no record"):
         Recorded.read(event, "record")

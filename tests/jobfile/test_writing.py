@@ -80,7 +80,7 @@ def test_what_is_one_machines_or_an_engines_is_not_handed_on():
         lambda environ, but: said,
     )
     rows = document(found).splitlines()
-    assert "# rank = 1  # of the machine where it was typed" in rows
+    assert "# rank = 1  # of the machine on which it was typed" in rows
     assert "max_restart = 4  # from PADDLE_MAX_RESTART" in rows
     assert not [row for row in rows if "sort_ip" in row or "save" in row or "dry_run" in row]
 
@@ -89,18 +89,18 @@ def test_saving_makes_a_new_file_for_its_owner():
     found = resolve(read(["train.py"]), {})
     save(found, "new.toml")
     assert stat.S_IMODE(Path("new.toml").stat().st_mode) == 0o600
-    with pytest.raises(UsageError, match=r"--save new.toml: there is such a file already"):
+    with pytest.raises(UsageError, match=r"--save new.toml: .*exists"):
         save(found, "new.toml")
     with pytest.raises(UsageError, match=r"--save no/x.toml cannot be written: No such file"):
         save(found, "no/x.toml")
-    with pytest.raises(UsageError, match="no UTF-8"):
+    with pytest.raises(UsageError, match="UTF-8"):
         save(resolve(read(["train.py", "\udcff"]), {}), "bytes.toml")
     assert not Path("bytes.toml").exists()
 
 
 def test_a_link_is_not_followed():
     Path("link.toml").symlink_to("target.toml")
-    with pytest.raises(UsageError, match="there is such a file already"):
+    with pytest.raises(UsageError, match="already exists"):
         save(resolve(read(["train.py"]), {}), "link.toml")
     assert not Path("target.toml").exists()
 
@@ -120,7 +120,7 @@ def test_the_file_to_begin_with_is_a_job_file():
     assert settings == dataclasses.replace(resolve(read(["my train.py"]), {}).settings, config="job.toml")
 
 
-@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - write_job_file.NOT_HERE))
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - write_job_file.COMMAND_LINE_ONLY))
 def test_each_line_of_it_is_right_when_it_is_taken_in(name):
     row = next(
         row for row in write_job_file.template("x.py").splitlines() if row.startswith(f"# {name} = ")
@@ -164,7 +164,7 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in write_job_file.NOT_HERE])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in write_job_file.COMMAND_LINE_ONLY])
 def test_whatever_an_option_is_given_comes_back(name):
     """Also what means something to TOML, or in job files. Of one machine's own options nothing does."""
     example = tomllib.loads(f"x = {write_job_file.example(OPTIONS[name])}")["x"]

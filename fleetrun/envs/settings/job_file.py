@@ -42,18 +42,15 @@ from fleetrun.envs.settings.parsing import (
 from fleetrun.envs.settings.toml import key_lines, nearest_line
 from fleetrun.errors import UsageError
 
-# ---- Job files as they are read from disk: regular files of a bounded size, TOML, with those that they
-# include. Knows no key but `include`.
+# ---- Documents: regular files of a bounded size, TOML, with those that they include
 
 LARGEST = 256 << 10
 MOST_FILES = 32
 
-_NOTHING_SAID = "fleetrun init writes a job file to begin with."
-
 
 @dataclass(frozen=True, slots=True)
 class TomlDocument:
-    """One file: `name` as messages call it, its folder, what is in it, and on which line."""
+    """One file: `name` for messages, its folder, its content, and the line of each key."""
 
     name: str
     folder: Path
@@ -66,15 +63,15 @@ class TomlDocument:
 
 
 def printable_name(name: str) -> str:
-    """A name out of a file, without what a terminal would obey."""
+    """A name that comes from a file, with control characters escaped."""
     return name if name.isprintable() else ascii(name)[1:-1]
 
 
 def read_documents(name: str, origin: str = "--config") -> list[TomlDocument]:
-    """The file and all that it includes, the weakest first: each file counts more than those that it
-    includes, and of these a later one more than an earlier one.
+    """The file and all that it includes, the weakest first: a file overrides those that it includes, and of
+    these a later one overrides an earlier one.
 
-    Raises UsageError, which names the file, and the line where there is one.
+    Raises UsageError, which names the file, and the line if possible.
     """
     found: list[TomlDocument] = []
     _read_with_included(name, origin, (), found)
@@ -83,12 +80,12 @@ def read_documents(name: str, origin: str = "--config") -> list[TomlDocument]:
 
 def _read_with_included(name: str, origin: str, outer: tuple[str, ...], found: list[TomlDocument]) -> None:
     if "\0" in name:
-        raise UsageError(f"{origin} {name!r} is no file name")
+        raise UsageError(f"{origin} {name!r} is not a valid file name")
     real = os.path.realpath(name)
     if real in outer:
         raise UsageError(f"{origin}: {printable_name(name)} includes itself")
     if len(outer) + len(found) >= MOST_FILES:
-        raise UsageError(f"{origin}: more than {MOST_FILES} job files include each other")
+        raise UsageError(f"{origin}: more than {MOST_FILES} job files in one chain of includes")
     document = read_document(name, origin)
     for other in _included(document):
         path = str(Path(name).parent / other)
@@ -113,27 +110,29 @@ def read_document(name: str, origin: str = "--config") -> TomlDocument:
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(_no_toml(printable_name(name), str(error), text)) from None
-    except (RecursionError, ValueError) as error:  # brackets without end; a number of thousands of digits
+        raise UsageError(_invalid_toml(printable_name(name), str(error), text)) from None
+    except (RecursionError, ValueError) as error:  # nested brackets; a number of thousands of digits
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise UsageError(f"{origin} {printable_name(name)} cannot be read: {why}") from None
     return TomlDocument(name, Path(name).absolute().parent, tree, key_lines(text))
 
 
-def _no_toml(name: str, error: str, text: str) -> str:
+def _invalid_toml(name: str, error: str, text: str) -> str:
     match = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", error)
     if match is None:
-        return f"{name}: no valid TOML: {error}"
+        return f"{name}: invalid TOML: {error}"
     line = match[1] or str(max(1, len(text.splitlines())))
     what = error[: match.start()]
-    return f"{name}:{line}: no valid TOML: {what[:1].lower()}{what[1:]}"
+    return f"{name}:{line}: invalid TOML: {what[:1].lower()}{what[1:]}"
 
 
 def _text(name: str, origin: str) -> str:
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not hold us up
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO must not block
     except OSError as error:
-        hint = _NOTHING_SAID if isinstance(error, FileNotFoundError) else None
+        hint = (
+            "fleetrun init writes a job file to start from." if isinstance(error, FileNotFoundError) else None
+        )
         raise UsageError(
             f"{origin} {printable_name(name)} cannot be read: {error.strerror}", hint=hint
         ) from None
@@ -151,29 +150,28 @@ def _text(name: str, origin: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise UsageError(f"{printable_name(name)}:{line}: it is not UTF-8") from None
+        raise UsageError(f"{printable_name(name)}:{line}: it is not valid UTF-8") from None
 
 
 def _bytes(fd: int, what: str) -> bytes:
     kind = os.fstat(fd).st_mode
     if not stat.S_ISREG(kind):
-        raise UsageError(f"{what} is {'a directory' if stat.S_ISDIR(kind) else 'no regular file'}")
+        raise UsageError(f"{what} is {'a directory' if stat.S_ISDIR(kind) else 'not a regular file'}")
     data = b""
     while len(data) <= LARGEST and (more := os.read(fd, LARGEST + 1)):
         data += more
     return data
 
 
-# ---- The keys of job files: which there are, and what a wrong one was perhaps meant to be. Merges the files
-# of a job into one. Takes values as they are.
+# ---- Keys: which ones exist, suggestions for wrong ones, and the entries of all documents merged
 
-_NOT_HERE = {
-    "config": "is for the command line; in a job file it is include",
-    "save": "is for the command line, with --dry_run",
+_COMMAND_LINE_ONLY = {
+    "config": "is for the command line only; a job file has include",
+    "save": "is for the command line only, with --dry_run",
 }
-_OF_THE_FILE = ("include", "script", "args", "variables", "environment", "roles")
-_OF_A_ROLE = ("script", "args", "module", "no_python", "count", "environment", "resources")
-_OF_EVALUATORS = (*_OF_A_ROLE, "on")
+_TOP_LEVEL_KEYS = ("include", "script", "args", "variables", "environment", "roles")
+_ROLE_KEYS = ("script", "args", "module", "no_python", "count", "environment", "resources")
+_EVALUATOR_KEYS = (*_ROLE_KEYS, "on")
 _RESOURCES = ("devices", "threads")
 _SPELLINGS = {word: option for word, option in by_spelling(OPTIONS.values()).items() if word[0] != "-"}
 _BY_VARIABLE = {name: option.name for option in OPTIONS.values() for name in option.env}
@@ -184,7 +182,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One value, where it stands, and how its key is written there."""
+    """One value, with its document and the path of its key there."""
 
     value: Any
     document: TomlDocument
@@ -204,15 +202,13 @@ class Entry:
 
 
 def merged(documents: Iterable[TomlDocument]) -> dict[Key, Entry]:
-    """What all of them say; a later document counts more. Raises UsageError for a key that there is not."""
+    """The entries of all documents; a later one overrides. Raises UsageError for an unknown key."""
     found: dict[Key, Entry] = {}
     for document in documents:
         own: dict[Key, Entry] = {}
         for key, entry in _entries(document):
             if key in own:
-                raise entry.wrong(
-                    f"says again what {own[key].name} says ({own[key].where}): keep one of them"
-                )
+                raise entry.wrong(f"repeats {own[key].name} ({own[key].where}); keep only one of them")
             own[key] = entry
         found |= own
     return found
@@ -246,13 +242,13 @@ def _table(entry: Entry) -> Iterator[tuple[tuple[str, ...], Entry]]:
 def _option(entry: Entry) -> Option:
     (name,) = entry.path
     found = _SPELLINGS.get(normal(name))
-    if found is not None and found.name not in _NOT_HERE:
+    if found is not None and found.name not in _COMMAND_LINE_ONLY:
         return found
     if found is not None:
-        raise entry.wrong(_NOT_HERE[found.name])
+        raise entry.wrong(_COMMAND_LINE_ONLY[found.name])
     if normal(name) in RETIRED:
         raise entry.wrong(RETIRED[normal(name)])
-    raise _unknown(entry, (*_OF_THE_FILE, *_SPELLINGS), "an option of fleetrun")
+    raise _unknown(entry, (*_TOP_LEVEL_KEYS, *_SPELLINGS), "an option of fleetrun")
 
 
 def _unknown(entry: Entry, known: Iterable[str], what: str) -> UsageError:
@@ -261,7 +257,7 @@ def _unknown(entry: Entry, known: Iterable[str], what: str) -> UsageError:
     if meant:
         hint = f"did you mean {either(meant)}?"
     else:
-        hint = "fleetrun --help lists the options." if len(words) > 20 else f"There are {', '.join(words)}."
+        hint = "fleetrun --help lists the options." if len(words) > 20 else f"Valid are {', '.join(words)}."
     return UsageError(f"{entry.where}: {entry.name} is not {what}", hint=hint)
 
 
@@ -269,11 +265,11 @@ def _environment(entry: Entry, key: Key) -> Iterator[tuple[Key, Entry]]:
     for path, each in _table(entry):
         name = path[-1]
         if not name or "=" in name or not name.isprintable():
-            raise each.wrong("is no name of a variable")
+            raise each.wrong("is not a valid variable name")
         if name in _BY_VARIABLE:
-            raise each.wrong(f"is read by fleetrun itself: write {_BY_VARIABLE[name]} = ... instead")
+            raise each.wrong(f"is an option of fleetrun: write {_BY_VARIABLE[name]} = ... instead")
         if name in OWNED or name.startswith(OWNED_PREFIXES):
-            raise each.wrong("is set by fleetrun, for each process")
+            raise each.wrong("is set by fleetrun for each process")
         yield (*key, name), each
 
 
@@ -293,7 +289,7 @@ def _role_names() -> list[str]:
 
 def _role(entry: Entry, role: Role) -> Iterator[tuple[Key, Entry]]:
     word = entry.path[-1]
-    known = _OF_EVALUATORS if role is Role.EVALUATOR else _OF_A_ROLE
+    known = _EVALUATOR_KEYS if role is Role.EVALUATOR else _ROLE_KEYS
     if word not in known:
         raise _unknown(entry, known, f"a key of roles.{entry.path[-2]}")
     if word == "environment":
@@ -307,8 +303,8 @@ def _role(entry: Entry, role: Role) -> Iterator[tuple[Key, Entry]]:
         yield ("role", role, word), entry
 
 
-# ---- `${NAME}` in the texts of job files: out of the environment, else out of [variables]; `${here}` is the
-# folder of the file. `$${` stands for `${`.
+# ---- `${NAME}` in strings: from the environment, else from [variables]; `${here}` is the folder of the file.
+# `$${` stands for `${`.
 
 HERE = "here"
 LONGEST = 100_000
@@ -319,7 +315,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def escaped(text: str) -> str:
-    """As it has to stand in a job file to mean just this."""
+    """Written for a job file, where `${` starts a variable."""
     return text.replace("${", "$${")
 
 
@@ -332,12 +328,14 @@ class Filling:
         self._environ = environ
         for name, entry in self._own.items():
             if not _NAME.fullmatch(name) or name == HERE:
-                raise entry.wrong("is no name for a variable", hint="Letters, digits and _, but not `here`.")
+                raise entry.wrong(
+                    "is not a valid variable name", hint="Use letters, digits and _; `here` is reserved."
+                )
             if not isinstance(entry.value, str | int | float):
-                raise entry.wrong("must be a text or a number")
+                raise entry.wrong("must be a string or a number")
 
     def filled(self, entry: Entry) -> Any:
-        """The value of an entry, with all texts in it filled in. Raises UsageError."""
+        """The value of an entry, with variables filled in. Raises UsageError."""
         return self._value(entry.value, entry, ())
 
     def _value(self, value: Any, entry: Entry, within: tuple[str, ...]) -> Any:
@@ -351,7 +349,7 @@ class Filling:
 
     def _text(self, text: str, entry: Entry, within: tuple[str, ...]) -> str:
         if "\0" in text:
-            raise entry.wrong("has a NUL character, which no process can be given")
+            raise entry.wrong("has a NUL character, which cannot be passed to a process")
 
         def meant(match: re.Match[str]) -> str:
             if match[0] == "$${":
@@ -374,24 +372,24 @@ class Filling:
         if name in self._environ:
             return self._environ[name]
         if name in within:
-            raise self._own[name].wrong(f"goes round in a circle: {' -> '.join((*within, name))}")
+            raise self._own[name].wrong(f"is defined by itself: {' -> '.join((*within, name))}")
         if name not in self._own:
             near = closest(name, (*self._own, HERE))
             meant = f"did you mean {either(near)}? " if near else ""
-            hint = f"{meant}Set it in the environment, or write it under [variables]."
-            raise entry.wrong(f"needs ${{{name}}}, which is not set", hint=hint)
+            hint = f"{meant}Set it in the environment or under [variables]."
+            raise entry.wrong(f"uses ${{{name}}}, which is not set", hint=hint)
         own = self._own[name]
         return plain(self._value(own.value, own, (*within, name)))
 
 
 def plain(value: str | int | float) -> str:
-    """A number or a text as a word."""
+    """A scalar as a word of a command line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value) if isinstance(value, float) else str(value)
 
 
-# ---- From the entries of job files to what they ask for: options as texts, environments, roles.
+# ---- From entries to options, environments and roles
 
 _LARGEST = 1 << 63
 
@@ -400,27 +398,27 @@ def load_job_file(name: str, environ: Mapping[str, str], origin: str = "--config
     """The job file of that name with all that it includes. Raises UsageError, which names file, line and
     key.
     """
-    return _Reading(merged(read_documents(name, origin)), environ).job_file()
+    return _Reader(merged(read_documents(name, origin)), environ).job_file()
 
 
-class _Reading:
+class _Reader:
     def __init__(self, entries: Mapping[Key, Entry], environ: Mapping[str, str]) -> None:
         self._entries = entries
         self._filling = Filling(entries, environ)
 
     def job_file(self) -> JobFile:
         options = {
-            key[1]: self._filed(entry, OPTIONS[key[1]])
+            key[1]: self._file_option(entry, OPTIONS[key[1]])
             for key, entry in self._entries.items()
             if key[0] == "option"
         }
-        for filed in self._of_roles(options):
-            options[filed.option.name] = filed
+        for given in self._of_roles(options):
+            options[given.option.name] = given
         named = {"script", "args", "environment"} & {key[0] for key in self._entries}
         first = {name: next(e for key, e in self._entries.items() if key[0] == name) for name in named}
         return JobFile(
             options=tuple(options.values()),
-            script=self._text(("script",)),
+            script=self._string(("script",)),
             args=self._words(("args",)) or (),
             environment=self._environment(("environment",)),
             roles=tuple(self._role(key[1]) for key in self._entries if key[0] == "role" and len(key) == 2),
@@ -429,7 +427,7 @@ class _Reading:
 
     # ---- options
 
-    def _filed(self, entry: Entry, option: Option) -> FileOption:
+    def _file_option(self, entry: Entry, option: Option) -> FileOption:
         return FileOption(option, entry.path[-1], self._texts(entry, option), entry.where)
 
     def _texts(self, entry: Entry, option: Option) -> tuple[str, ...]:
@@ -450,7 +448,7 @@ class _Reading:
         return (joint.join(parts),)
 
     def _of_roles(self, options: Mapping[str, FileOption]) -> list[FileOption]:
-        """What the tables of roles say of options: how many processes, and the trainers' devices."""
+        """Options that the tables of roles set: numbers of processes, and the trainers' devices."""
         found = []
         for key, entry in self._entries.items():
             if (
@@ -462,23 +460,23 @@ class _Reading:
                 continue
             role, what = key[1], key[2]
             if what == "devices" and role is not Role.TRAINER:
-                raise entry.wrong("is for trainers and evaluators: others compute on the CPU")
-            name = "devices" if what == "devices" else self._counted(role, options)
+                raise entry.wrong("is for trainers and evaluators only; other roles compute on the CPU")
+            name = "devices" if what == "devices" else self._count_option(role, options)
             if name in options:
                 other = options[name]
-                raise entry.wrong(f"says again what {other.alias} says ({other.where}): keep one of them")
+                raise entry.wrong(f"repeats {other.alias} ({other.where}); keep only one of them")
             found.append(FileOption(OPTIONS[name], name, self._texts(entry, OPTIONS[name]), entry.where))
         return found
 
-    def _counted(self, role: Any, options: Mapping[str, FileOption]) -> str:
-        """The option that says how many processes of a role there are."""
+    def _count_option(self, role: Any, options: Mapping[str, FileOption]) -> str:
+        """The option for the number of processes of a role."""
         if role is not Role.TRAINER:
             return {Role.SERVER: "server_num", Role.COORDINATOR: "coordinator_num"}.get(
                 role, "heter_worker_num"
             )
         stated = options["run_mode"].texts[0] if "run_mode" in options else ""
         servers = ("role", Role.SERVER) in self._entries or any(
-            filed.option.modes <= SERVERS for filed in options.values()
+            given.option.modes <= SERVERS for given in options.values()
         )
         ps = servers if stated not in tuple(Mode) else Mode(stated).has_servers
         return "trainer_num" if ps else "nproc_per_node"
@@ -491,10 +489,10 @@ class _Reading:
         return RoleSettings(
             role=role,
             where=self._entries[key].where,
-            script=self._text((*key, "script")),
+            script=self._string((*key, "script")),
             args=self._words((*key, "args")),
-            module=self._truth((*key, "module")),
-            no_python=self._truth((*key, "no_python")),
+            module=self._boolean((*key, "module")),
+            no_python=self._boolean((*key, "no_python")),
             environment=self._environment((*key, "environment")),
             threads=self._number((*key, "threads")),
             count=(self._number((*key, "count")) or 1) if evaluators else 0,
@@ -522,12 +520,12 @@ class _Reading:
         entry = self._entries.get(key)
         return entry, None if entry is None else self._filling.filled(entry)
 
-    def _text(self, key: Key) -> str | None:
+    def _string(self, key: Key) -> str | None:
         entry, value = self._get(key)
         if entry is None:
             return None
         if not isinstance(value, str):
-            raise entry.wrong("must be a text")
+            raise entry.wrong("must be a string")
         return str(_parsed(entry, nonempty, value))
 
     def _words(self, key: Key) -> tuple[str, ...] | None:
@@ -535,10 +533,10 @@ class _Reading:
         if entry is None:
             return None
         if not isinstance(value, list):
-            raise entry.wrong("must be a list of words", hint='args = ["--lr", "0.1"]')
+            raise entry.wrong("must be a list of strings", hint='args = ["--lr", "0.1"]')
         return tuple(_scalar(each, entry) for each in value)
 
-    def _truth(self, key: Key) -> bool:
+    def _boolean(self, key: Key) -> bool:
         entry, value = self._get(key)
         if entry is not None and not isinstance(value, bool):
             raise entry.wrong("must be true or false")
@@ -554,18 +552,18 @@ class _Reading:
             if each[:-1] == key:
                 value = self._filling.filled(entry)
                 if isinstance(value, bool):
-                    raise entry.wrong('must be a text or a number, such as "1" or "true"')
+                    raise entry.wrong('must be a string or a number, such as "1" or "true"')
                 found.append((each[-1], _scalar(value, entry)))
         return tuple(found)
 
 
 def _scalar(value: Any, entry: Entry) -> str:
     if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-        raise entry.wrong("is a number that is too large")
+        raise entry.wrong("is too large a number")
     if not isinstance(value, str | int | float):
-        kinds: dict[type, str] = {dict: "a table", list: "a list in a list"}
-        kind = kinds.get(type(value), "a date or a time")
-        raise entry.wrong(f"is {kind}; it must be a text or a number")
+        kinds: dict[type, str] = {dict: "a table", list: "a nested list"}
+        kind = kinds.get(type(value), "a date or time")
+        raise entry.wrong(f"is {kind}; it must be a string or a number")
     return plain(value)
 
 

@@ -11,8 +11,6 @@ from fleetrun.envs.contract import Role
 from fleetrun.envs.settings import parsing
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings, Resolved, RoleSettings
 
-# ---- Settings as a person reads them: the rows of the banner, and the command line that gives them again.
-
 _ALWAYS_SHOWN = (
     "devices", "elastic_level", "elastic_timeout", "gloo_port", "host", "job_id", "legacy", "log_dir",
     "log_level", "master", "max_restart", "nnodes", "nproc_per_node", "rank", "run_mode", "server_num",
@@ -30,7 +28,7 @@ def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     rows: list[tuple[str, str, str | None]] = [
         ("training_script", resolved.settings.script, resolved.origins.get("script")),
         ("training_script_args", str(list(resolved.settings.script_args)), resolved.origins.get("args")),
-        *_filed(resolved),
+        *_job_file_rows(resolved),
     ]
     for name in OPTIONS:
         origin = resolved.origins.get(name)
@@ -39,25 +37,25 @@ def banner(resolved: Resolved) -> list[tuple[str, str, str | None]]:
     return sorted(rows)
 
 
-def _filed(resolved: Resolved) -> list[tuple[str, str, str | None]]:
-    """What only a job file can say. Of environments the names: values may be secret."""
+def _job_file_rows(resolved: Resolved) -> list[tuple[str, str, str | None]]:
+    """What only a job file can set. Of environments only names: values may be secret."""
     settings = resolved.settings
     rows: list[tuple[str, str, str | None]] = []
     if settings.environment:
         names = ", ".join(name for name, _ in settings.environment)
         rows.append(("environment", names, resolved.origins.get("environment")))
-    for wish in settings.roles:
+    for own in settings.roles:
         said = {
-            "script": wish.script,
-            "args": None if wish.args is None else str(list(wish.args)),
-            "environment": ", ".join(name for name, _ in wish.environment),
-            "threads": wish.threads,
-            "count": wish.count,
-            "devices": ",".join(wish.devices),
+            "script": own.script,
+            "args": None if own.args is None else str(list(own.args)),
+            "environment": ", ".join(name for name, _ in own.environment),
+            "threads": own.threads,
+            "count": own.count,
+            "devices": ",".join(own.devices),
         }
         shown = [f"{name} {value}" for name, value in said.items() if value]
         if shown:
-            rows.append((wish.table, "; ".join(shown), wish.where))
+            rows.append((own.table, "; ".join(shown), own.where))
     return rows
 
 
@@ -75,9 +73,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def words(resolved: Resolved, but: Collection[str] = ()) -> tuple[str, ...]:
-    """What to type after `fleetrun` for the same launch, whatever came from where; without the options in
-    `but`.
-    """
+    """What to type after `fleetrun` for the same launch, without the options in `but`."""
     given = [word for name, word in resolved.words.items() if name not in but and name != "module"]
     settings = resolved.settings
     if settings.script_in_job_file:
@@ -99,9 +95,9 @@ def agreed(resolved: Resolved) -> dict[str, str]:
     settings = resolved.settings
     texts = {f"--{name}": _shown(name, getattr(settings, name)) for name in _AGREED}
     scripts = {
-        f"the script of {wish.table}": wish.script.rpartition("/")[2]
-        for wish in settings.roles
-        if wish.script is not None
+        f"the script of {own.table}": own.script.rpartition("/")[2]
+        for own in settings.roles
+        if own.script is not None
     }
     evaluators = settings.role_settings(Role.EVALUATOR)
     where = "each machine" if evaluators.each else "the first machine"
@@ -109,31 +105,31 @@ def agreed(resolved: Resolved) -> dict[str, str]:
     return {**texts, "the script": settings.script.rpartition("/")[2], **scripts, "roles.evaluator": number}
 
 
-# ---- What of a launch only a job file can say, as plain values: for its record, and to make a job file of.
+# ---- What only a job file can express, as plain values: for the record, and to write a job file
 
 
 def job_file_parts(settings: LaunchSettings) -> dict[str, Any]:
-    """Tables as they stand in a job file; empty when options say everything. Texts are filled in."""
+    """The tables of a job file; empty when options express everything. Variables are filled in."""
     found: dict[str, Any] = {}
     if settings.script_in_job_file:
         found |= {"script": settings.script, "args": list(settings.script_args)}
     if settings.environment:
         found["environment"] = dict(settings.environment)
-    roles = {wish.table.partition(".")[2]: _role(wish) for wish in settings.roles}
+    roles = {own.table.partition(".")[2]: _role(own) for own in settings.roles}
     roles = {name: said for name, said in roles.items() if said}
     return found | ({"roles": roles} if roles else {})
 
 
-def _role(wish: RoleSettings) -> dict[str, Any]:
-    resources = {"devices": list(wish.devices), "threads": wish.threads}
+def _role(own: RoleSettings) -> dict[str, Any]:
+    resources = {"devices": list(own.devices), "threads": own.threads}
     said = {
-        "script": wish.script,
-        "args": None if wish.args is None else list(wish.args),
-        "module": wish.module or None,
-        "no_python": wish.no_python or None,
-        "count": wish.count or None,
-        "on": "each" if wish.each else None,
-        "environment": dict(wish.environment) or None,
+        "script": own.script,
+        "args": None if own.args is None else list(own.args),
+        "module": own.module or None,
+        "no_python": own.no_python or None,
+        "count": own.count or None,
+        "on": "each" if own.each else None,
+        "environment": dict(own.environment) or None,
         "resources": {name: value for name, value in resources.items() if value} or None,
     }
     return {name: value for name, value in said.items() if value is not None}

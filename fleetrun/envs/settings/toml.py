@@ -1,6 +1,4 @@
-"""What `tomllib` does not do: write values as TOML, as far as job files need it, and tell on which line of a
-document each key is.
-"""
+"""What `tomllib` does not do: write TOML, as far as job files need it, and find the line of each key."""
 
 from __future__ import annotations
 
@@ -9,14 +7,14 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-# ---- Values as TOML. Of the language it knows what job files need: texts, numbers, lists, tables.
+# ---- Writing: strings, booleans, numbers, lists and tables
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def text(value: str) -> str:
-    """A text in quotes. Raises UnicodeEncodeError for bytes of a command line that are no UTF-8."""
+    """A quoted string. Raises UnicodeEncodeError for bytes of a command line that are not valid UTF-8."""
     value.encode()
     return (
         '"' + "".join(_ESCAPES.get(char, char if char.isprintable() else _code(char)) for char in value) + '"'
@@ -32,7 +30,7 @@ def key(name: str) -> str:
 
 
 def value(of: Any) -> str:
-    """A text, a truth, a number or a list of them on one line. A float must be a number."""
+    """A string, boolean, number, or a list of these on one line. A float must be finite."""
     if isinstance(of, bool):
         return "true" if of else "false"
     if isinstance(of, int | float):
@@ -43,7 +41,7 @@ def value(of: Any) -> str:
 
 
 def table(path: tuple[str, ...], rows: Mapping[str, Any]) -> list[str]:
-    """Lines of a table and those in it."""
+    """The lines of a table and of the tables in it."""
     own = {name: each for name, each in rows.items() if not isinstance(each, Mapping)}
     inner = {name: each for name, each in rows.items() if isinstance(each, Mapping)}
     lines = []
@@ -58,8 +56,7 @@ def table(path: tuple[str, ...], rows: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-# ---- On which line of a TOML document each key stands, which `tomllib` does not tell. For documents that it
-# has read without an error.
+# ---- The line of each key, for documents that `tomllib` has read without an error
 
 KeyPath = tuple[str, ...]
 
@@ -67,8 +64,8 @@ _DEEPEST = 8  # no key of a job file is deeper
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """The line, from 1, of every key and table header. What stands inside an inline table or an array is not
-    there: that of the key before it is the nearest.
+    """The line, from 1, of every key and table header. Keys inside an inline table or an array are left out:
+    their line is that of the key around them.
     """
     scan = _Scan(text)
     found: dict[KeyPath, int] = {}
@@ -86,7 +83,7 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def nearest_line(found: dict[KeyPath, int], path: KeyPath) -> int:
-    """The line of a key, or of what it stands in."""
+    """The line of a key, or of the innermost key around it that has one."""
     return next((found[path[:end]] for end in range(len(path), 0, -1) if path[:end] in found), 1)
 
 
@@ -101,7 +98,7 @@ def _path(dotted: str) -> KeyPath:
 
 
 class _Scan:
-    """Goes over a document, statement by statement."""
+    """Reads a document statement by statement."""
 
     def __init__(self, text: str) -> None:
         self._text = text.replace("\r\n", "\n")
@@ -123,7 +120,7 @@ class _Scan:
             self._skip()
 
     def next_statement(self) -> bool:
-        """Past blank lines and comments; False at the end."""
+        """Skip blank lines and comments; False at the end."""
         while self.here and self.here in " \t\n#":
             if self.here == "#":
                 self._comment()
@@ -132,7 +129,7 @@ class _Scan:
         return bool(self.here)
 
     def header(self) -> str:
-        """What stands between the brackets."""
+        """The text between the brackets."""
         while self.here == "[":
             self._skip()
         inside = self._until("]")
@@ -140,13 +137,13 @@ class _Scan:
         return inside
 
     def key(self) -> str:
-        """What stands before the `=`, which is left behind too."""
+        """The text before the `=`, which is skipped too."""
         text = self._until("=")
         self._skip()
         return text
 
     def value(self) -> None:
-        """To the end of its last line."""
+        """Skip to the end of its last line."""
         self._rest_of_line()
 
     def _until(self, end: str) -> str:
@@ -177,5 +174,5 @@ class _Scan:
         while self.here and not self._text.startswith(end, self._at):
             self._skip(2 if mark == '"' and self.here == "\\" else 1)
         self._skip(len(end))
-        while triple and self.here == mark:  # up to two quotes may stand before the closing three
+        while triple and self.here == mark:  # up to two quotes may precede the closing three
             self._skip()

@@ -1,6 +1,5 @@
-"""Writing job files: a launch as a job file (`--save`), the commented one to begin with (`fleetrun init`),
-that of a recorded launch (`fleetrun again`), and the one that goes along to the machines of an engine.
-`job_file` reads what is written here as the same settings.
+"""Writing job files: for `--save`, for `fleetrun init` (a commented template), for `fleetrun again`, and for
+the machines of an engine. `job_file` reads what is written here as the same settings.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from fleetrun.envs.settings.options import OPTIONS, Group, Option, Resolved, Tak
 from fleetrun.envs.settings.show import job_file_parts
 from fleetrun.errors import UsageError
 
-# ---- A launch as a job file. What it writes, `meaning` reads as the same settings.
+# ---- --save
 
 _NOT_KEPT = frozenset({"config", "save", "dry_run", "json", "module"})
 _OF_ONE_MACHINE = frozenset({"rank", "host", "nic"})
 
 
 def document(resolved: Resolved) -> str:
-    """All that was chosen for a launch, wherever; not what an engine said. Variables are filled in."""
+    """All options of a launch except those set by an engine. Variables are filled in."""
     settings = resolved.settings
     said = literal(job_file_parts(settings))
     lines = [
@@ -50,7 +49,7 @@ def document(resolved: Resolved) -> str:
 
 
 def tables(said: Mapping[str, Any], head: str) -> str:
-    """A job file of what only job files can say (`envs.filed.parts`)."""
+    """A job file of what only job files can express (`show.job_file_parts`)."""
     rows = literal(said)
     lines = [head, *(f"{name} = {toml.value(rows[name])}" for name in ("script", "args") if name in rows)]
     for name in ("environment", "roles"):
@@ -64,7 +63,7 @@ def _words(resolved: Resolved) -> list[str]:
 
 
 def _row(given: Given, resolved: Resolved) -> str:
-    """`trainer_num = 2  # --worker_num`; of an option that is one machine's the same as a comment."""
+    """`trainer_num = 2  # --worker_num`; an option of one machine only becomes a comment."""
     name, origin = given.option.name, resolved.origins.get(given.option.name, "")
     value: Any = escaped(given.text)
     if given.option.takes is not Takes.VALUE:
@@ -75,16 +74,16 @@ def _row(given: Given, resolved: Resolved) -> str:
         value = int(given.text)
     row = f"{given.alias} = {toml.value(value)}"
     if name in _OF_ONE_MACHINE:
-        return f"# {row}  # of the machine where it was {_came(origin)}"
-    return f"{row}  # {_came(origin)}" if not origin.startswith("--") else row
+        return f"# {row}  # of the machine on which it was {_source(origin)}"
+    return f"{row}  # {_source(origin)}" if not origin.startswith("--") else row
 
 
-def _came(origin: str) -> str:
+def _source(origin: str) -> str:
     return "typed" if origin.startswith("--") else f"from {origin}"
 
 
 def literal(value: Any) -> Any:
-    """As it has to stand in a job file: with no text in it taken for a variable."""
+    """Written for a job file, so that no string in it is taken for a variable."""
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, list):
@@ -95,17 +94,17 @@ def literal(value: Any) -> Any:
 
 
 def save(resolved: Resolved, name: str) -> None:
-    """Raises UsageError when there is such a file, or none can be made."""
+    """Raises UsageError when the file exists or cannot be written."""
     try:
         text = document(resolved)
     except UnicodeEncodeError as error:
-        raise UsageError(f"--save {name}: {error.object!r} has bytes that are no UTF-8") from None
+        raise UsageError(f"--save {name}: {error.object!r} is not valid UTF-8") from None
     create(name, text, "--save")
 
 
 def typed(name: str) -> str:
     """The name of a job file as it is typed after `fleetrun up`."""
-    import shlex  # late: few launches tell this
+    import shlex  # late: few launches need it
 
     return shlex.quote(f"./{name}" if name.startswith("-") else name)
 
@@ -118,9 +117,9 @@ def create(name: str, text: str, origin: str) -> None:
         fd = os.open(name, flags, 0o600)
     except FileExistsError:
         hint = "Move it away, or choose another name."
-        raise UsageError(f"{origin} {name}: there is such a file already", hint=hint) from None
+        raise UsageError(f"{origin} {name}: the file already exists", hint=hint) from None
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no file name"
+        why = error.strerror if isinstance(error, OSError) else "it is not a valid file name"
         raise UsageError(f"{origin} {name} cannot be written: {why}") from None
     try:
         with os.fdopen(fd, "wb") as file:
@@ -131,10 +130,9 @@ def create(name: str, text: str, origin: str) -> None:
         raise UsageError(f"{origin} {name} cannot be written: {error.strerror}") from None
 
 
-# ---- The job file to begin with: every option with its meaning, commented out. Text only.
+# ---- fleetrun init: a template with every option, commented out
 
-NOT_HERE = frozenset({"config", "save", "dry_run", "json", "legacy", "standalone"})
-"""Options that are for the command line."""
+COMMAND_LINE_ONLY = frozenset({"config", "save", "dry_run", "json", "legacy", "standalone"})
 
 EXAMPLES: Mapping[str, str] = {
     "timeout": '"12h"',
@@ -169,33 +167,33 @@ EXAMPLES: Mapping[str, str] = {
     "scheduler_option": '{partition = "gpu", time = "1:00:00"}',
     "image": '"registry/train:1"',
 }
-"""Values of options that have no default, or one that shows nothing of how it is written."""
+"""Values of options that have no default, or one that does not show the syntax."""
 
 _HEAD = """\
 # A job file of fleetrun. Start it with:  fleetrun up FILE [OPTIONS]
 #
-# What is typed wins over variables of the environment, these win over this file, and this file over defaults.
-# ${NAME} in a text is a variable of the environment, or of [variables]; ${here} is the folder of this file.
-# Relative paths count from the directory in which fleetrun is started.
+# Typed options win over environment variables, those win over this file, and this file over the defaults.
+# ${NAME} in a string is an environment variable, or one of [variables]; ${here} is the folder of this file.
+# Relative paths are relative to the directory in which fleetrun is started.
 
-# Other job files, whose values count less than those here:
+# Other job files; values in this file override theirs:
 # include = ["common.toml"]
 """
 
 _TABLES = """
 
-# ---- Variables for ${NAME}, where the environment has none of that name
+# ---- Variables for ${NAME} that are not set in the environment
 
 # [variables]
 # LR = 0.1
 
-# ---- What all processes find in their environment, whatever the shell has
+# ---- Environment of all processes; overrides that of the shell
 
 # [environment]
 # NCCL_DEBUG = "WARN"
 
-# ---- Roles: trainer, server, coordinator, heter, evaluator. Each may have a script, arguments, an
-# environment and threads (OMP_NUM_THREADS) of its own.
+# ---- Roles: trainer, server, coordinator, heter, evaluator. Each may have its own script, arguments,
+# environment and threads (OMP_NUM_THREADS).
 
 # [roles.trainer]
 # count = 2
@@ -208,8 +206,8 @@ _TABLES = """
 # script = "server.py"
 # args = ["--tables", "${here}/tables"]
 
-# Evaluators look at a training from beside it: one that fails is started again alone, and when the trainers
-# have ended they are asked to end too. on = "first": on the first machine; "each": on every machine.
+# Evaluators run next to the training: one that fails is restarted alone, and all are stopped when the
+# trainers have finished. on = "first": on the first machine; "each": on every machine.
 
 # [roles.evaluator]
 # count = 1
@@ -221,10 +219,12 @@ _TABLES = """
 
 
 def template(script: str) -> str:
-    """For a job that runs this script."""
+    """The job file for this script."""
     lines = [_HEAD, f"script = {toml.text(escaped(script))}", 'args = []  # such as ["--lr", "0.1"]']
     for group in Group:
-        options = [each for each in OPTIONS.values() if each.group is group and each.name not in NOT_HERE]
+        options = [
+            each for each in OPTIONS.values() if each.group is group and each.name not in COMMAND_LINE_ONLY
+        ]
         if options:
             lines += ["", f"# ---- {group}", *(line for option in options for line in _entry(option))]
     return "\n".join(lines) + _TABLES
@@ -238,7 +238,7 @@ def _entry(option: Option) -> list[str]:
 
 
 def example(option: Option) -> str:
-    """A value as it is written: the default where it shows how."""
+    """A value that shows the syntax: the default if it does."""
     if option.name in EXAMPLES:
         return EXAMPLES[option.name]
     if option.takes is not Takes.VALUE:
@@ -246,12 +246,12 @@ def example(option: Option) -> str:
     return toml.value(option.default)
 
 
-# ---- A launch of the past as a command line: out of what its record says. Launches nothing.
+# ---- fleetrun again: a recorded launch as a command line
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """`line` is the command line that says all options, `job_file` what only a job file could say."""
+    """`line` is the command line with all options, `job_file` what only a job file can express."""
 
     line: CommandLine
     cwd: str
@@ -259,11 +259,11 @@ class Recorded:
 
     @classmethod
     def read(cls, event: Mapping[str, Any], where: str) -> Recorded:
-        """Out of the event `launch`. Raises UsageError when it does not tell."""
+        """From the event `launch`. Raises UsageError for an event that lacks it."""
         argv, cwd, job_file = event.get("argv"), event.get("cwd"), event.get("job_file", {})
         words = isinstance(argv, list) and all(isinstance(word, str) for word in argv)
         if not (words and cwd and isinstance(cwd, str) and isinstance(job_file, dict)):
-            raise UsageError(f"{where} does not say how the job was started")
+            raise UsageError(f"{where} has no record of how the job was started")
         return cls(read(argv or []), cwd, job_file)
 
 
@@ -277,10 +277,10 @@ def again(
     """
     changed = read(words)
     if changed.action is not None:
-        raise UsageError(f"fleetrun again: {changed.action.spelling} does not go with a job")
+        raise UsageError(f"fleetrun again: {changed.action.spelling} cannot be combined with a job")
     if changed.script is not None:
         raise UsageError(
-            f"fleetrun again takes no script, and was given {changed.script}",
+            f"fleetrun again takes no script, but was given {changed.script}",
             hint="It launches the script of that job; options come after the job's name.",
         )
     new = {given.option.name for given in changed.given}
@@ -295,8 +295,8 @@ def again(
 
 
 def _write(file: Path, said: Mapping[str, Any]) -> None:
-    """As it was at that launch; of an earlier `again` it may be there."""
-    text = tables(said, "# What the job files of this launch said, for `fleetrun again`.")
+    """Write the job file, unless an earlier `again` has written the same."""
+    text = tables(said, "# The job file of this launch, for `fleetrun again`.")
     try:
         if not file.is_symlink() and file.is_file() and file.read_bytes() == text.encode():
             return
@@ -305,31 +305,30 @@ def _write(file: Path, said: Mapping[str, Any]) -> None:
     create(str(file), text, "fleetrun again:")
 
 
-# ---- What only a job file can say, on its way to the machines of an engine: as a file of its own, without
-# the options, which go there as words.
+# ---- The job file for the machines of an engine: without the options, which are passed as words
 
 
 def words_to_carry(resolved: Resolved) -> Mapping[str, str]:
-    """The options as words for other machines. Where a job file has to go along, it is written into the log
-    directory, which is there and which the machines share; not with --dry_run.
+    """The options as words for other machines. If they need a job file, it is written to the log directory,
+    which the machines share; not with --dry_run.
 
-    Raises UsageError when it cannot be written, or there would be nobody to read it.
+    Raises UsageError when it cannot be written, or the machines cannot read it.
     """
     settings, words = resolved.settings, resolved.words
     if "config" not in words:
         return words
     if settings.scheduler == "kubernetes":
         raise UsageError(
-            f"{resolved.origins['config']} {settings.config}: its [environment] and [roles] do not go to "
-            "kubernetes, whose pods do not see this machine's files",
-            hint="Put the job file into the image, and start `fleetrun up FILE` there.",
+            f"{resolved.origins['config']} {settings.config}: [environment] and [roles] do not work on "
+            "kubernetes: its pods cannot read this machine's files",
+            hint="Put the job file into the image and start `fleetrun up FILE` there.",
         )
     token = "".join(string.ascii_lowercase[byte % 26] for byte in os.urandom(6))
     path = Path(settings.log_dir).absolute() / f"{settings.job_id}.{token}.job.toml"
     if not settings.dry_run:
         create(
             str(path),
-            tables(job_file_parts(settings), "# What only a job file can say of this launch."),
+            tables(job_file_parts(settings), "# The part of this launch that only a job file can express."),
             "--log_dir:",
         )
     return {**words, "config": f"--config={path}"}

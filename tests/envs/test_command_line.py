@@ -92,7 +92,7 @@ def test_help_wins_over_what_follows(argv):
         (["--rdzv-backend=c10d", "x.py"], "--rdzv-backend is torchrun's; in fleetrun --master", None),
         (["-r", "3", "x.py"], "-r is torchrun's; in fleetrun output goes to files", None),
         (["-t=3", "x.py"], "-t is torchrun's; in fleetrun output goes to files", None),
-        (["--auto_tuner_json", "a.json", "x.py"], "--auto_tuner_json and the auto tuner", None),
+        (["--auto_tuner_json", "a.json", "x.py"], "--auto_tuner_json is", None),
         (["--cluster-topo-path=x"], "Paddle's auto parallel mode", None),
         (["--scale=1"], "use --nnodes MIN:MAX", None),
         (["ipu", "x.py"], "Graphcore", None),
