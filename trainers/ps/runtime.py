@@ -70,8 +70,7 @@ class ServedOptimizer(DistributedOptimizer):
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called on the optimizer given to "
                 "fleet.distributed_optimizer(), which does not train served parameters; call step() or "
-                "minimize() "
-                "of the returned optimizer"
+                "minimize() of the returned optimizer"
             )
 
     def has_gradients(self) -> bool:
@@ -106,9 +105,8 @@ class ServedOptimizer(DistributedOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict.get("state"):
             raise NotSupportedError(
-                "optimizer state cannot be loaded: the servers keep the state, and this version of them does "
-                "not "
-                "load any"
+                "optimizer state cannot be loaded: the servers keep the state, and this version of them "
+                "does not load any"
             )
         super().load_state_dict(state_dict)
 

@@ -26,8 +26,7 @@ def save_error(error: OSError, where: str, free: int | None) -> SaveError:
         room = "" if free is None else f"; {free / 1e6:,.1f} MB are free there now"
         return SaveError(
             f"the save to {where} was stopped and removed: {error.strerror}{room}. Free some space, raise "
-            "the "
-            "quota or choose another folder; the former save is unchanged."
+            "the quota or choose another folder; the former save is unchanged."
         )
     if isinstance(error, PermissionError):
         return SaveError(

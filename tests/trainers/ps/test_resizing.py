@@ -199,7 +199,6 @@ def test_a_trainer_of_another_start_with_as_many_trainers_does_not_get_in(
         stranger = job.start(command, Role.TRAINER, 1, restart_count=3)
         assert stranger.wait() == 1
         assert "refused HELLO (MISMATCH)" in stranger.output
-        assert "MISMATCH" in stranger.output
         job.processes.remove(stranger)
         (tmp_path / "go").touch()
         job.expect_success()

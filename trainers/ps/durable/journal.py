@@ -330,8 +330,7 @@ class Journal:
             kind = JournalFullError if error.errno in NO_SPACE else DurabilityError
             raise kind(
                 f"record {self.number} cannot be written to {self._path}: {error.strerror}. The request was "
-                "refused; "
-                "free some space on that disk."
+                "refused; free some space on that disk."
             ) from error
         self._sync.written()
         self.number += 1
@@ -476,9 +475,8 @@ class _FileReader:
 
 def _missing(path: Path) -> str:
     return (
-        f"the journal file {path}, which has acknowledged pushes, is missing. Restore it, or remove the "
-        "whole "
-        "folder to start over."
+        f"the journal file {path} is missing, and acknowledged pushes with it. Restore it, or remove the "
+        "whole folder to start over."
     )
 
 

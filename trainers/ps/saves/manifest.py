@@ -363,8 +363,7 @@ def _saves_to_keep(folder: Folder, mode: SaveMode, after: str | None) -> tuple[S
     if mode is SaveMode.VALUES and training:
         raise SaveError(
             f"{folder.where} has a save from which training can continue (mode {int(former[0].mode)}); a "
-            "save of "
-            "values only (mode 2) would replace it. Choose another folder."
+            "save of values only (mode 2) would replace it. Choose another folder."
         )
     return ()
 

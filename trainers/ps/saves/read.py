@@ -133,8 +133,7 @@ def read_file(
         if digest != record.xxh3_64:
             raise LoadError(
                 f"{path} is damaged: its checksum (xxh3-64) is {digest}, and the manifest says "
-                f"{record.xxh3_64}. "
-                "Copy it again from its origin, or load another save."
+                f"{record.xxh3_64}. Copy it again from its origin, or load another save."
             )
     return content
 
@@ -272,8 +271,7 @@ def check_fit(
         if not values_only and (type(kept.rule), kept.rule.states) != (type(mine.rule), mine.rule.states):
             raise LoadError(
                 f"table {name!r} of {where} was trained with {kept.rule}, this model has {mine.rule}, which "
-                "needs "
-                "other optimizer state. Use the saved rule, or load a save of mode 2 (values)."
+                "needs other optimizer state. Use the saved rule, or load a save of mode 2 (values)."
             )
 
 

@@ -96,8 +96,7 @@ class RowRequest:
         if 4 * len(keys) * dim > MAX_FRAME_BYTES:
             raise UsageError(
                 f"one batch needs {len(keys)} rows of {dim} values, more than the {MAX_FRAME_BYTES >> 20} MB "
-                "of "
-                "one message; use smaller batches"
+                "of one message; use smaller batches"
             )
         self.table = table
         self.keys = keys

@@ -215,7 +215,7 @@ def full(folder: Path) -> None:
         except JournalFullError as error:
             refused.append(str(error))
     assert len(refused) > 30
-    assert all("make room" in words for words in refused)
+    assert all("free some space" in words for words in refused)
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.append([b"after"])
     journal.close()
