@@ -21,7 +21,7 @@ def keys(name: str, value: Any, known: Iterable[str]) -> Mapping[str, Any]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a name that is unknown."""
+    """How a message about an unknown name ends: with the nearest known one, or with all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"

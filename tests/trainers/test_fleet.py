@@ -126,7 +126,7 @@ def _only_model(fleet: Fleet) -> None:
         (_only_model, r"before fleet\.distributed_optimizer\(optimizer\)"),
         (lambda fleet: fleet.stop_worker(), r"fleet\.init_worker\(\) has not been called"),
         (lambda fleet: fleet.barrier_worker(), r"fleet\.init_worker\(\) has not been called"),
-        (_step, r"step\(\) belongs between fleet\.init_worker\(\) and fleet\.stop_worker\(\)"),
+        (_step, r"step\(\) between fleet\.init_worker\(\) and fleet\.stop_worker\(\)"),
         (_two_models, "called twice"),
         (lambda fleet: fleet.run_server(), r"run_server\(\) was called on a trainer"),
         (lambda fleet: fleet.init_server(), r"init_server\(\) was called on a trainer"),

@@ -1,9 +1,8 @@
-"""Compiled: how functions become machine code, and where that is kept. Knows numba; leaves what is compiled
-to the kernels.
+"""`compiled`: functions as machine code by numba, and its cache.
 
-numba keeps machine code in NUMBA_CACHE_DIR if that is set, else beside the source if that can be written,
-else in the user's cache folder. Of sources it compares the function's own file only; here it is given all
-that a kernel may call from. Contents are compared, not ages: a file may change while it is being compiled.
+numba caches machine code in NUMBA_CACHE_DIR if that is set, else next to the source if that is writable, else
+in the user's cache folder. It compares only the function's own source file; here it gets all that a kernel
+may call. Contents are compared, not modification times: a file may change while it is being compiled.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _HERE = Path(__file__).parent
 def compiled(function: Kernel) -> Kernel:
     """The function as machine code: compiled at its first call on this machine, loaded at later ones; runs
     without the GIL. Of several processes that need it at once one compiles it, and the others wait and load
-    it. Where there is no folder to keep it, it is compiled anew in every process.
+    it. Without a writable cache folder it is compiled in every process.
     """
     try:
         kernel: Any = numba.njit(cache=True, **_OPTIONS)(function)
@@ -59,7 +58,7 @@ def compiled(function: Kernel) -> Kernel:
 
 
 def cache_folder(kernel: Callable[..., object]) -> Path:
-    """Where the machine code of a kernel is kept."""
+    """Where the machine code of a kernel is cached."""
     return Path(kernel.stats.cache_path)  # type: ignore[attr-defined]  # numba's
 
 
@@ -75,20 +74,18 @@ def _compile(
 ) -> Any:
     """numba's way to machine code for a signature, in one process at a time.
 
-    A kernel waits only for those that it calls itself, never the other way round; so nobody waits forever.
+    There is no deadlock: a kernel waits only for kernels that it calls, never the other way round.
     """
     with (
-        _alone(folder / f"{name}.lock"),
+        _locked(folder / f"{name}.lock"),
         event.install_listener("numba:compile", _Announcer(folder, sources)),
     ):
         return compile_or_load(signature)
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """No other process is between these lines with the same path. The system lets go of what a dead process
-    held.
-    """
+def _locked(path: Path) -> Iterator[None]:
+    """Excludes other processes with the same path. The system releases the lock of a dead process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,22 +96,22 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 class _Announcer(event.Listener):
-    """Says at the first compilation on this machine that it will take a moment."""
+    """Logs the first compilation on this machine, which takes a while."""
 
     def __init__(self, folder: Path, sources: str) -> None:
         self._folder = folder
         self._sources = sources
 
     def on_start(self, event: event.Event) -> None:
-        said = self._folder / f"{_digest(self._sources)}.said"
+        marker = self._folder / f"{_digest(self._sources)}.said"
         try:
-            said.open("x").close()
+            marker.open("x").close()
         except FileExistsError:
             return
         for other in self._folder.glob("*.said"):
-            if other != said:
+            if other != marker:
                 other.unlink(missing_ok=True)
-        glog("compiling kernels, once for this machine: takes some seconds")
+        glog("compiling kernels, once on this machine; this takes some seconds")
 
     def on_end(self, event: event.Event) -> None:
         pass

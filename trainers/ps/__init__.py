@@ -1,4 +1,4 @@
-"""Parameter servers: tables that outgrow one process, trained by many. Names are imported when they are
+"""Parameter servers: tables too large for one process, trained by many. Names are imported when they are
 used.
 """
 

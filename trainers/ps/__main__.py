@@ -9,7 +9,7 @@ from trainers.ps.allkernels import use_all
 
 
 def main() -> None:
-    """Says how long it took."""
+    """Compiles everything and logs how long it took."""
     started = time.monotonic()
     use_all()
     glog(f"all kernels are ready, after {time.monotonic() - started:.1f} s")

@@ -24,7 +24,9 @@ def use_all() -> None:
 
 
 def use_from(start: int, at_once: int) -> None:
-    """All of them too, as one of `at_once` that begin elsewhere: who comes to one first compiles it."""
+    """Call all kernels, as one of `at_once` processes that start at different ones: the first to need one
+    compiles it.
+    """
     first = start * len(_ALL) // at_once
     for use in _ALL[first:] + _ALL[:first]:
         use()

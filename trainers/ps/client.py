@@ -1,12 +1,11 @@
-"""Client: requests to all servers, with retry and a deadline. Knows sequences and silence; leaves their
-meaning to `worker`.
+"""Requests to all servers, with retries and a deadline. What they mean belongs to `worker`.
 
 A request is sent again, unchanged, until its reply comes: the server applies a push once for each sequence
-number. A server that says nothing for `request_timeout` seconds is an error that names it. A request may
-wait for other trainers as long as it takes: the server answers each repetition with WAIT.
+number. A server that is silent for `request_timeout_s` is an error that names it. A request may wait for
+other trainers as long as it takes: the server answers each repetition with WAIT.
 
-Sending and waiting are apart, so that a trainer computes while its requests are underway: libzmq's thread
-does the sending and receiving.
+Sending and waiting are separate, so that a trainer computes while its requests are in flight: libzmq's thread
+sends and receives.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from trainers.ps.configs import PsConfigs
 from trainers.ps.transport import JobKeys, client_socket, receive, send
 from trainers.ps.wire import Buffer, Code, Kind, Message, Part, WireError, decode, encode
 
-_LONGEST_RETRY_S = 10.0
-_NOTICE_AFTER_S = 30.0
+_MAX_RETRY_S = 10.0
+_LOG_WAIT_AFTER_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,37 +40,39 @@ class Request:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Pending:
+class _PendingReply:
+    """`heard`: when its server last answered, in listening time; `limit`: seconds of silence allowed."""
+
     request: Request
     frames: list[Buffer]
     heard: float
     limit: float
     retry_at: float
     retry_after: float
-    notice_at: float
+    log_at: float
     awaited: str = ""
     reply: Message | None = None
 
 
 class PendingReplies:
-    """Requests that are underway."""
+    """The replies to requests in flight."""
 
     __slots__ = ("_first", "_pending")
 
-    def __init__(self, pending: Sequence[_Pending]) -> None:
+    def __init__(self, pending: Sequence[_PendingReply]) -> None:
         self._pending = pending
-        self._first = 0  # all before this one are answered
+        self._first = 0  # all before this one have been answered
 
     @property
     def open(self) -> bool:
-        """Whether a reply is missing, as far as was looked."""
+        """Whether a reply was missing when the sockets were last read."""
         while self._first < len(self._pending) and self._pending[self._first].reply is not None:
             self._first += 1
         return self._first < len(self._pending)
 
     @property
     def replies(self) -> list[Message]:
-        """What has been answered, in the order of the requests."""
+        """The replies so far, in the order of the requests."""
         return [each.reply for each in self._pending if each.reply is not None]
 
 
@@ -93,11 +94,11 @@ class Client:
         self._incarnation = secrets.randbits(63)
         self._configs = configs
         self._sequence = 0
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingReply] = {}
         self._listened = 0.0
-        """Seconds of waiting for servers, as long as each was to be: in no other time is a server silent."""
+        """Seconds spent waiting for servers: only in this time can a server be silent."""
         self._retry_at = math.inf
-        """No request is to be sent again before this."""
+        """No request needs to be sent again before this time."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         name = f"trainer-{rank}-{self._incarnation:x}".encode()
         self._sockets = [
@@ -123,40 +124,40 @@ class Client:
         return self.wait(self.send(requests, silence))
 
     def send(self, requests: Sequence[Request], silence: float | None = None) -> PendingReplies:
-        """Send all requests, in this order, without waiting. Their tensors belong to the client from here
-        on.
+        """Send all requests, in this order, without waiting. Their tensors must not change until the replies
+        have come.
         """
         now = time.monotonic()
         if not self._pending:
             self._retry_at = math.inf
         self._retry_at = min(self._retry_at, now + self._first_retry_s)
-        ticket = []
+        pending = []
         for request in requests:
             self._sequence += 1
-            each = _Pending(
+            each = _PendingReply(
                 request=request,
                 frames=encode(self._message(request)),
                 heard=self._listened,
                 limit=silence or self._configs.request_timeout_s,
                 retry_at=now + self._first_retry_s,
                 retry_after=self._first_retry_s,
-                notice_at=now + _NOTICE_AFTER_S,
+                log_at=now + _LOG_WAIT_AFTER_S,
             )
             self._pending[self._sequence] = each
-            ticket.append(each)
+            pending.append(each)
             self._send(request.server, each.frames)
-        return PendingReplies(ticket)
+        return PendingReplies(pending)
 
-    def wait(self, ticket: PendingReplies) -> list[Message]:
+    def wait(self, pending: PendingReplies) -> list[Message]:
         """The replies, in the order of the requests; raises as `ask`."""
-        while ticket.open:
-            self._turn(max(0.0, self._retry_at - time.monotonic()))
-        return ticket.replies
+        while pending.open:
+            self._poll(max(0.0, self._retry_at - time.monotonic()))
+        return pending.replies
 
-    def look(self) -> None:
-        """Take what has come, without waiting; raises as `ask` for anything that is underway."""
+    def poll(self) -> None:
+        """Read the replies that have come, without waiting; raises as `ask` for any request in flight."""
         if self._pending:
-            self._turn(0.0)
+            self._poll(0.0)
 
     def _message(self, request: Request) -> Message:
         return Message(
@@ -168,23 +169,24 @@ class Client:
             parts=request.parts,
         )
 
-    def _turn(self, wait_s: float) -> None:
-        """Wait for news, take it, and look after what is overdue."""
-        news = self._take(wait_s)
+    def _poll(self, wait_s: float) -> None:
+        """Wait for replies, read them, and send overdue requests again."""
+        received = self._receive_ready(wait_s)
         if time.monotonic() < self._retry_at and wait_s:
             return
-        while news:  # all of it: who has answered is not overdue
-            news = self._take(0.0)
+        while received:  # read everything first: a request that has been answered is not overdue
+            received = self._receive_ready(0.0)
         now = time.monotonic()
         for each in list(self._pending.values()):
             if now >= each.retry_at:
-                self._overdue(each, now)
+                self._send_again(each, now)
         self._retry_at = min((each.retry_at for each in self._pending.values()), default=math.inf)
 
-    def _take(self, wait_s: float) -> bool:
-        """Wait for a message, and take one of every server that has sent any.
+    def _receive_ready(self, wait_s: float) -> bool:
+        """Wait for a message, and receive one from every server that has sent any.
 
-        What it took longer, this process stood still: what has been sent since, nobody has read yet.
+        Only `wait_s` counts as listening: if it took longer, this process was suspended, and replies may be
+        waiting unread.
         """
         started = time.monotonic()
         ready = self._poller.poll(math.ceil(wait_s * 1000))
@@ -193,22 +195,19 @@ class Client:
             self._receive(socket)
         return bool(ready)
 
-    def _overdue(self, each: _Pending, now: float) -> None:
+    def _send_again(self, each: _PendingReply, now: float) -> None:
         if self._listened - each.heard > each.limit:
-            silent = f"{self._name(each.request.server)} has not answered {each.request.kind.name}"
             raise ServerError(
-                f"{silent} for {each.limit:g} s; it may have died or be unreachable: see its log"
+                f"{self._name(each.request.server)} has not answered {each.request.kind.name} for "
+                f"{each.limit:g} s; it may have died or be unreachable: see its log"
             )
         self._send(each.request.server, each.frames)
-        each.retry_after = min(2 * each.retry_after, _LONGEST_RETRY_S, each.limit / 2)
-        # Not all trainers at the same moment, when a server is back.
+        each.retry_after = min(2 * each.retry_after, _MAX_RETRY_S, each.limit / 2)
+        # Random, so that trainers do not all retry at the same moment when a server is back.
         each.retry_at = now + each.retry_after * random.uniform(0.75, 1.0)
-        self._notice(each, now)
-
-    def _notice(self, each: _Pending, now: float) -> None:
-        if now >= each.notice_at:
-            each.notice_at = now + _NOTICE_AFTER_S
-            what = each.awaited or f"an answer of {self._name(each.request.server)}"
+        if now >= each.log_at:
+            each.log_at = now + _LOG_WAIT_AFTER_S
+            what = each.awaited or f"an answer from {self._name(each.request.server)}"
             glog(f"trainer {self._rank} is waiting for {what} ({each.request.kind.name})")
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
@@ -217,13 +216,15 @@ class Client:
             reply = decode([frame.buffer for frame in receive(socket)])
         except WireError as error:
             if error.code is Code.BAD_VERSION:
-                raise ServerError(f"{self._name(server)} answers in another language: {error}") from error
-            return  # damaged on its way: the retry asks for it again
+                raise ServerError(
+                    f"{self._name(server)} uses an incompatible protocol version: {error}"
+                ) from error
+            return  # damaged in transit: the retry requests it again
         if reply.code is Code.BAD_VERSION:
             raise ServerError(f"{self._name(server)} runs another version of fleetrun: {reply.text}")
         each = self._pending.get(reply.sequence)
         if each is None or each.request.server != server or reply.incarnation != self._incarnation:
-            return  # a probe, a second answer, or a complaint about damaged bytes, which the retry mends
+            return  # a probe, a second answer, or an error about damaged bytes, which the retry repeats
         each.heard = self._listened
         if reply.kind is Kind.WAIT:
             each.awaited = reply.text
@@ -233,21 +234,21 @@ class Client:
             raise self._refused(each, reply)
         each.reply = reply
 
-    def _refused(self, each: _Pending, reply: Message) -> FleetError:
+    def _refused(self, each: _PendingReply, reply: Message) -> FleetError:
         if reply.code is Code.TRAINER_LOST:
             return TrainerLostError(
-                f"{reply.text}; {self._name(each.request.server)} cannot go on without it"
+                f"{reply.text}; {self._name(each.request.server)} cannot continue without it"
             )
-        asked = each.request.kind.name
         return ServerError(
-            f"{self._name(each.request.server)} refused {asked} ({reply.code.name}): {reply.text}"
+            f"{self._name(each.request.server)} refused {each.request.kind.name} ({reply.code.name}): "
+            f"{reply.text}"
         )
 
     def _send(self, server: int, frames: Sequence[Buffer]) -> None:
         try:
             send(self._sockets[server], frames)
         except zmq.Again:
-            return  # the queue to this server is full: the retry comes later
+            return  # the queue to this server is full; the request is sent again later
 
     def _name(self, server: int) -> str:
         return f"server {server} at {self._endpoints[server]}"

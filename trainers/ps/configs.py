@@ -1,6 +1,5 @@
-"""Settings of parameter-server mode and of single sparse tables, checked when they are made.
-
-Knows names, types and ranges; what a setting does is decided by `server`, `trainer` and a table's spec.
+"""Settings of parameter-server mode and of single sparse tables: names, types and ranges, checked at
+construction.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ SPLIT_METHODS = ("RoundRobin", "HashName")
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
 NONFINITE = ("refuse", "skip")
 DURABILITIES = ("none", "snapshot", "log")
-MOST_UNDERWAY = 1024
-"""Pushes of one trainer; a server remembers the last 4096 that counted, to know late repetitions."""
+MAX_IN_FLIGHT = 1024
+"""Pushes of one trainer; a server remembers the last 4096 applied ones, to recognize late repetitions."""
 LOG_FSYNCS = ("no", "everysec", "always")
 
 
@@ -30,17 +29,17 @@ class PsConfigs:
     """The keys of `strategy.ps_configs`. Times are seconds.
 
     `split_method`: which server gets a dense block. `slice_var_up`: dense parameters over 8192 elements are
-    sliced. `request_timeout_s`: a server that says nothing for so long is an error. `trainer_timeout_s`: a
-    trainer whose connection is gone for so long is lost. `join_timeout_s`: how long to wait for processes
-    that have not shown up yet.
+    sliced. `request_timeout_s`: a server that is silent for so long is an error. `trainer_timeout_s`: a
+    trainer that is disconnected for so long is lost. `join_timeout_s`: how long to wait for processes that
+    have not joined yet.
 
-    `wire_dtype`: how rows and their gradients travel; tables are float32 always. `nonfinite`: a push with NaN
-    or infinite gradients is refused, or those rows and blocks are skipped.
+    `wire_dtype`: the type in which rows and their gradients are sent; tables are always float32. `nonfinite`:
+    a push with NaN or infinite gradients is refused, or those rows and blocks are skipped.
 
-    `durability`: what a server that was killed still has when it is back: nothing, the last snapshot, or
-    every push that was acknowledged ("log"). A snapshot is taken every `snapshot_interval_s`. `log_fsync`:
-    when the log reaches the disk itself, which matters when the machine dies, not the process.
-    `durability_dir`: where; by default a folder for this job in the log directory.
+    `durability`: what a killed server has after its restart: nothing, the last snapshot, or every
+    acknowledged push ("log"). A snapshot is taken every `snapshot_interval_s`. `log_fsync`: when the log is
+    written to the disk itself, which matters when the machine fails, not the process. `durability_dir`:
+    where; by default a folder for this job in the log directory.
     """
 
     split_method: str = "RoundRobin"
@@ -74,11 +73,11 @@ class AsyncConfigs:
 
     `k_steps`: above 0, geo training: that many local steps between exchanges. `max_merge_var_num`: gradients
     of so many steps are merged into one push (summed for plain SGD, averaged otherwise). `send_queue_size`:
-    pushes that may be underway before a step waits: so many steps dense values may be old.
-    `independent_recv_thread`: dense values are asked for all the time instead of with every push.
-    `min_send_grad_num_before_recv`: ask for them with every n-th push only. `max_staleness`: nobody reads
-    while a trainer is more than that many steps behind; None: no bound. `overlap`: pushes and prefetches go
-    on while the next step computes; without, every step waits for its own.
+    how many pushes may be in flight before a step waits, and so how many steps old dense values may be.
+    `independent_recv_thread`: dense values are pulled continuously instead of with every push.
+    `min_send_grad_num_before_recv`: pull them with every n-th push only. `max_staleness`: no trainer reads
+    while another is more than that many steps behind; None: no bound. `overlap`: pushes and prefetches run
+    while the next step computes; without it every step waits for its own.
     """
 
     k_steps: int = 0
@@ -93,10 +92,10 @@ class AsyncConfigs:
         whole("a_sync_configs k_steps", self.k_steps, 0)
         for name in ("max_merge_var_num", "send_queue_size", "min_send_grad_num_before_recv"):
             whole(f"a_sync_configs {name}", getattr(self, name), 1)
-        if self.send_queue_size > MOST_UNDERWAY:
+        if self.send_queue_size > MAX_IN_FLIGHT:
             raise UsageError(
                 f"a_sync_configs send_queue_size is {self.send_queue_size}; it must be at most "
-                f"{MOST_UNDERWAY}"
+                f"{MAX_IN_FLIGHT}"
             )
         if self.max_staleness is not None:
             whole("a_sync_configs max_staleness", self.max_staleness, 0)
@@ -111,12 +110,12 @@ class AsyncConfigs:
 
 
 _ALIASES = {"independent_recv": "independent_recv_thread"}
-_PADDLES = {
+_WITHOUT_EFFECT = {
     "thread_pool_size": "libzmq's own thread sends",
     "send_wait_times": "a push goes out when max_merge_var_num steps are merged",
-    "runtime_split_send_recv": "servers know nothing of programs that could be split",
-    "launch_barrier": "trainers always wait for their servers",
-    "heter_worker_device_guard": "a model's own devices decide",
+    "runtime_split_send_recv": "there is no program to split",
+    "launch_barrier": "trainers always wait for the servers",
+    "heter_worker_device_guard": "set the devices in the model",
     "lr_decay_steps": "learning rates travel with every push; use a torch scheduler",
     "use_ps_gpu": "tables are in host memory",
     "use_gpu_graph": "tables are in host memory",
@@ -126,9 +125,9 @@ _PADDLES = {
 def a_sync_configs(name: str, value: Any) -> Mapping[str, Any]:
     """The mapping, read-only and checked; raises UsageError or NotSupportedError."""
     if isinstance(value, Mapping):
-        for key in value.keys() & _PADDLES.keys():
+        for key in value.keys() & _WITHOUT_EFFECT.keys():
             raise NotSupportedError(
-                f"NotSupported: strategy.{name} {key} has no meaning here ({_PADDLES[key]}); leave it out"
+                f"NotSupported: strategy.{name} {key} has no effect here ({_WITHOUT_EFFECT[key]}); remove it"
             )
         value = {_ALIASES.get(key, key): each for key, each in value.items()}
     configs = keys(name, value, [field.name for field in fields(AsyncConfigs)])
@@ -145,7 +144,7 @@ def ps_configs(name: str, value: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableConfigs:
-    """The keys of `strategy.sparse_table_configs[name]`. None: as module and optimizer say.
+    """The keys of `strategy.sparse_table_configs[name]`. None: the setting of the module or the optimizer.
 
     `rule`: an update rule of trainers.ps (SGD, Adagrad, SparseAdam, FTRL) in place of the optimizer's; `lr`:
     a learning rate of its own. `init`, `entry`: see `SparseEmbedding`; `low`, `high`: bounds of every value
@@ -176,7 +175,7 @@ class TableConfigs:
                 "of trainers.ps"
             )
         if not self.low < self.high:
-            raise UsageError(f"{where} bounds are {self.low!r} and {self.high!r}; the lower one comes first")
+            raise UsageError(f"{where} bounds are {self.low!r} and {self.high!r}; low must be below high")
         flag(f"{where} statistics", self.statistics)
 
 

@@ -1,7 +1,5 @@
-"""Parameter-server training behind the fleet API: which call may come when, on a server and on a trainer.
-
-Includes what torch's own calls on model and optimizer mean while the servers hold the values. Tables belong
-to `server` and `trainer`.
+"""Parameter-server training behind the fleet API: which call is allowed when, on a server and on a trainer;
+and what torch's own calls on model and optimizer do while the servers hold the values.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ from trainers.runtime import Ids, Where, ids_by_module
 from trainers.strategy import DistributedStrategy
 
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
-"""Whether torch.export traces a copy of the model: with values of its own, which nobody refreshes."""
+"""Whether torch.export traces a copy of the model, whose values must not be refreshed."""
 
 
 class Stepper(Protocol):
-    """The trainer behind an optimizer."""
+    """What an optimizer needs of its runtime."""
 
     @property
     def serving(self) -> bool: ...
@@ -45,14 +43,6 @@ class Stepper(Protocol):
     def step(self) -> None: ...
 
     def has_rows(self) -> bool: ...
-
-    def drop_rows(self) -> None: ...
-
-
-class Source(Protocol):
-    """The trainer behind a model."""
-
-    def refresh(self) -> None: ...
 
     def drop_rows(self) -> None: ...
 
@@ -78,9 +68,9 @@ class ServedOptimizer(DistributedOptimizer):
     def _refuse_direct_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self._local and self._stepper.serving:
             raise UsageError(
-                f"{type(optimizer).__name__}.step() was called on the optimizer that was given to "
-                "fleet.distributed_optimizer(), which trains nothing that is served; call step() or "
-                "minimize() of the one that it returned"
+                f"{type(optimizer).__name__}.step() was called on the optimizer given to "
+                "fleet.distributed_optimizer(), which does not train served parameters; call step() or "
+                "minimize() of the returned optimizer"
             )
 
     def has_gradients(self) -> bool:
@@ -93,14 +83,15 @@ class ServedOptimizer(DistributedOptimizer):
                 loss = closure()
         if self._frozen is not None and options_snapshot(self.inner) != self._frozen:
             raise NotSupportedError(
-                f"an option of {type(self.inner).__name__} besides lr has changed since fleet.init_worker(); "
-                "the servers keep the options they were given (a scheduler with cycle_momentum changes them)"
+                f"an option of {type(self.inner).__name__} other than lr has changed since "
+                "fleet.init_worker(), and the "
+                "servers keep the options from then (a scheduler with cycle_momentum changes them)"
             )
         self._stepper.step()
         return loss
 
     def local_step(self) -> None:
-        """The arithmetic in this process: for parameters that no server trains."""
+        """Step in this process, for parameters that no server trains."""
         self._local = True
         try:
             self.inner.step()
@@ -114,35 +105,35 @@ class ServedOptimizer(DistributedOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict.get("state"):
             raise NotSupportedError(
-                "this optimizer state cannot be loaded: the servers keep the state, and this version of "
-                "them does not load any"
+                "optimizer state cannot be loaded: the servers keep the state, and this version of them "
+                "does not load any"
             )
         super().load_state_dict(state_dict)
 
 
-def watch_model(model: torch.nn.Module, source: Source, *, refresh: bool) -> Callable[[], None]:
-    """Keep `state_dict()`, evaluation and `zero_grad()` true, and refuse `load_state_dict`, until the
-    returned call ends it.
+def watch_model(model: torch.nn.Module, worker: Worker, *, refresh: bool) -> Callable[[], None]:
+    """Keep `state_dict()`, evaluation and `zero_grad()` correct, and refuse `load_state_dict`, until the
+    returned function is called.
 
-    `refresh`: dense values change between this trainer's own steps (async), so pull them before they are
-    looked at.
+    `refresh`: pull dense values before they are read, because they change between this trainer's steps
+    (async).
     """
     handles = [model.register_load_state_dict_pre_hook(_refuse_loading)]  # type: ignore[no-untyped-call]  # torch's
     if refresh:
 
         def before_forward(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
             if not (module.training or _exporting()):
-                source.refresh()
+                worker.refresh()
 
         def before_state_dict(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
-            source.refresh()
+            worker.refresh()
 
         handles.append(model.register_forward_pre_hook(before_forward))
         handles.append(model.register_state_dict_pre_hook(before_state_dict))  # type: ignore[no-untyped-call]  # torch's
 
     def zero_grad(set_to_none: bool = True) -> None:
         type(model).zero_grad(model, set_to_none)
-        source.drop_rows()
+        worker.drop_rows()
 
     model.__dict__["zero_grad"] = zero_grad
 
@@ -157,13 +148,13 @@ def watch_model(model: torch.nn.Module, source: Source, *, refresh: bool) -> Cal
 
 def _refuse_loading(module: torch.nn.Module, state_dict: Mapping[str, Any], *rest: Any) -> None:
     raise UsageError(
-        "load_state_dict() was called after fleet.init_worker(), and the servers hold the values; "
-        "load before fleet.init_worker()"
+        "load_state_dict() was called after fleet.init_worker(), when the servers hold the values; "
+        "call it before fleet.init_worker()"
     )
 
 
 class ServerRuntime:
-    """A server's process: it takes model and optimizer as they are; their tables come from the trainers."""
+    """In a server's process. Model and optimizer stay as they are: the trainers describe the tables."""
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
@@ -203,7 +194,7 @@ class ServerRuntime:
             raise UsageError("fleet.init_server() was called twice")
         identity, configs = self._identity, self.strategy.ps()
         if dirname is not None:
-            current_manifest(dirname)  # says at once that there is no save
+            current_manifest(dirname)  # raises early if there is no save
         warm_up_server()
         self._server = Server(
             ServerPlan(
@@ -249,7 +240,7 @@ class ServerRuntime:
 
 
 class _Phase(Enum):
-    """How far a trainer has come."""
+    """Which calls a trainer has made."""
 
     NEW = "fleet.init_worker() has not been called"
     TRAINING = "fleet.init_worker() has been called"
@@ -257,7 +248,7 @@ class _Phase(Enum):
 
 
 class TrainerRuntime:
-    """A trainer's process: from init_worker to stop_worker the servers hold the model's values."""
+    """In a trainer's process. From init_worker to stop_worker the servers hold the model's values."""
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
@@ -267,7 +258,7 @@ class TrainerRuntime:
         self._optimizer: ServedOptimizer | None = None
         self._worker: Worker | None = None
         self._resumed = 0
-        self._unwatch: Callable[[], None] = _nothing
+        self._unwatch: Callable[[], None] = lambda: None
 
     def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """The same model; nn.Embedding(sparse=True) in it is served from init_worker on."""
@@ -299,14 +290,14 @@ class TrainerRuntime:
         strategy, configs = self.strategy, self.strategy.ps()
         asynchronous = strategy.asynchronous() if strategy.a_sync else None
         geo = asynchronous is not None and asynchronous.k_steps > 0
-        wishes = LayoutOptions(
+        options = LayoutOptions(
             configs=configs, tables=strategy.tables(), geo=geo, dense=strategy.dense == "servers"
         )
-        layout = plan_layout(self._model, self._optimizer.inner, len(self._identity.servers), wishes)
+        layout = plan_layout(self._model, self._optimizer.inner, len(self._identity.servers), options)
         local = None
         if geo:
             local = LocalTraining(self._optimizer.local_step)
-        elif not wishes.dense:
+        elif not options.dense:
             local = LocalTraining(self._optimizer.local_step, *dense_of(self._model))
         self._worker = Worker(
             self._identity,
@@ -364,7 +355,7 @@ class TrainerRuntime:
             worker.interrupt()
         else:
             worker.finish()
-        self._unwatch()  # from here on an ordinary torch model
+        self._unwatch()  # the model is an ordinary torch model again
         self._phase = _Phase.STOPPED
 
     @property
@@ -385,7 +376,7 @@ class TrainerRuntime:
     def _training(self, call: str) -> Worker:
         self._expect(_Phase.TRAINING, call)
         if self._worker is None:
-            raise AssertionError("a trainer in training without a worker")
+            raise AssertionError("a trainer in training has no worker")
         return self._worker
 
     def _expect(self, phase: _Phase, call: str) -> None:
@@ -393,14 +384,15 @@ class TrainerRuntime:
             when = "between fleet.init_worker() and fleet.stop_worker()"
             if phase is _Phase.NEW:
                 when = "before fleet.init_worker()"
-            raise UsageError(f"fleet.{call}() belongs {when}, and {self._phase.value}")
+            raise UsageError(f"call fleet.{call}() {when}; {self._phase.value}")
 
     def _leave_at_exit(self) -> None:
-        # A script that forgot stop_worker has still finished; one that died has not, and others must know.
+        # A script that ends without stop_worker has finished; one that failed has not, and other trainers
+        # must see that.
         if self._phase is _Phase.TRAINING and self._worker is not None and not failed():
             self._phase = _Phase.STOPPED
             try:
-                self._worker.flush()  # what is merged or kept for later would be lost
+                self._worker.flush()  # gradients that are merged or kept for later would be lost
             except FleetError as error:
                 glog(f"the last gradients of this trainer could not be pushed: {error}")
             if not _interrupted():
@@ -408,21 +400,17 @@ class TrainerRuntime:
 
 
 def _interrupted() -> bool:
-    """Whether the launcher ends this process: it has not finished, and may be started again."""
+    """Whether the launcher is stopping this process, which may be restarted."""
     return read_notice(notice_file(os.environ)) is not None
-
-
-def _nothing() -> None:
-    return
 
 
 def _not_a_trainer(call: str) -> UsageError:
     return UsageError(
-        f"fleet.{call}() was called on a server; put trainers' code under `if fleet.is_worker():`"
+        f"fleet.{call}() was called on a server; move the trainers' code under `if fleet.is_worker():`"
     )
 
 
 def _not_a_server(call: str) -> UsageError:
     return UsageError(
-        f"fleet.{call}() was called on a trainer; put servers' code under `if fleet.is_server():`"
+        f"fleet.{call}() was called on a trainer; move the servers' code under `if fleet.is_server():`"
     )

@@ -2,8 +2,7 @@
 
 The defaults of libzmq are unsafe for a server: no limit on messages, no heartbeat, endless linger, and random
 bytes on the port reach the application through the old protocol (857 of 2,000 garbage connections). A ZAP
-domain stops the last, even with the NULL mechanism and without a handler: 0 of 2,000. The content of frames
-belongs to `wire`.
+domain stops the last, even with the NULL mechanism and without a handler: 0 of 2,000.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["TOKEN", "JobKeys", "KeyPair", "keys_of"]
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """Z85-encoded, as libzmq wants them."""
+    """Z85-encoded, as libzmq expects them."""
 
     public: bytes
     secret: bytes
@@ -50,14 +49,14 @@ def keys_of(environ: Mapping[str, str]) -> JobKeys | None:
     token = environ.get(TOKEN, "")
     if not token:
         return None
-    wrong = token_flaw(token)
-    if wrong is not None:
-        raise UsageError(wrong)
+    flaw = token_flaw(token)
+    if flaw is not None:
+        raise UsageError(flaw)
     return JobKeys(_pair(token, b"server"), _pair(token, b"trainer"))
 
 
-def _pair(token: str, person: bytes) -> KeyPair:
-    secret = z85.encode(derive_key(token, person))
+def _pair(token: str, role: bytes) -> KeyPair:
+    secret = z85.encode(derive_key(token, role))
     return KeyPair(zmq.curve_public(secret), secret)
 
 
@@ -68,7 +67,7 @@ _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
-    """All frames of one message: recv_multipart, without its questions to the socket between them."""
+    """All frames of one message: recv_multipart without its extra calls to the socket."""
     frame = socket.recv(copy=False)
     frames = [frame]
     while frame.more:
@@ -78,8 +77,8 @@ def receive(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
 
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> None:
-    """Send one message without waiting, or nothing of it: send_multipart, which looks at all frames twice.
-    Raises zmq.ZMQError.
+    """Send one whole message without waiting, or nothing: send_multipart without its second pass over the
+    frames. Raises zmq.ZMQError.
     """
     *leading, last = frames
     for frame in leading:
@@ -106,17 +105,19 @@ def _own_address(endpoint: str) -> str:
         found = socket_module.getaddrinfo(host.strip("[]"), int(port), type=socket_module.SOCK_STREAM)
     except (OSError, ValueError) as error:
         raise ServerError(
-            f"this server's endpoint is {endpoint!r}, which is no host:port: {error}"
+            f"this server's endpoint is {endpoint!r}, which is not host:port: {error}"
         ) from error
     ip = found[0][4][0]
     return f"tcp://[{ip}]:{port}" if ":" in str(ip) else f"tcp://{ip}:{port}"
 
 
 class CurveAuthenticator:
-    """Answers libzmq's question whether a trainer's public key is the job's (rfc.zeromq.org/spec/27)."""
+    """Tells libzmq whether a trainer's public key is that of the job (rfc.zeromq.org/spec/27)."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: JobKeys) -> None:
-        from zmq.auth.thread import ThreadAuthenticator  # 60 ms that a job without a secret need not pay
+        from zmq.auth.thread import (
+            ThreadAuthenticator,  # late: 60 ms that a job without a secret need not pay
+        )
 
         self._authenticator = ThreadAuthenticator(context)
         self._allowed = z85.decode(keys.trainer.public)
@@ -136,8 +137,8 @@ def server_socket(
     endpoint: str,
     keys: JobKeys | None = None,
 ) -> zmq.Socket[bytes]:
-    """A ROUTER bound to `endpoint` (host:port) and no other interface. With `keys` only who has them gets
-    in, through a CurveAuthenticator.
+    """A ROUTER bound to `endpoint` (host:port) and no other interface. With `keys` only trainers that have
+    them can connect, checked by a CurveAuthenticator.
     """
     address = _own_address(endpoint)
     socket = context.socket(zmq.ROUTER)
@@ -147,9 +148,9 @@ def server_socket(
         socket.curve_secretkey = keys.server.secret
     socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
     socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a peer that is gone says so
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a trainer that reconnects keeps its name
-    socket.setsockopt(zmq.LINGER, 2000)  # the last good-bye goes out
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a disconnected peer is an error
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a trainer that reconnects keeps its routing id
+    socket.setsockopt(zmq.LINGER, 2000)  # the last reply is sent
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -171,9 +172,9 @@ def client_socket(
     """A DEALER called `name` that connects, and reconnects, to `endpoint`; with `keys`, encrypted."""
     socket = context.socket(zmq.DEALER)
     _harden(socket)
-    # Done by libzmq's own thread: a process busy in Python or in a kernel still answers, a dead one does not.
-    # The server lets a connection go on which nothing came for the TTL. It sends no heartbeats itself: one to
-    # a peer that has stopped reading ends the process (libzmq 4.3.5, "Assertion failed: !_io_error").
+    # Sent by libzmq's own thread: a process busy in Python or in a kernel still answers, a dead one does not.
+    # The server closes a connection on which nothing has come for the TTL. It sends no heartbeats itself: one
+    # to a peer that has stopped reading ends the process (libzmq 4.3.5, "Assertion failed: !_io_error").
     socket.setsockopt(zmq.HEARTBEAT_IVL, max(100, int(trainer_timeout * 1000 / 8)))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(200, int(trainer_timeout * 1000 / 2)))
     socket.setsockopt(zmq.HEARTBEAT_TTL, max(200, int(trainer_timeout * 1000 / 2)))

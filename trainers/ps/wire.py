@@ -1,5 +1,4 @@
-"""The wire: messages to frames and back. Knows the bytes and checks every length; leaves meaning to server
-and client.
+"""Messages to frames and back. Every length is checked here; the meaning belongs to server and client.
 
 A message is one header frame and one frame of raw little-endian bytes for each part:
 
@@ -37,41 +36,39 @@ _PART = struct.Struct("<IBBHdQQ")
 
 
 class Kind(IntEnum):
-    """What a message asks or answers. `number` means: see each."""
+    """What a message requests or answers. The meaning of `number` is given with each."""
 
-    HELLO = 1  # here I am, with these tables; number: restart count. Answer: the step to start from
+    HELLO = 1  # join with these tables; number: restart count. Answer: the step to start from
     ASSIGN = 2  # initial values, from trainer 0
-    READY = 3  # all initial values are there
+    READY = 3  # all initial values have been sent
     OPEN = 4  # answer when the tables are ready
     PULL = 5  # values, as of step `number` or later
     PUSH = 6  # gradients of step `number`; applied once for each (rank, incarnation, sequence)
     BARRIER = 7  # answer when every trainer has reached barrier `number`
-    FINISH = 8  # no more pushes from me; answer when nobody has any
-    LEAVE = 9  # good-bye
-    SAVE = (
-        10  # write your part of a save, as of step `number`; TEXT: the order. Answer: TEXT, the part's record
-    )
-    SAVED = 11  # the save that I ordered was committed (number: 1) or given up (0)
-    SHRINK = 12  # a day has passed: VALUES, the policy. Answer: number, the rows that went
-    TRAINERS = 13  # in a server's log only: from here on `number` trainers, who are others; TEXT: which start
-    GATHER = 14  # TEXT: what I give, for the `number`th time; 0: any. Answer: TEXTs, what each gave
-    DONE = 16  # yes; number: the server's step
-    DATA = 17  # yes, and here are the values
-    WAIT = 18  # heard; the answer waits for what the text says
-    REFUSED = 19  # no; the code and the text say why
-    PROBE = 20  # from the server, unasked: finds out whether a connection still stands; not answered
+    FINISH = 8  # the sender pushes no more; answer when no trainer does
+    LEAVE = 9  # the sender disconnects for good
+    SAVE = 10  # write your part of a save, as of step `number`; TEXT: SaveRequest. Answer: TEXT, its record
+    SAVED = 11  # the save that the sender requested was committed (number: 1) or abandoned (0)
+    SHRINK = 12  # a day has passed; VALUES: the policy. Answer: number, the rows that were removed
+    TRAINERS = 13  # in a server's log only: from here on `number` new trainers; TEXT: of which start
+    GATHER = 14  # TEXT: a contribution to gather `number`; 0: any. Answer: TEXTs, all contributions
+    DONE = 16  # success; number: the server's step
+    DATA = 17  # success, with values
+    WAIT = 18  # received; the answer waits for what the text says
+    REFUSED = 19  # refused; the code and the text say why
+    PROBE = 20  # from the server, to find out whether a connection is open; not answered
 
 
 class Field(IntEnum):
     """What a part holds."""
 
-    KEYS = 1  # int64 (n): alone, asks for these rows and makes those that are missing
+    KEYS = 1  # int64 (n): alone, requests these rows and inserts missing ones
     ROWS = 2  # float (n, dim): values or gradients of the KEYS part before it
     VALUES = 3  # float (n): values or gradients of a run of dense blocks, the first of which is `table`
-    WANT = 4  # int64 (1): asks for the values of that many dense blocks from `table` on
+    WANT = 4  # int64 (1): requests the values of that many dense blocks from `table` on
     SPEC = 5  # uint8: an encoded TableSpec
-    TEXT = 6  # uint8: UTF-8 for a person
-    PEEK = 7  # int64 (n): asks for these rows and makes none
+    TEXT = 6  # uint8: UTF-8
+    PEEK = 7  # int64 (n): requests these rows and inserts none
     STATS = 8  # float32 (n, 2): shows and clicks of the rows in the KEYS and ROWS parts before it
 
 
@@ -95,9 +92,7 @@ class Code(IntEnum):
 
 
 class WireError(Exception):
-    """Bytes that are no message of this protocol. `code` goes back to the sender, if the sender can be
-    answered.
-    """
+    """Bytes that are not a message of this protocol. `code` is sent back if the sender can be answered."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -119,12 +114,12 @@ _FIELD_DTYPES = {
     Field.STATS: (1,),
 }
 _TWO_DIMENSIONS = (Field.ROWS, Field.STATS)
-_KINDS = {kind.value: kind for kind in Kind}  # asked for every message, where Kind(value) takes its time
+_KINDS = {kind.value: kind for kind in Kind}  # used for every message; Kind(value) is slow
 _CODES = {code.value: code for code in Code}
 
 
 class _Form(NamedTuple):
-    """What a field with one of its dtypes looks like. numpy has no bfloat16: its bytes pass as int16."""
+    """How a field with one of its dtypes is encoded. numpy has no bfloat16: its bytes pass as int16."""
 
     field: Field
     dtype: torch.dtype
@@ -167,9 +162,9 @@ class Message(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The TEXT parts, for a person."""
-        said = [bytes(part.data.numpy()) for part in self.parts if part.field is Field.TEXT]
-        return b" ".join(said).decode("utf-8", "replace")
+        """The TEXT parts, joined."""
+        texts = [bytes(part.data.numpy()) for part in self.parts if part.field is Field.TEXT]
+        return b" ".join(texts).decode("utf-8", "replace")
 
     def reply(
         self, kind: Kind, *, number: int = 0, code: Code = Code.NONE, parts: tuple[Part, ...] = ()
@@ -185,7 +180,7 @@ def bytes_part(field: Field, content: bytes, table: int = 0) -> Part:
 def encode(message: Message) -> list[Buffer]:
     """Frames to send. The part frames share memory with the tensors: leave those alone until the reply.
 
-    Raises WireError for a part that no receiver would take.
+    Raises WireError for a part that no receiver would accept.
     """
     kind, rank, incarnation, sequence, number, code, parts = message
     header = _UNSUMMED.pack(MAGIC, VERSION, kind, code, rank, len(parts), incarnation, sequence, number)
@@ -220,7 +215,7 @@ def decode(frames: Sequence[Buffer]) -> Message:
     shapes.
     """
     if not frames or len(frames[0]) < _HEADER.size:
-        raise WireError(Code.BAD_MESSAGE, "no header")
+        raise WireError(Code.BAD_MESSAGE, "the header is missing")
     head, bodies = bytes(frames[0]), frames[1:]
     magic, version, kind, code, rank, count, incarnation, sequence, number, checksum = _HEADER.unpack_from(
         head
@@ -228,12 +223,14 @@ def decode(frames: Sequence[Buffer]) -> Message:
     if magic != MAGIC:
         raise WireError(Code.BAD_MESSAGE, f"magic is {magic!r}, not {MAGIC!r}")
     if version != VERSION:
-        raise WireError(Code.BAD_VERSION, f"protocol version {version}; this side speaks {VERSION}")
+        raise WireError(Code.BAD_VERSION, f"its protocol version is {version}, not {VERSION}")
     if count > MAX_PARTS or count != len(bodies) or len(head) != _HEADER.size + count * _PART.size:
-        raise WireError(Code.BAD_MESSAGE, f"header announces {count} parts, {len(bodies)} frames came")
+        raise WireError(
+            Code.BAD_MESSAGE, f"the header announces {count} parts, but {len(bodies)} frames came"
+        )
     table = head[_HEADER.size :]
     if checksum != _checksum(head[: _UNSUMMED.size] + table, bodies):
-        raise WireError(Code.BAD_MESSAGE, "the checksum does not fit the content")
+        raise WireError(Code.BAD_MESSAGE, "the checksum is wrong")
     if kind not in _KINDS or code not in _CODES:
         raise WireError(Code.BAD_MESSAGE, f"kind {kind} or code {code} is unknown")
     parts = tuple(map(_decode_part, _PART.iter_unpack(table), bodies))
@@ -256,7 +253,7 @@ def _decode_part(entry: tuple[Any, ...], body: Buffer) -> Part:
 
 
 def _tensor(body: Buffer, form: _Form, shape: tuple[int, ...]) -> torch.Tensor:
-    """The frame's own memory where it may be used as it is: small messages come unaligned."""
+    """The frame's own memory if it is aligned, which that of small messages is not; a copy otherwise."""
     array = np.ndarray(shape, form.raw, body)
     data = torch.from_numpy(array if array.flags.behaved else array.copy())
     return data.view(form.dtype) if form.dtype is torch.bfloat16 else data

@@ -1,4 +1,4 @@
-"""What can go wrong with saved tables. Every message names the place; leaves retrying to the caller."""
+"""Errors of saving and loading. Every message names the folder or file."""
 
 from __future__ import annotations
 
@@ -8,37 +8,36 @@ from trainers.errors import FleetError
 
 
 class SaveError(FleetError):
-    """A save was not completed. The former save in that place is as it was."""
+    """A save was not completed. The former save in that folder is unchanged."""
 
 
 class LoadError(FleetError):
-    """What is in that place cannot be loaded, or not into this model. No table was changed, unless the
-    message says so.
-    """
+    """A save cannot be loaded, or not into this model. No table was changed unless the message says so."""
 
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""A file cannot grow: the disk is full, a quota reached, or a limit of the process (ulimit -f)."""
+"""A file cannot grow: the disk is full, or a quota or the process's file size limit (ulimit -f) is reached.
+"""
 
 
 def save_error(error: OSError, where: str, free: int | None) -> SaveError:
-    """`free`: bytes that are free in that place, None where nobody can tell."""
+    """`free`: free bytes there, None if unknown."""
     if error.errno in NO_SPACE:
         room = "" if free is None else f"; {free / 1e6:,.1f} MB are free there now"
         return SaveError(
-            f"the save to {where} was stopped and removed: {error.strerror}{room}. Make room, raise the "
-            "quota or choose another folder; the former save is still there."
+            f"the save to {where} was stopped and removed: {error.strerror}{room}. Free some space, raise "
+            "the quota or choose another folder; the former save is unchanged."
         )
     if isinstance(error, PermissionError):
         return SaveError(
-            f"no permission to save to {where}: {error}. Choose a folder that the servers may write."
+            f"no permission to save to {where}: {error}. Choose a folder that the servers can write to."
         )
     return SaveError(f"the save to {where} failed and was removed: {error}")
 
 
 def load_error(error: OSError, where: str) -> LoadError:
     if isinstance(error, FileNotFoundError):
-        return LoadError(f"{where} is missing, although the save names it. Copy the whole folder again.")
+        return LoadError(f"{where} is missing, although the manifest lists it. Copy the whole folder again.")
     if isinstance(error, PermissionError):
         return LoadError(f"no permission to read {where}: {error}")
     return LoadError(f"{where} cannot be read: {error}")

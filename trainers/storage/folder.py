@@ -28,13 +28,13 @@ _READ_BYTES = 16 << 20
 
 
 class Folder(Protocol):
-    """Names are `file` or `folder/file`. Every verb raises OSError."""
+    """Where files are read and written. Names are `file` or `folder/file`. Every method raises OSError."""
 
     @property
     def where(self) -> str: ...
 
     def path(self, name: str) -> str:
-        """The whole path, for a person."""
+        """The full path, for messages."""
         ...
 
     def make(self, name: str) -> None: ...
@@ -48,15 +48,15 @@ class Folder(Protocol):
         ...
 
     def names(self, name: str = "") -> list[str]:
-        """What is in the folder, ascending; nothing where there is no folder."""
+        """The names in the folder, ascending; none if it does not exist."""
         ...
 
     def remove(self, name: str) -> None:
-        """A file or a folder with everything in it; fine when it is not there."""
+        """Remove a file, or a folder with its content; does nothing if it does not exist."""
         ...
 
     def free(self) -> int | None:
-        """Bytes of free space, None where nobody can tell."""
+        """Free bytes, None if unknown."""
         ...
 
 
@@ -68,7 +68,7 @@ def open_folder(where: str | os.PathLike[str]) -> Folder:
     if "://" in text:
         return RemoteFolder(text)
     if not text:
-        raise UsageError("the folder of a save is an empty text; give a path or a URL")
+        raise UsageError("the folder of a save is an empty string; pass a path or a URL")
     return LocalFolder(Path(text))
 
 
@@ -95,7 +95,7 @@ class LocalFolder:
     def read(self, name: str, into: torch.Tensor | None = None) -> torch.Tensor:
         descriptor = os.open(self._path / name, os.O_RDONLY | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb", buffering=0) as file:
-            return _filled(_room(os.fstat(descriptor).st_size, into), file)
+            return _read_into(_buffer(os.fstat(descriptor).st_size, into), file)
 
     def names(self, name: str = "") -> list[str]:
         folder = self._path / name
@@ -116,7 +116,7 @@ class LocalFolder:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and the path there. Raises UsageError for one that it does not know."""
+    """fsspec's file system of a URL, and the path there. Raises UsageError for an unknown one."""
     import fsspec  # slow to import, and local folders do not need it
 
     try:
@@ -153,9 +153,9 @@ class RemoteFolder:
         return int(self._files.info(self._inside(name))["size"])
 
     def read(self, name: str, into: torch.Tensor | None = None) -> torch.Tensor:
-        content = _room(self.size(name), into)
+        content = _buffer(self.size(name), into)
         with self._files.open(self._inside(name), "rb") as file:
-            return _filled(content, file)
+            return _read_into(content, file)
 
     def names(self, name: str = "") -> list[str]:
         self._files.invalidate_cache()
@@ -176,12 +176,12 @@ class RemoteFolder:
         return f"{self._root.rstrip('/')}/{name}".rstrip("/")
 
 
-def _room(size: int, into: torch.Tensor | None) -> torch.Tensor:
+def _buffer(size: int, into: torch.Tensor | None) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8) if into is None or len(into) < size else into[:size]
 
 
-def _filled(content: torch.Tensor, file: Any) -> torch.Tensor:
-    """`content` read from the file. Raises OSError when the file is shorter."""
+def _read_into(content: torch.Tensor, file: Any) -> torch.Tensor:
+    """Fill `content` from the file. Raises OSError when the file is shorter."""
     view = content.numpy().data
     done = 0
     while done < len(view):
@@ -199,20 +199,20 @@ _LARGE = 1 << 20  # bytes of a file that goes past the page cache
 
 
 def write_all(descriptor: int, content: Sequence[Buffer]) -> int:
-    """Write everything at the descriptor's position, one call for up to 1024 pieces where the kernel takes
-    them whole. Returns the number of bytes. Raises OSError; then any part may have been written.
+    """Write everything at the descriptor's position, up to 1024 pieces in one call. Returns the number of
+    bytes. Raises OSError; then any part may have been written.
     """
-    waiting = _views(content)
+    pieces = _views(content)
     total = 0
     first = 0
-    while first < len(waiting):
-        written = os.writev(descriptor, waiting[first : first + _MOST_BUFFERS])
+    while first < len(pieces):
+        written = os.writev(descriptor, pieces[first : first + _MOST_BUFFERS])
         total += written
-        while first < len(waiting) and written >= len(waiting[first]):
-            written -= len(waiting[first])
+        while first < len(pieces) and written >= len(pieces[first]):
+            written -= len(pieces[first])
             first += 1
         if written:
-            waiting[first] = waiting[first][written:]
+            pieces[first] = pieces[first][written:]
     return total
 
 
@@ -221,8 +221,8 @@ def _views(content: Sequence[Buffer]) -> list[memoryview]:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable. Without this a file that was renamed may have its old name, or
-    none, after a power failure.
+    """Make the names in a folder durable. Without this, a renamed file may have its old name, or none, after
+    a power failure.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -232,26 +232,26 @@ def sync_folder(path: Path) -> None:
 
 
 def write_file(path: Path, content: Sequence[Buffer]) -> None:
-    """Whole and durable under its name, or not there: written aside, fsync, rename, fsync of the folder.
+    """Write a file atomically and durably: a temporary file, fsync, rename, fsync of the folder.
 
-    A symbolic link in the way is not followed. Raises OSError.
+    An existing symbolic link is not followed. Raises OSError.
     """
-    aside = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    descriptor = os.open(aside, flags, 0o666)
+    descriptor = os.open(temporary, flags, 0o666)
     try:
         try:
             if sum(map(len, views := _views(content))) < _LARGE:
                 write_all(descriptor, views)
             else:
                 write_direct(descriptor, views)
-            # Before the rename: else the name could outlive a power failure and the content not.
+            # Before the rename: otherwise a power failure could leave the name without the content.
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        aside.replace(path)
+        temporary.replace(path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
@@ -259,26 +259,26 @@ def write_file(path: Path, content: Sequence[Buffer]) -> None:
 # ---- Direct writes: past the page cache, which would need new memory for every byte. That costs many times
 # the processor time of a copy into a block that is reused, and takes it from training.
 
-_ALIGNMENT = 4096  # of addresses, places in the file and lengths: enough for every disk
+_ALIGNMENT = 4096  # of addresses, offsets and lengths; enough for every disk
 _BLOCK = 8 << 20
 
 
-class _Own(threading.local):
-    """A block for each thread. Memory of the system's begins at a page."""
+class _ThreadBlock(threading.local):
+    """A block for each thread, aligned to a page as all memory from mmap."""
 
     def __init__(self) -> None:
         self.block: NDArray[np.uint8] = np.frombuffer(mmap.mmap(-1, _BLOCK), np.uint8)
 
 
-_own = _Own()
+_thread_block = _ThreadBlock()
 
 
 def write_direct(descriptor: int, content: Sequence[memoryview]) -> None:
-    """Write everything to a new file; through the page cache where the file system wants that. Raises
-    OSError; then any part may have been written.
+    """Write everything to a new file; through the page cache if the file system requires it. Raises OSError;
+    then any part may have been written.
     """
     _set_direct(descriptor, True)
-    block, used = _own.block, 0
+    block, used = _thread_block.block, 0
     for piece in content:
         left = np.frombuffer(piece, np.uint8)
         while len(left):
@@ -305,7 +305,7 @@ def _write(descriptor: int, block: memoryview) -> None:
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:
-    """Whether that changed anything: some file systems refuse O_DIRECT here, others at the first write."""
+    """Whether the flag changed: some file systems refuse O_DIRECT here, others at the first write."""
     before = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     after = before | os.O_DIRECT if wanted else before & ~os.O_DIRECT
     try:

@@ -1,9 +1,8 @@
-"""Container: the safetensors format, written and read piece by piece.
+"""The safetensors format, encoded without copies and decoded into views.
 
-Knows https://github.com/huggingface/safetensors#format : u64 length of the header, a JSON header, the
-tensors' bytes without gaps. Written here and not by the library, because its `serialize` copies all tensors
-into one bytes object first; here header and tensors are views of the memory where they are. Leaves writing,
-checksums and names of files to others.
+See https://github.com/huggingface/safetensors#format : u64 length of the header, a JSON header, the tensors'
+bytes without gaps. The library is not used because its `serialize` copies all tensors into one bytes object
+first.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from trainers.storage.folder import Buffer
 
 _LENGTH = struct.Struct("<Q")
-_MOST_HEADER = 100_000_000  # as the library's own limit
+_MAX_HEADER = 100_000_000  # as the library's own limit
 _NAMES = {torch.int64: "I64", torch.float32: "F32"}
 
 EVERY_TYPE = {
@@ -36,11 +35,11 @@ EVERY_TYPE = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-"""What models have besides, and the format a name for."""
+"""Also the other types of models for which the format has a name."""
 
 
 class SafetensorsError(ValueError):
-    """Bytes that are no safetensors file of tensors of these types."""
+    """Bytes that are not a safetensors file of tensors of these types."""
 
 
 def pack(
@@ -48,9 +47,10 @@ def pack(
     about: Mapping[str, str],
     types: Mapping[torch.dtype, str] = _NAMES,
 ) -> list[Buffer]:
-    """A file's content without a copy: header and views of the tensors, which must be contiguous, on the CPU.
+    """A file's content without a copy: the header, and views of the tensors, which must be contiguous and on
+    the CPU.
 
-    The widest come first, so that every tensor starts at a multiple of its item size.
+    The widest types come first, so that every tensor starts at a multiple of its item size.
     """
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     header: dict[str, object] = {"__metadata__": dict(about)}
@@ -66,24 +66,24 @@ def pack(
 
 
 def view_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor, not a copy."""
+    """The bytes of a contiguous tensor, without a copy."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def unpack(content: torch.Tensor, types: Mapping[torch.dtype, str] = _NAMES) -> dict[str, torch.Tensor]:
-    """Tensors by name, views into `content` (uint8). Raises SafetensorsError for anything off the format."""
+    """Tensors by name, views into `content` (uint8). Raises SafetensorsError for an invalid file."""
     if len(content) < _LENGTH.size:
-        raise SafetensorsError(f"{len(content)} bytes are too few for a header")
+        raise SafetensorsError(f"the file has only {len(content)} bytes")
     (length,) = _LENGTH.unpack(content[: _LENGTH.size].numpy().tobytes())
-    if length > min(len(content) - _LENGTH.size, _MOST_HEADER):
-        raise SafetensorsError(f"a header of {length} bytes in a file of {len(content)}")
+    if length > min(len(content) - _LENGTH.size, _MAX_HEADER):
+        raise SafetensorsError(f"the header claims {length} bytes in a file of {len(content)}")
     begin = _LENGTH.size + length
     try:
         header = json.loads(content[_LENGTH.size : begin].numpy().tobytes())
     except ValueError as error:
-        raise SafetensorsError(f"a header that is not JSON: {error}") from error
+        raise SafetensorsError(f"the header is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise SafetensorsError("a header that is no object")
+        raise SafetensorsError("the header is not a JSON object")
     header.pop("__metadata__", None)
     known = {word: dtype for dtype, word in types.items()}
     return {name: _tensor(name, entry, content[begin:], known) for name, entry in header.items()}
@@ -94,10 +94,12 @@ def _tensor(name: str, entry: Any, data: torch.Tensor, types: Mapping[str, torch
         dtype, shape, (start, stop) = types[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         numbers = all(isinstance(number, int) and number >= 0 for number in (*shape, start, stop))
     except (KeyError, TypeError, ValueError) as error:
-        raise SafetensorsError(f"tensor {name!r} is not described: {entry!r}") from error
+        raise SafetensorsError(f"the description of tensor {name!r} is invalid: {entry!r}") from error
     if not numbers or not start <= stop <= len(data) or stop - start != math.prod(shape) * dtype.itemsize:
-        raise SafetensorsError(f"tensor {name!r} of shape {shape} at {start} to {stop} of {len(data)} bytes")
+        raise SafetensorsError(
+            f"tensor {name!r} of shape {shape} cannot be at {start} to {stop} of {len(data)} bytes"
+        )
     piece = data[start:stop]
-    if piece.storage_offset() % dtype.itemsize:  # a file of another writer
+    if piece.storage_offset() % dtype.itemsize:  # written by another program
         piece = piece.clone()
     return piece.view(dtype).view(shape)

@@ -53,5 +53,5 @@ def test_a_lost_trainer_is_waited_for_as_long_as_one_that_has_not_joined(
             server.kill()
             restart(job, server, impatient)
             assert survivor.wait() == 1
-            words = "TrainerLostError: trainer 1 is lost: its connection has been gone for over 3 s"
+            words = "TrainerLostError: trainer 1 is lost: it has been disconnected for over 3 s"
             assert words in survivor.output

@@ -1,5 +1,5 @@
-"""The durable folder, from which a restarted server recovers its state. Knows the order of journal, snapshot
-and removal, and whose folder it is; the journal's bytes belong to `journal`.
+"""The durable folder, from which a restarted server recovers its state. The journal's bytes belong to
+`journal`.
 
 A server's state is its newest complete snapshot and the journal records after it. Step by step, with a crash
 possible anywhere between:
@@ -45,9 +45,9 @@ _OWNER = "owner.json"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """`job`: a text that is equal for all incarnations of a job's servers and differs between jobs; the
-    number of trainers, which may change, is not in it.
-    `journal`: whether there is a journal beside the snapshots.
+    """`job`: a description that is the same for all incarnations of a job's servers and differs between jobs;
+    the number of trainers, which may change, is not part of it. `journal`: whether there is a journal besides
+    snapshots.
     """
 
     job: str
@@ -56,8 +56,9 @@ class Owner:
 
 
 def lock_folder(folder: Path) -> int:
-    """Take the folder for this process; returns the descriptor that holds it, to be closed at the end. The
-    kernel lets it go when the process ends, however it ends. Raises DurabilityError when another has it.
+    """Lock the folder for this process; returns the descriptor of the lock, to be closed at the end. The
+    kernel releases the lock when the process ends in any way. Raises DurabilityError when another process has
+    it.
     """
     descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
@@ -65,14 +66,14 @@ def lock_folder(folder: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         raise DurabilityError(
-            f"another process uses {folder}: two servers cannot share it. Stop that server, or give this "
-            "job a durability_dir of its own."
+            f"another process uses {folder}: two servers cannot share it. Stop that server, or set another "
+            "durability_dir for this job."
         ) from error
     return descriptor
 
 
 def claim_folder(folder: Path, owner: Owner) -> None:
-    """Write down whose folder it is, or check it. Raises DurabilityError for another's."""
+    """Record the owner of the folder, or check it. Raises DurabilityError for another owner."""
     path = folder / _OWNER
     if not path.exists():
         content = json.dumps({"version": OWNER_VERSION, **asdict(owner)}, indent=1).encode()
@@ -82,7 +83,7 @@ def claim_folder(folder: Path, owner: Owner) -> None:
     if found != owner:
         raise DurabilityError(
             f"{folder} belongs to {_describe_owner(found)}, and this is {_describe_owner(owner)}. "
-            "Choose another durability_dir, or remove that folder if its state is no longer wanted."
+            "Choose another durability_dir, or remove that folder if its state is no longer needed."
         )
 
 
@@ -97,26 +98,26 @@ def _read_owner(path: Path) -> Owner:
             f"{path} is damaged: {error}. Choose another durability_dir or remove it."
         ) from error
     raise DurabilityError(
-        f"{path.parent} was written by another fleetrun (format {version}, this one has {OWNER_VERSION}). "
-        "Go on with that version, or choose another durability_dir."
+        f"{path.parent} was written by another version of fleetrun (format {version}, this one has "
+        f"{OWNER_VERSION}). Continue with that version, or choose another durability_dir."
     )
 
 
 def _describe_owner(owner: Owner) -> str:
-    kept = "snapshots and a journal" if owner.journal else "snapshots only"
-    return f"server {owner.server} of the job {owner.job!r} with {kept}"
+    content = "snapshots and a journal" if owner.journal else "snapshots only"
+    return f"server {owner.server} of the job {owner.job!r} with {content}"
 
 
 # ---- Snapshots: a server's whole state at one moment.
 
 _SNAPSHOT_PREFIX = "snapshot-"
-_ALONE = RowOwner(0, 1)
+_SOLE_OWNER = RowOwner(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A complete snapshot. `number`: of the first journal record that is not in it. `blob`: what the
-    service gave for itself.
+    """A complete snapshot. `number`: of the first journal record that is not in it. `blob`: the service's own
+    state.
     """
 
     number: int
@@ -131,7 +132,7 @@ class Snapshot:
     def load(self, tables: Sequence[Target]) -> None:
         """Load everything into empty tables of the snapshot's specs. Raises DamagedError."""
         try:
-            load_tables(self._opened, tables, _ALONE)
+            load_tables(self._opened, tables, _SOLE_OWNER)
         except LoadError as error:
             raise DamagedError(_damaged_snapshot(error)) from error
 
@@ -162,36 +163,34 @@ def start_snapshot(
     done: Callable[[SaveTask], None] | None,
     shard_bytes: int = SHARD_BYTES,
 ) -> SaveTask:
-    """Write a snapshot of the moment before journal record `number` in the background. When it counts,
+    """Write a snapshot of the state before journal record `number` in the background. When it is valid,
     `then` is called in the writing thread.
     """
     where = _snapshot_path(folder, number)
     where.mkdir(mode=0o700, exist_ok=True)
-    order = SaveSpec(
+    spec = SaveSpec(
         id=new_id(step), mode=SaveMode.ALL, step=step, server=0, servers=1, shard_bytes=shard_bytes
     )
 
     def finish(part: FileRecord) -> None:
-        commit_save(where, order.id, order.mode, step, [part])
-        sync_folder(folder)  # before anything older goes: the snapshot must be found after a power failure
+        commit_save(where, spec.id, spec.mode, step, [part])
+        sync_folder(folder)  # before anything older is removed: the snapshot must exist after a power failure
         then()
 
-    return SaveTask(where, order, cuts, blob=blob, then=finish, done=done)
+    return SaveTask(where, spec, cuts, blob=blob, then=finish, done=done)
 
 
 def remove_snapshots_before(folder: Path, number: int) -> None:
-    """Remove the snapshots before that of `number`, and unfinished ones, but for one that is being written.
-    Raises OSError.
-    """
+    """Remove the snapshots before that of `number`. Raises OSError."""
     for found, path in _snapshot_paths(folder):
         if found < number:
-            # The manifest first: what is left of a removal must not pass for a snapshot.
+            # The manifest first: the rest of an interrupted removal must not pass for a snapshot.
             (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path)
 
 
 def remove_unfinished_snapshots(folder: Path) -> None:
-    """Remove what crashes left behind. Raises OSError."""
+    """Remove what crashes have left. Raises OSError."""
     for _, path in _snapshot_paths(folder):
         if not (path / MANIFEST).exists():
             shutil.rmtree(path)
@@ -207,14 +206,14 @@ def _snapshot_paths(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _damaged_snapshot(error: LoadError) -> str:
-    return f"the snapshot cannot be used: {error} Or remove the folder and begin anew from the last save."
+    return f"the snapshot cannot be used: {error} Or remove the folder and start over from the last save."
 
 
 class DurableFolder:
     """One server's durable folder, `where`/server-INDEX, held by this process until `close`.
 
-    First look at `snapshot`, then take all `records()`, then append. `fsync`: None for snapshots without a
-    journal. Raises DurabilityError when another process or job has the folder, or it is damaged.
+    First use `snapshot`, then read all `records()`, then append. `fsync`: None for snapshots without a
+    journal. Raises DurabilityError when the folder is damaged or belongs to another process or job.
     """
 
     def __init__(self, where: str | os.PathLike[str], *, job: str, server: int, fsync: Fsync | None) -> None:
@@ -229,28 +228,28 @@ class DurableFolder:
         self._journal: Journal | None = None
         self._task: SaveTask | None = None
         try:
-            with contextlib.ExitStack() as half:
-                half.callback(self.close)
+            with contextlib.ExitStack() as undo:
+                undo.callback(self.close)
                 claim_folder(self._folder, Owner(job, server, journal=fsync is not None))
                 remove_unfinished_snapshots(self._folder)
                 self.snapshot = newest_snapshot(self._folder)
                 self._number = 0 if self.snapshot is None else self.snapshot.number
                 if fsync is not None:
                     self._journal = Journal(self._folder, fsync)
-                half.pop_all()
+                undo.pop_all()
         except OSError as error:
             raise DurabilityError(f"the durable folder {self._folder} cannot be used: {error}") from error
 
     def records(self) -> Iterator[list[memoryview]]:
-        """The frames of every record after the snapshot, in order; each a buffer of its own, writable. To be
-        taken to the end before the first append. Raises DamagedError.
+        """The frames of every record after the snapshot, in order, in writable buffers of their own. Must be
+        read to the end before the first append. Raises DamagedError.
         """
         if self._journal is not None:
             yield from journal.recover_records(self._folder, self._number, self._journal)
 
     def append(self, frames: Sequence[Buffer]) -> None:
-        """Keep one record; when this has returned, the request may be acknowledged. Does nothing without a
-        journal. Raises JournalFullError (the record is not in, later ones may be) or another
+        """Append one record; when this returns, the request may be acknowledged. Does nothing without a
+        journal. Raises JournalFullError (the record was not appended, later ones may be) or another
         DurabilityError (nothing can be appended any more).
         """
         if self._journal is not None:
@@ -276,18 +275,18 @@ class DurableFolder:
         shard_bytes: int = SHARD_BYTES,
     ) -> SaveTask:
         """Snapshot the state as of now, in the background; `blob` is the service's own. To be called in the
-        thread of the tables, between two requests. `done` is called in another thread at the end: to wake
-        up the server, which calls `end_snapshot`.
+        thread of the tables, between two requests. `done` is called in another thread at the end, to wake the
+        server, which calls `end_snapshot`.
 
-        A snapshot that fails leaves the former one and the journal: nothing is lost. Raises UsageError
+        After a failed snapshot nothing is lost: the former one and the journal remain. Raises UsageError
         before the last one was ended, TableError while the tables are being saved, DurabilityError or
-        JournalFullError when the journal cannot go on in a new file.
+        JournalFullError when the journal cannot continue in a new file.
         """
         if self._task is not None:
-            raise UsageError("a snapshot is being written; begin the next one after end_snapshot()")
+            raise UsageError("a snapshot is already being written; call end_snapshot() first")
         cuts = cut_tables(tables, SaveMode.ALL, snapshot=True)
-        with contextlib.ExitStack() as half:
-            half.callback(close_cuts, cuts, saved=False)
+        with contextlib.ExitStack() as undo:
+            undo.callback(close_cuts, cuts, saved=False)
             number = self._number + 1 if self._journal is None else self._journal.rotate()
             self._task = start_snapshot(
                 self._folder,
@@ -299,18 +298,18 @@ class DurableFolder:
                 done=done,
                 shard_bytes=shard_bytes,
             )
-            half.pop_all()
+            undo.pop_all()
         self._number = number
         return self._task
 
     @property
     def snapshotting(self) -> bool:
-        """Whether a snapshot was begun and not ended yet."""
+        """Whether a snapshot has begun and not ended yet."""
         return self._task is not None
 
     def end_snapshot(self) -> SaveTask | None:
-        """The snapshot that has ended since the last call, if any, for its `result`. To be called now and
-        then in the thread of the tables: until then they keep what the snapshot reads.
+        """The snapshot that has ended since the last call, if any, for its `result`. To be called regularly
+        in the thread of the tables: until then they keep what the snapshot reads.
         """
         task = self._task
         if task is None or not task.ended:
@@ -320,11 +319,11 @@ class DurableFolder:
         return task
 
     def close(self) -> None:
-        """Give up a snapshot under way, make the journal durable (but for `no`) and let the folder go.
+        """Abandon a running snapshot, make the journal durable (except with `no`) and release the folder.
         Raises DurabilityError when the last records could not be made durable.
         """
         try:
-            self._give_up()
+            self._abandon_snapshot()
             if self._journal is not None:
                 self._journal.close()
         finally:
@@ -332,26 +331,26 @@ class DurableFolder:
 
     def discard(self) -> None:
         """Close, and remove everything: the job is over. Raises DurabilityError when that cannot be done."""
-        gone = self._folder.with_name(f".{self._folder.name}.{secrets.token_hex(4)}")
-        self._give_up()  # before the folder has another name: its thread would make this one again
+        doomed = self._folder.with_name(f".{self._folder.name}.{secrets.token_hex(4)}")
+        self._abandon_snapshot()  # before the rename: its thread would create the folder again
         try:
-            # At once and under another name: half of it would look like a damaged folder.
-            self._folder.rename(gone)
+            # Renamed first: a half-removed folder would look like a damaged one.
+            self._folder.rename(doomed)
             self.close()
-            shutil.rmtree(gone)
+            shutil.rmtree(doomed)
         except OSError as error:
             raise DurabilityError(f"{self._folder} cannot be removed: {error}") from error
 
-    def _give_up(self) -> None:
-        """End a snapshot under way."""
+    def _abandon_snapshot(self) -> None:
+        """End a running snapshot."""
         if self._task is not None:
             self._task.cancel()
             self._task.wait()
             self.end_snapshot()
 
     def _remove_before(self, number: int) -> None:
-        """What the snapshot of this number has made superfluous. What cannot be removed now is left: nobody
-        reads it, and the next snapshot tries again.
+        """Remove what the snapshot of this number makes unnecessary. What cannot be removed now is ignored
+        later, and the next snapshot tries again.
         """
         with contextlib.suppress(OSError):
             if self._journal is not None:

@@ -1,5 +1,5 @@
-"""Journal: what a server acknowledged, in files of numbered records: their bytes, when they are safe from a
-power failure, and how they are read back after a crash.
+"""The journal of acknowledged requests: files of numbered records, when they are durable, and how they are
+read after a crash. What a record means belongs to the server.
 
 A journal file, integers little-endian:
 
@@ -11,8 +11,6 @@ and then records, without gaps:
     Q   xxh3-64 of the 40 bytes before
     Q   length of each frame
     the frames
-
-What a record means is the server's matter.
 """
 
 from __future__ import annotations
@@ -35,17 +33,17 @@ from trainers.storage.folder import Buffer, write_all, write_file
 
 
 class DurabilityError(FleetError):
-    """What was asked cannot be made or found durable. The server must not go on acknowledging."""
+    """The state cannot be made durable or recovered. The server must not acknowledge any more requests."""
 
 
 class JournalFullError(DurabilityError):
-    """No room for this record. Nothing of it is in the journal; the server may refuse the request and go
-    on, and the next append may find room again.
+    """The disk is too full for this record. Nothing of it is in the journal; the server may refuse the
+    request and continue, and the next append may succeed.
     """
 
 
 class DamagedError(DurabilityError):
-    """A file of the folder is not as it was written."""
+    """A file of the folder is damaged or missing."""
 
 
 # ---- The bytes of a record.
@@ -65,7 +63,7 @@ _SEARCH = 1 << 20
 
 
 class BadRecordError(ValueError):
-    """The bytes from here on are not the record that should be here."""
+    """The bytes are not the expected record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +83,18 @@ def file_head(first: int, salt: int) -> bytes:
 def read_file_head(content: bytes) -> tuple[int, int]:
     """(number of the first record, salt). Raises BadRecordError."""
     if len(content) < FILE_HEAD:
-        raise BadRecordError(f"{len(content)} bytes are no head of a journal file")
+        raise BadRecordError(f"{len(content)} bytes are too few for the head of a journal file")
     magic, first, salt = _FILE.unpack_from(content)
     (checksum,) = _SUM.unpack_from(content, _FILE.size)
     if magic != MAGIC:
-        raise BadRecordError("it is no journal of this version of fleetrun")
+        raise BadRecordError("it is not a journal of this version of fleetrun")
     if checksum != xxhash.xxh3_64_intdigest(content[: _FILE.size]):
         raise BadRecordError("the head has a wrong checksum")
     return first, salt
 
 
 def encode_record(number: int, salt: int, frames: Sequence[Buffer]) -> list[Buffer]:
-    """A record as pieces to be written in one go; the frames are not copied."""
+    """A record as pieces to be written together; the frames are not copied."""
     views = [memoryview(frame).cast("B") for frame in frames]
     lengths = struct.pack(f"<{len(views)}Q", *map(len, views))
     digest = xxhash.xxh3_64(lengths, seed=salt)
@@ -108,18 +106,20 @@ def encode_record(number: int, salt: int, frames: Sequence[Buffer]) -> list[Buff
 
 
 def read_record(file: BinaryIO, offset: int, room: int, number: int, salt: int) -> Record:
-    """The record at the file's position, which is `offset`; `room` bytes are left. Raises BadRecordError
-    when it is not the whole record `number`.
+    """The record at the file's position, which is `offset`; `room` bytes are left. Raises BadRecordError if
+    it is not the complete record `number`.
     """
     head = file.read(RECORD_HEAD)
-    found = _sound_head(head, salt)
+    found = _valid_head(head, salt)
     if found is None:
         raise BadRecordError(
-            "the head of a record is damaged" if len(head) == RECORD_HEAD else "a head is cut off"
+            "the head of a record is damaged"
+            if len(head) == RECORD_HEAD
+            else "the head of a record is cut off"
         )
     size, count, checksum = found[1:]
     if found[0] != number:
-        raise BadRecordError(f"it is record {found[0]}, and {number} is due")
+        raise BadRecordError(f"it is record {found[0]}, not {number}")
     if size > room - RECORD_HEAD:
         raise BadRecordError(f"record {number} is cut off")
     body = bytearray(size)
@@ -134,7 +134,9 @@ def read_record(file: BinaryIO, offset: int, room: int, number: int, salt: int) 
 
 
 def later_record(file: BinaryIO, offset: int, number: int, salt: int) -> int | None:
-    """The offset of a sound head of record `number` or a later one, anywhere after `offset`; None without."""
+    """The offset of a valid head of record `number` or a later one, anywhere after `offset`; None if there is
+    none.
+    """
     position = offset
     while True:
         file.seek(position)
@@ -142,7 +144,7 @@ def later_record(file: BinaryIO, offset: int, number: int, salt: int) -> int | N
         at = block.find(MARK)
         while at >= 0:
             file.seek(position + at)
-            found = _sound_head(file.read(RECORD_HEAD), salt)
+            found = _valid_head(file.read(RECORD_HEAD), salt)
             if found is not None and found[0] >= number and position + at > offset:
                 return position + at
             at = block.find(MARK, at + 1)
@@ -151,8 +153,8 @@ def later_record(file: BinaryIO, offset: int, number: int, salt: int) -> int | N
         position += len(block) - len(MARK) + 1
 
 
-def _sound_head(head: bytes, salt: int) -> tuple[int, int, int, int] | None:
-    """(number, size, frames, checksum) of a whole head with the right checksum."""
+def _valid_head(head: bytes, salt: int) -> tuple[int, int, int, int] | None:
+    """(number, size, frames, checksum) of a complete head with a correct checksum."""
     if len(head) < RECORD_HEAD or not head.startswith(MARK):
         return None
     if _SUM.unpack_from(head, _HEAD.size)[0] != xxhash.xxh3_64_intdigest(head[: _HEAD.size], seed=salt):
@@ -162,18 +164,18 @@ def _sound_head(head: bytes, salt: int) -> tuple[int, int, int, int] | None:
 
 
 Fsync = Literal["no", "everysec", "always"]
-"""What a power failure may take. `no`: what the kernel had not written by itself (half a minute, say), in any
-order, so that the folder may be found damaged; `everysec`: about the last second; `always`: nothing. The end
-of the process, SIGKILL included, takes nothing in any of them: what was written is in the kernel's hands.
+"""What a power failure may lose. `no`: what the kernel had not written by itself (about half a minute), in
+any order, so the folder may be damaged; `everysec`: about the last second; `always`: nothing. The end of the
+process, even by SIGKILL, loses nothing: written data is in the kernel.
 """
 
 _EVERY_S = 1.0
 
 
 class JournalSync:
-    """Makes the writes to one descriptor durable as the policy says. A failed fdatasync is final: the kernel
-    reports it once, marks the pages clean and may drop them, so that asking again would succeed although
-    the data is lost (known as fsyncgate). Every later call raises DurabilityError.
+    """Makes the writes to one descriptor durable, by the policy. A failed fdatasync is final: the kernel
+    reports it once, marks the pages clean and may drop them, so a second call would succeed although the data
+    is lost (known as fsyncgate). Every later call raises DurabilityError.
     """
 
     def __init__(self, policy: Fsync, where: str) -> None:
@@ -190,9 +192,9 @@ class JournalSync:
             self._thread = threading.Thread(target=self._run, name="journal fsync", daemon=True)
             self._thread.start()
 
-    def follow(self, descriptor: int) -> None:
-        """From now on this descriptor, after a last sync of the former one (but for `no`): only the last file
-        of a folder may have a torn tail. Raises DurabilityError.
+    def switch_to(self, descriptor: int) -> None:
+        """Sync this descriptor from now on, after a last sync of the former one (except with `no`): only the
+        last file of a folder may have a torn tail. Raises DurabilityError.
         """
         if self._descriptor >= 0 and self.policy != "no":
             self.sync()
@@ -210,7 +212,7 @@ class JournalSync:
         if self._failure is not None:
             raise DurabilityError(
                 f"writes to {self._where} could not be made durable: {self._failure}. Acknowledged pushes "
-                "may be lost on that disk, so this server stops; look after the disk and restart it."
+                "may be lost on that disk, so this server stops; check the disk and restart it."
             )
 
     def sync(self) -> None:
@@ -237,7 +239,7 @@ class JournalSync:
                 if self._ended:
                     return
                 self._dirty = False
-                # A duplicate: `follow` may change the file, and its owner close it, while this one is synced.
+                # A duplicate: `switch_to` may change the file, and its owner may close it, during the sync.
                 descriptor = os.dup(self._descriptor)
             try:
                 self._sync(descriptor)
@@ -274,34 +276,34 @@ def journal_files(folder: Path) -> list[tuple[int, Path]]:
 class Journal:
     """Appends to the last file of a folder. `number` is that of the next record.
 
-    For one thread, beside the one that syncs. After DurabilityError that is no JournalFullError nothing can
-    be appended any more.
+    For one thread, besides the one that syncs. After a DurabilityError other than JournalFullError nothing
+    can be appended any more.
     """
 
     def __init__(self, folder: Path, fsync: Fsync) -> None:
         self._folder = folder
-        self._syncing = JournalSync(fsync, str(folder))
+        self._sync = JournalSync(fsync, str(folder))
         self._descriptor = -1
         self._path = folder
         self._salt = self._end = self.number = 0
         self._broken: str | None = None
 
     def start(self, first: int) -> None:
-        """Go on in a new file, whose first record is number `first`."""
+        """Continue in a new file, whose first record is number `first`."""
         salt = secrets.randbits(63)
         path = journal_path(self._folder, first)
         try:
-            # Whole or not there at all, so that recovery never meets half a head.
+            # Atomic, so that recovery never finds half a head.
             write_file(path, [file_head(first, salt)])
-            self._follow(path, salt, FILE_HEAD, first)
+            self._switch_to(path, salt, FILE_HEAD, first)
         except OSError as error:
             kind = JournalFullError if error.errno in NO_SPACE else DurabilityError
-            raise kind(f"the journal file {path} cannot be made: {error}") from error
+            raise kind(f"the journal file {path} cannot be created: {error}") from error
 
     def resume(self, path: Path, salt: int, end: int, number: int) -> None:
-        """Go on in a file that ends after `end` sound bytes, with record `number`; the rest is cut off."""
+        """Continue in a file after `end` valid bytes, with record `number`; the rest is cut off."""
         try:
-            self._follow(path, salt, end, number)
+            self._switch_to(path, salt, end, number)
             if os.fstat(self._descriptor).st_size != end:
                 os.ftruncate(self._descriptor, end)
                 os.fdatasync(self._descriptor)
@@ -309,8 +311,9 @@ class Journal:
             raise DurabilityError(f"the journal file {path} cannot be continued: {error}") from error
 
     def append(self, frames: Sequence[Buffer]) -> int:
-        """Write one record and, with `always`, make it durable; returns its number. When this has returned,
-        the request may be acknowledged. Raises JournalFullError or DurabilityError; then it is not in.
+        """Write one record and, with `always`, make it durable; returns its number. When this returns, the
+        request may be acknowledged. Raises JournalFullError or DurabilityError; then the record was not
+        appended.
         """
         number = self.write(frames)
         self.settle()
@@ -318,7 +321,7 @@ class Journal:
 
     def write(self, frames: Sequence[Buffer]) -> int:
         """As `append`, but several records may share one `settle` before any of them is acknowledged."""
-        self._usable()
+        self._require_usable()
         record = encode_record(self.number, self._salt, frames)
         try:
             self._end += write_all(self._descriptor, record)
@@ -326,68 +329,70 @@ class Journal:
             self._cut_off(error)
             kind = JournalFullError if error.errno in NO_SPACE else DurabilityError
             raise kind(
-                f"record {self.number} does not go into {self._path}: {error.strerror}. The request was not "
-                "carried out; make room on that disk."
+                f"record {self.number} cannot be written to {self._path}: {error.strerror}. The request was "
+                "refused; free some space on that disk."
             ) from error
-        self._syncing.written()
+        self._sync.written()
         self.number += 1
         return self.number - 1
 
     def settle(self) -> None:
         """With `always`: make everything written durable. Raises DurabilityError, which is final."""
-        if self._syncing.policy == "always":
-            self._syncing.sync()
+        if self._sync.policy == "always":
+            self._sync.sync()
 
     def rotate(self) -> int:
-        """Go on in a new file; returns the number of its first record, the next one. A snapshot of the state
-        as of now makes the former files superfluous.
+        """Continue in a new file; returns the number of its first record. After a snapshot of the current
+        state, the former files are unnecessary.
         """
-        self._usable()
+        self._require_usable()
         if self._end > FILE_HEAD:
             self.start(self.number)
         return self.number
 
     def remove_before(self, number: int) -> None:
-        """Remove the files all of whose records are before `number`. Raises OSError."""
+        """Remove the files whose records are all before `number`. Raises OSError."""
         files = journal_files(self._folder)
         for (_, path), (following, _) in itertools.pairwise(files):
             if following <= number:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Make everything durable (but for `no`) and close. Raises DurabilityError."""
+        """Make everything durable (except with `no`) and close. Raises DurabilityError."""
         try:
-            if self._descriptor >= 0 and self._syncing.policy != "no":
-                self._syncing.sync()
+            if self._descriptor >= 0 and self._sync.policy != "no":
+                self._sync.sync()
         finally:
-            self._syncing.close()
+            self._sync.close()
             if self._descriptor >= 0:
                 os.close(self._descriptor)
                 self._descriptor = -1
 
-    def _usable(self) -> None:
+    def _require_usable(self) -> None:
         if self._descriptor < 0:
-            raise DurabilityError(f"nothing can be appended to {self._folder}: take all its records first")
+            raise DurabilityError(
+                f"nothing can be appended to {self._folder} before all its records are read"
+            )
         if self._broken is not None:
             raise DurabilityError(self._broken)
-        self._syncing.check()
+        self._sync.check()
 
-    def _follow(self, path: Path, salt: int, end: int, number: int) -> None:
+    def _switch_to(self, path: Path, salt: int, end: int, number: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         former = self._descriptor
-        self._syncing.follow(descriptor)  # syncs the former file: only the last one may have a torn tail
+        self._sync.switch_to(descriptor)  # syncs the former file: only the last one may have a torn tail
         if former >= 0:
             os.close(former)
         self._descriptor, self._path, self._salt, self._end, self.number = descriptor, path, salt, end, number
 
     def _cut_off(self, error: OSError) -> None:
-        """Remove what was written of a record. Else the next one would follow on half a record, and a
+        """Remove what was written of a record. Otherwise the next one would come after half a record, and
         recovery would stop before it.
         """
         try:
             os.ftruncate(self._descriptor, self._end)
         except OSError as second:
-            self._broken = f"{self._path} ends in half a record ({error}), which cannot be cut off: {second}"
+            self._broken = f"{self._path} ends in half a record ({error}), which cannot be removed: {second}"
             raise DurabilityError(self._broken) from second
 
 
@@ -395,15 +400,15 @@ class Journal:
 
 
 def recover_records(folder: Path, start: int, journal: Journal) -> Iterator[list[memoryview]]:
-    """The frames of every record from number `start` on; when all were taken, `journal` goes on behind them.
+    """The frames of every record from number `start` on; when all were read, `journal` continues after them.
 
     A record at the end of the last file that a crash cut off is removed: it was not acknowledged, or (with
-    `no` and `everysec`, after a power failure) lost. Raises DamagedError for anything else: a file that is
-    missing, a record that is not as it was written although others follow. No file is changed then.
+    `no` and `everysec`, after a power failure) lost. Raises DamagedError, and changes no file, for anything
+    else: a missing file, or a damaged record before others.
     """
     files = journal_files(folder)
     while len(files) > 1 and files[1][0] <= start:
-        del files[0]  # superfluous since the snapshot; a crash came before their removal
+        del files[0]  # unnecessary since the snapshot; a crash came before their removal
     if not files and not start:
         journal.start(0)
         return
@@ -422,7 +427,7 @@ def recover_records(folder: Path, start: int, journal: Journal) -> Iterator[list
 
 
 class _FileReader:
-    """Reads one file; afterwards `end` is the offset behind its last sound record, `number` the next one."""
+    """Reads one file; then `end` is the offset after its last valid record, and `number` the next one."""
 
     def __init__(self, path: Path, first: int, *, last: bool) -> None:
         self._path = path
@@ -457,10 +462,10 @@ class _FileReader:
             yield record
 
     def _stop(self, file: BinaryIO, error: BadRecordError) -> None:
-        """At a bad record: fine for the tail of the last file."""
+        """Ends at an invalid record: allowed for the tail of the last file only."""
         later = later_record(file, self.end, self.number, self.salt)
         if later is not None:
-            why = f"{error}, and a sound record follows at byte {later}"
+            why = f"{error}, and a valid record follows at byte {later}"
             raise DamagedError(_damaged(self._path, self.end, why)) from error
         if not self._last:
             raise DamagedError(
@@ -470,13 +475,13 @@ class _FileReader:
 
 def _missing(path: Path) -> str:
     return (
-        f"the journal file {path} is missing, with acknowledged pushes in it. Put it back, or remove "
-        "the whole folder to begin anew."
+        f"the journal file {path} is missing, and acknowledged pushes with it. Restore it, or remove the "
+        "whole folder to start over."
     )
 
 
 def _damaged(path: Path, offset: int, why: str) -> str:
     return (
-        f"the journal file {path} is damaged at byte {offset}: {why}. Bring back a sound copy of it, or "
-        "remove the folder and begin anew from the last save."
+        f"the journal file {path} is damaged at byte {offset}: {why}. Restore an intact copy, or remove the "
+        "folder and start over from the last save."
     )

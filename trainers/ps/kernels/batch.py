@@ -1,5 +1,5 @@
-"""Whole batches of ids and gradients: the different keys, the server of each, sums of equal keys, NaN and
-infinity.
+"""Whole batches of ids and gradients: their distinct keys, the server of each key, sums over equal keys, and
+checks for NaN and infinity.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from trainers.ps.kernels.memory import prefetch
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
-    """The tensor's own memory; a copy where that has gaps or lies at an odd address, as bytes of a message
-    may: kernels are compiled for aligned arrays.
+    """The tensor's own memory as an array for kernels, which are compiled for aligned ones; a copy if it has
+    gaps or is not aligned, as bytes of a message may be.
     """
     array: NDArray[Any] = (tensor.detach() if tensor.requires_grad else tensor).contiguous().numpy()
     return array if array.flags.aligned else array.copy()
@@ -42,7 +42,7 @@ def all_finite(grad: torch.Tensor) -> bool:
     return not any_not_finite(array_of(grad).reshape(-1))
 
 
-# ---- The different ids of a batch, by hashing rather than sorting.
+# ---- The distinct ids of a batch, by hashing rather than sorting.
 
 AHEAD = 32
 
@@ -61,7 +61,7 @@ def unique_kernel(ids: Keys, secret: Words, table: Places, keys: Keys, place: Ke
     for position in range(len(ids)):
         key = ids[position]
         home = homes[position % AHEAD]
-        if position + AHEAD < len(ids):  # its cache line shall be here when its turn comes
+        if position + AHEAD < len(ids):  # so that its cache line is loaded in time
             later = keyed_hash(ids[position + AHEAD], first, second) & mask
             homes[position % AHEAD] = later
             prefetch(table, np.int64(later))
@@ -83,7 +83,7 @@ def unique_kernel(ids: Keys, secret: Words, table: Places, keys: Keys, place: Ke
 
 
 def unique(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The different ids in the order of their first appearance, (u,) int64; the position among them of each
+    """The distinct ids in the order of their first appearance, (u,) int64; the position among them of each
     id, (n,) int64; how often each occurs, (u,) int64. `ids`: (n,) int64, any values.
     """
     flat = ids.contiguous().numpy()
@@ -93,7 +93,7 @@ def unique(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     table = np.zeros(1 << (2 * size - 1).bit_length(), np.int32)
     keys, place, counts = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64)
     found = unique_kernel(flat, SECRET, table, keys, place, counts)
-    # Copies of the used parts: a view would hold the whole buffer for as long as its keys live.
+    # Copies of the used parts: a view would keep the whole buffer in memory.
     return (
         torch.from_numpy(keys[:found].copy()),
         torch.from_numpy(place),
@@ -144,9 +144,9 @@ def owners(keys: torch.Tensor, servers: int) -> torch.Tensor:
     return torch.from_numpy(out)
 
 
-def arranged(keys: torch.Tensor, servers: int) -> tuple[torch.Tensor | None, list[int]]:
-    """The order in which keys stand server by server, (n,) int64; None when they do already. In it those of
-    server s are at [cuts[s], cuts[s + 1]), where they keep the order that they had.
+def order_by_server(keys: torch.Tensor, servers: int) -> tuple[torch.Tensor | None, list[int]]:
+    """The permutation that orders keys by server, (n,) int64, or None if they are ordered; and cuts: the keys
+    of server s are then at [cuts[s], cuts[s + 1]), in their former order.
     """
     if servers == 1:
         return None, [0, len(keys)]
@@ -158,7 +158,7 @@ def arranged(keys: torch.Tensor, servers: int) -> tuple[torch.Tensor | None, lis
 
 def split_by_server(keys: torch.Tensor, servers: int) -> list[torch.Tensor]:
     """For each server the positions of its keys, (n_s,) int64, ascending."""
-    order, cuts = arranged(keys, servers)
+    order, cuts = order_by_server(keys, servers)
     positions = torch.arange(len(keys)) if order is None else order
     return [positions[start:stop] for start, stop in pairwise(cuts)]
 

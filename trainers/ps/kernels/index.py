@@ -1,4 +1,4 @@
-"""From int64 keys to slots, by hash. Knows keys and slots; where the rows are is told by `records`.
+"""From int64 keys to slots, by hash.
 
 Segments of 4096 entries of 64 bits: a tag of 32 bits (12 of the hash: the place in the segment where the
 search begins; 20 more: which segment) and slot + 1; 0 is empty. Linear probing inside a segment. A full
@@ -7,7 +7,7 @@ leading bits leads to the segments (extendible hashing: Fagin, Nievergelt, Pippe
 moves 3,277 entries at a time, whatever the size.
 
 The hash is spread unevenly over the segments, twice as densely at one end as at the other (as in spiral
-storage, Martin 1979). Otherwise all segments would be full at the same time, and one request would have to
+storage, Martin 1979). Otherwise all segments would fill up at the same time, and one request would have to
 split very many.
 """
 
@@ -27,7 +27,7 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 SECRET = np.frombuffer(secrets.token_bytes(16), dtype=np.uint64).copy()
-"""Two words that nobody outside of this process knows: nobody can choose keys that meet in one place."""
+"""Two random words, secret to this process, so that keys cannot be chosen to collide."""
 
 
 @compiled
@@ -76,8 +76,8 @@ class Index(NamedTuple):
 
 
 def laid_out(index: Index, rows: int) -> Index:
-    """In place of an empty index, one with segments for so many rows, up to PLENTY in each: none needs to be
-    split. Room for their entries is the caller's matter.
+    """Instead of an empty index, one with segments for so many rows, up to PLENTY in each, so that none needs
+    to be split. The caller provides the memory for their entries.
     """
     depth = min(DEEPEST, math.ceil(math.log2(max(1.0, 1.5 * rows / PLENTY))))
     size = 1 << depth
@@ -145,8 +145,8 @@ def home(tag: Scalar) -> Scalar:
 
 @compiled
 def split(index: Index, segment: Scalar) -> int:
-    """Move the half of a segment whose next bit is 1 into a new segment. Returns ENOUGH, or what is missing
-    for that (and has done nothing).
+    """Move the half of a segment whose next bit is 1 into a new segment. Returns ENOUGH, or, without changes,
+    what is missing for that.
     """
     entries, fill, depths, numbers = index.entries, index.fill, index.depths, index.numbers
     depth = np.int64(depths[segment])
@@ -173,7 +173,7 @@ def split(index: Index, segment: Scalar) -> int:
             fill[target] += 1
     depths[segment] = depths[new] = depth + 1
     numbers[SEGMENTS] = new + 1
-    span = 1 << (numbers[DEPTH] - depth)  # of the directory, that led to the old segment
+    span = 1 << (numbers[DEPTH] - depth)  # entries of the directory that led to the old segment
     first = np.int64(which >> np.uint64(DEEPEST - depth)) * span
     for place in range(first + span // 2, first + span):
         index.directory[place] = np.uint32(new)
@@ -182,7 +182,7 @@ def split(index: Index, segment: Scalar) -> int:
 
 @compiled
 def remove_entry(index: Index, position: Scalar) -> None:
-    """Empty an entry, and move those behind it that had to give way to it."""
+    """Empty an entry, and move up the entries that it displaced."""
     entries = index.entries
     base = position // SEGMENT * SEGMENT
     hole = place = position - base

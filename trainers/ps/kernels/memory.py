@@ -1,6 +1,4 @@
-"""Processor instructions on memory, inlined into kernels: prefetch, fence, fused multiply-add, touching of
-pages.
-"""
+"""Processor instructions, inlined into kernels: prefetch, fence, fused multiply-add, touching of pages."""
 
 from __future__ import annotations
 
@@ -62,10 +60,10 @@ def _fma(typingctx: Any, first: Any, second: Any, third: Any) -> Any:
 
 
 prefetch = cast(Callable[[Any, Any], None], intrinsic(_prefetch))
-"""prefetch(array, index) asks for the cache line of array[index]; a hint, never a fault."""
+"""prefetch(array, index) requests the cache line of array[index]; a hint, never a fault."""
 
 fence = cast(Callable[[], None], intrinsic(_fence))
-"""Reads and writes before this come before those after it, also for another thread."""
+"""Reads and writes before it happen before those after it, also as seen by another thread."""
 
 fma = cast(Callable[[Any, Any, Any], Any], intrinsic(_fma))
 """fma(a, b, c) = a * b + c in float32, rounded once."""
@@ -74,11 +72,11 @@ touch = cast(Callable[[Any, Any], None], intrinsic(_touch))
 """touch(array, index) writes array[index], an int64, as it is, in one indivisible step."""
 
 
-_PAGE = 4096 // 8  # words of the smallest pages; of larger ones this touches every part
+_PAGE = 4096 // 8  # words of the smallest page
 
 
 @compiled
 def touch_pages(words: Keys, start: Scalar, stop: Scalar) -> None:
-    """Words [start, stop) get memory and stay as they are, whatever others do with them meanwhile."""
+    """Words [start, stop) get memory and keep their values, even if other threads change them meanwhile."""
     for place in range(start, stop, _PAGE):
         touch(words, place)

@@ -1,11 +1,11 @@
 """Rows: records of key, values, optimizer state and statistics in one block of memory, found by an index.
 
-Everything that knows the layout of a record, except the steps of optimizers (`updates`): finding and
+Everything that depends on the layout of a record, except the steps of optimizers (`updates`): finding and
 inserting, initial values, cuts that are read while another thread changes the rows, statistics, removal.
 
 Record: key int64 | values float32 x dim | each state float32 x dim | show, click, unseen days float32, if
-kept; a multiple of 8 bytes. Loops go in blocks: ask for the entries' cache lines, then for the records', then
-work; so many reads of memory are under way at the same time.
+kept; a multiple of 8 bytes. Loops work in blocks: they prefetch the entries, then the records, then compute,
+so that many reads of memory are in flight at the same time.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _TURN = 2.0 * math.pi
 
 
 class Fresh(NamedTuple):
-    """What a new row is filled with. Kind 1: uniform from a up to b; 2: normal, mean a, deviation b; 0: what
-    is there, state and statistics included, because all of it will be overwritten.
+    """The content of a new row. Kind 1: uniform from a up to b; 2: normal, mean a, deviation b; 0:
+    uninitialized, state and statistics included, because all of it will be overwritten.
     """
 
     kind: int
@@ -59,8 +59,8 @@ class Fresh(NamedTuple):
 
 @compiled
 def fill_values(fresh: Fresh, key: Scalar, floats: Floats, start: Scalar, dim: Scalar) -> None:
-    """floats[start : start + dim] = the initial values of a key: splitmix64's sequence from a start that is
-    made of seed and key; 24 bits of a word for a uniform value, two words for two normal ones (Box-Muller).
+    """floats[start : start + dim] = the initial values of a key: splitmix64's sequence from a start computed
+    from seed and key; 24 bits of a word for a uniform value, two words for two normal ones (Box-Muller).
     """
     word = finalize(finalize(fresh.seed + GOLDEN) ^ np.uint64(key))
     if fresh.kind == UNIFORM:
@@ -83,7 +83,7 @@ def fill_values(fresh: Fresh, key: Scalar, floats: Floats, start: Scalar, dim: S
 
 @compiled
 def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: Scalar) -> None:
-    """Rows `positions` of `flat` = the initial values of their keys: those of all `keys` are not asked."""
+    """Rows `positions` of `flat` = the initial values of their keys."""
     for position in positions:
         fill_values(fresh, keys[position], flat, position * dim, dim)
 
@@ -100,7 +100,7 @@ CHANGED, SINCE_CUT = 1, 2
 """`Rows.flags`: changed since it was last saved (or before the cut); changed since the cut was made."""
 
 _LINE = 8  # words of a cache line
-_AHEAD = 8  # lines of a record that are asked for; the processor guesses the rest
+_AHEAD = 8  # lines of a record to prefetch; the processor prefetches the rest
 
 
 class Rows(NamedTuple):
@@ -117,8 +117,8 @@ class Rows(NamedTuple):
 
 @compiled
 def will_change(rows: Rows, slots: Keys, count: Scalar) -> None:
-    """To be called before the rows in slots[:count] change (-1: none): notes that, and keeps them as they are
-    if the cut may still want them. For many rows at once: a call that gets arrays costs more than a row.
+    """To be called before the rows in slots[:count] change (-1: none): flags them, and keeps their images if
+    the cut may still need them. For many rows at once: a call with arrays costs more than a row.
     """
     words, flags, cut, stride = rows.words, rows.flags, rows.cut, rows.numbers[STRIDE]
     images, image_of = rows.images, rows.image_of
@@ -155,10 +155,10 @@ def locate(
     slots: Keys,
 ) -> None:
     """slots[i] = the slot of keys[start + i], or -1. `used`: words of a record that will be used; all of them
-    means that it may be changed. `bases`, `tags`: working space of BLOCK words.
+    if it may be changed. `bases`, `tags`: working space of BLOCK words.
     """
     entries, words, flags, stride = index.entries, rows.words, rows.flags, rows.numbers[STRIDE]
-    asked, image_of = min(used, _LINE * _AHEAD), rows.image_of
+    prefetched, image_of = min(used, _LINE * _AHEAD), rows.image_of
     may_keep = used == stride and rows.cut[OPEN]
     for i in range(stop - start):
         base, tag = where(index, keys[start + i])
@@ -168,7 +168,7 @@ def locate(
         place = probe(entries, bases[i], tags[i], home(tags[i]))
         slots[i] = slot = slot_at(entries, bases[i] + place)
         if slot >= 0:
-            for word in range(0, asked, _LINE):
+            for word in range(0, prefetched, _LINE):
                 prefetch(words, slot * stride + word)
             prefetch(words, slot * stride + used - 1)
             if used == stride:
@@ -185,8 +185,8 @@ def locate(
 
 @compiled
 def pull(index: Index, rows: Rows, keys: Keys, out: Floats, missing: Keys) -> int:
-    """out[i] = the values of keys[i]; the positions of keys without a row go to `missing`. Returns how many
-    those are.
+    """out[i] = the values of keys[i]; writes the positions of keys without a row to `missing` and returns
+    their number.
     """
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
@@ -219,8 +219,8 @@ def gather(rows: Rows, slots: Keys, positions: Keys, out: Floats) -> None:
 @compiled
 def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, slots: Keys) -> tuple[int, int]:
     """slots[i] = the slot of keys[i] from `begin` on; a key without a row gets the next one, filled as
-    `fresh` says. Returns (how far it came, ENOUGH or what the index needs to go on). There must be room for
-    the rows.
+    `fresh` says. Returns (the next position, ENOUGH or what the index needs to continue). There must be
+    memory for the rows.
     """
     numbers, words, flags, cut = rows.numbers, rows.words, rows.flags, rows.cut
     entries, fill, stride = index.entries, index.fill, numbers[STRIDE]
@@ -245,7 +245,7 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
                 entries[position] = (tag << np.uint64(32)) | np.uint64(slot + 1)
                 fill[base // SEGMENT] += 1
                 words[slot * stride] = key
-                flags[slot] = np.uint8(SINCE_CUT) if cut[OPEN] else np.uint8(CHANGED)  # not one of the cut's
+                flags[slot] = np.uint8(SINCE_CUT) if cut[OPEN] else np.uint8(CHANGED)  # not part of the cut
             slots[i] = slot
         if fresh.kind != NOTHING:
             blank(fresh, rows, before)
@@ -254,8 +254,8 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
 
 @compiled
 def blank(fresh: Fresh, rows: Rows, first: Scalar) -> None:
-    """What follows the keys of rows from `first` on: initial values and state, nothing seen. For many rows at
-    once: a call that gets arrays costs more than a row.
+    """Fill rows from `first` on behind their keys: initial values and state, zero statistics. For many rows
+    at once: a call with arrays costs more than a row.
     """
     words, floats, numbers = rows.words, rows.floats, rows.numbers
     stride, dim = numbers[STRIDE], numbers[DIM]
@@ -274,7 +274,7 @@ def write(
     rows: Rows, slots: Keys, values: Floats, state: Floats, statistics: Floats, state_of_new: Scalar
 ) -> None:
     """Overwrite rows: values (n, dim), state (states, n, dim) or (0, 0, 0), statistics (n, 3) or (0, 3).
-    What is not given becomes `state_of_new` and 0.
+    Missing state becomes `state_of_new`, missing statistics 0.
     """
     numbers, floats = rows.numbers, rows.floats
     stride, dim = numbers[STRIDE], numbers[DIM]
@@ -306,7 +306,7 @@ def write(
 def copy_record(
     floats: Floats, place: Scalar, dim: Scalar, to: Scalar, values: Floats, state: Floats, statistics: Floats
 ) -> None:
-    """What follows the key of a record, from `place` on."""
+    """Copy the content of a record behind its key, from `place` on."""
     source, target = floats[place : place + dim], values[to]  # slices, so that loops become vectors
     for column in range(dim):
         target[column] = source[column]
@@ -331,16 +331,16 @@ def read(
     state: Floats,
     statistics: Floats,
 ) -> int:
-    """Rows [start, stop) as of the cut; returns how many of them were wanted. values (n, dim), state
+    """Rows [start, stop) as of the cut; returns how many of them were copied. values (n, dim), state
     (states, n, dim), statistics (n, 3 or 0).
 
-    Without a lock: a row is copied first, and then its flag is looked at. A writer keeps the image, sets
-    the flag and only then changes the row; so where the flag is not set, the copy is of before.
+    Without a lock: a row is copied first, and then its flag is read. A writer keeps the image, sets the flag
+    and only then changes the row; so if the flag is not set, the copy is from before the change.
     """
     words, floats, flags = rows.words, rows.floats, rows.flags
     image_of, image_floats = rows.image_of, rows.images.view(np.float32)
     stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
-    found = np.int64(0)  # numba would compile what it calls for a literal 0, too
+    found = np.int64(0)  # with a literal 0 numba would compile every callee twice
     for slot in range(start, stop):
         if changed_only and not flags[slot] & np.uint8(CHANGED):
             continue
@@ -357,9 +357,7 @@ def read(
 
 @compiled
 def settle_flags(flags: Flags, saved: Scalar) -> None:
-    """After a cut: what has changed since then is what has changed; and, if it was not saved, what had
-    before.
-    """
+    """After a cut: a row counts as changed if it changed since the cut or, if that was not saved, before."""
     for slot in range(len(flags)):
         later = flags[slot] >> np.uint8(1)
         flags[slot] = later if saved else (flags[slot] | later) & np.uint8(CHANGED)
@@ -367,7 +365,7 @@ def settle_flags(flags: Flags, saved: Scalar) -> None:
 
 @compiled
 def revise(rows: Rows, slots: Keys, values: Floats) -> None:
-    """The values of slots[i] = values[i]. For tables of which nobody makes cuts: no image is kept."""
+    """The values of slots[i] = values[i]. For tables without cuts: no image is kept."""
     stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
     for i in range(len(slots)):
         start = slots[i] * stride * 2 + 2
@@ -381,8 +379,8 @@ def revise(rows: Rows, slots: Keys, values: Floats) -> None:
 
 @compiled
 def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
-    """Add shows and clicks (n, 2) to the rows of keys, where there are any, and note that they were seen
-    today. `stats` (0, 2): only the latter.
+    """Add shows and clicks (n, 2) to existing rows of keys and reset their unseen days. `stats` (0, 2): only
+    the latter.
     """
     numbers = rows.numbers
     offset = 2 + numbers[DIM] + numbers[STATES]
@@ -414,7 +412,7 @@ def count_up(rows: Rows, slots: Keys, needed: Scalar, admitted: Mask) -> None:
 
 @compiled
 def drawn(keys: Keys, seed: Scalar, chance: Scalar, admitted: Mask) -> None:
-    """admitted[i] = whether keys[i] is among the share `chance` of all keys that the seed draws."""
+    """admitted[i] = whether keys[i] is in the fraction `chance` of all keys that the seed selects."""
     start = finalize(~seed)
     for i in range(len(keys)):
         word = finalize(finalize(np.uint64(keys[i]) ^ start))
@@ -445,7 +443,7 @@ def remove_slot(index: Index, rows: Rows, slot: Scalar) -> None:
 
 @compiled
 def remove_keys(index: Index, rows: Rows, keys: Keys) -> None:
-    """Remove the rows of keys, where there are any."""
+    """Remove the existing rows of keys."""
     for key in keys:
         entry = index.entries[position_of(index, rows, key)]
         if entry != np.uint64(0):
@@ -454,13 +452,13 @@ def remove_keys(index: Index, rows: Rows, keys: Keys) -> None:
 
 @compiled
 def shrink(index: Index, rows: Rows, policy: Floats) -> int:
-    """One day passes, and rows go; returns how many. policy: decay, coefficients of show - click and of
-    click, the least score, the most unseen days. Not while there is a cut.
+    """One day passes, and rows are removed; returns how many. policy: decay, coefficients of show - click and
+    of click, the minimum score, the maximum unseen days. Must not be called while there is a cut.
     """
     decay, shown, clicked, least, oldest = policy[0], policy[1], policy[2], policy[3], policy[4]
     numbers, floats, flags = rows.numbers, rows.floats, rows.flags
     offset = 2 + numbers[DIM] + numbers[STATES]
-    before, slot = numbers[COUNT], np.int64(0)  # numba would compile what it calls for a literal 0, too
+    before, slot = numbers[COUNT], np.int64(0)  # with a literal 0 numba would compile every callee twice
     while slot < numbers[COUNT]:
         place = slot * numbers[STRIDE] * 2 + offset
         show = floats[place] * decay

@@ -1,6 +1,6 @@
-"""One step of an optimizer, in place: on the rows of a push, and on a whole dense block.
+"""One step of an optimizer, in place: on the rows of a push, and on a dense block.
 
-`tables.rules` has the same formulas as torch operations. float32 throughout.
+`tables.rules` has the same formulas as torch operations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Which files make a save, with sizes and checksums; and which save a folder holds.
+"""The files of a save, with sizes and checksums, and the current save of a folder.
 
 A folder's `manifest.json` names the saves that make up its tables (one, or one and its deltas), each with one
-part per server. A part names its files and what is in them. Everything that is read is checked: whole, of a
-known version, and no name leaves the folder. The order keeps one save loadable at any time: parts, then the
-manifest, then the removal of what no manifest names.
+part per server. A part names its files and their content. Everything that is read is checked: it is complete,
+of a known version, and no name leaves the folder. The order of writing keeps one save loadable at any time:
+parts, then the manifest, then the removal of files that no manifest names.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FORMAT = "fleetrun saved tables"
 
 
 class ManifestError(ValueError):
-    """Text that is not a manifest or part of this format."""
+    """Text that is not a valid manifest or part."""
 
 
 class PieceKind(StrEnum):
@@ -62,8 +62,8 @@ class PieceKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of one table in a file. Its tensors are named `TABLE/KIND/NUMBER/` and `values`, `state.0`
-    (dense); `keys`, `values`, `state.0`, `statistics` (rows); `keys`, `counts` (candidates, which are keys
-    that wait for a row).
+    (dense); `keys`, `values`, `state.0`, `statistics` (rows); `keys`, `counts` (candidates: keys that do not
+    have a row yet).
     """
 
     table: str
@@ -84,7 +84,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class SavedTable:
-    """A table as one server had it. `step`: its updates so far; `rows`: of this part."""
+    """A table of one server. `step`: its updates so far; `rows`: in this part."""
 
     spec: TableSpec
     step: int
@@ -93,7 +93,7 @@ class SavedTable:
 
 @dataclass(frozen=True, slots=True)
 class SavedPart:
-    """What one of `servers` servers saved. `blob`: a file of opaque bytes, where there is one."""
+    """What one of `servers` servers saved. `blob`: a file of opaque bytes, if there is one."""
 
     server: int
     servers: int
@@ -141,7 +141,7 @@ class SavedPart:
         names = {table.spec.name for table in tables}
         stray = [piece.table for shard in shards for piece in shard.pieces if piece.table not in names]
         if stray:
-            raise ManifestError(f"its files hold rows of {stray[0]!r}, which is not among its tables")
+            raise ManifestError(f"its files have rows of {stray[0]!r}, which is not one of its tables")
         blob = None if body.get("blob") is None else _file(body["blob"])
         return cls(_count(body, "server"), _count(body, "servers"), tables, shards, blob)
 
@@ -181,7 +181,7 @@ class Manifest:
         chained = all(save.mode is SaveMode.DELTA for save in saves[1:])
         if not saves or saves[0].mode is SaveMode.DELTA or not chained:
             raise ManifestError(
-                f"saves of modes {[int(save.mode) for save in saves]} are not one and its deltas"
+                f"saves of modes {[int(save.mode) for save in saves]} are not a full save and its deltas"
             )
         return cls(saves)
 
@@ -197,43 +197,44 @@ def _opened(text: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ManifestError(f"it is not JSON: {error}") from error
     if not isinstance(body, dict) or body.pop("format", None) != _FORMAT:
-        raise ManifestError("it does not describe saved tables")
+        raise ManifestError("it is not a manifest of saved tables")
     version = body.pop("version", None)
     if not isinstance(version, int) or version < 1:
-        raise ManifestError(f"it has the version {version!r}")
+        raise ManifestError(f"its format version is {version!r}")
     if version > VERSION:
         raise ManifestError(
-            f"it is of format version {version}, and this fleetrun reads up to {VERSION}: use a newer one"
+            f"its format version is {version}, but this fleetrun reads versions up to {VERSION}; use a newer "
+            "one"
         )
     if body.pop("checksum", None) != checksum_of(body):
-        raise ManifestError("its checksum is wrong: it was changed or damaged")
+        raise ManifestError("its checksum is wrong: it was modified or damaged")
     return body
 
 
 def _list(body: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     value = body.get(key)
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise ManifestError(f"{key!r} is no list of objects")
+        raise ManifestError(f"{key!r} is not a list of objects")
     return value
 
 
 def _count(body: Mapping[str, Any], key: str) -> int:
     value = body.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ManifestError(f"{key!r} is {value!r}, not a count")
+        raise ManifestError(f"{key!r} is {value!r}; it must be a whole number of at least 0")
     return value
 
 
 def _text(body: Mapping[str, Any], key: str) -> str:
     value = body.get(key)
     if not isinstance(value, str):
-        raise ManifestError(f"{key!r} is {value!r}, not a text")
+        raise ManifestError(f"{key!r} is {value!r}; it must be a string")
     return value
 
 
 def _name(body: Mapping[str, Any], key: str) -> str:
     if not is_name(body.get(key)):
-        raise ManifestError(f"{body.get(key)!r} cannot be the name of a file of this save")
+        raise ManifestError(f"{body.get(key)!r} is not a valid name of a file in this save")
     return str(body[key])
 
 
@@ -251,7 +252,7 @@ def _table(body: Mapping[str, Any]) -> SavedTable:
 
 def _shard(body: Mapping[str, Any]) -> Shard:
     if not isinstance(body.get("file"), dict):
-        raise ManifestError("a shard without its file")
+        raise ManifestError("a shard has no file")
     pieces = tuple(_piece(entry) for entry in _list(body, "pieces"))
     return Shard(_file(body["file"]), pieces)
 
@@ -260,7 +261,7 @@ def _piece(body: Mapping[str, Any]) -> Piece:
     try:
         kind = PieceKind(_text(body, "kind"))
     except ValueError as error:
-        raise ManifestError(f"a piece of kind {body.get('kind')!r}") from error
+        raise ManifestError(f"a piece has the unknown kind {body.get('kind')!r}") from error
     return Piece(_text(body, "table"), kind, _count(body, "number"), _count(body, "rows"))
 
 
@@ -279,12 +280,14 @@ _PREFIX = "save-"
 
 
 def new_id(step: int) -> str:
-    """A name for a save that no other has."""
+    """A unique name for a save."""
     return f"{_PREFIX}{step:012d}-{secrets.token_hex(4)}"
 
 
 def current_manifest(where: str | os.PathLike[str]) -> Manifest:
-    """The manifest of the folder. Raises LoadError, which says what is there instead when there is none."""
+    """The manifest of the folder. Raises LoadError; if there is none, its message lists what is there
+    instead.
+    """
     folder = open_folder(where)
     try:
         names = folder.names()
@@ -298,10 +301,10 @@ def current_manifest(where: str | os.PathLike[str]) -> Manifest:
 
 
 def check_target(where: str | os.PathLike[str], mode: SaveMode, after: str | None) -> None:
-    """Whether a save of this mode may go there; ask before anything is written. `after`: the id of the save
-    since which the servers have noted changes, for mode 1. Raises SaveError.
+    """Raises SaveError if a save of this mode must not be written there; to be called before writing.
+    `after`: for mode 1, the id of the save since which the servers have recorded changes.
     """
-    _followed(open_folder(where), mode, after)
+    _saves_to_keep(open_folder(where), mode, after)
 
 
 def commit_save(
@@ -313,54 +316,54 @@ def commit_save(
     *,
     after: str | None = None,
 ) -> Manifest:
-    """Make a save the current one, when every server has written its part; `parts` in the order of servers.
+    """Make a save the current one after every server has written its part; `parts` in the order of servers.
 
-    Raises SaveError and leaves the former save current when parts are missing, or a delta does not follow
-    the folder's last save.
+    Raises SaveError and leaves the former save current when parts are missing, or when a delta does not
+    follow the folder's last save.
     """
     folder = open_folder(where)
-    former = _followed(folder, mode, after)
+    former = _saves_to_keep(folder, mode, after)
     save = Save(id, mode, step, tuple(parts))
     try:
         for number, record in enumerate(parts):
             _check_part(folder, id, record, number, len(parts))
         manifest = Manifest((*former, save))
         folder.write(MANIFEST, [manifest.encode()])
-        # Only now: before the manifest was written, the former files were the only complete save.
-        _remove_unnamed(folder, manifest)
+        # Only now: until the manifest was written, the former files were the only complete save.
+        _remove_unlisted(folder, manifest)
     except OSError as error:
         raise save_error(error, folder.path(id), folder.free()) from error
     return manifest
 
 
 def abandon_save(where: str | os.PathLike[str], id: str) -> None:
-    """Remove a save that was not committed, because a server could not write its part. Raises SaveError."""
+    """Remove a save that was not committed. Raises SaveError."""
     folder = open_folder(where)
     named = {save.id for save in _saves(folder)}
     if id in named:
-        raise SaveError(f"{folder.path(id)} is the current save and is not removed")
+        raise SaveError(f"{folder.path(id)} is the current save and cannot be removed")
     try:
         folder.remove(id)
     except OSError as error:
         raise SaveError(f"{folder.path(id)} cannot be removed: {error}") from error
 
 
-def _followed(folder: Folder, mode: SaveMode, after: str | None) -> tuple[Save, ...]:
-    """The saves that stay current beside a new one of this mode."""
+def _saves_to_keep(folder: Folder, mode: SaveMode, after: str | None) -> tuple[Save, ...]:
+    """The saves that stay current together with a new one of this mode."""
     former = _saves(folder)
     if mode is SaveMode.DELTA:
         if not former or former[-1].id != after or former[0].mode is SaveMode.VALUES:
-            there = f"its last save is {former[-1].id}" if former else "there is no save"
+            last = f"the last save is {former[-1].id}" if former else "there is no save"
             raise SaveError(
-                f"mode 1 saves the rows changed since {after or 'a save that this job did not make'}, and in "
-                f"{folder.where} {there}. Save with mode 0 there first."
+                f"mode 1 saves the rows changed since {after or 'a save that this job did not make'}, but in "
+                f"{folder.where} {last}. Save with mode 0 there first."
             )
         return former
     training = bool(former) and former[0].mode is not SaveMode.VALUES
     if mode is SaveMode.VALUES and training:
         raise SaveError(
-            f"{folder.where} holds a save to go on training from (mode {int(former[0].mode)}); a save of "
-            "values only (mode 2) would replace it. Choose another folder."
+            f"{folder.where} has a save from which training can continue (mode {int(former[0].mode)}); a "
+            "save of values only (mode 2) would replace it. Choose another folder."
         )
     return ()
 
@@ -372,8 +375,8 @@ def _check_part(folder: Folder, id: str, record: FileRecord, server: int, server
     part = SavedPart.decode(content)
     if (part.server, part.servers) != (server, servers):
         raise SaveError(
-            f"{folder.path(id)}/{record.name} is the part of server {part.server} of {part.servers}, where "
-            f"server {server} of {servers} should be: not every server has saved"
+            f"{folder.path(id)}/{record.name} is the part of server {part.server} of {part.servers}, not of "
+            f"server {server} of {servers}: not every server has saved"
         )
 
 
@@ -390,7 +393,7 @@ def _saves(folder: Folder) -> tuple[Save, ...]:
         ) from error
 
 
-def _remove_unnamed(folder: Folder, manifest: Manifest) -> None:
+def _remove_unlisted(folder: Folder, manifest: Manifest) -> None:
     named = {save.id for save in manifest.saves}
     for name in folder.names():
         if name.startswith(_PREFIX) and name not in named:
@@ -399,8 +402,8 @@ def _remove_unnamed(folder: Folder, manifest: Manifest) -> None:
 
 def _no_manifest(folder: Folder, names: Sequence[str]) -> str:
     if not names:
-        return f"{folder.where} is empty or does not exist: there is no save"
+        return f"{folder.where} has no save: it is empty or does not exist"
     unfinished = [name for name in names if name.startswith(_PREFIX)]
     why = f" The save {unfinished[-1]} was interrupted." if unfinished else ""
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    return f"{folder.where} has no {MANIFEST}, so there is no complete save in it.{why} It holds: {shown}"
+    return f"{folder.where} has no {MANIFEST}, so there is no complete save in it.{why} It has: {shown}"

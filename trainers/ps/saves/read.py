@@ -1,5 +1,5 @@
-"""From saved parts of any number of servers to the tables of one server, or to plain tensors without any
-server.
+"""Loads saved parts of any number of servers into the tables of one server, or as plain tensors without
+servers.
 
 Files are checked against the manifest, and the saved tables against those of the model, before any row is
 loaded.
@@ -55,7 +55,7 @@ class OpenSave:
 
 @dataclass(frozen=True, slots=True)
 class OpenFolder:
-    """The saves that make up the tables of a folder, in the order in which they are applied."""
+    """The saves that make up the tables of a folder, in the order of application."""
 
     folder: Folder
     saves: tuple[OpenSave, ...]
@@ -65,7 +65,7 @@ class OpenFolder:
         return self.saves[0].mode is SaveMode.VALUES
 
     def tables(self) -> dict[str, SavedTable]:
-        """Every table by name, as the last save that has it; sparse ones as the first of its servers."""
+        """Every table by name, from the last save that has it; sparse tables from its first server."""
         found: dict[str, SavedTable] = {}
         for save in reversed(self.saves):
             for part in save.parts:
@@ -75,8 +75,8 @@ class OpenFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A shard to read, of a part in a save's folder."""
+class ShardToRead:
+    """A shard of a part in a save's folder."""
 
     save: str
     part: SavedPart
@@ -94,22 +94,25 @@ def open_saves(where: str | os.PathLike[str]) -> OpenFolder:
         if not parts or not complete or any(part.servers != len(parts) for part in parts):
             servers = [f"{part.server} of {part.servers}" for part in parts]
             raise LoadError(
-                f"{folder.path(save.id)} has the parts of servers {servers}: not all, or of several jobs"
+                f"{folder.path(save.id)} has the parts of servers {servers}: some are missing, or of another "
+                "job"
             )
         saves.append(OpenSave(save.id, save.mode, save.step, parts))
     return OpenFolder(folder, tuple(saves))
 
 
-def check_sizes(folder: Folder, wanted: Sequence[Wanted]) -> None:
-    """Whether every file is there with its size: cheap, and done before the first row is loaded."""
-    for want in wanted:
-        name = f"{want.save}/{want.shard.file.name}"
+def check_sizes(folder: Folder, wanted: Sequence[ShardToRead]) -> None:
+    """Raises LoadError unless every file exists with its size: cheap, and done before the first row is
+    loaded.
+    """
+    for item in wanted:
+        name = f"{item.save}/{item.shard.file.name}"
         try:
             size = folder.size(name)
         except OSError as error:
             raise load_error(error, folder.path(name)) from error
-        if size != want.shard.file.size:
-            raise LoadError(_wrong_size(folder.path(name), size, want.shard.file.size))
+        if size != item.shard.file.size:
+            raise LoadError(_wrong_size(folder.path(name), size, item.shard.file.size))
 
 
 def read_file(
@@ -129,40 +132,42 @@ def read_file(
         digest = xxhash.xxh3_64_hexdigest(content.numpy().data)
         if digest != record.xxh3_64:
             raise LoadError(
-                f"{path} is damaged: its checksum (xxh3-64) is {digest}, and the save says {record.xxh3_64}. "
-                "Copy it again from where it came, or load another save."
+                f"{path} is damaged: its checksum (xxh3-64) is {digest}, and the manifest says "
+                f"{record.xxh3_64}. Copy it again from its origin, or load another save."
             )
     return content
 
 
 def read_shards(
-    folder: Folder, wanted: Sequence[Wanted], *, verify: bool = True
-) -> Iterator[tuple[Wanted, dict[str, torch.Tensor]]]:
-    """The tensors of each shard in turn; while one is used the next is read. They are valid until the next
-    is asked for: two buffers serve all shards, because fresh memory costs more than reading into it. Raises
+    folder: Folder, wanted: Sequence[ShardToRead], *, verify: bool = True
+) -> Iterator[tuple[ShardToRead, dict[str, torch.Tensor]]]:
+    """The tensors of each shard in turn; while one is used the next is read. They are valid until the next is
+    requested: two buffers serve all shards, because fresh memory costs more than reading into it. Raises
     LoadError.
     """
-    largest = max((want.shard.file.size for want in wanted), default=0)
+    largest = max((item.shard.file.size for item in wanted), default=0)
     buffers = [torch.from_numpy(np.empty(largest, np.uint8)) for _ in wanted[:2]]
     with ThreadPoolExecutor(1, "load") as reader:
-        upcoming = deque(reader.submit(_tensors, folder, want, verify, buffers[0]) for want in wanted[:1])
-        for number, want in enumerate(wanted, 1):
+        upcoming = deque(reader.submit(_tensors, folder, item, verify, buffers[0]) for item in wanted[:1])
+        for number, item in enumerate(wanted, 1):
             for later in wanted[number : number + 1]:
                 upcoming.append(reader.submit(_tensors, folder, later, verify, buffers[number % 2]))
-            yield want, upcoming.popleft().result()
+            yield item, upcoming.popleft().result()
 
 
-def chunk_of(folder: Folder, want: Wanted, piece: Piece, tensors: dict[str, torch.Tensor]) -> Chunk:
-    """A piece of the shapes that its table's spec says. Raises LoadError naming the file."""
-    spec = want.part.spec_of(piece.table)
+def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str, torch.Tensor]) -> Chunk:
+    """A piece, checked against its table's spec. Raises LoadError naming the file."""
+    spec = item.part.spec_of(piece.table)
     found = {name: tensors[piece.prefix + name] for name in _names(spec) if piece.prefix + name in tensors}
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}
     wanted = _tensor_shapes(spec, piece)
-    # A save of values only has the values' names and no others; state comes whole or not at all.
+    # A save of values only has no other tensors; state is complete or absent.
     some = {name: wanted[name] for name in ("keys", "values") if name in wanted}
     if shapes not in (wanted, some):
-        path = folder.path(f"{want.save}/{want.shard.file.name}")
-        raise LoadError(f"{path} does not hold what its part says of table {piece.table!r}: {shapes}")
+        path = folder.path(f"{item.save}/{item.shard.file.name}")
+        raise LoadError(
+            f"{path} does not have the tensors of table {piece.table!r} that its part lists: {shapes}"
+        )
     if piece.kind is PieceKind.CANDIDATES:
         return Candidates(found["keys"], found["counts"])
     state = tuple(found[name] for name in found if name.startswith("state."))
@@ -198,17 +203,19 @@ def _part(folder: Folder, save: str, record: FileRecord) -> SavedPart:
         raise LoadError(f"{folder.path(f'{save}/{record.name}')} cannot be used: {error}") from error
 
 
-def _tensors(folder: Folder, want: Wanted, verify: bool, into: torch.Tensor) -> dict[str, torch.Tensor]:
-    content = read_file(folder, want.save, want.shard.file, verify=verify, into=into)
+def _tensors(folder: Folder, item: ShardToRead, verify: bool, into: torch.Tensor) -> dict[str, torch.Tensor]:
+    content = read_file(folder, item.save, item.shard.file, verify=verify, into=into)
     try:
         return unpack(content)
     except SafetensorsError as error:
-        path = folder.path(f"{want.save}/{want.shard.file.name}")
-        raise LoadError(f"{path} is no safetensors file as fleetrun writes them: {error}") from error
+        path = folder.path(f"{item.save}/{item.shard.file.name}")
+        raise LoadError(f"{path} is not a safetensors file as fleetrun writes it: {error}") from error
 
 
 def _wrong_size(path: str, size: int, wanted: int) -> str:
-    return f"{path} has {size} bytes, and the save says {wanted}: it was cut off or replaced. Copy it again."
+    return (
+        f"{path} has {size} bytes, and the manifest says {wanted}: it was cut off or replaced. Copy it again."
+    )
 
 
 # ---- Whether saved tables match those of a model.
@@ -229,7 +236,7 @@ class ParameterRange:
 
 
 def range_of(spec: TableSpec) -> ParameterRange:
-    """Of a dense table; one whose name says no range is a whole parameter."""
+    """The range of a dense table; one without a range in its name is a whole parameter."""
     found = _BLOCK.fullmatch(spec.name)
     if found and int(found[3]) - int(found[2]) == spec.size:
         return ParameterRange(found[1], int(found[2]), int(found[3]))
@@ -240,10 +247,10 @@ def check_fit(
     saved: Iterable[TableSpec], model: Iterable[TableSpec], where: str, *, whole: bool, values_only: bool
 ) -> None:
     """Raises LoadError when rows of `saved` cannot be rows of `model`: other names, row lengths, sizes or
-    rules. `whole`: `model` is all of it; otherwise it is what one server holds, that is all sparse tables
-    and some dense blocks. `values_only`: rules need not agree, because their state starts anew.
+    rules. `whole`: `model` is complete; otherwise it is what one server has, that is all sparse tables and
+    some dense blocks. `values_only`: rules may differ, because their state is reset.
 
-    A rule's options may differ (another weight decay, say): the model's count from then on.
+    A rule's options may differ, for example the weight decay: those of the model apply from then on.
     """
     theirs, ours = _table_shapes(saved), _table_shapes(model)
     missing = sorted(ours.keys() - theirs.keys())
@@ -251,29 +258,34 @@ def check_fit(
     if missing or extra:
         raise LoadError(
             f"the save in {where} is of another model: it has the tables {_listed(theirs)}; this model has "
-            f"{_listed(ours)}. Not in the save: {_listed(missing)}. Not in this model: {_listed(extra)}."
+            f"{_listed(ours)}. Missing in the save: {_listed(missing)}. Missing in this model: "
+            f"{_listed(extra)}."
         )
     for name, mine in ours.items():
         kept = theirs[name]
         same_size = kept.size == mine.size if whole or mine.sparse else kept.size >= mine.size
         if kept.sparse != mine.sparse or not same_size:
-            raise LoadError(f"table {name!r} of {where} is {kept.words}; in this model it is {mine.words}")
+            raise LoadError(
+                f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}"
+            )
         if not values_only and (type(kept.rule), kept.rule.states) != (type(mine.rule), mine.rule.states):
             raise LoadError(
-                f"table {name!r} of {where} was trained with {kept.rule}, this model has {mine.rule}, "
-                "and the optimizer state does not fit. Use the saved rule, or load a save of mode 2 (values)."
+                f"table {name!r} of {where} was trained with {kept.rule}, this model has {mine.rule}, which "
+                "needs other optimizer state. Use the saved rule, or load a save of mode 2 (values)."
             )
 
 
 def check_small(saved: Iterable[TableSpec], model: Iterable[TableSpec], where: str) -> None:
-    """Raises LoadError for a dense parameter of another size, as far as one server can tell: small ones are
-    never sliced, so their one block is all of them.
+    """Raises LoadError for a small dense parameter of another size: small ones are never sliced, so that one
+    server can compare them.
     """
     theirs = _table_shapes(saved)
     for name, mine in _table_shapes(model).items():
         kept = theirs.get(name, mine)
         if not mine.sparse and mine.size < SLICE_ABOVE and kept.size != mine.size:
-            raise LoadError(f"table {name!r} of {where} is {kept.words}; in this model it is {mine.words}")
+            raise LoadError(
+                f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +295,7 @@ class _Shape:
     rule: AnyRule
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"sparse with rows of {self.size}" if self.sparse else f"dense with {self.size} elements"
 
 
@@ -308,7 +320,7 @@ def _listed(names: Iterable[str]) -> str:
 
 @dataclass(slots=True)
 class _PartialBlock:
-    """A block whose elements come in any order, some of them more than once."""
+    """A block whose elements arrive in any order, some of them more than once."""
 
     name: str
     block: ParameterRange
@@ -318,11 +330,11 @@ class _PartialBlock:
 
 
 class BlockAssembler:
-    """The dense blocks of one server, while they are filled."""
+    """Assembles the dense blocks of one server from saved blocks."""
 
     def __init__(self, specs: Sequence[TableSpec]) -> None:
         self._by_parameter: dict[str, list[tuple[TableSpec, ParameterRange]]] = {}
-        self._filling: dict[str, _PartialBlock] = {}
+        self._partial: dict[str, _PartialBlock] = {}
         for spec in specs:
             block = range_of(spec)
             self._by_parameter.setdefault(block.parameter, []).append((spec, block))
@@ -332,29 +344,29 @@ class BlockAssembler:
         return any(True for _ in self._overlapping(range_of(saved)))
 
     def add(self, saved: TableSpec, rows: DenseRows) -> None:
-        """Take what there is in a saved block. A later one overwrites an earlier one."""
+        """Copy the overlapping elements of a saved block. A later one overwrites an earlier one."""
         source = range_of(saved)
         for spec, block in self._overlapping(source):
-            filling = self._filling.setdefault(spec.name, _empty(spec, block, len(rows.state)))
+            partial = self._partial.setdefault(spec.name, _empty(spec, block, len(rows.state)))
             start, stop = max(block.start, source.start), min(block.stop, source.stop)
             into = slice(start - block.start, stop - block.start)
             out_of = slice(start - source.start, stop - source.start)
-            filling.values[into] = rows.values[out_of]
-            filling.seen[into] = True
-            for mine, theirs in zip(filling.state, rows.state, strict=True):
+            partial.values[into] = rows.values[out_of]
+            partial.seen[into] = True
+            for mine, theirs in zip(partial.state, rows.state, strict=True):
                 mine[into] = theirs[out_of]
 
     def whole(self, where: str) -> Iterator[tuple[str, DenseRows]]:
         """(table name, block) of each. Raises LoadError when elements are missing."""
         for pieces in self._by_parameter.values():
             for spec, block in pieces:
-                filling = self._filling.get(spec.name)
-                if filling is None or not bool(filling.seen.all()):
+                partial = self._partial.get(spec.name)
+                if partial is None or not bool(partial.seen.all()):
                     raise LoadError(
                         f"the save in {where} lacks elements of parameter {block.parameter!r} between "
-                        f"{block.start} and {block.stop}: it has another size now, or parts are missing"
+                        f"{block.start} and {block.stop}: its size has changed, or parts are missing"
                     )
-                yield spec.name, DenseRows(filling.values, tuple(filling.state))
+                yield spec.name, DenseRows(partial.values, tuple(partial.state))
 
     def _overlapping(self, source: ParameterRange) -> Iterator[tuple[TableSpec, ParameterRange]]:
         for spec, block in self._by_parameter.get(source.parameter, []):
@@ -384,13 +396,13 @@ class RowOwner:
         return (part.server - self.server) % math.gcd(part.servers, self.servers) == 0
 
     def share_of(self, part: SavedPart) -> float:
-        """About what share of a part's rows this server owns."""
+        """The approximate share of a part's rows that this server owns."""
         return math.gcd(part.servers, self.servers) / self.servers if self.may_own_of(part) else 0.0
 
     def owned(self, part: SavedPart, chunk: SparseRows | Candidates) -> SparseRows | Candidates:
-        """Those of a part's rows that this server owns."""
+        """The rows of a part that this server owns."""
         if part.servers % self.servers == 0:
-            return chunk  # then a part belongs to one server as a whole
+            return chunk  # a part then belongs to one server as a whole
         mine = split_by_server(chunk.keys, self.servers)[self.server]
         if isinstance(chunk, Candidates):
             return Candidates(chunk.keys[mine], chunk.counts[mine])
@@ -402,22 +414,22 @@ class RowOwner:
 def load_tables(
     where: str | os.PathLike[str] | OpenFolder,
     tables: Sequence[Target],
-    place: RowOwner,
+    owner: RowOwner,
     *,
     verify: bool = True,
 ) -> int:
     """Load what this server owns into its tables, which must be empty; returns the save's step.
 
-    `verify`: compare checksums as well as sizes. Of a chain of deltas, save after save. From a save of mode
-    2 optimizer state and statistics start anew. Raises LoadError: for another model, missing files and
-    wrong sizes before any table was changed; for a wrong checksum in between, and then the tables hold a
-    part of the save and must not be used.
+    `verify`: compare checksums as well as sizes. A chain of deltas is loaded save after save. After a save of
+    mode 2 optimizer state and statistics are reset. Raises LoadError: for another model, missing files and
+    wrong sizes before any table was changed; for a wrong checksum possibly later, when the tables have a part
+    of the save and must not be used.
     """
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = [table.spec for table in tables]
     by_name = {table.spec.name: table for table in tables}
-    expected = _expected(opened, place)
-    for name, chunk in owned_chunks(opened, specs, place, verify=verify):
+    expected = _expected(opened, owner)
+    for name, chunk in owned_chunks(opened, specs, owner, verify=verify):
         table = by_name[name]
         if isinstance(table, SparseTarget) and name in expected:
             table.expect(expected.pop(name))
@@ -426,64 +438,62 @@ def load_tables(
         elif isinstance(table, SparseTarget):
             table.load_candidates(chunk.keys, chunk.counts)
     if not opened.values_only:
-        for name, step in _steps(opened, specs, place).items():
+        for name, step in _steps(opened, specs, owner).items():
             by_name[name].step = step
     return opened.saves[-1].step
 
 
 def owned_chunks(
-    opened: OpenFolder, specs: Sequence[TableSpec], place: RowOwner, *, verify: bool = True
+    opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner, *, verify: bool = True
 ) -> Iterator[tuple[str, Chunk]]:
-    """(table name, what to load) for these tables, as `load_tables` does; valid until the next is asked for.
-    Raises LoadError.
-    """
+    """(table name, content) for these tables; valid until the next is requested. Raises LoadError."""
     saved = [table.spec for table in opened.tables().values()]
     check_fit(saved, specs, opened.folder.where, whole=False, values_only=opened.values_only)
     by_name = {spec.name: spec for spec in specs}
     blocks = BlockAssembler([spec for spec in specs if spec.kind is TableKind.DENSE])
-    wanted = list(_wanted(opened, blocks, place))
+    wanted = list(_wanted(opened, blocks, owner))
     check_sizes(opened.folder, wanted)
     last = opened.saves[-1].id
     with progress.activity("loading tables", of=len(wanted)) as loading:
-        for want, tensors in read_shards(opened.folder, wanted, verify=verify):
-            for piece in want.shard.pieces:
-                chunk = chunk_of(opened.folder, want, piece, tensors)
+        for item, tensors in read_shards(opened.folder, wanted, verify=verify):
+            for piece in item.shard.pieces:
+                chunk = chunk_of(opened.folder, item, piece, tensors)
                 if isinstance(chunk, DenseRows):
-                    blocks.add(want.part.spec_of(piece.table), chunk)
-                # Whoever waited for a row at an earlier save has one now, or waits in the last save too.
-                elif isinstance(chunk, SparseRows) or want.save == last:
-                    yield piece.table, _completed(place.owned(want.part, chunk), by_name[piece.table])
+                    blocks.add(item.part.spec_of(piece.table), chunk)
+                # A candidate of an earlier save has a row now, or is a candidate in the last save too.
+                elif isinstance(chunk, SparseRows) or item.save == last:
+                    yield piece.table, _completed(owner.owned(item.part, chunk), by_name[piece.table])
             loading.advance()
     for name, block in blocks.whole(opened.folder.where):
         yield name, _completed(block, by_name[name])
 
 
-def _expected(opened: OpenFolder, place: RowOwner) -> dict[str, int]:
-    """About how many rows of each sparse table this server will have, as the first save says: later ones
-    hold mostly the same rows.
+def _expected(opened: OpenFolder, owner: RowOwner) -> dict[str, int]:
+    """The approximate number of rows of each sparse table on this server, by the first save: later ones have
+    mostly the same rows.
     """
     rows: dict[str, float] = {}
     for part in opened.saves[0].parts:
         for table in part.tables:
             if table.spec.kind is TableKind.SPARSE:
                 name = table.spec.name
-                rows[name] = rows.get(name, 0.0) + table.rows * place.share_of(part)
+                rows[name] = rows.get(name, 0.0) + table.rows * owner.share_of(part)
     return {name: int(number) for name, number in rows.items()}
 
 
-def _wanted(opened: OpenFolder, blocks: BlockAssembler, place: RowOwner) -> Iterator[Wanted]:
-    """The shards that have something for this server."""
+def _wanted(opened: OpenFolder, blocks: BlockAssembler, owner: RowOwner) -> Iterator[ShardToRead]:
+    """The shards with content for this server."""
     for save in opened.saves:
         for part in save.parts:
-            mine = place.may_own_of(part)
+            mine = owner.may_own_of(part)
             for shard in part.shards:
                 found = [part.spec_of(piece.table) for piece in shard.pieces]
                 if any(mine if spec.kind is TableKind.SPARSE else blocks.overlap(spec) for spec in found):
-                    yield Wanted(save.id, part, shard)
+                    yield ShardToRead(save.id, part, shard)
 
 
 def _completed(chunk: Chunk, spec: TableSpec) -> Chunk:
-    """With fresh state and statistics where the save has none, and without where the table has none."""
+    """Adds fresh state and statistics that the save lacks; drops statistics that the table does not have."""
     if isinstance(chunk, Candidates):
         return chunk
     state = chunk.state
@@ -497,20 +507,20 @@ def _completed(chunk: Chunk, spec: TableSpec) -> Chunk:
     return SparseRows(chunk.keys, chunk.values, state, statistics)
 
 
-def _steps(opened: OpenFolder, specs: Sequence[TableSpec], place: RowOwner) -> dict[str, int]:
-    """Each table's count of updates: the largest of those that its rows came from."""
+def _steps(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> dict[str, int]:
+    """Each table's number of updates: the largest among the saved tables of its rows."""
     steps = dict.fromkeys((spec.name for spec in specs), 0)
     for part in opened.saves[-1].parts:
         for table in part.tables:
             for spec in specs:
-                if _comes_from(spec, part, table.spec, place):
+                if _comes_from(spec, part, table.spec, owner):
                     steps[spec.name] = max(steps[spec.name], table.step)
     return steps
 
 
-def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, place: RowOwner) -> bool:
+def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, owner: RowOwner) -> bool:
     if spec.kind is TableKind.SPARSE:
-        return spec.name == saved.name and place.may_own_of(part)
+        return spec.name == saved.name and owner.may_own_of(part)
     return saved.kind is TableKind.DENSE and BlockAssembler([spec]).overlap(saved)
 
 
@@ -527,7 +537,7 @@ class SparseValues:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelValues:
-    """`dense`: parameter name -> (elements,) float32, flat, as saves know no shapes; `sparse`: by table."""
+    """`dense`: parameter name -> (elements,) float32, flat, as saves have no shapes; `sparse`: by table."""
 
     dense: dict[str, torch.Tensor]
     sparse: dict[str, SparseValues]
@@ -540,14 +550,17 @@ def read_values(where: str | os.PathLike[str], *, verify: bool = True) -> ModelV
     blocks = BlockAssembler(_whole_parameters(specs))
     found: dict[str, list[SparseValues]] = {s.name: [] for s in specs if s.kind is TableKind.SPARSE}
     wanted = [
-        Wanted(save.id, part, shard) for save in opened.saves for part in save.parts for shard in part.shards
+        ShardToRead(save.id, part, shard)
+        for save in opened.saves
+        for part in save.parts
+        for shard in part.shards
     ]
     check_sizes(opened.folder, wanted)
-    for want, tensors in read_shards(opened.folder, wanted, verify=verify):
-        for piece in want.shard.pieces:
-            chunk = chunk_of(opened.folder, want, piece, tensors)
+    for item, tensors in read_shards(opened.folder, wanted, verify=verify):
+        for piece in item.shard.pieces:
+            chunk = chunk_of(opened.folder, item, piece, tensors)
             if isinstance(chunk, DenseRows):
-                blocks.add(want.part.spec_of(piece.table), chunk)
+                blocks.add(item.part.spec_of(piece.table), chunk)
             elif isinstance(chunk, SparseRows):
                 # Copies: a view would keep the whole shard, with its optimizer state, in memory.
                 found[piece.table].append(SparseValues(chunk.keys.clone(), chunk.values.clone()))
@@ -567,7 +580,7 @@ def _whole_parameters(specs: list[TableSpec]) -> list[TableSpec]:
 
 
 def _merged(pieces: list[SparseValues], dim: int) -> SparseValues:
-    """Pieces in the order of saves as one; of a key that comes again, the later values count."""
+    """Pieces in the order of saves as one; of a repeated key the last values count."""
     keys = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.keys for piece in pieces)])
     values = torch.cat([torch.empty(0, dim), *(piece.values for piece in pieces)])
     keys, order = torch.sort(keys, stable=True)

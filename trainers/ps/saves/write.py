@@ -1,9 +1,9 @@
 """One server's part of a save: from its tables as of one moment to files, in the background while training
-goes on.
+continues.
 
-Cuts of tables become pieces, pieces are gathered into shards, shards are files. Memory is bounded: three
-shards exist at once, one being filled from a cut and two being written, so that one is hashed and copied to
-the kernel while another waits for the disk.
+Cuts of tables become pieces, pieces are gathered into shards, and each shard is a file. Memory is bounded:
+three shards exist at once, one being filled from a cut and two being written, so that one is hashed and
+copied to the kernel while another waits for the disk.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from trainers.storage.safetensors import pack
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Keys (n,) int64 that wait for a row, and how often each was pulled, (n,) float32."""
+    """Keys (n,) int64 without a row yet, and how often each was pulled, (n,) float32."""
 
     keys: torch.Tensor
     counts: torch.Tensor
 
 
 Chunk = SparseRows | DenseRows | Candidates
-"""What a file holds of a table, and a table takes."""
+"""Content of a table as a file has it and a table loads it."""
 
 
 class SparseCut(Protocol):
-    """A consistent view of a sparse table. `rows`: slots to walk, upwards; `step`: updates so far."""
+    """A consistent view of a sparse table. `rows`: slots to read, upwards; `step`: updates so far."""
 
     @property
     def rows(self) -> int: ...
@@ -68,7 +68,7 @@ class SparseCut(Protocol):
 
 
 class Target(Protocol):
-    """A table that is loaded: Rows or DenseRows by `load`."""
+    """A table that can be loaded with SparseRows or DenseRows."""
 
     spec: TableSpec
     step: int
@@ -78,7 +78,7 @@ class Target(Protocol):
 
 @runtime_checkable
 class SparseTarget(Protocol):
-    """A sparse table, for which keys may wait. `expect`: so many rows are about to be loaded."""
+    """A sparse table, which may have candidates. `expect`: how many rows are about to be loaded."""
 
     def expect(self, rows: int) -> None: ...
 
@@ -87,7 +87,7 @@ class SparseTarget(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableCut:
-    """A table as of the moment that is saved."""
+    """A table as of the moment of the save."""
 
     spec: TableSpec
     cut: SparseCut | DenseCut
@@ -106,21 +106,21 @@ def cut_tables(
     tables: Iterable[SparseTable | DenseTable], mode: SaveMode, *, snapshot: bool = False
 ) -> list[TableCut]:
     """Cuts of all tables, for a save of this mode; in the thread of the tables, between two requests.
-    `snapshot`: for the server's own recovery; it leaves alone what the next delta will hold. Raises
-    TableError, with no cut open, when one is open already.
+    `snapshot`: for the server's own recovery; it does not affect what the next delta contains. Raises
+    TableError, and leaves no cut open, when one is open already.
     """
     mark = not snapshot and mode is not SaveMode.VALUES
     cuts: list[TableCut] = []
-    with contextlib.ExitStack() as half:
-        half.callback(close_cuts, cuts, saved=False)
+    with contextlib.ExitStack() as undo:
+        undo.callback(close_cuts, cuts, saved=False)
         for table in tables:
             cuts.append(_cut(table, changed_only=mode is SaveMode.DELTA, mark=mark))  # noqa: PERF401  # see close_cuts
-        half.pop_all()
+        undo.pop_all()
     return cuts
 
 
 def close_cuts(cuts: Iterable[TableCut], *, saved: bool) -> None:
-    """In the thread of the tables, when nobody reads the cuts any more. `saved`: the save was committed."""
+    """Close cuts that are no longer read, in the thread of the tables. `saved`: the save was committed."""
     for cut in cuts:
         cut.close(saved=saved)
 
@@ -133,20 +133,20 @@ def _cut(table: SparseTable | DenseTable, *, changed_only: bool, mark: bool) -> 
 
 
 def counts_of(spec: TableSpec) -> int:
-    """Floats of statistics in a row of this table."""
+    """Floats of statistics per row of this table."""
     counted = spec.rows.statistics or spec.rows.entry.kind is EntryKind.SHOW_CLICK
     return 3 if counted and spec.kind is TableKind.SPARSE else 0
 
 
 def row_bytes(spec: TableSpec) -> int:
-    """Of a row of a sparse table with everything."""
+    """Bytes of a row of a sparse table, with key, state and statistics."""
     return 8 + 4 * (spec.size * (1 + spec.rule.states) + counts_of(spec))
 
 
 # ---- Pieces and shards.
 
 _PIECE_BYTES = 4 << 20
-"""Of rows that are read from a cut at once: small enough for the allocator and the caches."""
+"""Bytes of rows that are read from a cut at once: small enough for the allocator and the caches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,18 +162,18 @@ class Packed:
 
 
 def pieces_of(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple[int, Packed]]:
-    """(slots walked, piece) of one table, none of them much larger than a shard."""
-    for number, (walked, kind, chunk) in enumerate(_chunks(table, mode, shard_bytes)):
+    """(slots read so far, piece) of one table; no piece is much larger than a shard."""
+    for number, (read, kind, chunk) in enumerate(_chunks(table, mode, shard_bytes)):
         tensors = _tensors(chunk, mode)
         rows = len(tensors["values" if kind is PieceKind.DENSE else "keys"])
-        yield walked, Packed(Piece(table.spec.name, kind, number, rows), tensors)
+        yield read, Packed(Piece(table.spec.name, kind, number, rows), tensors)
 
 
 def shards_of(pieces: Iterator[Packed], shard_bytes: int, ahead: int) -> Iterator[list[Packed]]:
     """Pieces in groups of about `shard_bytes`. A group is valid until `ahead` more were taken. Dense and
-    sparse pieces stay apart, because a server that loads needs other files of each.
+    sparse pieces are kept apart, because a server that loads needs different files of each.
     """
-    rooms = [_Room(shard_bytes) for _ in range(ahead + 1)]
+    buffers = [_ShardBuffer(shard_bytes) for _ in range(ahead + 1)]
     waiting: list[Packed] = []
     size = number = 0
     for packed in pieces:
@@ -182,15 +182,15 @@ def shards_of(pieces: Iterator[Packed], shard_bytes: int, ahead: int) -> Iterato
         if waiting and (apart or size + packed.size > shard_bytes):
             yield waiting
             waiting, size, number = [], 0, number + 1
-            rooms[number % len(rooms)].used = 0
-        waiting.append(rooms[number % len(rooms)].kept(packed))
+            buffers[number % len(buffers)].used = 0
+        waiting.append(buffers[number % len(buffers)].kept(packed))
         size += packed.size
     if waiting:
         yield waiting
 
 
-class _Room:
-    """Memory for the pieces of one shard after another. The pieces' own memory is free again at once, so
+class _ShardBuffer:
+    """Memory for the pieces of one shard, reused for the next. The pieces' own memory is freed at once, so
     that the next piece gets it: fresh pages cost several times more than a copy within the caches.
     """
 
@@ -199,7 +199,7 @@ class _Room:
         self.used = 0
 
     def kept(self, packed: Packed) -> Packed:
-        """A copy in this memory, or the piece itself where there is no room for it."""
+        """A copy in this memory, or the piece itself if it does not fit."""
         if self.used + packed.size + 8 * len(packed.tensors) > len(self._bytes):
             return packed
         return Packed(packed.piece, {name: self._copy(tensor) for name, tensor in packed.tensors.items()})
@@ -208,7 +208,7 @@ class _Room:
         stop = self.used + tensor.numel() * tensor.element_size()
         copy = self._bytes[self.used : stop].view(tensor.dtype).view(tensor.shape)
         self.used = -(-stop // 8) * 8  # int64 must begin at a multiple of 8
-        np.copyto(copy.numpy(), tensor.numpy())  # in this thread: torch would wake all of its own
+        np.copyto(copy.numpy(), tensor.numpy())  # not torch, which would wake all its threads
         return copy
 
 
@@ -249,13 +249,13 @@ def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, torch.Tensor]:
 
 SHARD_BYTES = 64 << 20
 _WRITERS = 2
-_NICE = 10
+_NICENESS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSpec:
-    """What all servers of one save are told. `id`: from `new_id`, the same on every server; the mode
-    decides what is kept. `server` of `servers` is this one. A shard holds up to `shard_bytes`.
+    """What one server is to write: part `server` of `servers` of the save `id` (from `new_id`, the same on
+    every server). A shard has up to `shard_bytes`.
     """
 
     id: str
@@ -267,7 +267,7 @@ class SaveSpec:
 
     def __post_init__(self) -> None:
         if not is_name(self.id) or not 0 <= self.server < self.servers:
-            raise SaveError(f"a save of id {self.id!r} for server {self.server} of {self.servers}")
+            raise SaveError(f"a save cannot have id {self.id!r} and server {self.server} of {self.servers}")
 
     @property
     def part(self) -> str:
@@ -275,67 +275,67 @@ class SaveSpec:
 
 
 class CancelledError(SaveError):
-    """The save was given up because the server stops."""
+    """The save was abandoned."""
 
 
-Watch = Callable[[int, int], None]
-"""Called now and then with (slots walked, bytes packed); may raise CancelledError."""
+Progressed = Callable[[int, int], None]
+"""Called regularly with (slots read, bytes packed); may raise CancelledError."""
 
 
-def step_back() -> None:
-    """This thread gives way to those that train: on Linux a thread has a niceness of its own. In a process
-    that was started with a higher one it stays there.
+def lower_priority() -> None:
+    """Lower the priority of this thread below that of training: on Linux each thread has its own niceness. A
+    higher niceness of the process stays.
     """
     thread = threading.get_native_id()
-    if os.getpriority(os.PRIO_PROCESS, thread) < _NICE:
-        os.setpriority(os.PRIO_PROCESS, thread, _NICE)
+    if os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
+        os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
 
 
 def write_part(
-    folder: Folder, order: SaveSpec, cuts: Sequence[TableCut], blob: bytes | None, watch: Watch
+    folder: Folder, spec: SaveSpec, cuts: Sequence[TableCut], blob: bytes | None, watch: Progressed
 ) -> FileRecord:
-    """Write this server's files into `folder`/`order.id` and return the record of the part, which is
-    written last. Leaves the cuts open. Raises SaveError; then what was written of this part is removed.
+    """Write this server's files into `folder`/`spec.id` and return the record of the part, which is written
+    last. Leaves the cuts open. Raises SaveError and removes what was written of this part.
     """
     try:
-        with contextlib.ExitStack() as half:
-            half.callback(remove_part, folder, order)
-            record = _write(folder, order, cuts, blob, watch)
-            half.pop_all()
+        with contextlib.ExitStack() as undo:
+            undo.callback(remove_part, folder, spec)
+            record = _write(folder, spec, cuts, blob, watch)
+            undo.pop_all()
             return record
     except OSError as error:
-        raise save_error(error, folder.path(order.id), folder.free()) from error
+        raise save_error(error, folder.path(spec.id), folder.free()) from error
 
 
-def remove_part(folder: Folder, order: SaveSpec) -> None:
-    """Remove what this server wrote of a save. The save's folder stays: others may be writing into it."""
-    for name in folder.names(order.id):
-        if name.lstrip(".").startswith((f"{order.part}.", f"{order.part}-")):
-            folder.remove(f"{order.id}/{name}")
+def remove_part(folder: Folder, spec: SaveSpec) -> None:
+    """Remove this server's files of a save. The save's folder stays: other servers may be writing into it."""
+    for name in folder.names(spec.id):
+        if name.lstrip(".").startswith((f"{spec.part}.", f"{spec.part}-")):
+            folder.remove(f"{spec.id}/{name}")
 
 
 def _write(
-    folder: Folder, order: SaveSpec, cuts: Sequence[TableCut], blob: bytes | None, watch: Watch
+    folder: Folder, spec: SaveSpec, cuts: Sequence[TableCut], blob: bytes | None, watch: Progressed
 ) -> FileRecord:
-    folder.make(order.id)
+    folder.make(spec.id)
     tables: list[SavedTable] = []
     shards: list[Shard] = []
     pending: deque[Future[Shard]] = deque()
-    pieces = _pieces(cuts, order, tables, watch)
-    with ThreadPoolExecutor(_WRITERS, "save", initializer=step_back) as writers:
-        for number, shard in enumerate(shards_of(pieces, order.shard_bytes, _WRITERS)):
+    pieces = _pieces(cuts, spec, tables, watch)
+    with ThreadPoolExecutor(_WRITERS, "save", initializer=lower_priority) as writers:
+        for number, shard in enumerate(shards_of(pieces, spec.shard_bytes, _WRITERS)):
             if len(pending) == _WRITERS:
                 shards.append(pending.popleft().result())
-            name = f"{order.part}-{number:05d}.safetensors"
-            pending.append(writers.submit(_write_shard, folder, order.id, name, shard))
+            name = f"{spec.part}-{number:05d}.safetensors"
+            pending.append(writers.submit(_write_shard, folder, spec.id, name, shard))
         shards += [future.result() for future in pending]
     record = None
     if blob is not None:
-        record = FileRecord.of(f"{order.part}.blob", [blob])
-        folder.write(f"{order.id}/{record.name}", [blob])
-    text = SavedPart(order.server, order.servers, tuple(tables), tuple(shards), record).encode()
-    folder.write(f"{order.id}/{order.part}.json", [text])
-    return FileRecord.of(f"{order.part}.json", [text])
+        record = FileRecord.of(f"{spec.part}.blob", [blob])
+        folder.write(f"{spec.id}/{record.name}", [blob])
+    text = SavedPart(spec.server, spec.servers, tuple(tables), tuple(shards), record).encode()
+    folder.write(f"{spec.id}/{spec.part}.json", [text])
+    return FileRecord.of(f"{spec.part}.json", [text])
 
 
 def _write_shard(folder: Folder, save: str, name: str, shard: Sequence[Packed]) -> Shard:
@@ -349,15 +349,15 @@ def _write_shard(folder: Folder, save: str, name: str, shard: Sequence[Packed]) 
 
 
 def _pieces(
-    cuts: Sequence[TableCut], order: SaveSpec, tables: list[SavedTable], watch: Watch
+    cuts: Sequence[TableCut], spec: SaveSpec, tables: list[SavedTable], watch: Progressed
 ) -> Iterator[Packed]:
-    """Pieces of all tables; `tables` gets a record as each is done."""
+    """Pieces of all tables; appends a record to `tables` after each."""
     before = packed_bytes = 0
     for table in dense_first(cuts):
         rows = 0
-        for walked, packed in pieces_of(table, order.mode, order.shard_bytes):
+        for read, packed in pieces_of(table, spec.mode, spec.shard_bytes):
             packed_bytes += packed.size
-            watch(before + walked, packed_bytes)
+            watch(before + read, packed_bytes)
             rows += packed.piece.rows if packed.piece.kind is not PieceKind.CANDIDATES else 0
             if packed.piece.rows:
                 yield packed
@@ -367,39 +367,39 @@ def _pieces(
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Slots of the tables walked so far, of how many, and bytes packed so far."""
+    """Slots of the tables read so far, of how many, and bytes packed so far."""
 
-    walked: int
+    read: int
     slots: int
     packed: int
 
 
 class SaveTask:
-    """Begins to write at construction. When it has ended, by itself or because of `cancel`, the thread of
-    the tables must call `close`.
+    """A part that is written in the background; starts at construction. When it has ended, by itself or after
+    `cancel`, the thread of the tables must call `close`.
 
-    `then` is called in the writing thread with the part's record when the part is written; what it raises
-    is the task's error. `done` is called with this task when all of that has ended, in the writing thread
-    or, when it has ended before, in this one: to wake up who waits.
+    `then` is called in the writing thread with the part's record when the part is written; what it raises is
+    the task's error. `done` is called with this task at the end, in the writing thread or, if the task ended
+    immediately, in this one.
     """
 
     def __init__(
         self,
         where: str | os.PathLike[str],
-        order: SaveSpec,
+        spec: SaveSpec,
         cuts: Sequence[TableCut],
         *,
         blob: bytes | None = None,
         then: Callable[[FileRecord], None] | None = None,
         done: Callable[[SaveTask], None] | None = None,
     ) -> None:
-        self.order = order
+        self.spec = spec
         self._folder = open_folder(where)
         self._cuts = cuts
         self._then = then
         self._progress = Progress(0, sum(table.slots for table in cuts), 0)
         self._cancelled = threading.Event()
-        thread = ThreadPoolExecutor(1, "save", initializer=step_back)
+        thread = ThreadPoolExecutor(1, "save", initializer=lower_priority)
         self._future: Future[FileRecord] = thread.submit(self._run, blob)
         if done is not None:
             self._future.add_done_callback(lambda _: done(self))
@@ -414,11 +414,11 @@ class SaveTask:
         return self._future.done()
 
     def cancel(self) -> None:
-        """Give up soon; `result` then raises CancelledError, unless everything was written already."""
+        """Stop soon; `result` then raises CancelledError, unless everything has been written."""
         self._cancelled.set()
 
     def wait(self) -> None:
-        """Until it has ended, in whatever way."""
+        """Wait until it has ended in any way."""
         concurrent.futures.wait([self._future])
 
     def result(self, timeout: float | None = None) -> FileRecord:
@@ -426,13 +426,13 @@ class SaveTask:
         return self._future.result(timeout)
 
     def close(self, *, saved: bool) -> None:
-        """Close the cuts, once the task has ended; in the thread of the tables. `saved`: the save was
-        committed, so that the next delta begins here.
+        """Close the cuts after the end of the task, in the thread of the tables. `saved`: the save was
+        committed, so the next delta begins here.
         """
         close_cuts(self._cuts, saved=saved)
 
     def _run(self, blob: bytes | None) -> FileRecord:
-        record = write_part(self._folder, self.order, self._cuts, blob, self._watch)
+        record = write_part(self._folder, self.spec, self._cuts, blob, self._watch)
         if self._then is not None:
             try:
                 self._then(record)
@@ -440,7 +440,7 @@ class SaveTask:
                 raise save_error(error, self._folder.where, self._folder.free()) from error
         return record
 
-    def _watch(self, walked: int, packed: int) -> None:
+    def _watch(self, read: int, packed: int) -> None:
         if self._cancelled.is_set():
-            raise CancelledError(f"the save to {self._folder.path(self.order.id)} was given up and removed")
-        self._progress = Progress(walked, self._progress.slots, packed)
+            raise CancelledError(f"the save to {self._folder.path(self.spec.id)} was abandoned and removed")
+        self._progress = Progress(read, self._progress.slots, packed)

@@ -148,8 +148,7 @@ class Members:
             raise Refusal(
                 Code.UNKNOWN_CLIENT,
                 f"trainer {message.rank} is unknown: this server was restarted and its tables are gone, a "
-                "newer "
-                "instance of that trainer has replaced it, or the job continues with other trainers",
+                "newer instance of that trainer has replaced it, or the job continues with other trainers",
             )
         return member
 

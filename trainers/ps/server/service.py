@@ -175,8 +175,8 @@ class Service:
             raise Refusal(
                 Code.MISMATCH,
                 f"trainer {request.rank} runs {job!r}, this server {self._job!r}; set the same strategy on "
-                "both, "
-                "before fleet.is_server() is called, unless that trainer is left over from an earlier start",
+                "both, before fleet.is_server() is called, unless that trainer is left over from an "
+                "earlier start",
             )
         if not self._members.may_join(request, reachable):
             return None

@@ -232,8 +232,7 @@ class Store:
                 raise Refusal(
                     Code.MISMATCH,
                     f"trainer {rank} has another model or optimizer: its table {number} is "
-                    f"{specs.get(number)}; "
-                    f"on this server it is {mine.get(number)}",
+                    f"{specs.get(number)}; on this server it is {mine.get(number)}",
                 )
 
     def make(self, specs: Mapping[int, TableSpec]) -> None:

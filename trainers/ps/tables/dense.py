@@ -1,7 +1,5 @@
-"""DenseTable: a block of a dense parameter with its optimizer state; and from a rule to the kernel of its
-step.
-
-A run of adjacent blocks takes their gradients as one tensor. Averaging over trainers is done before.
+"""Dense tables: blocks of dense parameters with their optimizer state, runs of adjacent blocks whose
+gradients come as one tensor, and the kernels of the update rules.
 """
 
 from __future__ import annotations
@@ -11,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from trainers.kernels.compiled import Floats, Keys
 from trainers.ps.kernels import updates
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.index import Index
@@ -23,8 +21,6 @@ from trainers.ps.tables.storage import DenseCut, DenseRows
 
 # ---- From a rule to its kernel, and the numbers that the kernel takes.
 
-Floats = NDArray[np.float32]
-Keys = NDArray[np.int64]
 Kernel = Callable[[Index, Rows, Keys, Floats, Floats, Keys], int]
 BlockKernel = Callable[..., None]
 
@@ -44,13 +40,13 @@ def kernel_of(rule: AnyRule, table: str) -> Kernel | None:
     if kernel is None or (isinstance(rule, SGD) and rule.momentum):
         raise TableError(
             f"sparse table {table!r} cannot be trained by {rule}, which moves every row at every step; "
-            "take SGD without momentum, Adagrad, SparseAdam or FTRL"
+            "use SGD without momentum, Adagrad, SparseAdam or FTRL"
         )
     return kernel
 
 
 def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
-    """What the kernel of a rule takes after the bounds, at the step-th update of the table."""
+    """The arguments of a rule's kernel after the bounds, at the step-th update of the table."""
     match rule:
         case SGD():
             return lr, rule.weight_decay
@@ -67,11 +63,11 @@ def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
 
 def block_kernel_of(rule: AnyRule) -> BlockKernel | None:
     """The kernel of a rule on a dense block, to be called with values, gradient, each state and
-    `block_numbers_of`. None where torch's operations are to be used.
+    `block_numbers_of`. None: use torch's operations.
     """
     match rule:
         case SGD(momentum=0.0, weight_decay=0.0):
-            return None  # one torch operation, which begins sooner than a kernel
+            return None  # one torch operation, which starts faster than a kernel
         case SGD(momentum=0.0):
             return updates.sgd_block
         case SGD():
@@ -87,7 +83,7 @@ def block_kernel_of(rule: AnyRule) -> BlockKernel | None:
 
 
 def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
-    """What the kernel of a rule takes last, at the step-th update of the block."""
+    """The last argument of a rule's kernel, at the step-th update of the block."""
     numbers: tuple[float, ...]
     match rule:
         case Adam():
@@ -101,7 +97,7 @@ def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
         case SGD(momentum=0.0):
             numbers = (-lr, rule.weight_decay)
         case SGD():
-            # torch begins the buffer with the whole gradient.
+            # torch initializes the buffer with the whole gradient.
             moving = (0.0, 1.0) if step == 1 else (rule.momentum, 1 - rule.dampening)
             used = (rule.momentum, 1.0) if rule.nesterov else (1.0, 0.0)
             numbers = (-lr, rule.weight_decay, *moving, *used)
@@ -111,7 +107,7 @@ def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
 
 
 class DenseTable:
-    """(size,) float32, zeros at first. The verbs of SparseTable; `keys` and `stats` are None."""
+    """A block of (size,) float32, zeros at first. The methods of SparseTable; `keys` and `stats` are None."""
 
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
@@ -138,21 +134,21 @@ class DenseTable:
         self._values.copy_(values)
 
     def pull(self, keys: torch.Tensor | None = None, *, insert: bool = True) -> torch.Tensor:
-        """A copy: a reply may still be on its way when the next update comes."""
+        """A copy: a reply may still be in flight when the next update comes."""
         if keys is not None:
             raise KeysError(f"table {self.spec.name!r} is dense and has no keys")
         return self._values.clone()
 
     @property
     def values(self) -> torch.Tensor:
-        """What the next update will change; to be read only."""
+        """The values themselves, which the next update changes; read only."""
         return self._values
 
     def check(self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None) -> None:
-        """Raises TableError for what `apply` would not take, and for NaN or infinity."""
+        """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
         self.check_assign(keys, grad)
         if stats is not None:
-            raise ShapeError(f"table {self.spec.name!r} is dense and keeps no statistics")
+            raise ShapeError(f"table {self.spec.name!r} is dense and has no statistics")
         if isinstance(self.spec.rule, Fixed):
             raise TableError(f"table {self.spec.name!r} is not trained: its parameter is in no optimizer")
         if not all_finite(grad):
@@ -164,7 +160,7 @@ class DenseTable:
         self.update(array_of(grad), lr)
 
     def update(self, grad: Floats, lr: float) -> None:
-        """`apply` with an array that lies as kernels want it."""
+        """`apply` for an aligned, contiguous array."""
         self.step += 1
         if self._kernel is None:
             self.spec.rule.update(self._values, torch.from_numpy(grad), self.state, self.step, lr)
@@ -178,7 +174,7 @@ class DenseTable:
         return DenseCut(rows, self.step)
 
     def load(self, rows: DenseRows) -> None:
-        """Values and state, as a cut gave them. The step is set apart from this."""
+        """Set values and state, as a cut returned them. The step is set separately."""
         self.check_assign(None, rows.values)
         if [tuple(state.shape) for state in rows.state] != [(self.spec.size,)] * len(self.state):
             raise ShapeError(f"table {self.spec.name!r} has {len(self.state)} states of {self.spec.size}")
@@ -188,7 +184,7 @@ class DenseTable:
 
 
 class DenseRun:
-    """Takes gradients of (sum of `sizes`,) float32: those of the blocks, one behind the other."""
+    """Adjacent blocks whose gradients come as one tensor of (sum of `sizes`,) float32."""
 
     def __init__(self, blocks: Sequence[DenseTable]) -> None:
         self._blocks = blocks
@@ -204,7 +200,7 @@ class DenseRun:
 
     def apply(self, grad: torch.Tensor, lr: float) -> None:
         """One update of every block."""
-        slopes, start = array_of(grad), 0
+        gradients, start = array_of(grad), 0
         for block, size in zip(self._blocks, self.sizes, strict=True):
-            block.update(slopes[start : start + size], lr)
+            block.update(gradients[start : start + size], lr)
             start += size

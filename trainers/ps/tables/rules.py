@@ -1,5 +1,4 @@
-"""Update rules: how a gradient changes values. Knows torch.optim's formulas, in place on float32 tensors;
-leaves rows, slices and averaging to others.
+"""Update rules: how a gradient changes values, in place on float32 tensors, by torch.optim's formulas.
 
 `update` works element by element, so a slice of a parameter or a selection of rows gets the same result as
 the whole. The order of operations is that of torch's single-tensor implementations
@@ -21,7 +20,7 @@ State = Sequence[torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Values that nobody trains."""
+    """Values that are not trained."""
 
     code: ClassVar[int] = 0
     states: ClassVar[int] = 0

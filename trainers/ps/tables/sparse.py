@@ -1,8 +1,8 @@
-"""SparseTable: rows of float32 by int64 key, with update rule, entry filter and statistics; and `make_table`,
-from a spec to a table of either kind.
+"""Sparse tables: rows of float32 by int64 key, with update rule, entry filter and statistics; and
+`make_table`, from a spec to a table of either kind.
 
-Knows what the verbs mean; memory belongs to `storage`, arithmetic to the kernels. A call that is refused
-(TableError) leaves the table as it was.
+Memory belongs to `storage`, arithmetic to the kernels. A call that is refused (TableError) leaves the table
+as it was.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.rows import (
     NOTHING,
@@ -29,7 +29,7 @@ from trainers.ps.kernels.rows import (
     shrink,
     write,
 )
-from trainers.ps.tables.dense import DenseTable, Floats, Kernel, kernel_of, numbers_of
+from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, numbers_of
 from trainers.ps.tables.spec import (
     EntryKind,
     FullError,
@@ -42,50 +42,47 @@ from trainers.ps.tables.spec import (
     TableKind,
     TableSpec,
 )
-from trainers.ps.tables.storage import Cut, Keys, SparseRows, Storage
+from trainers.ps.tables.storage import Cut, SparseRows, Storage
 
 # ---- Entry filters: which keys get a row.
 
-KeyArray = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-
 
 class EntryFilter(Protocol):
-    """Asked about keys that have no row. `pulled`: to be read in training; `pushed`: to be updated."""
+    """Decides which keys without a row get one. `pulled`: when read in training; `pushed`: when updated."""
 
-    def pulled(self, keys: KeyArray) -> Mask | None: ...
+    def pulled(self, keys: Keys) -> Mask | None: ...
 
-    def pushed(self, keys: KeyArray) -> Mask | None: ...
+    def pushed(self, keys: Keys) -> Mask | None: ...
 
 
 class AdmitAll:
-    """None stands for all: nobody needs a mask of ones."""
+    """None means all, without a mask of ones."""
 
-    def pulled(self, keys: KeyArray) -> Mask | None:
+    def pulled(self, keys: Keys) -> Mask | None:
         return None
 
-    def pushed(self, keys: KeyArray) -> Mask | None:
+    def pushed(self, keys: Keys) -> Mask | None:
         return None
 
 
 class AdmitByProbability:
-    """A key is admitted or not for good, by a pure function of seed and key."""
+    """Admits a key or not, forever, by a pure function of seed and key."""
 
     def __init__(self, chance: float, seed: int) -> None:
         self._chance, self._seed = float(chance), np.uint64(seed)
 
-    def pulled(self, keys: KeyArray) -> Mask | None:
+    def pulled(self, keys: Keys) -> Mask | None:
         admitted = np.empty(len(keys), np.bool_)
         drawn(keys, self._seed, self._chance, admitted)
         return admitted
 
-    def pushed(self, keys: KeyArray) -> Mask | None:
+    def pushed(self, keys: Keys) -> Mask | None:
         return self.pulled(keys)
 
 
 class AdmitByCount:
-    """A key is admitted when it was pulled in training `needed` times; until then it is counted here, at
-    about 30 bytes. A push admits nobody.
+    """Admits a key that was pulled in training `needed` times; until then it is counted here, in about 30
+    bytes. A push admits no key.
     """
 
     def __init__(self, needed: float) -> None:
@@ -95,30 +92,30 @@ class AdmitByCount:
     def __len__(self) -> int:
         return len(self._storage)
 
-    def pulled(self, keys: KeyArray) -> Mask | None:
+    def pulled(self, keys: Keys) -> Mask | None:
         admitted = np.empty(len(keys), np.bool_)
-        slots = self._storage.insert(keys, _NOTHING)  # before `rows`: it may grow
+        slots = self._storage.insert(keys, _UNINITIALIZED)  # before `rows`: it may grow
         count_up(self._storage.rows, slots, self._needed, admitted)
         if admitted.any():
             remove_keys(self._storage.index, self._storage.rows, keys[admitted])
         return admitted
 
-    def pushed(self, keys: KeyArray) -> Mask | None:
+    def pushed(self, keys: Keys) -> Mask | None:
         return np.zeros(len(keys), np.bool_)
 
-    def counts(self) -> tuple[KeyArray, NDArray[np.float32]]:
+    def counts(self) -> tuple[Keys, Floats]:
         """The candidates (n,) int64 and how often each was pulled, (n,) float32: copies."""
         rows, size, stride = self._storage.rows, len(self), self._storage.stride
         keys = rows.words[: size * stride : stride].copy()
         return keys, rows.floats[2 : 2 + 2 * size * stride : 2 * stride].copy()
 
-    def load(self, keys: KeyArray, counts: NDArray[np.float32]) -> None:
+    def load(self, keys: Keys, counts: Floats) -> None:
         """Candidates and their counts, as `counts` gave them."""
-        slots = self._storage.insert(keys, _NOTHING)
+        slots = self._storage.insert(keys, _UNINITIALIZED)
         self._storage.rows.floats[slots * (2 * self._storage.stride) + 2] = counts
 
 
-_NOTHING = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
+_UNINITIALIZED = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
 
 
 def filter_of(options: RowOptions) -> EntryFilter:
@@ -140,11 +137,11 @@ _NO_STATS = np.empty((0, 2), np.float32)
 
 
 class SparseTable:
-    """Rows of (dim,) float32; `keys` is (n,) int64, any values in any order. To be used by one thread; a
-    Cut may be read by another. Raises TableError for a rule that does not work on rows.
+    """Rows of (dim,) float32; `keys` is (n,) int64, any values in any order. For one thread; a Cut may be
+    read by another. Raises TableError for a rule that does not work on rows.
 
-    A key that stands several times in a request is not merged: it is read several times, or updated
-    several times, in the order given.
+    A key that occurs several times in a request is not merged: it is read, or updated, several times in the
+    order given.
     """
 
     def __init__(self, spec: TableSpec) -> None:
@@ -169,16 +166,16 @@ class SparseTable:
         return len(self._storage)
 
     def check_assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
-        """Raises TableError for what `assign` would not take."""
+        """Raises TableError for arguments that `assign` would refuse."""
         wanted = (self._checked(keys).shape[0], self.spec.size)
         if values.shape != wanted or values.dtype is not torch.float32:
             raise ShapeError(
-                f"table {self.spec.name!r} wants rows of shape {list(wanted)} in float32, "
+                f"table {self.spec.name!r} needs rows of shape {list(wanted)} in float32, "
                 f"not {list(values.shape)} in {str(values.dtype).removeprefix('torch.')}"
             )
 
     def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
-        """Insert or overwrite rows; state and statistics start anew. Entry filters do not apply."""
+        """Insert or overwrite rows; state and statistics are reset. Entry filters do not apply."""
         self.check_assign(keys, values)
         self._write(self._array(keys), array_of(values), _NO_STATE, _NO_STATISTICS)
 
@@ -195,7 +192,7 @@ class SparseTable:
         return torch.from_numpy(out)
 
     def check(self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None) -> None:
-        """Raises TableError for what `apply` would not take, and for NaN or infinity."""
+        """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
         self.check_assign(keys, grad)
         self._update_of(grad, stats)
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
@@ -204,9 +201,8 @@ class SparseTable:
     def apply(
         self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
     ) -> None:
-        """One update of the table, even for no keys: torch counts the steps of the whole table, wherever
-        its rows live. A key without a row gets one first, or is dropped if the entry filter does not admit
-        it.
+        """One update of the table, even without keys: torch counts the steps of the whole table, wherever its
+        rows are. A key without a row gets one first, or is dropped if the entry filter does not admit it.
 
         stats: (n, 2) float32, shows and clicks to add; for tables with statistics. Raises TableError for
         other shapes, and FullError when there is no room for new rows: then part of the push was applied.
@@ -216,23 +212,23 @@ class SparseTable:
         self.step += 1
         numbers = numbers_of(self.spec.rule, self.step, lr)
         options = np.array((self.spec.rows.low, self.spec.rows.high, *numbers), np.float32)
-        touched, slopes = self._array(keys), array_of(grad)
+        updated, gradients = self._array(keys), array_of(grad)
         if self._cut is not None:
-            self._cut.expect(len(touched))
-        missing = np.empty(len(touched), np.int64)
-        count = update(self._storage.index, self._storage.rows, touched, slopes, options, missing)
+            self._cut.expect(len(updated))
+        missing = np.empty(len(updated), np.int64)
+        count = update(self._storage.index, self._storage.rows, updated, gradients, options, missing)
         if count:
-            self._apply_missing(touched, slopes, options, missing[:count])
+            self._apply_missing(updated, gradients, options, missing[:count])
         if self._counts:
             shown = _NO_STATS if stats is None else array_of(stats)
-            add_seen(self._storage.index, self._storage.rows, touched, shown)
+            add_seen(self._storage.index, self._storage.rows, updated, shown)
 
     def shrink(self, policy: ShrinkPolicy) -> int:
-        """A day has passed (see ShrinkPolicy); returns how many rows went. Their memory goes back to the
-        system. Raises TableError without statistics, and while a cut is open: slots move.
+        """A day has passed (see ShrinkPolicy); returns how many rows were removed. Their memory is returned
+        to the system. Raises TableError without statistics, and while a cut is open: slots move.
         """
         if not self._counts:
-            raise TableError(f"table {self.spec.name!r} keeps no statistics by which rows could go")
+            raise TableError(f"table {self.spec.name!r} has no statistics, which shrink needs")
         if self._cut is not None:
             raise TableError(f"table {self.spec.name!r} is being saved; shrink it when its cut is closed")
         removed = int(shrink(self._storage.index, self._storage.rows, policy.numbers()))
@@ -240,13 +236,13 @@ class SparseTable:
         return removed
 
     def cut(self, *, changed_only: bool = False, mark: bool = False) -> Cut:
-        """A view as of now, for saving while training goes on; one at a time.
+        """A view as of now, for saving while training continues; one at a time.
 
-        changed_only: only rows that have changed since the last cut with `mark` that was saved (all, if
-        there was none); rows that have gone since then are not told. mark: see Cut.close.
+        changed_only: only rows that have changed since the last cut with `mark` that was saved (all, if there
+        was none); rows removed since then are not reported. mark: see Cut.close.
         """
         if self._cut is not None:
-            raise TableError(f"table {self.spec.name!r} is being saved already; close that cut first")
+            raise TableError(f"table {self.spec.name!r} is already being saved; close that cut first")
         states = self.spec.rule.states
 
         def ended(saved: bool) -> None:
@@ -258,12 +254,12 @@ class SparseTable:
         return self._cut
 
     def expect(self, rows: int) -> None:
-        """So many rows in all are about to be loaded. Without this it takes longer."""
+        """Prepare for loading `rows` rows in all, which is faster with this."""
         self._storage.expect(rows)
 
     def load(self, chunk: SparseRows) -> None:
-        """Insert or overwrite rows with state and statistics, as a cut gave them. The step is set apart
-        from this. Raises ShapeError for rows of another table.
+        """Insert or overwrite rows with state and statistics, as a cut returned them. The step is set
+        separately. Raises ShapeError for rows of another table.
         """
         self.check_assign(chunk.keys, chunk.values)
         shape = chunk.values.shape
@@ -273,7 +269,7 @@ class SparseTable:
         if counts is not None:
             self._check_counts(counts, (len(chunk.keys), 3))
         elif self._counts:
-            raise ShapeError(f"table {self.spec.name!r} keeps statistics, and these rows have none")
+            raise ShapeError(f"table {self.spec.name!r} has statistics, but these rows have none")
         keys, values = self._array(chunk.keys), array_of(chunk.values)
         states = list(map(array_of, chunk.state))
         statistics = _NO_STATISTICS if counts is None else array_of(counts)
@@ -293,7 +289,7 @@ class SparseTable:
         return torch.from_numpy(keys), torch.from_numpy(counts)
 
     def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
-        """As `candidates` gave them."""
+        """Load candidates as `candidates` returned them."""
         if counts.shape != keys.shape:
             raise ShapeError(f"{len(counts)} counts for {len(keys)} candidates of {self.spec.name!r}")
         if isinstance(self._filter, AdmitByCount):
@@ -318,12 +314,12 @@ class SparseTable:
 
     def _check_counts(self, counts: torch.Tensor, shape: tuple[int, int]) -> None:
         if not self._counts:
-            raise ShapeError(f"table {self.spec.name!r} keeps no statistics")
+            raise ShapeError(f"table {self.spec.name!r} has no statistics")
         if counts.shape != shape or counts.dtype is not torch.float32:
-            raise ShapeError(f"table {self.spec.name!r} wants statistics of shape {list(shape)} in float32")
+            raise ShapeError(f"table {self.spec.name!r} needs statistics of shape {list(shape)} in float32")
 
     def _pull_missing(self, keys: Keys, positions: Keys, out: Floats, insert: bool) -> None:
-        """Rows `positions` of `out`, whose keys have no row."""
+        """Fill rows `positions` of `out`, whose keys have no row."""
         if not insert:
             initial_rows(self._fresh, keys, positions, out.reshape(-1), self.spec.size)
             return
@@ -344,9 +340,7 @@ class SparseTable:
         missing = np.empty(len(some), np.int64)
         self._update(self._storage.index, self._storage.rows, some, grad[positions], options, missing)
 
-    def _write(
-        self, keys: Keys, values: Floats, state: NDArray[np.float32], statistics: NDArray[np.float32]
-    ) -> None:
+    def _write(self, keys: Keys, values: Floats, state: Floats, statistics: Floats) -> None:
         slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))
         write(self._storage.rows, slots, values, state, statistics, self._fresh.state)
 
@@ -355,10 +349,10 @@ __all__ = ["FullError", "KeysError", "NotFiniteError", "ShapeError", "Table", "T
 
 
 class Table(Protocol):
-    """The same verbs for dense blocks and sparse rows. `keys` is None for a dense block, with values or
+    """What dense blocks and sparse tables have in common. `keys` is None for a dense block, with values or
     gradients of (size,) float32; for a sparse table it is (n,) int64, with (n, dim) float32.
 
-    `check` refuses what `apply` would, `check_assign` what `assign` would.
+    `check` refuses what `apply` would refuse, `check_assign` what `assign` would.
     """
 
     spec: TableSpec

@@ -1,7 +1,7 @@
-"""What a table is before there is one: its spec and the form of that on the wire, which server holds which
-dense block, which rows `shrink` removes, and the errors of requests that do not fit.
+"""The spec of a table and its encoding, which server holds which dense block, which rows `shrink` removes,
+and the errors of invalid requests.
 
-Imports no kernels: a process without tables imports this too. Memory belongs to `dense` and `sparse`.
+Imports no kernels: a process without tables imports this too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ANY_SIGN = frozenset({"dampening", "lr_power"})
 
 
 class SpecError(ValueError):
-    """Bytes that describe no table."""
+    """Bytes that do not describe a table."""
 
 
 class TableKind(IntEnum):
@@ -39,7 +39,7 @@ class TableKind(IntEnum):
 
 
 class InitKind(IntEnum):
-    """How the values of a new row are made. `a` and `b` of Initializer are given with each."""
+    """How the values of a new row are drawn. Each kind says what `a` and `b` of Initializer are."""
 
     UNIFORM = 1  # from a up to b
     NORMAL = 2  # mean a, standard deviation b
@@ -56,7 +56,7 @@ class Initializer:
 
 
 class EntryKind(IntEnum):
-    """Which keys get a row. `a` of Entry is given with each."""
+    """Which keys get a row. Each kind says what `a` of Entry is."""
 
     ALL = 0
     PROBABILITY = 1  # a key has a row with probability a: decided once, by (seed, key)
@@ -66,7 +66,7 @@ class EntryKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry filter: who has no row reads as the initial value, and gradients for it are dropped."""
+    """An entry filter: a key without a row reads as its initial value, and gradients for it are dropped."""
 
     kind: EntryKind = EntryKind.ALL
     a: float = 0.0
@@ -112,36 +112,36 @@ class TableSpec:
     def decode(cls, content: bytes) -> TableSpec:
         """Raises SpecError when the bytes are not exactly what `encode` writes."""
         if len(content) < _HEAD.size + _ROWS.size:
-            raise SpecError(f"a table spec of {len(content)} bytes")
+            raise SpecError(f"a table spec has only {len(content)} bytes")
         kind, rule_code, count, size = _HEAD.unpack_from(content)
         rule = RULES.get(rule_code)
         if kind not in (TableKind.DENSE, TableKind.SPARSE) or rule is None or count != len(fields(rule)):
-            raise SpecError(f"a table of kind {kind} with rule {rule_code} and {count} options")
+            raise SpecError(f"the table has kind {kind}, rule {rule_code} and {count} options")
         if not 0 < size <= (MAX_BLOCK if kind == TableKind.DENSE else MAX_DIM):
-            raise SpecError(f"a table of size {size}")
+            raise SpecError(f"the table has size {size}")
         rows = _decode_rows(content)
         end = _HEAD.size + _ROWS.size + 8 * count
         if len(content) < end:
-            raise SpecError("a table spec that ends too early")
+            raise SpecError("the table spec ends too early")
         options = struct.unpack_from(f"<{count}d", content, _HEAD.size + _ROWS.size)
         if not all(map(math.isfinite, options)):
-            raise SpecError(f"rule options {options}")
+            raise SpecError(f"the rule options are {options}")
         try:
             name = content[end:].decode()
         except UnicodeDecodeError:
-            raise SpecError("a table name that is not UTF-8") from None
+            raise SpecError("the table name is not UTF-8") from None
         made = rule(*options)
         _check_rule(made)
         return cls(kind=TableKind(kind), name=name, size=size, rule=made, rows=rows)
 
 
 def _check_rule(rule: AnyRule) -> None:
-    """Options that torch.optim would refuse make divisions by zero later."""
+    """Raises SpecError for options that torch.optim would refuse: they would divide by zero later."""
     for each in fields(rule):
         value = getattr(rule, each.name)
         share = each.name in ("beta1", "beta2")
         if not (0 <= value < 1 if share else value >= 0 or each.name in _ANY_SIGN):
-            raise SpecError(f"{type(rule).__name__} with {each.name} {value}")
+            raise SpecError(f"{type(rule).__name__} has {each.name} {value}")
 
 
 def _decode_rows(content: bytes) -> RowOptions:
@@ -149,9 +149,9 @@ def _decode_rows(content: bytes) -> RowOptions:
         content, _HEAD.size
     )
     if init not in tuple(InitKind) or entry not in tuple(EntryKind) or statistics > 1 or zero or rest:
-        raise SpecError(f"row options of init {init}, entry {entry}, statistics {statistics}")
+        raise SpecError(f"the row options have init {init}, entry {entry}, statistics {statistics}")
     if not all(map(math.isfinite, (a, b, filter_a))) or not low <= high:
-        raise SpecError(f"an initializer of {a}, {b}, an entry of {filter_a}, bounds of {low}, {high}")
+        raise SpecError(f"the row options have initializer {a}, {b}, entry {filter_a}, bounds {low}, {high}")
     return RowOptions(
         init=Initializer(InitKind(init), a, b, seed),
         entry=Entry(EntryKind(entry), filter_a),
@@ -162,29 +162,29 @@ def _decode_rows(content: bytes) -> RowOptions:
 
 
 def start_of(trainers: Sequence[str]) -> str:
-    """A short text for a start of a job, by its trainers' endpoints: another one when they are others."""
+    """A short identifier of one start of a job: a hash of its trainers' endpoints."""
     return xxhash.xxh3_64_hexdigest(",".join(trainers).encode())[:8]
 
 
 def describe_job(
     sync: bool, trainers: int, servers: int, index: int, settings: str = "", *, start: str = ""
 ) -> str:
-    """How both sides describe the job, this server's place in it, and the settings that both must have."""
-    who = f"{trainers} trainers ({start})" if start else f"{trainers} trainers"
-    return _words(sync, who, f"server {index} of {servers}", settings)
+    """How both sides describe the job, this server's index, and the settings that both must have."""
+    count = f"{trainers} trainers ({start})" if start else f"{trainers} trainers"
+    return _description(sync, count, f"server {index} of {servers}", settings)
 
 
 def describe_kept_job(sync: bool, servers: int, index: int, settings: str = "") -> str:
-    """What may not change between starts of a job that keeps its tables."""
-    return _words(sync, f"server {index} of {servers}", settings)
+    """What must not change between starts of a job that keeps its tables."""
+    return _description(sync, f"server {index} of {servers}", settings)
 
 
-def _words(sync: bool, *more: str) -> str:
+def _description(sync: bool, *more: str) -> str:
     return ", ".join(filter(None, ("sync training" if sync else "async training", *more)))
 
 
 class TableError(ValueError):
-    """A request that does not fit the table."""
+    """A request that is invalid for the table."""
 
 
 class ShapeError(TableError):
@@ -192,7 +192,7 @@ class ShapeError(TableError):
 
 
 class KeysError(TableError):
-    """Keys where there are none, none where they are needed, or not (n,) int64."""
+    """Keys for a dense table, no keys for a sparse one, or keys that are not (n,) int64."""
 
 
 class NotFiniteError(TableError):
@@ -206,7 +206,7 @@ class FullError(TableError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShrinkPolicy:
     """Each `shrink` is a day: shows and clicks are multiplied by `show_click_decay_rate`, and the unseen
-    days of a row (0 after a push) grow by 1. Then a row goes whose score,
+    days of a row (0 after a push) grow by 1. Then a row is removed whose score,
 
         nonclk_coeff * (show - click) + click_coeff * click,
 
@@ -221,7 +221,7 @@ class ShrinkPolicy:
     delete_after_unseen_days: float = 30.0
 
     def numbers(self) -> NDArray[np.float32]:
-        """In the order in which the kernel takes them."""
+        """In the order of the kernel's arguments."""
         coefficients = self.show_click_decay_rate, self.nonclk_coeff, self.click_coeff
         return np.array([*coefficients, self.delete_threshold, self.delete_after_unseen_days], np.float32)
 

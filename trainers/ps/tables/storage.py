@@ -1,8 +1,5 @@
 """Memory of sparse rows and of their index: how it grows in place, and how it is read as of one moment while
-training goes on.
-
-Knows the operating system's memory calls, and the order in which the reader of a cut and the writer of rows
-must work. What the numbers mean is the table's matter.
+training continues. The meaning of the numbers belongs to the table.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.index import (
     DEEPEST,
     DEPTH,
@@ -42,7 +40,7 @@ from trainers.ps.tables.spec import FullError, TableError
 # takes longer than everything else about a new row: up to 3 ms per MiB.
 
 
-def in_background(words: NDArray[np.int64], start: int, stop: int) -> Future[None]:
+def touch_in_background(words: NDArray[np.int64], start: int, stop: int) -> Future[None]:
     """Touch bytes [start, stop), in one thread for all; others may read and write them meanwhile."""
     return _thread().submit(touch_pages, words, start // 8, stop // 8)
 
@@ -57,8 +55,8 @@ def _thread() -> ThreadPoolExecutor:
 # vm.overcommit_memory=2), the block starts small and is copied to one of twice the size when it is full.
 
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, which Python 3.11 does not name
-_SMALL = 4 << 20  # bytes in pages of 4 KiB before larger ones: a small table shall stay small
-_HUGE = 2 << 20  # bytes of a page there
+_SMALL = 4 << 20  # bytes in pages of 4 KiB before larger ones, so that a small table stays small
+_HUGE = 2 << 20  # bytes of a larger page
 _AHEAD = 32 << 20  # bytes
 _FIRST = 1 << 20  # bytes of an arena without reservation
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
@@ -66,9 +64,7 @@ _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 
 @cache
 def reservation() -> int:
-    """Bytes of address space for one arena: as much as the machine has memory; 0 where that would be taken
-    from others.
-    """
+    """Bytes of address space for one arena: the machine's memory, or 0 where address space is limited."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     try:
         strict = _OVERCOMMIT.read_text().strip() == "2"
@@ -80,17 +76,18 @@ def reservation() -> int:
 
 
 class Arena:
-    """`words` is the memory as int64. After `grow` it may be another array; old views keep the old memory.
+    """One block of zeroed memory that grows in place. `words` is the memory as int64. After `grow` it may be
+    another array; old views keep the old memory.
 
-    `reserve` bytes of address space are asked for; with 0, or when that is refused, the arena grows by
+    `reserve` bytes of address space are requested; with 0, or when that is refused, the arena grows by
     copying.
     """
 
     words: NDArray[np.int64]
 
     def __init__(self, reserve: int) -> None:
-        self._there = self._used = 0
-        self._coming: Future[None] | None = None
+        self._touched = self._used = 0
+        self._touching: Future[None] | None = None
         self._reserved = reserve > 0
         try:
             self._map(max(reserve, _FIRST), _NORESERVE if reserve else 0)
@@ -100,7 +97,7 @@ class Arena:
 
     @property
     def size(self) -> int:
-        """Bytes that may be used."""
+        """Usable bytes."""
         return self.words.nbytes
 
     def grow(self, size: int) -> None:
@@ -117,22 +114,22 @@ class Arena:
         self.words[: len(old)] = old
 
     def expect(self, size: int, scale: int | None = None) -> None:
-        """The first `size` bytes are about to be in use: get memory for them and some more in the background,
-        at most 32 MiB and an eighth of `scale` (of `size`, if not given). A large arena that grows steadily
-        then finds its memory there. Not without reservation: a thread needs address space of its own.
+        """The first `size` bytes are about to be used: get memory for them and some more in the background,
+        at most 32 MiB and an eighth of `scale` (default: `size`), so that a large arena that grows steadily
+        finds its memory ready. Only with a reservation: the thread needs address space of its own.
         """
-        begin, more = max(self._there, self._used), min((scale or size) // 8, _AHEAD)
+        begin, more = max(self._touched, self._used), min((scale or size) // 8, _AHEAD)
         self._used = size
         if more < _HUGE or not self._reserved:
             return
         stop = min(size + more, self.size) // _HUGE * _HUGE
-        if stop - begin >= _HUGE and (self._coming is None or self._coming.done()):
-            self._coming = in_background(self.words, begin, stop)
-            self._there = stop
+        if stop - begin >= _HUGE and (self._touching is None or self._touching.done()):
+            self._touching = touch_in_background(self.words, begin, stop)
+            self._touched = stop
 
     def give_back(self, size: int) -> None:
         """Return the memory behind the first `size` bytes to the system; it reads as zeros from now on."""
-        self._there, self._used = min(self._there, size), size
+        self._touched, self._used = min(self._touched, size), size
         start = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         if start < self.size:
             self._block.madvise(mmap.MADV_DONTNEED, start, self.size - start)
@@ -145,9 +142,7 @@ class Arena:
         self._block, self.words = block, np.frombuffer(block, np.int64)
 
 
-Keys = NDArray[np.int64]
-
-_MOST = (1 << 32) - 2  # rows: an entry of the index has 32 bits for slot + 1
+_MAX_ROWS = (1 << 32) - 2  # rows: an entry of the index has 32 bits for slot + 1
 _WORD = 8
 _NO_IMAGES = np.empty(0, np.int64), np.empty(0, np.uint32), np.zeros(4, np.int64)
 
@@ -186,8 +181,8 @@ class Storage:
         return int(self.rows.numbers[COUNT])
 
     def insert(self, keys: Keys, fresh: Fresh) -> Keys:
-        """The slots of `keys`, (n,); a key without a row gets one. Raises FullError; rows made before that
-        stay.
+        """The slots of `keys`, (n,); a key without a row gets one. Raises FullError; rows inserted before
+        that stay.
         """
         self._make_room(len(self) + len(keys))
         slots = np.empty(len(keys), np.int64)
@@ -201,10 +196,10 @@ class Storage:
         return slots
 
     def expect(self, rows: int) -> None:
-        """So many rows in all are about to be there: gets memory for them in the background and, if there
-        are none yet, lays out the index so that nothing needs to be split meanwhile.
+        """Prepare for `rows` rows in all: get memory in the background and, if the table is empty, lay out
+        the index so that no segment needs to be split meanwhile.
         """
-        rows = min(rows, _MOST)
+        rows = min(rows, _MAX_ROWS)
         if not len(self):
             self.index = laid_out(self.index, rows)
             self._entries.grow(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
@@ -212,12 +207,12 @@ class Storage:
         self._make_room(rows)
 
     def begin_cut(self, images: NDArray[np.int64], image_of: NDArray[np.uint32]) -> None:
-        """From now on rows keep their images before they change."""
+        """From now on rows are copied to an image before they change."""
         cut = np.array([1, len(self), 0, 0], np.int64)
         self._view_rows(self.rows.numbers, images, image_of, cut)
 
     def end_cut(self) -> None:
-        """No images any more; those that there are go when nobody reads them."""
+        """Stop keeping images; existing ones are freed once unused."""
         self._view_rows(self.rows.numbers, *_NO_IMAGES)
 
     def give_back(self) -> None:
@@ -243,8 +238,10 @@ class Storage:
         )
 
     def _make_room(self, rows: int) -> None:
-        if rows > _MOST:
-            raise FullError(f"{rows} rows; one server keeps at most {_MOST} of a table; start more servers")
+        if rows > _MAX_ROWS:
+            raise FullError(
+                f"{rows} rows are too many for one server (at most {_MAX_ROWS} a table); start more servers"
+            )
         size = rows * self.stride * _WORD
         if size > self._records.size or rows > self._flags.size:
             self._records.grow(size)
@@ -256,7 +253,7 @@ class Storage:
     def _double_directory(self) -> None:
         depth = int(self.index.numbers[DEPTH])
         if depth == DEEPEST:
-            raise FullError(f"{len(self)} rows are as many as one server can find; start more servers")
+            raise FullError(f"the index of a table is full at {len(self)} rows; start more servers")
         self.index = self.index._replace(directory=np.repeat(self.index.directory, 2))
         self.index.numbers[DEPTH] = depth + 1
 
@@ -304,8 +301,8 @@ class DenseCut:
 class Cut:
     """Copy-on-write view of a sparse table as of the moment when `SparseTable.cut` was called.
 
-    `rows` slots are to be walked from 0 up; `step` is the table's then. `read` may run in another thread
-    than the table's. `close` belongs into the table's thread; leaving a `with` block closes too.
+    `rows` slots must be read upwards from 0; `step` is the table's at that moment. `read` may run in another
+    thread than the table's, `close` must run in the table's thread; leaving a `with` block closes too.
     """
 
     def __init__(
@@ -319,23 +316,24 @@ class Cut:
         self.expect(0)
 
     def expect(self, changes: int) -> None:
-        """Up to so many rows are about to change: see to memory for their images. In the table's thread."""
+        """Get memory for the images of so many rows that are about to change. In the table's thread."""
         record = 8 * self._storage.stride
         taken = min(int(self._storage.rows.cut[TAKEN]) + changes, self.rows)
         self._images.expect(taken * record, self.rows * record)
 
     def read(self, start: int, stop: int) -> SparseRows:
-        """Slots [start, stop) as of the cut; of a cut of changed rows only those, so perhaps fewer rows.
+        """Slots [start, stop) as of the cut; a cut of changed rows returns only those, so perhaps fewer.
 
         Must go upwards: rows that were read are no longer kept. Raises TableError for a step back, a range
-        outside of the cut, and after `close`.
+        outside the cut, and after `close`.
         """
         rows = self._storage.rows
         if not self._open:
-            raise TableError("this cut was closed and cannot be read any more")
+            raise TableError("this cut is closed and cannot be read any more")
         if not int(rows.cut[READ]) <= start <= stop <= self.rows:
             raise TableError(
-                f"slots {start} to {stop} of a cut of {self.rows}, of which {int(rows.cut[READ])} were read"
+                f"slots {start} to {stop} cannot be read: the cut has {self.rows}, of which "
+                f"{int(rows.cut[READ])} were read"
             )
         dim, statistics = self._storage.dim, self._storage.statistics
         keys, values = np.empty(stop - start, np.int64), np.empty((stop - start, dim), np.float32)
@@ -351,8 +349,8 @@ class Cut:
         )
 
     def close(self, *, saved: bool = True) -> None:
-        """End the cut and free its images. With `saved`, and if every row was read, a cut with `mark`
-        makes all rows count as unchanged that have not changed since. Closing twice is allowed.
+        """End the cut and free its images. With `saved`, and if every row was read, a cut with `mark` marks
+        all rows as unchanged that have not changed since. Closing twice is allowed.
         """
         if self._open:
             self._open = False

@@ -1,10 +1,8 @@
-"""Warming up: kernels called on a handful of rows, before anybody waits for an answer. Knows which calls lead
-to which kernels.
+"""Warm-up: calls kernels on a few rows, so that they are compiled before a request needs them.
 
-What is not on this machine yet is compiled: in a process for each kernel that none other is at (see
-`kernels.compiled`). So the order here is how a job's processes share the work of its first start: a server
-begins with new rows, a trainer with batches and then with what its own tables need. Kernels that few jobs
-call are left to their first call.
+A kernel that is not cached on this machine is compiled, by one process while others go on to the next (see
+`kernels.compiled`). So the order here distributes the work of a first start: a server begins with new rows, a
+trainer with batches and then its own tables. Kernels that few jobs need are left to their first call.
 """
 
 from __future__ import annotations
@@ -34,23 +32,23 @@ _ROWS = torch.ones(3, 1)
 
 
 def warm_up_server() -> None:
-    """The kernels that every server needs, whatever its tables are: it does not know them yet."""
+    """The kernels that every server needs: its tables are not known yet."""
     use_rows()
     use_batches()
 
 
 def warm_up_trainer(specs: Iterable[TableSpec], *, geo: bool) -> None:
-    """The kernels that a trainer needs, and those by which the servers train its tables: they will find
-    them here if they are on this machine. `geo`: what it does with rows of its own, too.
+    """The kernels that a trainer needs, and those with which servers on this machine will train its tables.
+    `geo`: also those for its own rows.
     """
     use_batches()
-    use_tables(specs, _KEYS[:0])  # new rows are the servers' part
+    use_tables(specs, _KEYS[:0])  # servers warm up new rows
     if geo:
         use_saves()
 
 
 def use_batches() -> None:
-    """What a trainer does with a batch."""
+    """The kernels of a trainer's batch."""
     unique(_KEYS)
     merge_rows([(_KEYS, _ROWS)])
     split_by_server(_KEYS, 2)
@@ -58,7 +56,7 @@ def use_batches() -> None:
 
 
 def use_rows() -> None:
-    """What a server does with rows, whoever gets one and whatever trains them."""
+    """A server's kernels of rows, independent of entry filter and rule."""
     table = _table(Fixed())
     table.assign(_KEYS, _ROWS)
     table.pull(_KEYS + 1)
@@ -66,7 +64,7 @@ def use_rows() -> None:
 
 
 def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
-    """A push and a pull of each kind of table; those that a server will refuse are left out."""
+    """A push and a pull of each kind of table, except those that a server will refuse."""
     for spec in dict.fromkeys(map(_small, specs)):
         with suppress(TableError):
             table, sparse = make_table(spec), spec.kind is TableKind.SPARSE
@@ -84,7 +82,7 @@ def use_every_table() -> None:
 
 
 def use_saves() -> None:
-    """What a save and its loading do, and a trainer's rows in geo training."""
+    """The kernels of saving and loading, and of a trainer's rows in geo training."""
     table = _table(SGD())
     table.assign(_KEYS, _ROWS)
     with table.cut(mark=True) as cut:
@@ -92,7 +90,7 @@ def use_saves() -> None:
 
 
 def use_rest() -> None:
-    """What comes once a day, and in evaluation."""
+    """The kernels of shrink and of evaluation."""
     table = _table(SGD(), EntryKind.SHOW_CLICK)
     table.pull(_KEYS)
     table.shrink(ShrinkPolicy())
@@ -103,7 +101,7 @@ EVERYTHING: tuple[Callable[[], None], ...] = use_rows, use_batches, use_saves, u
 
 
 def _small(spec: TableSpec) -> TableSpec:
-    """One of the same kernels, however many tables there are."""
+    """A spec of size 1 that needs the same kernels."""
     rows = RowOptions(entry=Entry(spec.rows.entry.kind, 1.0), statistics=spec.rows.statistics)
     return TableSpec(kind=spec.kind, name="warm", size=1, rule=spec.rule, rows=rows)
 

@@ -1,9 +1,8 @@
-"""Served embeddings: modules whose rows live on the servers. Knows their forward and backward; transport
-belongs to the `Rows` that it is given.
+"""Forward and backward of embeddings whose rows are on servers.
 
-The module stays what it was (class, name, options); only its `forward` is replaced while training: the unique
-ids of a batch are pulled as one small leaf tensor, looked up by position, and the gradient of that leaf is
-already summed by id.
+The module keeps its class, name and options; only its `forward` is replaced while training: the unique ids of
+a batch are pulled as one small leaf tensor and looked up by position, and the gradient of that leaf is
+already summed by id. Transport belongs to a `RowSource`.
 """
 
 from __future__ import annotations
@@ -50,26 +49,26 @@ def gathered(place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return functional.embedding(place.to(rows.device), rows)
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """Where rows come from, and where their gradients go."""
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
-        """The different keys of a batch, and their rows, (u, dim) float32."""
+        """The distinct keys of a batch, and their rows, (u, dim) float32."""
 
     def pull_all(self) -> torch.Tensor | None:
-        """Every row of the module, (num_embeddings, dim) float32; None when it has no end."""
+        """Every row of the module, (num_embeddings, dim) float32; None when it is unbounded."""
 
     def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
         """Keep the gradient of these rows for the next step."""
 
     def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
-        """Keep shows and clicks, (keys, 2), of those of these rows that will have a gradient."""
+        """Keep shows and clicks, (keys, 2), of the rows that will have a gradient."""
 
 
 class ServedEmbedding:
     """One embedding module that is served: from construction until `end`."""
 
-    def __init__(self, name: str, module: EmbeddingModule, rows: Rows, *, statistics: bool) -> None:
+    def __init__(self, name: str, module: EmbeddingModule, rows: RowSource, *, statistics: bool) -> None:
         self._name = name
         self._module = module
         self._rows = rows
@@ -81,7 +80,7 @@ class ServedEmbedding:
         )  # the servers have it now
         module.forward = self._forward()  # type: ignore[method-assign]  # on the instance, while it is served
         self._hook: torch.utils.hooks.RemovableHandle = module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
-            # A function of its own: torch sets an attribute on it, which a method does not take.
+            # Not a bound method: torch sets an attribute on the function.
             lambda module, state, prefix, metadata: _add_weight(state, f"{prefix}weight", rows)
         )
 
@@ -89,7 +88,7 @@ class ServedEmbedding:
         """Make it an ordinary module again, with these values."""
         if weight is not None:
             self._module.weight.data = weight.to(self._device)
-        del self._module.forward  # the class's own is back
+        del self._module.forward  # restores that of the class
         self._hook.remove()
 
     def __deepcopy__(self, memo: object) -> ServedEmbedding:
@@ -104,7 +103,7 @@ class ServedEmbedding:
         return self._embedding if isinstance(self._module, torch.nn.Embedding) else self._bag
 
     def _sparse(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
-        """`clicks`: a number for each example, (ids.shape[0],): whether what was shown was clicked."""
+        """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
         lookup, rows, _ = self._look_up(ids, clicks)
         return gathered(lookup.place, rows)
 
@@ -138,16 +137,16 @@ class ServedEmbedding:
     def _look_up(
         self, ids: torch.Tensor, clicks: torch.Tensor | None = None
     ) -> tuple[Lookup, torch.Tensor, int | None]:
-        """The keys, their rows, and which of them is padding."""
+        """The keys, their rows, and the position of the padding key."""
         if ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"embedding {self._name!r} wants ids in int64 or int32, not {ids.dtype}")
+            raise TypeError(f"embedding {self._name!r} needs ids in int64 or int32, not {ids.dtype}")
         training = self._module.training and torch.is_grad_enabled()
         lookup, rows = self._rows.look_up(ids, insert=training)
         padding = _place_of(self._module.padding_idx, lookup.keys)
         if self._bound is not None:
             self._check_range(lookup.keys, self._bound)
         elif padding is not None:
-            rows.data[padding] = 0.0  # nobody assigned that row zeros
+            rows.data[padding] = 0.0  # nothing else sets that row to zeros
         rows = rows.to(self._device)
         if training and self._module.weight.requires_grad:
             rows.requires_grad_()
@@ -161,7 +160,7 @@ class ServedEmbedding:
         if leaf.grad is None:
             return
         grad, leaf.grad = leaf.grad.detach().cpu(), None  # a second backward adds only its own share
-        if padding is not None:  # torch leaves the padding row out of the gradient altogether
+        if padding is not None:  # torch excludes the padding row from the gradient
             keys, grad = _without(keys, padding), _without(grad, padding)
         self._rows.add_gradient(keys, grad)
 
@@ -196,7 +195,7 @@ def _without(tensor: torch.Tensor, place: int) -> torch.Tensor:
     return torch.cat([tensor[:place], tensor[place + 1 :]])
 
 
-def _add_weight(state: dict[str, torch.Tensor], name: str, rows: Rows) -> None:
+def _add_weight(state: dict[str, torch.Tensor], name: str, rows: RowSource) -> None:
     weight = rows.pull_all()
     if weight is not None:
         state[name] = weight

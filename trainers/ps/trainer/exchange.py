@@ -1,8 +1,7 @@
 """When a trainer's gradients leave and new values come: step by step with the others (sync) or on its own
 (async); and the dense parameters of both, as blocks on servers.
 
-Knows the order of messages, and how gradients of several steps become one push. Sparse tables belong to
-`remote`.
+Also how gradients of several steps become one push. Sparse tables belong to `remote`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from trainers.ps.trainer.remote import (
     RowRequest,
     SentRequests,
     add_row_requests,
-    ask_servers,
     push_requests,
+    send_row_requests,
 )
 from trainers.ps.wire import Field, Kind, Message, Part
 
-_LONGEST_RUN = 1 << 25
+_MAX_RUN = 1 << 25
 """Elements of one part: 128 MB."""
 
 
@@ -65,7 +64,7 @@ class DenseParameters:
         self.trained_wants = [
             _wants([piece for piece in pieces if piece.dense.group is not None]) for pieces in self._pieces
         ]
-        """For each server the parts that ask for every trained value."""
+        """For each server the parts that request every trained value."""
 
     def rule(self, name: str) -> AnyRule:
         """The update rule of this parameter."""
@@ -85,7 +84,7 @@ class DenseParameters:
             ]
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """By name, flat and float32; a parameter without a gradient is left alone, as torch.optim does."""
+        """By name, flat and float32; a parameter without a gradient is skipped, as by torch.optim."""
         return {
             dense.name: _flat(dense.parameter.grad)
             for dense in self._parameters
@@ -103,7 +102,7 @@ class DenseParameters:
     def add_push(
         self, push: Sequence[list[Part]], flats: dict[str, torch.Tensor], lr: float | None = None
     ) -> None:
-        """Append gradients (or, with a learning rate for all, other values) to each server's push."""
+        """Append gradients to each server's push; `lr`: instead of the parameters' own."""
         for parts, pieces in zip(push, self._pieces, strict=True):
             with_gradient = [piece for piece in pieces if piece.dense.name in flats]
             for rate, run in _runs(with_gradient, lr):
@@ -112,7 +111,7 @@ class DenseParameters:
                 parts.append(Part(run[0].block.table, Field.VALUES, joined, rate))
 
     def pulls(self, step: int, *, trained_only: bool) -> list[Request]:
-        """Ask for the values as of `step`."""
+        """Requests for the values as of `step`."""
         wants = self.trained_wants if trained_only else self._all
         return [
             Request(server=server, kind=Kind.PULL, number=step, parts=parts)
@@ -154,7 +153,7 @@ def _has_gradient(dense: DenseParameter) -> bool:
     grad = dense.parameter.grad
     if grad is not None and grad.is_sparse:
         raise NotSupportedError(
-            f"parameter {dense.name!r} has a sparse gradient and is no nn.Embedding(sparse=True); "
+            f"parameter {dense.name!r} has a sparse gradient and is not an nn.Embedding(sparse=True); "
             "only embedding modules are served by rows"
         )
     return grad is not None
@@ -167,7 +166,7 @@ def _runs(pieces: Sequence[_Piece], lr: float | None) -> Iterator[tuple[float, l
     for piece in pieces:
         own = lr if lr is not None else float(piece.dense.group["lr"]) if piece.dense.group else 0.0
         follows = run and piece.block.table == run[-1].block.table + 1 and own == rate
-        if run and not (follows and total + piece.size <= _LONGEST_RUN):
+        if run and not (follows and total + piece.size <= _MAX_RUN):
             yield rate, run
             run, total = [], 0
         run.append(piece)
@@ -189,8 +188,8 @@ def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
 
 
 class GradientMerger:
-    """Plain SGD gets the sum, which is what the steps one by one would have been; every other rule the mean
-    over the steps, as in Paddle's AsyncCommunicator.
+    """Merges the gradients of several steps into one push. Plain SGD gets their sum, which equals the single
+    steps; every other rule gets their mean, as in Paddle's AsyncCommunicator.
     """
 
     def __init__(self, tables: Sequence[RemoteTable]) -> None:
@@ -200,7 +199,7 @@ class GradientMerger:
         self.steps = 0
 
     def add(self, dense: dict[str, torch.Tensor]) -> None:
-        """The gradients of one step: these dense ones, and those that the tables have kept."""
+        """Add the gradients of one step: these dense ones, and those that the tables have collected."""
         self._dense.append(dense)
         for number, table in enumerate(self._tables):
             merged = table.take_gradients()
@@ -209,7 +208,7 @@ class GradientMerger:
         self.steps += 1
 
     def add_push(self, parameters: DenseParameters, push: Sequence[list[Part]]) -> None:
-        """Append what has been added to each server's push, and begin anew."""
+        """Append the merged gradients to each server's push, and reset."""
         dense, sparse, steps = self._dense, self._sparse, self.steps
         self._dense, self._sparse, self.steps = [], {}, 0
         parameters.add_push(push, dense[0] if steps == 1 else _merged_dense(dense, parameters))
@@ -249,8 +248,8 @@ Batches = Mapping[RemoteTable, Sequence[torch.Tensor]]
 
 
 class Exchange(Protocol):
-    """`step` counts this trainer's steps. `ahead`: how many batches before its turn a batch shall be
-    prefetched.
+    """When gradients are sent and values fetched. `step` counts this trainer's steps. `ahead`: how many
+    batches in advance a batch should be prefetched.
     """
 
     @property
@@ -263,21 +262,21 @@ class Exchange(Protocol):
         """Begin at this step."""
 
     def push(self) -> None:
-        """Send the gradients of one step, and see to the values of the next."""
+        """Send the gradients of one step, and fetch the values of the next."""
 
     def prefetch(self, batches: Batches) -> None:
-        """Prepare the rows of a batch that comes soon."""
+        """Prepare the rows of an upcoming batch."""
 
     def refresh(self) -> None:
-        """Bring the current dense values into the model, with all of this trainer's pushes in them."""
+        """Load the current dense values into the model, with all of this trainer's pushes in them."""
 
     def flush(self) -> None:
-        """Wait until every push has been applied, or, in step with others, is there."""
+        """Wait until every push has been applied, or, in sync training, has arrived."""
 
 
 class SyncExchange:
-    """One message to each server and back for a step: gradients there, the values of the next step back, and
-    the rows of the next batch where that is known.
+    """One message to each server for a step, with the gradients; its answer has the values of the next step,
+    and the rows of the next batch if that was prefetched.
     """
 
     def __init__(
@@ -304,16 +303,18 @@ class SyncExchange:
                 table.add_push(push, merged)
         for parts, wants in zip(push, self._dense.trained_wants, strict=True):
             parts += wants
-        questions = for_training(self._tables)
-        add_row_requests(push, questions)
+        row_requests = unsent_training(self._tables)
+        add_row_requests(push, row_requests)
         requests = push_requests(push, self.step)
         self.start(self.step + 1)
-        self._dense.take(SentRequests(self._client, requests, questions, self.step).wait())
+        self._dense.take(SentRequests(self._client, requests, row_requests, self.step).wait())
 
     def prefetch(self, batches: Batches) -> None:
-        """In training the rows come with the answer to the next push; otherwise by themselves."""
-        asked = [table.expect(ids) for table, ids in batches.items()]
-        ask_servers(self._client, self._servers, [each for each in asked if not each.insert], self.step)
+        """In training the next push requests the rows; in evaluation they are requested here."""
+        prepared = [table.prepare(ids) for table, ids in batches.items()]
+        send_row_requests(
+            self._client, self._servers, [each for each in prepared if not each.insert], self.step
+        )
 
     def refresh(self) -> None:
         pulls = self._dense.pulls(self.step, trained_only=True)
@@ -324,11 +325,11 @@ class SyncExchange:
 
 
 class AsyncExchange:
-    """Pushes go out and are waited for later; dense values are taken when they come. See AsyncConfigs.
+    """Pushes are sent and awaited later; dense values are loaded when they arrive. See AsyncConfigs.
 
-    A push of step i carries the questions of batch i + 2, which is prefetched before step i: by then that of
-    batch i + 1 is underway. Rows are so as old as if they were asked for right after the push. With
-    `max_staleness` they are asked for by themselves: a push must not wait for other trainers.
+    The push of step i carries the row requests of batch i + 2, which is prefetched before step i, when those
+    of batch i + 1 are already in flight. So rows are as recent as if they were requested right after the
+    push. With `max_staleness` they are requested by themselves: a push must not wait for other trainers.
     """
 
     def __init__(
@@ -361,26 +362,28 @@ class AsyncExchange:
         self._merging.add(self._dense.gradients())
         self.start(self.step + 1)
         if self._merging.steps >= self._configs.max_merge_var_num:
-            self._send(for_training(self._tables) if self._carries else [])
+            self._send(unsent_training(self._tables) if self._carries else [])
         if not self._configs.overlap:
             self.flush()
             return
-        self._client.look()
+        self._client.poll()
         while self._pushes and (
             not self._pushes[0].open or len(self._pushes) > self._configs.send_queue_size
         ):
-            self._oldest()
+            self._await_oldest()
         if self._configs.independent_recv_thread:
             self._receive()
 
     def prefetch(self, batches: Batches) -> None:
-        """What no push has taken along by the time that the next batch is prepared is asked for by itself."""
-        now = unasked(self._tables)
-        coming = [table.expect(ids) for table, ids in batches.items()]
+        """Row requests that no push has carried by the time the next batch is prepared are sent by
+        themselves.
+        """
+        now = unsent(self._tables)
+        prepared = [table.prepare(ids) for table, ids in batches.items()]
         if not self._carries:
-            now = coming
+            now = prepared
         if self._configs.overlap:
-            ask_servers(self._client, self._servers, now, self.step)
+            send_row_requests(self._client, self._servers, now, self.step)
 
     def refresh(self) -> None:
         self.flush()
@@ -391,9 +394,9 @@ class AsyncExchange:
         if self._merging.steps:
             self._send([])
         while self._pushes:
-            self._oldest()
+            self._await_oldest()
 
-    def _send(self, questions: Sequence[RowRequest]) -> None:
+    def _send(self, row_requests: Sequence[RowRequest]) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
         self._merging.add_push(self._dense, push)
         self._sent += 1
@@ -404,12 +407,11 @@ class AsyncExchange:
         if with_values:
             for parts, wants in zip(push, self._dense.trained_wants, strict=True):
                 parts += wants
-        add_row_requests(push, questions)
-        self._pushes.append(
-            SentRequests(self._client, push_requests(push, self.step - 1), questions, self.step)
-        )
+        add_row_requests(push, row_requests)
+        requests = push_requests(push, self.step - 1)
+        self._pushes.append(SentRequests(self._client, requests, row_requests, self.step))
 
-    def _oldest(self) -> None:
+    def _await_oldest(self) -> None:
         self._dense.take(self._pushes.popleft().wait())
 
     def _receive(self) -> None:
@@ -421,11 +423,11 @@ class AsyncExchange:
         self._receiving = SentRequests(self._client, pulls, [], self.step)
 
 
-def unasked(tables: Sequence[RemoteTable]) -> list[RowRequest]:
-    """What has been prepared and not been asked for yet."""
-    return [question for table in tables for question in table.unasked()]
+def unsent(tables: Sequence[RemoteTable]) -> list[RowRequest]:
+    """Row requests of prepared batches that have not been sent."""
+    return [request for table in tables for request in table.unsent()]
 
 
-def for_training(tables: Sequence[RemoteTable]) -> list[RowRequest]:
-    """Of that what a push may ask for: it makes rows."""
-    return [question for question in unasked(tables) if question.insert]
+def unsent_training(tables: Sequence[RemoteTable]) -> list[RowRequest]:
+    """Those that a push may carry: it inserts rows."""
+    return [request for request in unsent(tables) if request.insert]

@@ -1,8 +1,8 @@
-"""How one model becomes tables on servers: model, optimizer and settings in, numbered tables and their update
-rules out. Pure; every trainer of a job computes the same.
+"""How one model becomes tables on servers: from model, optimizer and settings to numbered tables and their
+update rules. Pure; every trainer of a job computes the same.
 
-Each server numbers its own tables: the sparse ones first, which are on all servers under the same number,
-then its dense blocks one after the other, so that one part of a message can run over several of them.
+Each server numbers its own tables: first the sparse ones, which have the same number on all servers, then its
+dense blocks in sequence, so that one part of a message can cover several of them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ _UNSUPPORTED = ("maximize", "amsgrad", "differentiable", "decoupled_weight_decay
 def rule_for(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, sparse: bool, name: str
 ) -> AnyRule:
-    """The rule of one parameter. On sparse tables Adam means torch.optim.SparseAdam (lazy): torch's Adam
-    has no meaning for sparse gradients. Raises NotSupportedError naming the optimizer or the option.
+    """The rule of one parameter. On sparse tables Adam means torch.optim.SparseAdam (lazy): torch's Adam is
+    not defined for sparse gradients. Raises NotSupportedError naming the optimizer or the option.
     """
     check_supported(optimizer)
     kind = type(optimizer)
     for option in _UNSUPPORTED:
         if group.get(option):
             raise NotSupportedError(
-                f"{kind.__name__}({option}=True) cannot run on parameter servers in this version; "
-                f"leave {option} out"
+                f"{kind.__name__}({option}=True) is not supported on parameter servers; remove {option}"
             )
     if kind is torch.optim.SGD:
         return _sgd(group, sparse, name)
@@ -67,25 +66,25 @@ def rule_for(
     if kind is torch.optim.SparseAdam:
         if not sparse:
             raise NotSupportedError(
-                f"SparseAdam on {name!r}, which is dense; give dense parameters to torch.optim.Adam "
-                "(which updates the rows of nn.Embedding(sparse=True) as SparseAdam does)"
+                f"SparseAdam cannot train {name!r}, which is dense; use torch.optim.Adam for dense "
+                "parameters (which updates the rows of nn.Embedding(sparse=True) as SparseAdam does)"
             )
         return SparseAdam(*_betas(group), eps=float(group["eps"]))
     raise AssertionError(f"{kind.__name__} was checked, and has no rule")
 
 
 def check_supported(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that has no rule. A subclass has none: it may compute anything."""
+    """Raises NotSupportedError for an optimizer without a rule. Subclasses have none."""
     kind = type(optimizer)
     if kind not in _KINDS:
         raise NotSupportedError(
-            f"{kind.__module__}.{kind.__name__} cannot run on parameter servers; "
+            f"{kind.__module__}.{kind.__name__} is not supported on parameter servers; "
             "use torch.optim.SGD, Adagrad, Adam or SparseAdam"
         )
 
 
 def options_snapshot(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The options that servers keep from the start, for each group, to notice a later change."""
+    """The options of each group that servers keep from the start, to detect a later change."""
     return [
         {key: value for key, value in group.items() if key not in _IRRELEVANT}
         for group in optimizer.param_groups
@@ -150,8 +149,8 @@ class DenseParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SparseParameter:
-    """One table, whose rows are spread over all servers by key. `rule` is the update rule of training, which
-    in geo training is not the servers' but the trainer's. `own_lr` overrides the group's.
+    """One table, whose rows are distributed over all servers by key. `rule` is the update rule of training,
+    which in geo training is the trainer's, not the servers'. `own_lr` overrides the group's.
     """
 
     name: str
@@ -168,7 +167,7 @@ class SparseParameter:
 
     @property
     def lr(self) -> float:
-        """The learning rate of now: schedulers change it."""
+        """The current learning rate: schedulers change it."""
         if self.own_lr is not None:
             return self.own_lr
         return float(self.group["lr"]) if self.group is not None else 0.0
@@ -197,7 +196,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutOptions:
-    """What the strategy says about the layout. `geo`: trainers train, servers add up what they send.
+    """What the strategy says about the layout. `geo`: trainers train, and servers add up the changes.
     `dense`: whether servers hold dense parameters at all.
     """
 
@@ -208,30 +207,30 @@ class LayoutOptions:
 
 
 def plan_layout(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int, wishes: LayoutOptions
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int, options: LayoutOptions
 ) -> Layout:
     """Raises UsageError or NotSupportedError for what cannot be served, naming the parameter."""
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     named = dict(model.named_parameters())
-    strangers = groups.keys() - {id(parameter) for parameter in named.values()}
-    if strangers:
+    foreign = groups.keys() - {id(parameter) for parameter in named.values()}
+    if foreign:
         raise UsageError(
-            f"the optimizer has {len(strangers)} parameters that are not in the model given to "
-            "fleet.distributed_model(); make it from that model's parameters()"
+            f"the optimizer has {len(foreign)} parameters that are not in the model given to "
+            "fleet.distributed_model(); construct it from that model's parameters()"
         )
     embeddings = {id(module.weight): module for _, module in find_embeddings(model)}
     sparse_names = [name for name, parameter in named.items() if id(parameter) in embeddings]
-    _check_names(wishes.tables, sparse_names)
+    _check_names(options.tables, sparse_names)
     sparse = [
         _plan_sparse(
-            number, name, embeddings[id(named[name])], groups.get(id(named[name])), optimizer, wishes
+            number, name, embeddings[id(named[name])], groups.get(id(named[name])), optimizer, options
         )
         for number, name in enumerate(sparse_names)
     ]
     dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
     dense = []
-    if wishes.dense:
-        dense = _plan_dense({name: named[name] for name in dense_names}, groups, optimizer, servers, wishes)
+    if options.dense:
+        dense = _plan_dense({name: named[name] for name in dense_names}, groups, optimizer, servers, options)
     first = len(sparse)
     return Layout(tuple(_numbered(dense, servers, first)), tuple(sparse), servers)
 
@@ -248,7 +247,7 @@ def _check_names(tables: Mapping[str, TableConfigs], names: list[str]) -> None:
     for name in tables:
         if name not in names:
             raise UsageError(
-                f"strategy.sparse_table_configs names {name!r}, which is no sparse embedding of the "
+                f"strategy.sparse_table_configs has the key {name!r}, which is not a sparse embedding of the "
                 f"model{nearest(name, names)}"
             )
 
@@ -259,23 +258,25 @@ def _plan_sparse(
     module: EmbeddingModule,
     group: Mapping[str, Any] | None,
     optimizer: torch.optim.Optimizer,
-    wishes: LayoutOptions,
+    options: LayoutOptions,
 ) -> SparseParameter:
     if module.embedding_dim > MAX_DIM:
         raise NotSupportedError(f"embedding {name!r} has rows of {module.embedding_dim}; at most {MAX_DIM}")
-    own = wishes.tables.get(name, TableConfigs())
+    own = options.tables.get(name, TableConfigs())
     rule = own.rule or _rule(optimizer, group, sparse=True, name=name)
     if own.rule is not None and own.lr is None and group is None:
-        raise UsageError(f"sparse_table_configs[{name!r}] has a rule and no lr, and the optimizer has none")
+        raise UsageError(
+            f"sparse_table_configs[{name!r}] has a rule but no lr, and the optimizer has none for it"
+        )
     trained = not isinstance(rule, Fixed)
     rows = _rows(module, own)
-    if wishes.geo and rows.statistics:
-        raise NotSupportedError(f"statistics of {name!r} with geo training: trainers see too little of them")
+    if options.geo and rows.statistics:
+        raise NotSupportedError(f"statistics of {name!r} are not supported with geo training")
     spec = TableSpec(
         kind=TableKind.SPARSE,
         name=name,
         size=module.embedding_dim,
-        rule=SGD() if wishes.geo and trained else rule,  # deltas are added: SGD with a learning rate of -1
+        rule=SGD() if options.geo and trained else rule,  # deltas are added: SGD with a learning rate of -1
         rows=rows,
     )
     return SparseParameter(
@@ -300,19 +301,19 @@ def _plan_dense(
     groups: Mapping[int, Mapping[str, Any]],
     optimizer: torch.optim.Optimizer,
     servers: int,
-    wishes: LayoutOptions,
+    options: LayoutOptions,
 ) -> list[DenseParameter]:
-    cuts = {name: _cut(name, parameter, servers, wishes.configs) for name, parameter in named.items()}
+    cuts = {name: _cut(name, parameter, servers, options.configs) for name, parameter in named.items()}
     names = [f"{name}[{start}:{stop}]" for name, pieces in cuts.items() for start, stop in pieces]
-    homes = iter(zip(names, place_blocks(names, servers, wishes.configs.split_method), strict=True))
+    places = iter(zip(names, place_blocks(names, servers, options.configs.split_method), strict=True))
     planned = []
     for name, parameter in named.items():
         group = groups.get(id(parameter))
         rule = _rule(optimizer, group, sparse=False, name=name)
-        served = SGD() if wishes.geo and not isinstance(rule, Fixed) else rule
+        served = SGD() if options.geo and not isinstance(rule, Fixed) else rule
         blocks = []
         for start, stop in cuts[name]:
-            block_name, server = next(homes)
+            block_name, server = next(places)
             spec = TableSpec(kind=TableKind.DENSE, name=block_name, size=stop - start, rule=served)
             blocks.append(Block(table=-1, server=server, start=start, stop=stop, spec=spec))
         planned.append(
@@ -322,7 +323,7 @@ def _plan_dense(
 
 
 def _numbered(dense: list[DenseParameter], servers: int, first: int) -> list[DenseParameter]:
-    """The same parameters; the blocks of each server numbered one after the other."""
+    """The same parameters, with the blocks of each server numbered in sequence."""
     following = [first] * servers
     numbered = []
     for parameter in dense:

@@ -1,8 +1,8 @@
 """Training in the trainer's own process: rows and dense values between two exchanges of geo training, and
 dense parameters that no server holds, by all-reduce.
 
-What a trainer sends in geo training is divided by the number of trainers, as in Paddle's GeoCommunicator:
-servers add up, so values move by the average of what trainers did with them.
+In geo training the changes that a trainer sends are divided by the number of trainers, as in Paddle's
+GeoCommunicator: servers add them up, so values move by the average change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainers.ps.kernels.rows import pull, revise
 from trainers.ps.tables.rules import AnyRule, Fixed
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
-from trainers.ps.trainer.embedding import Rows
+from trainers.ps.trainer.embedding import RowSource
 from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange
 from trainers.ps.trainer.remote import (
     Lookup,
@@ -28,15 +28,15 @@ from trainers.ps.trainer.remote import (
     RowRequest,
     SentRequests,
     add_row_requests,
-    ask_servers,
     push_requests,
+    send_row_requests,
 )
 from trainers.ps.wire import Part
 from trainers.roles.identity import Identity
 
 
 class _CacheTable(SparseTable):
-    """A table that tells what it lacks, and takes new values without forgetting its optimizer state."""
+    """A table that reports missing keys, and accepts new values without resetting its optimizer state."""
 
     def known(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(n, dim) values, and the positions of the keys that have none, (m,) int64."""
@@ -47,7 +47,7 @@ class _CacheTable(SparseTable):
         return torch.from_numpy(out), torch.from_numpy(missing[:count])
 
     def revise(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """New values of rows that are here."""
+        """New values of rows in the cache."""
         slots = self._storage.insert(self._array(keys), self._fresh)
         revise(self._storage.rows, slots, values.contiguous().numpy())
 
@@ -59,7 +59,9 @@ class _CacheTable(SparseTable):
 
 
 class Cache:
-    """The rows of one table in one trainer. `rule` and `rows` are those of training."""
+    """The rows of one table that a trainer keeps and trains itself, and their values at the last exchange.
+    `rule` and `rows` are those of training.
+    """
 
     def __init__(self, name: str, dim: int, rule: AnyRule, rows: RowOptions) -> None:
         bounds = RowOptions(low=rows.low, high=rows.high)
@@ -70,7 +72,7 @@ class Cache:
         self._touched = _CacheTable(self._touched_spec)
 
     def known(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(n, dim) values, and the positions of the keys that are not here."""
+        """(n, dim) values, and the positions of the keys that are not cached."""
         return self._table.known(keys)
 
     def add(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -78,7 +80,9 @@ class Cache:
         self._table.assign(keys, values)
 
     def train(self, keys: torch.Tensor, grad: torch.Tensor, lr: float) -> None:
-        """One update; rows that change for the first time since the last exchange are noted before it."""
+        """One update; the former values of rows that change for the first time since the last exchange are
+        kept.
+        """
         _, first = self._touched.known(keys)
         if len(first):
             new = keys[first]
@@ -93,49 +97,49 @@ class Cache:
         return keys, self._table.pull(keys, insert=False) - before
 
     def revise(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """The servers' values of rows that are here."""
+        """The servers' values of cached rows."""
         self._table.revise(keys, values)
 
 
-_LONGEST_SHARE = 1 << 24
+_MAX_VALUES = 1 << 24
 """Values of one table in one message: 64 MB."""
-_AS_THEY_ARE = 0
-"""Step whose rows are asked for: rows wait for nobody here, whatever max_staleness says."""
+_ANY_STEP = 0
+"""The step whose rows are requested: here rows wait for no trainer, whatever max_staleness says."""
 _ADD = -1.0
 """Servers add what they get: SGD with this learning rate."""
 
 
-class CachedRows(Rows):
+class CachedRows(RowSource):
     """A table as a forward pass sees it in geo training."""
 
     def __init__(self, remote: RemoteTable) -> None:
         self.remote = remote
         sparse = remote.sparse
         self.cache = Cache(sparse.name, sparse.spec.size, sparse.rule, sparse.spec.rows)
-        self._coming: RowRequest | None = None
+        self._requested: RowRequest | None = None
 
     def prepare(self, batches: Sequence[torch.Tensor]) -> RowRequest | None:
-        """What to ask for ahead of a batch in training: its rows that are not here, if there are any."""
+        """A request for the rows of a training batch that are not cached, if there are any."""
         self._settle()
-        question = self.remote.expect(batches)
-        _, missing = self.cache.known(question.keys)
-        if not question.insert or not len(missing):
+        request = self.remote.prepare(batches)
+        _, missing = self.cache.known(request.keys)
+        if not request.insert or not len(missing):
             return None
-        self._coming = self.remote.asking(question.keys[missing])
-        return self._coming
+        self._requested = self.remote.inserting(request.keys[missing])
+        return self._requested
 
     def _settle(self) -> None:
-        """Keep the rows that were asked for ahead. Nobody else has kept one of them meanwhile."""
-        if self._coming is not None:
-            coming, self._coming = self._coming, None
-            self.cache.add(coming.keys, coming.rows)
+        """Cache the rows that were requested in advance."""
+        if self._requested is not None:
+            requested, self._requested = self._requested, None
+            self.cache.add(requested.keys, requested.rows)
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
-        lookup = self.remote.prepared(ids)
-        if not insert:  # evaluation: what others have done with rows that are kept here counts too
+        lookup = self.remote.lookup(ids)
+        if not insert:  # evaluation: other trainers' updates of cached rows count too
             return lookup, self.remote.pull_rows(lookup.keys, insert=False)
         rows, missing = self.cache.known(lookup.keys)
-        if len(missing) and self._coming is not None:
+        if len(missing) and self._requested is not None:
             self._settle()
             rows, missing = self.cache.known(lookup.keys)
         if len(missing):
@@ -155,7 +159,9 @@ class CachedRows(Rows):
 
 
 class GeoExchange:
-    """`local_step` trains the dense parameters here."""
+    """Geo training: trainers train on their own rows and dense values, and exchange the changes every k
+    steps. `local_step` trains the dense parameters.
+    """
 
     def __init__(
         self,
@@ -184,7 +190,7 @@ class GeoExchange:
         self.step = step
 
     def push(self) -> None:
-        """Train here; exchange after every k-th step."""
+        """Train locally; exchange after every k-th step."""
         if not self._before:
             self._before = self._dense.values()
         for table in self._tables:
@@ -199,27 +205,29 @@ class GeoExchange:
 
     def prefetch(self, batches: Batches) -> None:
         cached = {table.remote: table for table in self._tables}
-        asked = [cached[remote].prepare(ids) for remote, ids in batches.items()]
-        ask_servers(self._client, self._servers, [each for each in asked if each is not None], _AS_THEY_ARE)
+        requests = [cached[remote].prepare(ids) for remote, ids in batches.items()]
+        send_row_requests(
+            self._client, self._servers, [each for each in requests if each is not None], _ANY_STEP
+        )
 
     def refresh(self) -> None:
-        """What was trained here since the last exchange is exchanged first."""
+        """Changes since the last exchange are exchanged first."""
         self.flush()
         pulls = self._dense.pulls(self.step, trained_only=True)
         self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
         self._before = {}
 
     def flush(self) -> None:
-        """Send all changes, and go on from the servers' values."""
+        """Send all changes, and continue from the servers' values."""
         if not self._local_steps:
             return
         self._local_steps = 0
         self._exchange_dense()
         for table in self._tables:
             keys, changes = table.cache.changes()
-            longest = max(1, _LONGEST_SHARE // changes.shape[1])
-            for start in range(0, len(keys), longest):
-                stop = start + longest
+            most = max(1, _MAX_VALUES // changes.shape[1])
+            for start in range(0, len(keys), most):
+                stop = start + most
                 self._exchange_rows(table, keys[start:stop], changes[start:stop])
 
     def _exchange_dense(self) -> None:
@@ -234,16 +242,19 @@ class GeoExchange:
 
     def _exchange_rows(self, table: CachedRows, keys: torch.Tensor, changes: torch.Tensor) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
-        merged, cuts = table.remote.in_order(MergedGradient(keys, changes / self._trainers, None))
+        merged, cuts = table.remote.by_server(MergedGradient(keys, changes / self._trainers, None))
         table.remote.add_push(push, merged, lr=_ADD)
-        question = table.remote.question(merged.keys, cuts, insert=True)
-        add_row_requests(push, [question])
-        SentRequests(self._client, push_requests(push, self.step - 1), [question], self.step)
-        table.cache.revise(merged.keys, question.rows)
+        request = table.remote.row_request(merged.keys, cuts, insert=True)
+        add_row_requests(push, [request])
+        SentRequests(self._client, push_requests(push, self.step - 1), [request], self.step)
+        table.cache.revise(merged.keys, request.rows)
 
 
 class AllReduced:
-    """Steps of all trainers go together, whatever the servers do: an all-reduce waits for everyone."""
+    """Dense parameters that no server holds: their gradients are averaged by all-reduce, and each trainer
+    updates its copy. So all trainers step together, whatever the servers do. Sparse tables belong to the
+    wrapped exchange.
+    """
 
     def __init__(
         self,
@@ -257,7 +268,7 @@ class AllReduced:
         self._parameters = parameters
         self._local_step = local_step
         join_group(identity)
-        for tensor in (*parameters, *buffers):  # all begin with trainer 0's values
+        for tensor in (*parameters, *buffers):  # all start with trainer 0's values
             dist.broadcast(tensor.data, src=0)
 
     @property
@@ -286,7 +297,7 @@ class AllReduced:
         self._exchange.flush()
 
     def _average(self) -> None:
-        """One all-reduce over all gradients; who has none for a parameter counts as zero."""
+        """One all-reduce over all gradients; a missing gradient counts as zero."""
         if not self._parameters:
             return
         flat = torch.cat(

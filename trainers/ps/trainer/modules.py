@@ -1,5 +1,4 @@
-"""Embeddings that servers can hold: `SparseEmbedding`, a table without a size, and which of a model's own
-modules.
+"""Embeddings that servers can hold: `SparseEmbedding`, a table without a fixed size, and modules of torch.
 
 Imports neither kernels nor sockets: scripts and inference import it too. ServedEmbedding belongs to
 `embedding`.
@@ -18,7 +17,7 @@ from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind, Row
 def Uniform(low: float = -0.01, high: float = 0.01, seed: int = 0) -> Initializer:
     """Values of a new row, each drawn from [low, high) as a function of (seed, key, column)."""
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-        raise UsageError(f"Uniform({low}, {high}): the bounds must be finite, the lower one first")
+        raise UsageError(f"Uniform({low}, {high}): the bounds must be finite and low must not exceed high")
     return Initializer(InitKind.UNIFORM, float(low), float(high), _seed(seed))
 
 
@@ -35,7 +34,7 @@ def Constant(value: float = 0.0) -> Initializer:
 
 
 def ProbabilityEntry(probability: float) -> Entry:
-    """A new key gets a row with this probability, decided once and for all by (seed, key)."""
+    """A new key gets a row with this probability, decided once by (seed, key)."""
     if not 0 < probability <= 1:
         raise UsageError(f"ProbabilityEntry({probability!r}): it must be above 0 and at most 1")
     return Entry(EntryKind.PROBABILITY, float(probability))
@@ -56,11 +55,10 @@ def ShowClickEntry() -> Entry:
 class SparseEmbedding(torch.nn.Module):
     """Rows of `dim` float32 for any int64 id, made by `init` when training first asks for them.
 
-    ids of any shape (...) give (..., dim). `padding_idx` (an id) reads as zeros and is not trained.
-    `entry` decides which ids get a row; `low` and `high` bound every value; `statistics` counts shows,
-    clicks and unseen days of each row, for `shrink`. The rows live on parameter servers between
-    fleet.init_worker() and fleet.stop_worker(), and nowhere else: `weight`, which an optimizer may be given,
-    has no rows.
+    ids of any shape (...) give (..., dim). `padding_idx` (an id) reads as zeros and is not trained. `entry`
+    decides which ids get a row; `low` and `high` bound every value; `statistics` counts shows, clicks and
+    unseen days of each row, for `shrink`. The rows exist only on parameter servers, between
+    fleet.init_worker() and fleet.stop_worker(): `weight`, which an optimizer may be given, has no rows.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class SparseEmbedding(torch.nn.Module):
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= 512:
             raise UsageError(f"SparseEmbedding dim is {dim!r}; it must be a whole number from 1 to 512")
         if not low < high:
-            raise UsageError(f"SparseEmbedding bounds are {low!r} and {high!r}; the lower one comes first")
+            raise UsageError(f"SparseEmbedding bounds are {low!r} and {high!r}; low must be below high")
         self.embedding_dim = dim
         self.init = init or Uniform()
         self.padding_idx = padding_idx
@@ -89,7 +87,7 @@ class SparseEmbedding(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         raise UsageError(
-            "SparseEmbedding was called while no servers have its rows; give the model to "
+            "SparseEmbedding was called while no server has its rows; pass the model to "
             "fleet.distributed_model() and call it between fleet.init_worker() and fleet.stop_worker()"
         )
 
@@ -120,14 +118,14 @@ def find_embeddings(model: torch.nn.Module) -> list[tuple[str, EmbeddingModule]]
 
 
 def row_limit(module: EmbeddingModule) -> int | None:
-    """The number of rows; None where any id is one: SparseEmbedding, and weights on the meta device."""
+    """The number of rows; None where any id has one: SparseEmbedding, and weights on the meta device."""
     if isinstance(module, SparseEmbedding) or module.weight.is_meta:
         return None
     return module.num_embeddings
 
 
 def rows_of(module: EmbeddingModule) -> RowOptions:
-    """How rows begin that nobody assigned: of torch's modules, as their reset_parameters draws them."""
+    """How new rows are initialized: those of torch's modules as their reset_parameters does."""
     if isinstance(module, SparseEmbedding):
         return RowOptions(
             init=module.init,

@@ -1,5 +1,5 @@
-"""A sparse table as a trainer sees it: the ids of a batch, each of them once; rows asked for by key and put
-together from the servers' answers; gradients kept by key until they are pushed.
+"""A sparse table as a trainer sees it: the distinct ids of a batch, requests for rows by key and their
+assembly from the servers' answers, and gradients by key until they are pushed.
 
 Forward passes belong to `embedding`, the moment of a push to `exchange`.
 """
@@ -15,7 +15,7 @@ import torch
 
 from trainers.errors import ServerError, UsageError
 from trainers.ps.client import Client, Request
-from trainers.ps.kernels.batch import arranged, merge_rows, unique
+from trainers.ps.kernels.batch import merge_rows, order_by_server, unique
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import row_limit
 from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part
@@ -23,9 +23,9 @@ from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """`keys` (u,) int64, all different, those of server s at [cuts[s], cuts[s + 1]); `place`: for each id of
-    the batch the position of its key, in the shape of the ids; `counts` (u,) int64: how often each key occurs
-    in it, which may be never.
+    """The distinct ids of a batch. `keys` (u,) int64, those of server s at [cuts[s], cuts[s + 1]); `place`:
+    the position of each id's key, in the shape of the ids; `counts` (u,) int64: how often each key occurs,
+    perhaps never.
     """
 
     keys: torch.Tensor
@@ -39,7 +39,7 @@ def lookup_of(ids: torch.Tensor, servers: int = 1) -> Lookup:
 
 
 def lookups_of(batches: Sequence[torch.Tensor], servers: int = 1) -> list[Lookup]:
-    """One lookup over all these tensors: the same keys for each, and places of its own."""
+    """One lookup per tensor, over the same keys."""
     if len(batches) == 1:
         return [lookup_of(batches[0], servers)]
     flat = torch.cat([_flat(ids) for ids in batches])
@@ -54,7 +54,7 @@ def lookups_of(batches: Sequence[torch.Tensor], servers: int = 1) -> list[Lookup
 
 
 def same_ids(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether these are the same numbers in the same memory."""
+    """Whether both tensors are the same memory."""
     return left is right or (
         left.data_ptr() == right.data_ptr()
         and left.shape == right.shape
@@ -71,7 +71,7 @@ def version_of(ids: torch.Tensor) -> int:
 
 def _lookup(flat: torch.Tensor, shape: torch.Size, servers: int) -> Lookup:
     keys, place, counts = unique(flat)
-    order, cuts = arranged(keys, servers)
+    order, cuts = order_by_server(keys, servers)
     if order is not None:
         # index_select and scatter_ take a quarter of the time of indexing.
         moved = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
@@ -85,8 +85,9 @@ def _flat(ids: torch.Tensor) -> torch.Tensor:
 
 
 class RowRequest:
-    """(n,) int64 different keys of one table. `cuts`: those of server s are at [cuts[s], cuts[s + 1]).
-    `insert`: keys without a row get one. `as_of`: the step whose rows have been asked for; None: none yet.
+    """A request for the rows of (n,) int64 distinct keys of one table. `cuts`: those of server s are at
+    [cuts[s], cuts[s + 1]). `insert`: keys without a row get one. `as_of`: the step whose rows have been
+    requested; None: not sent yet.
     """
 
     def __init__(
@@ -94,8 +95,8 @@ class RowRequest:
     ) -> None:
         if 4 * len(keys) * dim > MAX_FRAME_BYTES:
             raise UsageError(
-                f"one batch asks for {len(keys)} rows of {dim} values, more than the "
-                f"{MAX_FRAME_BYTES >> 20} MB that a message may have; use smaller batches"
+                f"one batch needs {len(keys)} rows of {dim} values, more than the {MAX_FRAME_BYTES >> 20} MB "
+                "of one message; use smaller batches"
             )
         self.table = table
         self.keys = keys
@@ -104,28 +105,28 @@ class RowRequest:
         self._cuts = cuts
         self._dim = dim
         self._field = Field.KEYS if insert else Field.PEEK
-        self._underway: SentRequests | None = None
+        self._sent: SentRequests | None = None
         self._rows: torch.Tensor | None = None
 
-    def asks(self, server: int) -> bool:
+    def concerns(self, server: int) -> bool:
         """Whether this server has any of the keys."""
         return self._cuts[server] < self._cuts[server + 1]
 
     def part(self, server: int) -> Part:
-        """What to ask of this server."""
+        """The part of a message to this server."""
         return Part(self.table, self._field, self.keys[self._cuts[server] : self._cuts[server + 1]])
 
-    def asked(self, underway: SentRequests, as_of: int) -> None:
-        """The parts have been sent."""
-        self._underway, self.as_of = underway, as_of
+    def mark_sent(self, sent: SentRequests, as_of: int) -> None:
+        """The parts have been sent, with the messages of `sent`."""
+        self._sent, self.as_of = sent, as_of
 
     def answer(self, server: int, part: Part) -> None:
-        """Take this server's rows."""
+        """Store this server's rows."""
         start, stop = self._cuts[server], self._cuts[server + 1]
         wanted = [stop - start, self._dim]
         if part.field is not Field.ROWS or part.table != self.table or list(part.data.shape) != wanted:
             raise ServerError(
-                f"server {server} answered a question for {wanted} values of table {self.table} with "
+                f"server {server} answered a request for {wanted} values of table {self.table} with "
                 f"{part.field.name} {list(part.data.shape)} of table {part.table}"
             )
         if stop - start == len(self.keys):
@@ -137,70 +138,74 @@ class RowRequest:
 
     @property
     def rows(self) -> torch.Tensor:
-        """(n, dim) float32 in the order of the keys; waits until every server that was asked has answered."""
-        if self._underway is not None:
-            self._underway.wait()
-            self._underway = None
+        """(n, dim) float32 in the order of the keys; waits for the answers of all servers concerned."""
+        if self._sent is not None:
+            self._sent.wait()
+            self._sent = None
         return torch.empty(0, self._dim) if self._rows is None else self._rows
 
 
 class SentRequests:
-    """One message for each server, with questions or without: sent at construction. `as_of`: the step whose
-    rows are asked for.
+    """One message for each server, sent at construction, and the row requests in it. `as_of`: the step whose
+    rows are requested.
     """
 
     def __init__(
-        self, client: Client, requests: Sequence[Request], questions: Sequence[RowRequest], as_of: int
+        self, client: Client, requests: Sequence[Request], row_requests: Sequence[RowRequest], as_of: int
     ) -> None:
         self._client = client
         self._requests = requests
-        self._questions = questions
-        self._ticket = client.send(requests)
+        self._row_requests = row_requests
+        self._pending = client.send(requests)
         self._answers: list[tuple[int, Message]] | None = None
-        for question in questions:
-            question.asked(self, as_of)
+        for request in row_requests:
+            request.mark_sent(self, as_of)
 
     @property
     def open(self) -> bool:
-        """Whether an answer is missing, as far as was looked."""
-        return self._ticket.open
+        """Whether an answer was missing when the sockets were last read."""
+        return self._pending.open
 
     def wait(self) -> list[tuple[int, Message]]:
-        """(server, its answer) of all; the questions have their rows then."""
+        """(server, its answer) of all; then the row requests have their rows."""
         if self._answers is None:
-            replies = self._client.wait(self._ticket)
+            replies = self._client.wait(self._pending)
             servers = [request.server for request in self._requests]
             self._answers = list(zip(servers, replies, strict=True))
             for server, reply in self._answers:
-                self._hand_out(server, reply)
-            self._questions = ()
+                self._distribute(server, reply)
+            self._row_requests = ()
         return self._answers
 
-    def _hand_out(self, server: int, reply: Message) -> None:
-        asked = [question for question in self._questions if question.asks(server)]
+    def _distribute(self, server: int, reply: Message) -> None:
+        asked = [request for request in self._row_requests if request.concerns(server)]
         rows = [part for part in reply.parts if part.field is Field.ROWS]
         if len(rows) != len(asked):
-            raise ServerError(f"server {server} answered {len(asked)} questions with rows for {len(rows)}")
-        for question, part in zip(asked, rows, strict=True):
-            question.answer(server, part)
+            raise ServerError(
+                f"server {server} answered {len(asked)} requests for rows with {len(rows)} ROWS parts"
+            )
+        for request, part in zip(asked, rows, strict=True):
+            request.answer(server, part)
 
 
-def add_row_requests(messages: Sequence[list[Part]], questions: Sequence[RowRequest]) -> None:
-    """Append what is asked of each server to its message."""
+def add_row_requests(messages: Sequence[list[Part]], row_requests: Sequence[RowRequest]) -> None:
+    """Append to each server's message the row requests that concern it."""
     for server, parts in enumerate(messages):
-        parts += [question.part(server) for question in questions if question.asks(server)]
+        parts += [request.part(server) for request in row_requests if request.concerns(server)]
 
 
-def ask_servers(client: Client, servers: int, questions: Sequence[RowRequest], as_of: int) -> SentRequests:
-    """Questions in messages of their own, one for each server that has an answer."""
+def send_row_requests(
+    client: Client, servers: int, row_requests: Sequence[RowRequest], as_of: int
+) -> SentRequests:
+    """Send the row requests by themselves, in one message to each server concerned."""
     messages: list[list[Part]] = [[] for _ in range(servers)]
-    add_row_requests(messages, questions)
+    add_row_requests(messages, row_requests)
     requests = [
         Request(server=server, kind=Kind.PULL, number=as_of, parts=tuple(parts))
         for server, parts in enumerate(messages)
         if parts
     ]
-    return SentRequests(client, requests, questions, as_of)
+    return SentRequests(client, requests, row_requests, as_of)
 
 
 def push_requests(messages: Sequence[Sequence[Part]], step: int) -> list[Request]:
@@ -212,19 +217,19 @@ def push_requests(messages: Sequence[Sequence[Part]], step: int) -> list[Request
 
 
 _CHUNK_BYTES = 4 << 20
-_MOST_AHEAD = 2
-"""Batches that may be prepared besides the one whose turn it is."""
+_MAX_AHEAD = 2
+"""Batches that may be prepared besides the current one."""
 
 
 @dataclass(slots=True, eq=False)
-class _Expected:
-    """A batch that comes soon. `version`: of the tensor, which grows when it is changed in place; `age`: how
-    many batches have been prepared since.
+class _PreparedBatch:
+    """A prepared batch. `version`: of the tensor, which grows when it is changed in place; `age`: how many
+    batches have been prepared since.
     """
 
     ids: torch.Tensor
     lookup: Lookup
-    question: RowRequest
+    request: RowRequest
     version: int
     age: int = 0
 
@@ -244,8 +249,8 @@ class MergedGradient:
 
 
 class RemoteTable:
-    """One table of the model. `as_of`: the step that this trainer is at; `late`: by how many steps prepared
-    rows may be older.
+    """One table of the model. `as_of`: the current step of this trainer; `late`: how many steps older
+    prepared rows may be.
     """
 
     def __init__(
@@ -257,7 +262,7 @@ class RemoteTable:
         self._servers = servers
         self._client = client
         self._row_dtype = row_dtype
-        self._expected: list[_Expected] = []
+        self._prepared: list[_PreparedBatch] = []
         self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._stats: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -267,74 +272,74 @@ class RemoteTable:
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
         """The keys of a batch and their rows, (u, dim) float32."""
-        each = self._take_expected(ids)
+        each = self._take_prepared(ids)
         if each is not None:
             return each.lookup, self._rows_of(each, insert=insert)
         lookup = lookup_of(ids, self._servers)
         return lookup, self._pull(lookup, insert=insert)
 
-    def prepared(self, ids: torch.Tensor) -> Lookup:
-        """The keys of a batch, which may have been expected."""
-        each = self._take_expected(ids)
+    def lookup(self, ids: torch.Tensor) -> Lookup:
+        """The keys of a batch, which may have been prepared."""
+        each = self._take_prepared(ids)
         return lookup_of(ids, self._servers) if each is None else each.lookup
 
-    def _take_expected(self, ids: torch.Tensor) -> _Expected | None:
+    def _take_prepared(self, ids: torch.Tensor) -> _PreparedBatch | None:
         """The batch that was prepared with this tensor, unless the tensor has changed since."""
-        for number, each in enumerate(self._expected):
+        for number, each in enumerate(self._prepared):
             if same_ids(each.ids, ids):
-                del self._expected[number]
+                del self._prepared[number]
                 return each if each.version == version_of(ids) else None
         return None
 
-    def _rows_of(self, each: _Expected, *, insert: bool) -> torch.Tensor:
-        as_of = each.question.as_of
-        if as_of is None or self.as_of - as_of > self._late:  # the batch was left out when its turn came
+    def _rows_of(self, each: _PreparedBatch, *, insert: bool) -> torch.Tensor:
+        as_of = each.request.as_of
+        if as_of is None or self.as_of - as_of > self._late:  # its row request was never sent, or is too old
             return self._pull(each.lookup, insert=insert)
-        return each.question.rows
+        return each.request.rows
 
     def _pull(self, lookup: Lookup, *, insert: bool) -> torch.Tensor:
-        question = self.question(lookup.keys, lookup.cuts, insert=insert)
-        ask_servers(self._client, self._servers, [question], self.as_of)
-        return question.rows
+        request = self.row_request(lookup.keys, lookup.cuts, insert=insert)
+        send_row_requests(self._client, self._servers, [request], self.as_of)
+        return request.rows
 
-    def expect(self, batches: Sequence[torch.Tensor]) -> RowRequest:
-        """Prepare a batch that comes soon: the tensors of ids with which this table's module will be
-        called.
-        """
+    def prepare(self, batches: Sequence[torch.Tensor]) -> RowRequest:
+        """Prepare an upcoming batch: the tensors of ids with which this table's module will be called."""
         lookups = lookups_of(batches, self._servers)
         insert = self.sparse.module.training
-        question = self.question(lookups[0].keys, lookups[0].cuts, insert=insert)
-        for each in self._expected:
+        request = self.row_request(lookups[0].keys, lookups[0].cuts, insert=insert)
+        for each in self._prepared:
             each.age += 1
-        self._expected = [each for each in self._expected if each.age <= _MOST_AHEAD]  # others never came
-        self._expected += [
-            _Expected(ids, lookup, question, version_of(ids))
+        self._prepared = [
+            each for each in self._prepared if each.age <= _MAX_AHEAD
+        ]  # older ones were never used
+        self._prepared += [
+            _PreparedBatch(ids, lookup, request, version_of(ids))
             for ids, lookup in zip(batches, lookups, strict=True)
         ]
-        return question
+        return request
 
-    def unasked(self) -> list[RowRequest]:
-        """Of the prepared batches."""
-        return list(dict.fromkeys(each.question for each in self._expected if each.question.as_of is None))
+    def unsent(self) -> list[RowRequest]:
+        """The row requests of prepared batches that have not been sent."""
+        return list(dict.fromkeys(each.request for each in self._prepared if each.request.as_of is None))
 
     def pull_rows(self, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
-        """(n, dim) float32 for (n,) int64 different keys."""
-        order, cuts = arranged(keys, self._servers)
-        question = self.question(keys if order is None else keys[order], cuts, insert=insert)
-        ask_servers(self._client, self._servers, [question], self.as_of)
+        """(n, dim) float32 for (n,) int64 distinct keys."""
+        order, cuts = order_by_server(keys, self._servers)
+        request = self.row_request(keys if order is None else keys[order], cuts, insert=insert)
+        send_row_requests(self._client, self._servers, [request], self.as_of)
         if order is None:
-            return question.rows
+            return request.rows
         rows = torch.empty(len(keys), self.sparse.spec.size)
-        rows[order] = question.rows
+        rows[order] = request.rows
         return rows
 
-    def asking(self, keys: torch.Tensor) -> RowRequest:
-        """For different keys, which the question has in an order of its own; they get rows."""
-        order, cuts = arranged(keys, self._servers)
-        return self.question(keys if order is None else keys[order], cuts, insert=True)
+    def inserting(self, keys: torch.Tensor) -> RowRequest:
+        """A request for distinct keys, which it orders by server; keys without a row get one."""
+        order, cuts = order_by_server(keys, self._servers)
+        return self.row_request(keys if order is None else keys[order], cuts, insert=True)
 
     def pull_all(self) -> torch.Tensor | None:
-        """Every row of the module's table, (num_embeddings, dim) float32; None when it has no end."""
+        """Every row of the module's table, (num_embeddings, dim) float32; None when it is unbounded."""
         total = row_limit(self.sparse.module)
         if total is None:
             return None
@@ -344,7 +349,7 @@ class RemoteTable:
         return rows
 
     def initial(self) -> Iterator[list[Request]]:
-        """The module's own weights, some rows at a time; nothing for a table without an end."""
+        """The module's own weights, some rows at a time; nothing for an unbounded table."""
         total = row_limit(self.sparse.module)
         if total is None:
             return
@@ -363,7 +368,7 @@ class RemoteTable:
             self._gradients.append((keys, grad))
 
     def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
-        """Keep shows and clicks for the next push: of keys that have a gradient then."""
+        """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
         if self.sparse.trained:
             self._stats.append((keys, stats))
 
@@ -372,32 +377,32 @@ class RemoteTable:
         self._stats.clear()
 
     def take_gradients(self) -> MergedGradient | None:
-        """The merged gradient since the last time; None when no backward pass has touched the table."""
+        """The merged gradient since the last call; None when no backward pass has touched the table."""
         if not self._gradients:
             return None
         keys, rows = self._gradients[0] if len(self._gradients) == 1 else merge_rows(self._gradients)
         stats = None
-        if self._stats:  # in the order of the gradient's keys: theirs come first
+        if self._stats:  # in the order of the gradient's keys, which come first
             stats = merge_rows([(keys, torch.zeros(len(keys), 2)), *self._stats])[1][: len(keys)]
         self._gradients, self._stats = [], []
         return MergedGradient(keys, rows, stats)
 
     def add_push(self, push: Sequence[list[Part]], merged: MergedGradient, lr: float | None = None) -> None:
-        """Append a gradient to each server's push: to those without a key too, whose step count must go
-        on. With the learning rate of now, unless told another.
+        """Append a gradient to each server's push: also to those without a key, whose step count must advance
+        too. `lr`: instead of the current learning rate.
         """
         sent = dataclasses.replace(merged, rows=merged.rows.to(self._row_dtype))
         self._add(push, sent, self.sparse.lr if lr is None else lr)
 
-    def in_order(self, merged: MergedGradient) -> tuple[MergedGradient, list[int]]:
-        """The same server by server; the keys of server s are at [cuts[s], cuts[s + 1])."""
-        order, cuts = arranged(merged.keys, self._servers)
+    def by_server(self, merged: MergedGradient) -> tuple[MergedGradient, list[int]]:
+        """The gradient ordered by server; the keys of server s are at [cuts[s], cuts[s + 1])."""
+        order, cuts = order_by_server(merged.keys, self._servers)
         return (merged if order is None else merged.at(order)), cuts
 
     def _add(self, messages: Sequence[list[Part]], merged: MergedGradient, lr: float) -> None:
-        """Append to each server's message what is of its keys."""
+        """Append to each server's message the rows of its keys."""
         table = self.sparse.table
-        merged, cuts = self.in_order(merged)
+        merged, cuts = self.by_server(merged)
         keys, rows, stats = merged.keys, merged.rows.contiguous(), merged.stats
         for parts, (start, stop) in zip(messages, pairwise(cuts), strict=True):
             parts.append(Part(table, Field.KEYS, keys[start:stop]))
@@ -405,8 +410,8 @@ class RemoteTable:
             if stats is not None:
                 parts.append(Part(table, Field.STATS, stats[start:stop]))
 
-    def question(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> RowRequest:
-        """For these keys, which stand server by server."""
+    def row_request(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> RowRequest:
+        """A request for these keys, which are ordered by server."""
         return RowRequest(self.sparse.table, self.sparse.spec.size, keys, cuts, insert=insert)
 
     def _chunks(self, total: int) -> Iterator[torch.Tensor]:

@@ -1,8 +1,7 @@
-"""Ordinary modules in place of embeddings whose rows are on parameter servers: for a program that runs
+"""Ordinary modules in place of embeddings whose rows are on parameter servers, for a program that runs
 without them.
 
-The servers save their values, and this process reads them. `SavedRows` knows how an id finds its row, and
-what an unknown id reads as. Leaves programs to `serving.program`.
+The servers save their values, and this process reads them. Programs belong to `serving.program`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _LAST_KEY = (1 << 63) - 1
 
 class SavedRows(torch.nn.Module):
     """Any int64 ids (...) to rows (..., dim) float32. `keys` (n + 1,) int64 ascending, `rows` (n + 1, dim):
-    the last is nobody's, so that there is always one to point at. An id without a row reads as its initial
-    value, as in evaluation beside the servers; `padding_idx` as zeros.
+    the last ones are placeholders, so that every search has a result. An id without a row reads as its
+    initial value, as in evaluation with servers; `padding_idx` as zeros.
     """
 
     keys: torch.Tensor
@@ -87,7 +86,7 @@ def _finalized(words: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """To the right, zeros from the left: torch's shift keeps the sign."""
+    """A logical right shift: torch's keeps the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -102,7 +101,7 @@ def _signed(word: int) -> int:
     return word - _WORD if word >> 63 else word
 
 
-_ASIDE = re.compile(r"tables-[0-9a-f]{8}")
+_TEMPORARY = re.compile(r"tables-[0-9a-f]{8}")
 
 StandIns = dict[torch.nn.Module, torch.nn.Module]
 
@@ -110,15 +109,15 @@ StandIns = dict[torch.nn.Module, torch.nn.Module]
 def stand_ins_of(
     model: torch.nn.Module, where: str | os.PathLike[str], save: Callable[[str], None]
 ) -> StandIns:
-    """For each served embedding a module with its rows, all as of one moment. `save(folder)`: have the
-    servers save their values; into a folder inside of `where`, which is gone afterwards. The rows of all of
-    them must fit into this process. Raises what `save` raises, and LoadError.
+    """For each served embedding a module with its rows, all as of one moment. `save(folder)` lets the servers
+    save their values into a temporary folder inside `where`. All rows must fit into this process's memory.
+    Raises what `save` raises, and LoadError.
     """
     served = find_embeddings(model)
     if not served:
         return {}
     folder = open_folder(where)
-    for left in filter(_ASIDE.fullmatch, folder.names()):  # by a trainer that was killed here
+    for left in filter(_TEMPORARY.fullmatch, folder.names()):  # left by a trainer that was killed here
         folder.remove(left)
     name = f"tables-{secrets.token_hex(4)}"
     try:
@@ -156,7 +155,7 @@ def _options(module: EmbeddingModule) -> dict[str, Any]:
 
 
 def _whole(total: int, saved: SparseValues, init: Initializer) -> torch.Tensor:
-    """(total, dim): rows that `shrink` has removed read as the servers read them."""
+    """(total, dim): rows that `shrink` has removed read as on the servers."""
     weight = torch.empty(total, saved.values.shape[1])
     weight[saved.keys] = saved.values
     if len(saved.keys) < total:

@@ -1,11 +1,12 @@
-"""Worker: a trainer's side of the parameter servers. Knows the order of things: join, train, save, finish.
+"""A trainer's connection to its model on the parameter servers: join, train, save, finish.
 
-Steps belong to `exchange`, slices and keys to `exchange` and `remote`, sockets to `client`, arithmetic and
-the files of a save to the servers.
+Steps belong to `exchange`, sparse tables to `remote`, sockets to `client`, arithmetic and the files of a save
+to the servers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -39,41 +40,44 @@ from trainers.storage.manifest import FileRecord
 AGEING = ShrinkPolicy(
     show_click_decay_rate=1.0, delete_threshold=-math.inf, delete_after_unseen_days=math.inf
 )
-"""A day passes and no row goes."""
+"""A day passes and no row is removed."""
 
 
 class SaveCoordinator:
-    """`last` is the save since which the servers have noted which rows changed."""
+    """Saves of all servers, in the order check, write, commit."""
 
     def __init__(self, client: Client, servers: int) -> None:
         self._client = client
         self._servers = servers
         self._last: str | None = None
+        """The save since which the servers have recorded which rows changed."""
 
     def save(self, where: str, mode: SaveMode, step: int) -> None:
         """Write and commit a save as of `step`. Raises SaveError, or ServerError naming the server that could
-        not write; the former save is current then.
+        not write; then the former save stays current.
         """
         check_target(where, mode, self._last)
-        order = SaveRequest(where, new_id(step), int(mode), self._last if mode is SaveMode.DELTA else None)
-        part = (bytes_part(Field.TEXT, order.encode()),)
+        save = SaveRequest(where, new_id(step), int(mode), self._last if mode is SaveMode.DELTA else None)
+        part = (bytes_part(Field.TEXT, save.encode()),)
         committed = False
         try:
             replies = self._client.ask(self._all(Kind.SAVE, step, part))
             records = [_record(reply) for reply in replies]
-            commit_save(where, order.id, mode, step, records, after=self._last)
+            commit_save(where, save.id, mode, step, records, after=self._last)
             committed = True
         finally:
-            id = (bytes_part(Field.TEXT, order.id.encode()),)
+            id = (bytes_part(Field.TEXT, save.id.encode()),)
             self._client.ask(self._all(Kind.SAVED, int(committed), id))
             if not committed:
-                _abandon(where, order.id)
+                # The error in flight says why; the next save removes what this one leaves.
+                with contextlib.suppress(SaveError):
+                    abandon_save(where, save.id)
         if mode is not SaveMode.VALUES:
-            self._last = order.id
+            self._last = save.id
 
     def shrink(self, tables: Sequence[int], policy: ShrinkPolicy) -> int:
-        """A day has passed in these tables; returns how many rows went. What went no delta tells, so the
-        next save must be whole.
+        """A day has passed in these tables; returns how many rows were removed. A delta does not record
+        removed rows, so the next save must be a full one.
         """
         self._last = None
         numbers = torch.from_numpy(policy.numbers())
@@ -89,32 +93,25 @@ class SaveCoordinator:
 def _record(reply: Message) -> FileRecord:
     if not reply.text:
         raise SaveError(
-            "this save was given up: a server had no connection to this trainer for too long (ps_configs "
+            "this save was abandoned: a server had no connection to this trainer for too long (ps_configs "
             "trainer_timeout_s); save again"
         )
     return FileRecord(**json.loads(reply.text))
 
 
 def absolute_path(where: str | os.PathLike[str]) -> str:
-    """The same place for processes with other working directories; URLs as they are."""
+    """The same folder for processes with other working directories; URLs as they are."""
     name = os.fspath(where)
     return name if "://" in name else str(Path(name).absolute())
 
 
-def _abandon(where: str, id: str) -> None:
-    try:
-        abandon_save(where, id)
-    except SaveError:
-        return  # the error that is on its way says why; what is left, the next save removes
-
-
-_GOODBYE_S = 5.0
+_LEAVE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTraining:
     """What is trained in this process: `step` is the optimizer's own, `dense` the parameters that no server
-    holds, `buffers` what else must begin alike.
+    holds, `buffers` other tensors that must start equal on all trainers.
     """
 
     step: Callable[[], None]
@@ -123,7 +120,7 @@ class LocalTraining:
 
 
 class Worker:
-    """One trainer's connection to its model on the servers. `asynchronous` is None for sync training."""
+    """One trainer. `asynchronous` is None for sync training."""
 
     def __init__(
         self,
@@ -163,28 +160,28 @@ class Worker:
 
     @property
     def step_number(self) -> int:
-        """How many steps of this trainer's place have been pushed: by this process, and by one before it."""
+        """How many steps of this rank have been pushed, by this process and by earlier ones."""
         return self._exchange.step
 
     @property
     def ahead(self) -> int:
-        """How many batches before its turn a batch shall be prefetched."""
+        """How many batches in advance a batch should be prefetched."""
         return self._exchange.ahead
 
     def start(self) -> None:
-        """Join all servers; trainer 0 sends the initial values, unless the tables have values already."""
+        """Join all servers; trainer 0 sends the initial values unless the tables have values."""
         with progress.activity("waiting for the servers"):
             hellos = self._client.ask(
                 [self._hello(server) for server in range(self._layout.servers)],
                 silence=self._configs.join_timeout_s,
             )
-        _expect_whole(hellos)
-        # A former self may have died between two servers: the step that one of them misses is done again.
+        _require_all_or_none(hellos)
+        # An earlier incarnation may have died after pushing to some servers only: then that step is repeated.
         self._exchange.start(min(reply.number for reply in hellos))
         if self._local_dense and self._exchange.step:
             glog(
-                f"resumed at step {self._exchange.step}: dense parameters were in the trainers, and go on "
-                "from what this script gave them"
+                f"resumed at step {self._exchange.step}: dense parameters were in the trainers, and continue "
+                "from the values that this script gave them"
             )
         if self._identity.index == 0 and any(reply.code is Code.NOT_READY for reply in hellos):
             for requests in itertools.chain(
@@ -206,7 +203,7 @@ class Worker:
         ]
 
     def step(self) -> None:
-        """Push all gradients, and see to the values of the next step."""
+        """Push all gradients, and fetch the values of the next step."""
         self._exchange.push()
 
     def flush(self) -> None:
@@ -218,8 +215,8 @@ class Worker:
         self._exchange.refresh()
 
     def prefetch(self, ids: Mapping[torch.nn.Module, Sequence[torch.Tensor]]) -> None:
-        """Prepare the rows of a batch that comes soon: for each served module the tensors that it will be
-        called with.
+        """Prepare the rows of an upcoming batch: for each served module the tensors with which it will be
+        called.
         """
         by_module = {id(table.sparse.module): table for table in self._tables}
         self._exchange.prefetch({by_module[id(module)]: batches for module, batches in ids.items()})
@@ -229,11 +226,11 @@ class Worker:
         return [table.sparse.module for table in self._tables]
 
     def has_rows(self) -> bool:
-        """Whether a backward pass has left gradients of rows that no step has pushed."""
+        """Whether there are gradients of rows that no step has pushed."""
         return any(table.has_gradients for table in self._tables)
 
     def drop_rows(self) -> None:
-        """Forget gradients of rows: what `zero_grad` is for parameters."""
+        """Drop gradients of rows, as `zero_grad` does for parameters."""
         for table in self._tables:
             table.drop_gradients()
 
@@ -244,13 +241,14 @@ class Worker:
         self._client.ask([Request(server=0, kind=Kind.BARRIER, number=self._barriers)])
 
     def gather(self, mine: bytes) -> list[bytes]:
-        """What every trainer has given, in rank order, once all have. Raises NotSupportedError for more than
-        one message takes.
+        """What every trainer contributed, in rank order, once all have. Raises NotSupportedError for more
+        than fits into one message.
         """
         if len(mine) > MAX_FRAME_BYTES:
             raise NotSupportedError(
-                f"{len(mine):,} bytes are too many to be gathered through a parameter server, which takes "
-                f"{MAX_FRAME_BYTES:,}; gather parts of it"
+                f"{len(mine):,} bytes cannot be gathered through a parameter server: at most "
+                f"{MAX_FRAME_BYTES:,} fit "
+                "into one message; gather them in parts"
             )
         request = Request(
             server=0, kind=Kind.GATHER, number=self._gathering, parts=(bytes_part(Field.TEXT, mine),)
@@ -267,15 +265,13 @@ class Worker:
         self._saver.save(absolute_path(where), mode, self._exchange.step)
 
     def shrink(self, policy: ShrinkPolicy) -> int:
-        """A day has passed in all tables with statistics; returns how many rows went."""
+        """A day has passed in all tables with statistics; returns how many rows were removed."""
         self._exchange.flush()
         counted = [table.sparse.table for table in self._tables if counts_of(table.sparse.spec)]
         return self._saver.shrink(counted, policy)
 
     def finish(self) -> None:
-        """No more pushes from here: wait for the other trainers, then bring all trained values into the
-        model.
-        """
+        """Push nothing more: wait for the other trainers, then load all trained values into the model."""
         self._exchange.flush()
         with progress.activity("done, waiting for the other trainers"):
             self._client.ask(self._to_all(Kind.FINISH))
@@ -283,8 +279,8 @@ class Worker:
         self.leave()
 
     def interrupt(self) -> None:
-        """As `finish`, but somebody will go on: wait for nobody, and leave the servers without a word. When
-        all have said good-bye the job is over, and what the servers keep for it goes.
+        """As `finish` for a trainer that will be restarted: do not wait for the others, and do not send
+        LEAVE. Once all trainers have left, the job is over and the servers remove what they saved for it.
         """
         self._exchange.flush()
         self._take_values()
@@ -296,9 +292,9 @@ class Worker:
             serving.end(table.pull_all())
 
     def leave(self) -> None:
-        """Good-bye to all servers; one that is gone already does not matter any more."""
+        """Leave all servers; one that has already exited does not matter."""
         try:
-            self._client.ask(self._to_all(Kind.LEAVE), silence=_GOODBYE_S)
+            self._client.ask(self._to_all(Kind.LEAVE), silence=_LEAVE_TIMEOUT_S)
         except ServerError:
             return
         finally:
@@ -330,9 +326,8 @@ class Worker:
         return AllReduced(exchange, self._identity, local.dense, local.buffers, local.step)
 
     def _hello(self, server: int) -> Request:
-        who = self._identity
-        place = (self._layout.servers, server, self._settings)
-        words = describe_job(self._sync, who.worker_num, *place, start=start_of(who.trainers))
+        identity, place = self._identity, (self._layout.servers, server, self._settings)
+        job = describe_job(self._sync, identity.worker_num, *place, start=start_of(identity.trainers))
         specs = [
             bytes_part(Field.SPEC, spec.encode(), table) for table, spec in self._layout.specs_on(server)
         ]
@@ -340,19 +335,20 @@ class Worker:
             server=server,
             kind=Kind.HELLO,
             number=self._identity.restart_count,
-            parts=(bytes_part(Field.TEXT, words.encode()), *specs),
+            parts=(bytes_part(Field.TEXT, job.encode()), *specs),
         )
 
     def _to_all(self, kind: Kind) -> list[Request]:
         return [Request(server=server, kind=kind) for server in range(self._layout.servers)]
 
 
-def _expect_whole(hellos: Sequence[Message]) -> None:
-    """Raises ServerError when some servers have this trainer's steps and others have begun anew."""
+def _require_all_or_none(hellos: Sequence[Message]) -> None:
+    """Raises ServerError when some servers have this trainer's steps and others started empty."""
     empty = [server for server, reply in enumerate(hellos) if reply.code is Code.NOT_READY]
     if empty and any(reply.number for reply in hellos):
         names = ", ".join(map(str, empty))
         raise ServerError(
-            f"server {names} was restarted and its tables are gone, while other servers have theirs: they no "
-            'longer fit together. Start the job again; ps_configs "durability" keeps tables over a restart'
+            f"server {names} was restarted and its tables are gone, while other servers have theirs. Start "
+            "the job "
+            'again; ps_configs "durability" keeps tables over a restart'
         )

@@ -180,7 +180,7 @@ def test_a_damaged_snapshot_is_refused(steps):
         content = bytearray(file.read_bytes())
         content[-1] ^= 1
         file.write_bytes(content)
-    with pytest.raises(DamagedError, match=r"safetensors is damaged: its checksum"):
+    with pytest.raises(DamagedError, match=r"safetensors is damaged"):
         digest_in(after)
 
 
@@ -215,7 +215,7 @@ def test_the_folder_of_another_version_is_refused(tmp_path):
     opened(tmp_path).close()
     file = tmp_path / "server-0" / "owner.json"
     file.write_text(file.read_text().replace('"version": 2', '"version": 9'))
-    with pytest.raises(DurabilityError, match="format 9, this one has 2"):
+    with pytest.raises(DurabilityError, match="format 9"):
         opened(tmp_path)
 
 
@@ -266,7 +266,7 @@ def full(where: Path) -> None:
     durable.begin_snapshot(state.count, state.tables, state.blob).wait()
     ended = durable.end_snapshot()
     assert ended is not None
-    with pytest.raises(SaveError, match="Make room"):
+    with pytest.raises(SaveError, match=r"MB are free"):
         ended.result()
     assert not list(where.rglob("*.safetensors"))
     push(durable, state, 3)

@@ -192,7 +192,7 @@ def test_bytes_inside_a_frame_do_not_pass_for_a_record(tmp_path):
 
 
 def test_nothing_is_appended_before_the_records_were_taken(tmp_path):
-    with pytest.raises(DurabilityError, match="records first"):
+    with pytest.raises(DurabilityError, match="before all its records"):
         Journal(tmp_path, "no").append([b"a"])
 
 
@@ -217,7 +217,7 @@ def full(folder: Path) -> None:
         except JournalFullError as error:
             refused.append(str(error))
     assert len(refused) > 30
-    assert all("make room" in words for words in refused)
+    assert all("free some space" in words for words in refused)
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     journal.append([b"after"])
     journal.close()
@@ -289,7 +289,7 @@ def test_a_failed_fsync_is_final(fsync):
     """A pipe cannot be synced. Everything after the failure is refused."""
     readable, writable = os.pipe()
     syncing = JournalSync(fsync, "here")
-    syncing.follow(writable)
+    syncing.switch_to(writable)
     syncing.written()
     if fsync == "always":
         with pytest.raises(DurabilityError, match="here could not be made durable"):

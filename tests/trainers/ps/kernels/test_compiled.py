@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SAYS = "compiling kernels, once for this machine"
+SAYS = "compiling kernels"
 ROOT = Path(__file__).resolve().parents[4]
 
 WARM = """

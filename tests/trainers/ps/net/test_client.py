@@ -111,7 +111,7 @@ def test_requests_are_underway_while_nobody_waits_and_their_answers_come_in_orde
         ]
         assert [reply.number for reply in client.wait(tickets[2])] == [30, 31]
         while tickets[0].open or tickets[1].open:
-            client.look()
+            client.poll()
         assert [reply.number for reply in tickets[0].replies] == [10, 11]
         assert [reply.number for reply in client.wait(tickets[1])] == [20, 21]
 
@@ -177,7 +177,7 @@ def test_a_refusal_of_what_is_underway_is_raised_at_the_next_look() -> None:
 
     def look_for_ever(client: Client) -> None:
         while True:
-            client.look()
+            client.poll()
 
     with served_by(answer) as client:
         client.send(ASK)

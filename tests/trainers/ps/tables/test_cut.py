@@ -125,7 +125,7 @@ def test_the_order_of_reads_and_the_end() -> None:
     for start, stop in ((0, 1), (4, 6), (5, 11), (7, 6)):
         with pytest.raises(TableError, match=f"{start} to {stop}"):
             cut.read(start, stop)
-    with pytest.raises(TableError, match="being saved already"):
+    with pytest.raises(TableError, match="close that cut"):
         table.cut()
     cut.close()
     cut.close()

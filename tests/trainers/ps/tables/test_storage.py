@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.index import PLENTY, SEGMENT, SEGMENTS, laid_out
 from trainers.ps.kernels.rows import COUNT, UNIFORM, Fresh, pull, remove_keys
-from trainers.ps.tables.storage import Arena, Keys, Storage, in_background
+from trainers.ps.tables.storage import Arena, Storage, touch_in_background
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +194,7 @@ def test_a_large_arena_finds_its_memory_there() -> None:
     arena, used = Arena(LARGE), 64 << 20
     arena.words[: used // 8] = 7
     arena.expect(used)
-    in_background(np.zeros(512, np.int64), 0, 8).result()  # one thread for all: the memory is there too
+    touch_in_background(np.zeros(512, np.int64), 0, 8).result()  # one thread for all: the memory is there too
     before = resident()
     arena.words[used // 8 : (used + (6 << 20)) // 8] = 7
     assert resident() - before < 1 << 20
@@ -205,13 +206,13 @@ def test_an_arena_gets_little_more_than_it_needs() -> None:
     before, arena = resident(), Arena(LARGE)
     for used in range(1 << 20, 65 << 20, 1 << 20):
         arena.expect(used)
-        in_background(np.zeros(512, np.int64), 0, 8).result()
+        touch_in_background(np.zeros(512, np.int64), 0, 8).result()
     assert resident() - before < 74 << 20
 
 
 def test_touched_memory_may_change_meanwhile() -> None:
     words = np.zeros(512 * 64, np.int64)
-    touching = [in_background(words, 0, words.nbytes) for _ in range(2000)]
+    touching = [touch_in_background(words, 0, words.nbytes) for _ in range(2000)]
     for _ in range(2000):
         words[::512] += 1
     for each in touching:

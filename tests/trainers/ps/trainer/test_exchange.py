@@ -56,7 +56,7 @@ class Servers:
         asked.open = False
         return asked.replies
 
-    def look(self) -> None:
+    def poll(self) -> None:
         return
 
     def _answer(self, request: Request) -> Message:

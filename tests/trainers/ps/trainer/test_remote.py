@@ -13,7 +13,7 @@ from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import SparseEmbedding
-from trainers.ps.trainer.remote import RemoteTable, ask_servers
+from trainers.ps.trainer.remote import RemoteTable, send_row_requests
 from trainers.ps.wire import Field, Message, Part
 
 SPEC = TableSpec(kind=TableKind.SPARSE, name="t", size=1, rule=SGD())
@@ -48,7 +48,7 @@ def remote() -> tuple[OneServer, RemoteTable]:
 
 
 def prepare(server: OneServer, table: RemoteTable, ids: torch.Tensor) -> None:
-    ask_servers(cast(Client, server), 1, [table.expect([ids])], table.as_of)
+    send_row_requests(cast(Client, server), 1, [table.prepare([ids])], table.as_of)
 
 
 def test_a_prepared_batch_is_asked_for_once() -> None:

@@ -28,7 +28,7 @@ def test_a_step_of_the_wrapped_optimizer_is_refused_while_servers_train() -> Non
     stepper = Stepper()
     served = ServedOptimizer(torch.optim.SGD([weight], lr=0.5), stepper)
     served.freeze_options()
-    with pytest.raises(UsageError, match=r"SGD\.step\(\) was called on the optimizer that was given"):
+    with pytest.raises(UsageError, match=r"SGD\.step\(\)"):
         served.inner.step()
     served.step()
     assert stepper.steps == 1

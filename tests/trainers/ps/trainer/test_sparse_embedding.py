@@ -52,8 +52,8 @@ def test_it_cannot_be_called_without_servers() -> None:
     [
         (lambda: SparseEmbedding(0), "from 1 to 512"),
         (lambda: SparseEmbedding(513), "from 1 to 512"),
-        (lambda: SparseEmbedding(3, low=1, high=1), "the lower one comes first"),
-        (lambda: Uniform(1, 0), "the lower one first"),
+        (lambda: SparseEmbedding(3, low=1, high=1), "low"),
+        (lambda: Uniform(1, 0), "low"),
         (lambda: Uniform(seed=-1), "the seed is -1"),
         (lambda: Normal(0, -1), "not negative"),
         (lambda: ProbabilityEntry(0), "above 0"),
