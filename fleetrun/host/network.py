@@ -1,10 +1,10 @@
-"""This host's address, and ports that stay reserved until the process that owns them has them. Linux.
+"""Addresses of this machine, and ports that stay reserved until their process binds them. Linux.
 
-A reservation is a socket that is bound and never listens. The kernel gives such a port to nobody who asks for
-any free one and to nobody's outgoing connection; a process that sets SO_REUSEADDR (as TCPStore, zmq, gRPC,
-http.server and brpc do) can still bind and listen on it, again after a restart too. Beside it stands a name
-in the abstract unix namespace, which belongs to the same network namespace as the port: by it two launchers
-see each other's reservations, which TCP would let them share.
+A reservation is a socket that is bound and never listens. The kernel uses such a port neither for a bind to
+port 0 nor for an outgoing connection; a process that sets SO_REUSEADDR (as TCPStore, zmq, gRPC, http.server
+and brpc do) can still bind and listen on it, also after a restart. A name in the abstract unix namespace goes
+with each port, in the same network namespace: it shows the reservation to other launchers, which TCP alone
+would let share the port.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-from fleetrun.errors import PortError, ReservedPortError
+from fleetrun.errors import PortError, ReservedPortError, UsageError
 
 LOOPBACK = "127.0.0.1"
 RESERVED = "reserved by another fleetrun"
@@ -183,3 +183,55 @@ def is_this_host(host: str) -> bool:
             probe.bind((address[0], 0))
             return True
     return False
+
+
+def same_host(one: str, other: str) -> bool:
+    """Whether two names or addresses have an address in common."""
+    return bool(resolved(one) & resolved(other))
+
+
+def resolved(host: str) -> set[str]:
+    try:
+        return {str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return set()
+
+
+def source_address(host: str) -> str | None:
+    """The address that this machine would use to talk to `host`; nothing is sent."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    return None
+
+
+def address_of(nic: str) -> str:
+    """The first address of a network interface, IPv4 before IPv6. Raises UsageError for one without."""
+    found = _interfaces()
+    if nic not in found:
+        raise UsageError(
+            f"--nic {nic}: there is no such network interface", hint=f"There are {', '.join(found)}."
+        )
+    if not found[nic]:
+        raise UsageError(f"--nic {nic}: this network interface has no address")
+    return found[nic][0]
+
+
+def addresses() -> list[str]:
+    """All addresses of this machine, loopback last."""
+    found = [each for rows in _interfaces().values() for each in rows]
+    return sorted(found, key=lambda each: each in (LOOPBACK, "::1"))
+
+
+def _interfaces() -> dict[str, list[str]]:
+    import psutil  # late: 37 ms, and only several machines need it
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    found = {}
+    for name, rows in psutil.net_if_addrs().items():
+        usable = [row for row in rows if row.family in families and not row.address.startswith("fe80:")]
+        usable.sort(key=lambda row: families.index(row.family))
+        found[name] = [row.address.partition("%")[0] for row in usable]
+    return found

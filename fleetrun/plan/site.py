@@ -1,19 +1,24 @@
-"""Where this machine stands among those of the job: its address, its place in a list, and where they meet."""
+"""The place of this machine in a job: its address, its rank in a list, and where the machines meet."""
 
 from __future__ import annotations
-
-import contextlib
-import socket
 
 from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
 from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import UsageError
-from fleetrun.host.network import LOOPBACK, is_this_host
+from fleetrun.host.network import (
+    LOOPBACK,
+    address_of,
+    addresses,
+    is_this_host,
+    resolved,
+    same_host,
+    source_address,
+)
 from fleetrun.values import dataclass
 
 _EVERYWHERE = ("localhost", "::1")
-_SOMEWHERE = "192.0.2.1"  # an address of nobody (RFC 5737): which of ours would be used to get there?
+_SOMEWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737): stands for any remote address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +27,7 @@ class Site:
 
     `machines` are those of a list (--ips or endpoint lists) in order, and `hosts` those of them that are this
     machine; `rank` its place there, else what --rank says. `master` is where they meet; None: this machine
-    says.
+    chooses.
     """
 
     address: str
@@ -38,7 +43,7 @@ class Site:
 
 
 def locate(settings: LaunchSettings) -> Site:
-    """Raises UsageError when this machine is none of those listed, or it is not clear which."""
+    """Raises UsageError when this machine is not in the list, or matches more than one entry."""
     listed = settings.ips or _listed(settings)
     if not listed:
         master = settings.master if _several(settings) else None
@@ -49,8 +54,8 @@ def locate(settings: LaunchSettings) -> Site:
         return Site(address=settings.host or listed[0], hosts=None, machines=listed)
     if len(mine) > 1:
         raise UsageError(
-            f"{' and '.join(mine)} are both this machine, and there are others in {_origin(settings)}",
-            hint="Name each machine once, or say with --host which of them this is.",
+            f"{' and '.join(mine)} are both this machine, but there are others in {_origin(settings)}",
+            hint="Name each machine once, or choose this one with --host.",
         )
     _refuse_loopback(settings, listed)
     rank = listed.index(mine[0])
@@ -75,8 +80,8 @@ def _refuse_loopback(settings: LaunchSettings, listed: tuple[str, ...]) -> None:
     if own and len(own) < len(listed):
         others = [each for each in listed if each not in own]
         raise UsageError(
-            f"{own[0]} in {_origin(settings)} is on every machine that machine itself, "
-            f"and {', '.join(others)} {'is' if len(others) == 1 else 'are'} not",
+            f"{own[0]} in {_origin(settings)} means a different machine on every machine, "
+            f"and {', '.join(others)} {'does' if len(others) == 1 else 'do'} not",
             hint="Give the address by which the other machines reach this one.",
         )
 
@@ -103,36 +108,24 @@ def _mine(settings: LaunchSettings, listed: tuple[str, ...]) -> tuple[str, ...]:
             others = [each for each in listed if each != settings.host]
             local = not settings.ips and all(is_this_host(each) for each in others)
             return listed if local else (settings.host,)
-        mine = tuple(each for each in listed if _same(each, settings.host))
+        mine = tuple(each for each in listed if same_host(each, settings.host))
         known = settings.host
     else:
         own = None if settings.nic is None else address_of(settings.nic)
-        mine = tuple(each for each in listed if (is_this_host(each) if own is None else _same(each, own)))
+        mine = tuple(each for each in listed if (is_this_host(each) if own is None else same_host(each, own)))
         known = own or ", ".join(addresses())
     if not mine:
-        unknown = [each for each in listed if not _resolved(each)]
-        hint = "Say with --host which of them it is, or put its address there."
+        unknown = [each for each in listed if not resolved(each)]
+        hint = "Choose it with --host, or add its address."
         raise UsageError(
             f"this machine ({known}) is not in {_origin(settings)}: {', '.join(listed)}",
-            hint=f"{', '.join(unknown)}: no such name is known here. {hint}" if unknown else hint,
+            hint=f"{', '.join(unknown)}: this name cannot be resolved here. {hint}" if unknown else hint,
         )
     return mine
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two names or addresses have an address in common."""
-    return bool(_resolved(one) & _resolved(other))
-
-
-def _resolved(host: str) -> set[str]:
-    try:
-        return {str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return set()
-
-
 def _address(settings: LaunchSettings, master: str | None) -> str:
-    """--host, else that of --nic, else the one from which the meeting point is reached."""
+    """--host, else that of --nic, else the one that reaches the rendezvous endpoint."""
     if settings.host is not None:
         if not is_this_host(settings.host):
             raise UsageError(
@@ -147,43 +140,3 @@ def _address(settings: LaunchSettings, master: str | None) -> str:
     target = (master or "").removeprefix("etcd://").partition("?")[0].split(",")[0]
     there = split_endpoint(target)[0] if target else _SOMEWHERE
     return source_address(there) or source_address(_SOMEWHERE) or (*addresses(), LOOPBACK)[0]
-
-
-def source_address(host: str) -> str | None:
-    """The address that this machine would use to talk to `host`; nothing is sent."""
-    with contextlib.suppress(OSError):
-        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-                probe.connect(address)
-                return str(probe.getsockname()[0])
-    return None
-
-
-def address_of(nic: str) -> str:
-    """The first address of a network interface, IPv4 before IPv6. Raises UsageError for one without."""
-    found = _interfaces()
-    if nic not in found:
-        raise UsageError(
-            f"--nic {nic}: there is no such network interface", hint=f"There are {', '.join(found)}."
-        )
-    if not found[nic]:
-        raise UsageError(f"--nic {nic}: this network interface has no address")
-    return found[nic][0]
-
-
-def addresses() -> list[str]:
-    """All addresses of this machine, loopback last."""
-    found = [each for rows in _interfaces().values() for each in rows]
-    return sorted(found, key=lambda each: each in (LOOPBACK, "::1"))
-
-
-def _interfaces() -> dict[str, list[str]]:
-    import psutil  # late: 37 ms, and only several machines need it
-
-    families = (socket.AF_INET, socket.AF_INET6)
-    found = {}
-    for name, rows in psutil.net_if_addrs().items():
-        usable = [row for row in rows if row.family in families and not row.address.startswith("fe80:")]
-        usable.sort(key=lambda row: families.index(row.family))
-        found[name] = [row.address.partition("%")[0] for row in usable]
-    return found

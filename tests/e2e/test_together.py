@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.elastic.meeting import LAST_WORDS
-from fleetrun.plan.site import addresses
+from fleetrun.host.network import addresses
 from tests.support.command import Fleetrun, Launch
 from tests.support.ports import free_port
 
