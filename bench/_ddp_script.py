@@ -83,7 +83,7 @@ def timed(trained: Trained, case: Case) -> list[float]:
 
 
 def in_turns(ours: Trained, theirs: Trained, case: Case) -> list[float]:
-    """Theirs over ours, of windows beside each other."""
+    """Their time divided by ours, for adjacent windows."""
     steps = max(1, case.steps // 6)
     pairs = [(window(theirs, case, steps), window(ours, case, steps)) for _ in range(PAIRS + 1)]
     return [torchs / fleets for torchs, fleets in pairs[1:]]

@@ -25,7 +25,7 @@ Steps = Generator[float, None, Result]
 
 SHORT, LONG = 5.0, 40.0  # seconds after which a launcher is not waited for any longer
 PAUSE_AFTER_DEATH = 1.1  # "after 1 s"; mpirun needs 1.0 to stop its workers
-RAISE = signal.SIGURG  # makes a Python launcher raise (see `_INJECTED`); nobody else has a use for it
+RAISE = signal.SIGURG  # makes a Python launcher raise (see `_INJECTED`); not used otherwise
 
 
 def random_phase() -> float:

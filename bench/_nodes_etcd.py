@@ -1,4 +1,4 @@
-"""Several nodes that meet in an etcd, and jobs that go on while nodes come and go: the scenarios."""
+"""Several nodes that meet in an etcd, and jobs that continue while nodes join and leave: the scenarios."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Launcher:
 
 
 def fleetrun() -> Launcher:
-    """The one beside this interpreter."""
+    """The one in the folder of this interpreter."""
     return Launcher(
         name="fleetrun",
         program=(str(Path(sys.executable).with_name("fleetrun")),),

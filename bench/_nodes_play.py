@@ -20,8 +20,8 @@ ENOUGH = ("--max_restart", "0")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`play` gives a run's text. `alone`: no other job beside it. `earlier`: what Paddle was measured to do
-    before, for where it cannot be run."""
+    """`play` gives a run's text. `alone`: no other job at the same time. `earlier`: an earlier result of
+    Paddle, for machines that cannot run it."""
 
     name: str
     title: str
@@ -36,7 +36,7 @@ def seconds(since: int, until: int) -> str:
 
 
 def serving(job: Job) -> None:
-    """Until somebody listens where the nodes are to meet."""
+    """Waits until a process listens at the rendezvous address."""
     port = int(job.words[job.words.index("--master") + 1].rpartition(":")[2])
     if not job.looked_for(lambda: listens(port), START):
         raise BenchError("nobody listens where the nodes are to meet")

@@ -1,5 +1,5 @@
 """Other processes as /proc shows them: who descends from whom, who carries a mark, what they used; and an end
-to them. A process that has gone is no error.
+to them. A process that has ended is not an error.
 """
 
 from __future__ import annotations

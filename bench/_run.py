@@ -210,7 +210,7 @@ class Run:
         return carries(pid, self._mark.encode())
 
     def own_processes(self) -> list[int]:
-        """The launcher and its helpers (a guard, a process per child): all that is no worker."""
+        """The launcher and its helpers (a guard, a process per child): all processes that are not workers."""
         workers = [worker.pid for worker in self.workers]
         return [self.launcher.pid, *descendants(self.launcher.pid, besides=workers)]
 

@@ -1,4 +1,4 @@
-"""From samples to the markdown table: cells with median and range, ours beside the peers. Pure."""
+"""From samples to the markdown table: cells with median and range, ours next to the peers. Pure."""
 
 from __future__ import annotations
 

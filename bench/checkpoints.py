@@ -1,4 +1,4 @@
-"""What a checkpoint costs a training: saved at once, saved beside it, and torch's own ways to do either.
+"""Cost of a checkpoint during training: synchronous, asynchronous, and with torch's own functions for both.
 
     python bench/checkpoints.py [--mb 400] [--nproc 2] [--steps 30] [--repeat 5] [--folder DIR] [--write FILE]
 

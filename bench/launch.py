@@ -1,4 +1,4 @@
-"""Fleetrun beside other launchers on this machine: one run, one table.
+"""Compares fleetrun with other launchers on this machine: one run, one table.
 
     python bench/launch.py                                    # the whole table
     python bench/launch.py --quick --scenario start8,fail4    # a look

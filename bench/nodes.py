@@ -1,4 +1,4 @@
-"""What becomes of a job on several nodes when something goes wrong: fleetrun beside Paddle's launcher.
+"""What happens to a job on several nodes after a failure: fleetrun and Paddle's launcher compared.
 
     PADDLE_BIN=FOLDER python bench/nodes.py [--runs 3] [--only fine,level-0] [--write docs/benchmarks.md]
 

@@ -1,4 +1,4 @@
-"""What reporting progress costs a training: microseconds a step, beside tensorboard's SummaryWriter.
+"""Cost of progress reports: microseconds per step, compared with tensorboard's SummaryWriter.
 
     python bench/progress.py [--seconds 1.5] [--rounds 5] [--write FILE]
 

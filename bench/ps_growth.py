@@ -3,7 +3,7 @@
     python bench/ps_growth.py [--rows 100000000] [--batch 100000] [--dim 4] [--write docs/benchmarks.md]
 
 Every request inserts `batch` random ids. The goal: the longest one takes less than 50 ms more than the
-median, at whatever size. CPU time of the thread, and wall time of those requests that nobody interrupted:
+median, at whatever size. CPU time of the thread, and wall time of the requests that were not interrupted:
 others on the machine cannot lengthen these. 100 M rows of dim 4 with SGD need 5 GB.
 """
 

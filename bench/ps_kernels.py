@@ -1,4 +1,4 @@
-"""The kernels of the parameter server beside what Python programs use otherwise: one run, one table.
+"""Compares the kernels of the parameter server with the usual Python libraries: one run, one table.
 
     python bench/ps_kernels.py [--keys 10000000] [--batch 100000] [--runs 21] [--write docs/benchmarks.md]
 

@@ -1,4 +1,4 @@
-"""Pulls and pushes of a real server process over the loopback, beside the limits in the same run.
+"""Pulls and pushes of a real server process over loopback, compared with limits measured in the same run.
 
     python bench/ps_micro.py [--runs 15] [--rows 1000000] [--write docs/benchmarks.md]
 

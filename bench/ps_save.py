@@ -1,4 +1,4 @@
-"""Saving and loading a table of the parameter server, beside the disk's own speed in the same run.
+"""Saves and loads a table of the parameter server; compares with the speed of the disk in the same run.
 
     python bench/ps_save.py [--rows 10000000] [--dim 16] [--folder FOLDER] [--repeat 3] [--write FILE]
 
@@ -81,7 +81,7 @@ def read(path: Path) -> float:
 
 
 def kept(path: Path) -> float:
-    """As `read`, into memory that nobody has used yet, as a table's is."""
+    """As `read`, into memory that has not been used yet, like that of a table."""
     drop(path)
     began = time.perf_counter()
     with path.open("rb", buffering=0) as file, mmap.mmap(-1, path.stat().st_size) as memory:

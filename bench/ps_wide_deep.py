@@ -1,7 +1,7 @@
-"""Wide & deep on parameter servers: ours beside Paddle's, one run, one table.
+"""Compares wide & deep on our parameter servers and on Paddle's: one run, one table.
 
     python bench/ps_wide_deep.py --write docs/benchmarks.md
-    python bench/ps_wide_deep.py --write docs/benchmarks.md --only geo,geo400    # these rows of it anew
+    python bench/ps_wide_deep.py --write docs/benchmarks.md --only geo,geo400    # measures these rows again
     python bench/ps_wide_deep.py --quick                                         # does everything run?
 
 1 server and 2 trainers on this machine, 800,000 generated examples, one epoch. Runs of the two sides

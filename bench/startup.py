@@ -110,7 +110,7 @@ def said(work: Path) -> Iterator[tuple[Path, Callable[[], tuple[float, float, fl
 
 
 def started(tree: Path, work: Path, words: list[str]) -> tuple[subprocess.Popen[bytes], float]:
-    environ = {**os.environ, "PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(work)}  # where nobody asks
+    environ = {**os.environ, "PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(work)}  # not queried
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every launch would compile what was changed last
     options = ["--nproc_per_node=2", f"--log_dir={work}/log", *words, "--no_python", f"{work}/program"]
     command = [sys.executable, "-m", "fleetrun", *options]

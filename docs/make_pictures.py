@@ -79,7 +79,7 @@ class Terminal:
             return False
         try:
             data = os.read(self._master, 65536)
-        except OSError:  # nobody has the other end any more
+        except OSError:  # the other end is closed
             return False
         self._stream.feed(data)
         return bool(data)
@@ -127,14 +127,14 @@ def job(folder: Path, *words: str) -> Iterator[Terminal]:
 
 
 def live(folder: Path) -> str:
-    """The line at the foot of the terminal."""
+    """The status line of the terminal."""
     with job(folder) as terminal:
         terminal.watch(lambda text: "epoch 3" in text)
         return drawn(terminal.screen, "fleetrun --job_id digits --nproc_per_node 3 train.py", folder)
 
 
 def watch(folder: Path) -> str:
-    """`status --watch` beside the job."""
+    """`status --watch` while the job runs."""
     with job(folder), Terminal([str(COMMAND), "status", "--watch"], folder, 100, 24) as terminal:
         terminal.watch(lambda text: "epoch 5" in text)
         return drawn(terminal.screen, "fleetrun status --watch", folder)
