@@ -1,6 +1,6 @@
 """Where saves live: folders on this machine, or anywhere that fsspec reaches.
 
-On this machine a file is whole and durable when `write` returns, or it is not there. Elsewhere there is no
+On this machine `write` is atomic, and the file is durable when it returns. Elsewhere there is no
 rename to rely on, only the rule that the manifest is written last.
 """
 

@@ -109,11 +109,11 @@ class Server:
                 CurveAuthenticator(self._context, plan.keys) if plan.keys is not None else None
             )
             self._socket = server_socket(self._context, self._endpoint, plan.keys)
-            self._state_saver = self._open_state_saver()
+            self._state_saver = self._make_state_saver()
             self._make_service()
             undo.pop_all()
 
-    def _open_state_saver(self) -> StateSaver | None:
+    def _make_state_saver(self) -> StateSaver | None:
         plan = self._plan
         if plan.durable_dir is None or plan.configs.durability == "none":
             return None

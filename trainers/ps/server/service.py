@@ -27,14 +27,14 @@ _STEP_KINDS = (Kind.PULL, Kind.PUSH)
 _WAITING_REPEATS = 2
 """A trainer that repeated a request this often computes nothing meanwhile."""
 
-Sender = tuple[int, int]
-"""Rank and incarnation."""
-
-Outgoing = tuple[bytes, Message]
-"""Route and reply."""
 ANY_GATHER = 0
 """The count of a trainer that has completed no gather: it joins the current one of the others."""
 _MAX_GATHER = 1 << 62
+
+Sender = tuple[int, int]
+"""Rank and incarnation."""
+Outgoing = tuple[bytes, Message]
+"""Route and reply."""
 
 
 class Service:
@@ -380,23 +380,23 @@ class PendingRequests:
         else that needs other trainers. None while at least one can.
         """
         barrier: set[int] = set()
-        gathering: set[int] = set()
+        gather: set[int] = set()
         step: set[int] = set()
-        places = {Kind.BARRIER: barrier, Kind.GATHER: gathering}
+        waiting_in = {Kind.BARRIER: barrier, Kind.GATHER: gather}
         for each in self.all():
             if each.repeats >= _WAITING_REPEATS and needs_others(each.request):
-                places.get(each.request.kind, step).add(each.request.rank)
-        step -= barrier | gathering  # a trainer that waits there may have a push in flight
+                waiting_in.get(each.request.kind, step).add(each.request.rank)
+        step -= barrier | gather  # a trainer that waits there may have a push in flight
         waits = [
             f"trainer {_listed(ranks)} {where}"
             for ranks, where in (
                 (barrier, "waits at fleet.barrier_worker()"),
-                (gathering, "waits in fleet.util"),
+                (gather, "waits in fleet.util"),
                 (step, "waits for the others' next step"),
             )
             if ranks
         ]
-        if len(waits) < 2 or not all(member.rank in barrier | gathering | step for member in active):
+        if len(waits) < 2 or not all(member.rank in barrier | gather | step for member in active):
             return None
         return (
             f"{', '.join(waits)}: none can continue. All trainers must make these calls after the same steps"
@@ -422,7 +422,7 @@ class Collectives:
         self._members = members
         self._record = record
         self._refuse_if_lost = refuse_if_lost
-        self._given: dict[int, Message] = {}
+        self._contributions: dict[int, Message] = {}
         self._answered: dict[int, Message] = {}
         self._result: tuple[Part, ...] = ()
         self._next = 1
@@ -450,31 +450,33 @@ class Collectives:
                 Code.TRAINER_LOST,
                 f"trainer {finished[0]} has called fleet.stop_worker() and contributes nothing",
             )
-        self._given[member.rank] = request
-        given = [self._given[other.rank] for other in self._members if self._gave(other)]
-        _require_same_gather({each.number for each in given} - {ANY_GATHER})
-        if len(given) < len(self._members):
+        self._contributions[member.rank] = request
+        contributions = [
+            self._contributions[other.rank] for other in self._members if self._contributed(other)
+        ]
+        _require_same_gather({each.number for each in contributions} - {ANY_GATHER})
+        if len(contributions) < len(self._members):
             self._refuse_if_lost()
             return None
-        self._result = tuple(each.parts[0] for each in given)
-        self._answered, self._given = self._given, {}
-        self._next = max(1, *(each.number for each in given)) + 1
+        self._result = tuple(each.parts[0] for each in contributions)
+        self._answered, self._contributions = self._contributions, {}
+        self._next = max(1, *(each.number for each in contributions)) + 1
         return self._answer(request)
 
     def reset(self) -> None:
         """Drop the contributions to a gather that has not ended: no trainer waits for it any more."""
-        self._given = {}
+        self._contributions = {}
 
     def awaited(self, request: Message) -> Sequence[Member]:
         """The trainers that this request waits for."""
         if request.kind is Kind.BARRIER:
             return [other for other in self._members.active() if other.barrier < request.number]
-        return [other for other in self._members if not self._gave(other)]
+        return [other for other in self._members if not self._contributed(other)]
 
-    def _gave(self, member: Member) -> bool:
+    def _contributed(self, member: Member) -> bool:
         """A contribution of a trainer's earlier incarnation does not count."""
-        given = self._given.get(member.rank)
-        return given is not None and given.incarnation == member.incarnation
+        contribution = self._contributions.get(member.rank)
+        return contribution is not None and contribution.incarnation == member.incarnation
 
     def _answer(self, request: Message) -> Message:
         return request.reply(Kind.DATA, number=self._next, parts=self._result)

@@ -18,15 +18,17 @@ from trainers.ps.kernels.batch import all_finite, merge_rows
 from trainers.ps.saves.write import counts_of
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.dense import DenseRun, DenseTable
-from trainers.ps.tables.sparse import (
+from trainers.ps.tables.sparse import SparseTable, make_table
+from trainers.ps.tables.spec import (
+    EntryKind,
     KeysError,
     NotFiniteError,
     ShapeError,
-    SparseTable,
+    ShrinkPolicy,
+    SpecError,
     TableError,
-    make_table,
+    TableSpec,
 )
-from trainers.ps.tables.spec import EntryKind, ShrinkPolicy, SpecError, TableSpec
 from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Part
 from trainers.storage.errors import LoadError
 

@@ -32,7 +32,6 @@ from trainers.ps.kernels.rows import (
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, numbers_of
 from trainers.ps.tables.spec import (
     EntryKind,
-    FullError,
     KeysError,
     NotFiniteError,
     RowOptions,
@@ -343,36 +342,6 @@ class SparseTable:
     def _write(self, keys: Keys, values: Floats, state: Floats, statistics: Floats) -> None:
         slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))
         write(self._storage.rows, slots, values, state, statistics, self._fresh.state)
-
-
-__all__ = ["FullError", "KeysError", "NotFiniteError", "ShapeError", "Table", "TableError", "make_table"]
-
-
-class Table(Protocol):
-    """What dense blocks and sparse tables have in common. `keys` is None for a dense block, with values or
-    gradients of (size,) float32; for a sparse table it is (n,) int64, with (n, dim) float32.
-
-    `check` refuses what `apply` would refuse, `check_assign` what `assign` would.
-    """
-
-    spec: TableSpec
-    step: int
-
-    def __len__(self) -> int: ...
-
-    def check_assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None: ...
-
-    def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None: ...
-
-    def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor: ...
-
-    def check(
-        self, keys: torch.Tensor | None, grad: torch.Tensor, stats: torch.Tensor | None = None
-    ) -> None: ...
-
-    def apply(
-        self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
-    ) -> None: ...
 
 
 def make_table(spec: TableSpec) -> DenseTable | SparseTable:

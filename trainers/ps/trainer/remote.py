@@ -178,13 +178,13 @@ class SentRequests:
         return self._answers
 
     def _distribute(self, server: int, reply: Message) -> None:
-        asked = [request for request in self._row_requests if request.concerns(server)]
+        concerned = [request for request in self._row_requests if request.concerns(server)]
         rows = [part for part in reply.parts if part.field is Field.ROWS]
-        if len(rows) != len(asked):
+        if len(rows) != len(concerned):
             raise ServerError(
-                f"server {server} answered {len(asked)} requests for rows with {len(rows)} ROWS parts"
+                f"server {server} answered {len(concerned)} requests for rows with {len(rows)} ROWS parts"
             )
-        for request, part in zip(asked, rows, strict=True):
+        for request, part in zip(concerned, rows, strict=True):
             request.answer(server, part)
 
 

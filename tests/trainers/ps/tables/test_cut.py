@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, AnyRule, SparseAdam
-from trainers.ps.tables.sparse import SparseTable, TableError
-from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableError, TableKind, TableSpec
 from trainers.ps.tables.storage import Cut, SparseRows
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainers.ps.tables.rules import SGD
-from trainers.ps.tables.sparse import SparseTable, TableError
+from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import (
     Entry,
     EntryKind,
@@ -12,6 +12,7 @@ from trainers.ps.tables.spec import (
     InitKind,
     RowOptions,
     ShrinkPolicy,
+    TableError,
     TableKind,
     TableSpec,
 )

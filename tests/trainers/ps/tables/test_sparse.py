@@ -6,15 +6,18 @@ import pytest
 import torch
 
 from trainers.ps.tables.rules import SGD, Adagrad, Adam, Fixed, SparseAdam
-from trainers.ps.tables.sparse import (
+from trainers.ps.tables.sparse import SparseTable, make_table
+from trainers.ps.tables.spec import (
+    Initializer,
+    InitKind,
     KeysError,
     NotFiniteError,
+    RowOptions,
     ShapeError,
-    SparseTable,
     TableError,
-    make_table,
+    TableKind,
+    TableSpec,
 )
-from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
 from trainers.ps.tables.storage import SparseRows
 
 SOME = Initializer(InitKind.UNIFORM, -0.5, 0.5, seed=3)

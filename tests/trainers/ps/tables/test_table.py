@@ -5,8 +5,16 @@ import torch
 
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import FTRL, SGD, Adam, Fixed
-from trainers.ps.tables.sparse import KeysError, NotFiniteError, ShapeError, TableError, make_table
-from trainers.ps.tables.spec import SpecError, TableKind, TableSpec
+from trainers.ps.tables.sparse import make_table
+from trainers.ps.tables.spec import (
+    KeysError,
+    NotFiniteError,
+    ShapeError,
+    SpecError,
+    TableError,
+    TableKind,
+    TableSpec,
+)
 
 
 def keys(*values: int) -> torch.Tensor:
