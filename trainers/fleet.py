@@ -1,8 +1,7 @@
 """The fleet API: module-level functions that are the methods of one Fleet object.
 
-`init` finds this process's place in the job and makes its runtime, `CollectiveRuntime` or that of a server
-or trainer of `trainers.ps`. All other calls check their arguments and that they belong to this kind of job,
-and hand the work to the runtime, to `checkpoints` or to `serving`.
+`init` finds this process's place in the job and makes its runtime: `CollectiveRuntime`, or that of a server
+or trainer of `trainers.ps`. The other calls check their arguments and leave the rest to the runtime.
 """
 
 from __future__ import annotations
@@ -26,533 +25,16 @@ from trainers.metrics import DistributedMetrics
 from trainers.notice import Notice, StopSignals, notice_file
 from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import install_exit_hooks
-from trainers.ps.tables.spec import ShrinkPolicy
 from trainers.roles.environment import ask_first
 from trainers.roles.identity import Identity, Role, RoleMaker
 from trainers.roles.makers import MPISymmetricRoleMaker, PaddleCloudRoleMaker, UserDefinedRoleMaker, settle
-from trainers.runtime import Ids, Runtime, Where
+from trainers.runtime import Ids, Runtime, Where, check_model
 from trainers.strategy import DistributedStrategy, DistributeTranspilerConfig, strategy_of
 from trainers.util import Util
 
 if TYPE_CHECKING:
+    from trainers.ps.tables.spec import ShrinkPolicy
     from trainers.serving.program import Inputs
-
-
-# ---- What all calls of the fleet API stand on: this process's identity and runtime, once there are any.
-
-
-class Begun:
-    """Nothing until `fleet.init`; every call but that raises UsageError before it."""
-
-    def __init__(self) -> None:
-        self._identity: Identity | None = None
-        self._runtime: Runtime | None = None
-
-    def found(self) -> Identity | None:
-        """Who this process is; None before `fleet.init`."""
-        return self._identity
-
-    def _who(self, call: str) -> Identity:
-        if self._identity is None:
-            raise UsageError(f"fleet.{call}() was called before fleet.init()")
-        return self._identity
-
-    def _ready(self, call: str) -> Runtime:
-        if self._runtime is None:
-            raise UsageError(f"fleet.{call}() was called before fleet.init()")
-        return self._runtime
-
-
-# ---- The fleet API's questions about this process's place in the job.
-
-
-class Place(Begun):
-    """Who am I, and who are the others."""
-
-    def is_server(self) -> bool:
-        return self._who("is_server").is_server
-
-    def is_worker(self) -> bool:
-        return not self._who("is_worker").is_server
-
-    def is_first_worker(self) -> bool:
-        identity = self._who("is_first_worker")
-        return not identity.is_server and identity.index == 0
-
-    def worker_num(self) -> int:
-        return self._who("worker_num").worker_num
-
-    def worker_index(self) -> int:
-        """This trainer's rank. On a server too, as in Paddle, it is the process's index in its own role."""
-        return self._who("worker_index").index
-
-    def server_num(self) -> int:
-        return len(self._who("server_num").servers)
-
-    def server_index(self) -> int:
-        identity = self._who("server_index")
-        if not identity.is_server:
-            raise UsageError("fleet.server_index() was called on a trainer; ask fleet.is_server() first")
-        return identity.index
-
-    def worker_endpoints(self, to_string: bool = False) -> str | list[str]:
-        """`host:port` of every trainer in rank order; joined by commas with `to_string`."""
-        identity = self._who("worker_endpoints")
-        if not identity.trainers:
-            raise NotSupportedError(f"{identity.source} has no trainer endpoints; start with fleetrun")
-        return ",".join(identity.trainers) if to_string else list(identity.trainers)
-
-    def server_endpoints(self, to_string: bool = False) -> str | list[str]:
-        """`host:port` of every server in rank order; joined by commas with `to_string`."""
-        identity = self._who("server_endpoints")
-        return ",".join(identity.servers) if to_string else list(identity.servers)
-
-
-# ---- The fleet API's calls for training: model, optimizer, and the loop over a data set.
-
-
-class Training(Begun):
-    """The same calls for either kind of training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._optimizer: DistributedOptimizer | None = None
-
-    def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model to train: wrapped for data parallel training, or served by the parameter servers."""
-        runtime = self._fitting("distributed_model")
-        if not isinstance(model, torch.nn.Module):
-            raise UsageError(f"distributed_model wants a torch.nn.Module, not {model!r}")
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-            raise UsageError(
-                "distributed_model was given a model that is wrapped for data parallel training already; "
-                "gradients would be averaged twice: wrap it once"
-            )
-        return runtime.distributed_model(model)
-
-    def distributed_optimizer(
-        self,
-        optimizer: torch.optim.Optimizer,
-        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
-    ) -> DistributedOptimizer:
-        """The optimizer to train with. `strategy` replaces the one given to `init`; in a collective job it
-        must not ask for something else than the model has been wrapped for.
-        """
-        runtime = self._ready("distributed_optimizer")
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"distributed_optimizer wants a torch.optim optimizer, not {optimizer!r}")
-        if isinstance(optimizer, DistributedOptimizer):
-            raise UsageError("distributed_optimizer was given fleet's optimizer; give it torch's, once")
-        with contextlib.ExitStack() as refused:
-            refused.callback(setattr, runtime, "strategy", runtime.strategy)  # then the new one never was
-            if strategy is not None:
-                runtime.strategy = strategy_of(strategy)
-            self._optimizer = self._fitting("distributed_optimizer").distributed_optimizer(optimizer)
-            refused.pop_all()
-        return self._optimizer
-
-    def minimize(self, loss: torch.Tensor) -> None:
-        """`minimize` of the optimizer that `distributed_optimizer` has returned last."""
-        self._ready("minimize")
-        if self._optimizer is None:
-            raise UsageError("fleet.minimize() was called before fleet.distributed_optimizer(optimizer)")
-        self._optimizer.minimize(loss)
-
-    def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
-        """The scaler for a script that scales losses itself: all ranks skip a step in which one of them has
-        found gradients that are not finite. It shares its state with the one given.
-        """
-        runtime = self._ready("distributed_scaler")
-        if not isinstance(runtime, CollectiveRuntime):
-            raise UsageError(
-                "fleet.distributed_scaler() belongs to collective training, and this job has parameter "
-                "servers: they take float32; for rows in half precision on the wire use strategy.ps_configs "
-                "wire_dtype"
-            )
-        if not isinstance(scaler, torch.amp.GradScaler):
-            raise UsageError(f"distributed_scaler wants a torch.amp.GradScaler, not {scaler!r}")
-        from trainers.collective.stepping import DistributedScaler
-
-        return DistributedScaler(scaler)
-
-    def barrier_worker(self) -> None:
-        """Wait until every trainer is here."""
-        self._ready("barrier_worker").barrier_worker()
-
-    def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
-        """The same batches, while the rows of the next one are already fetched from the servers. Up to two
-        batches are taken from `batches` ahead of the one that is given out.
-
-        `ids(batch)` tells with which tensors (the very same objects) the served embeddings will be called:
-        `{module: tensor or tensors}`, or just those when the model has one.
-        """
-        return self._ready("prefetch").prefetch(batches, ids)
-
-    def train_from_dataset(
-        self,
-        step: Step,
-        dataset: Iterable[DataBatch],
-        *,
-        ids: Callable[[DataBatch], Ids] | None = None,
-        **printing: Unpack[loop.Printing],
-    ) -> Result:
-        """One pass over a data set, `step(batch)` for each batch; see trainers.data.loop. With `ids`, rows
-        are prefetched as by `prefetch`.
-        """
-        prefetch = self._prefetch("train_from_dataset", ids)
-        return loop.train_from_dataset(step, dataset, prefetch=prefetch, **printing)
-
-    def infer_from_dataset(
-        self,
-        step: Step,
-        dataset: Iterable[DataBatch],
-        *,
-        ids: Callable[[DataBatch], Ids] | None = None,
-        **printing: Unpack[loop.Printing],
-    ) -> Result:
-        """The same without gradients; call `model.eval()` before it."""
-        prefetch = self._prefetch("infer_from_dataset", ids)
-        return loop.infer_from_dataset(step, dataset, prefetch=prefetch, **printing)
-
-    def _fitting(self, call: str) -> Runtime:
-        """The runtime, whose strategy fits this kind of job: it may have changed since it was given."""
-        runtime = self._ready(call)
-        runtime.strategy.fits(isinstance(runtime, CollectiveRuntime))
-        return runtime
-
-    def _prefetch(self, call: str, ids: Callable[[DataBatch], Ids] | None) -> loop.Prefetch | None:
-        runtime = self._ready(call)
-        return None if ids is None else lambda batches: runtime.prefetch(batches, ids)
-
-
-# ---- The fleet API's calls for jobs with parameter servers.
-
-
-class Servers(Begun):
-    """The life of a server, and that of a trainer with servers."""
-
-    def init_server(self, dirname: str | None = None) -> None:
-        """Bind this server's endpoint, and begin with the tables saved in `dirname`, if given: a folder that
-        every server can read.
-        """
-        self._ready("init_server").init_server(dirname)
-
-    def run_server(self) -> None:
-        """Serve until every trainer has called stop_worker, or SIGTERM."""
-        self._ready("run_server").run_server()
-
-    def init_worker(self) -> None:
-        """Connect to the servers; all trainers start from trainer 0's initial values."""
-        self._ready("init_worker").init_worker()
-
-    def shrink(self, policy: ShrinkPolicy | None = None) -> int:
-        """A day has passed: age the statistics of all tables that keep them, and remove the rows that are
-        not worth their memory. For one trainer to call; returns how many rows went.
-        """
-        return self._ready("shrink").shrink(policy or ShrinkPolicy())
-
-    def stop_worker(self) -> None:
-        """Say that this trainer has finished, wait for the others, and bring the trained values into the
-        model. When fleetrun is ending this process (`stop_requested`), it has not finished: its pushes are
-        waited for, nobody else is.
-        """
-        self._ready("stop_worker").stop_worker()
-
-
-# ---- The fleet API's calls that write what has been trained, and read it again.
-
-
-class Saving(Begun):
-    """Models and tables as files, for serving and for another job. Every call that saves leaves what was in
-    the folder as it was until the new one is complete; an interrupted one counts for nothing. A folder is a
-    path, or a URL that fsspec knows.
-    """
-
-    def save_persistables(self, dirname: Where, model: torch.nn.Module | None = None, mode: int = 0) -> None:
-        """Save what has been trained.
-
-        With parameter servers: all tables, to a folder that every server can write. For one trainer to call;
-        the others may go on training. mode: 0 everything; 1 the rows changed since the last save, beside it;
-        2 values only, for serving; 3 as 0, when a day has passed in the tables' statistics.
-
-        Collective: the model's whole state, as `save` does without an optimizer.
-
-        Raises SaveError or ServerError; the former save stays current then.
-        """
-        _check_folder("save_persistables", dirname)
-        runtime = self._ready("save_persistables")
-        if isinstance(mode, bool) or mode not in (0, 1, 2, 3):
-            raise UsageError(f"save_persistables mode is {mode!r}; it must be 0, 1, 2 or 3")
-        if isinstance(runtime, CollectiveRuntime):
-            self._save_state("save_persistables", dirname, model, None, mode)
-        else:
-            _save_tables(runtime, dirname, mode)
-
-    def save(
-        self,
-        dirname: Where,
-        model: torch.nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-        *,
-        mode: int = 0,
-    ) -> None:
-        """Save the whole state of a model, and of its optimizer: safetensors files that any number of
-        processes loads, and any tool reads. `fleet.save_checkpoint` saves more, and in parallel.
-
-        Collective: the first trainer writes; the others may call it too, and must where the model is
-        sharded. It is there for all after a `barrier_worker()`. With parameter servers:
-        `save_persistables(dirname, mode)`; the servers have the optimizer's state. Raises SaveError or
-        ServerError.
-        """
-        _check_folder("save", dirname)
-        if isinstance(self._ready("save"), CollectiveRuntime):
-            self._save_state("save", dirname, model, optimizer, mode)
-        else:
-            self.save_persistables(dirname, mode=mode)
-
-    def load(
-        self,
-        dirname: Where,
-        model: torch.nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> None:
-        """Bring a model, and its optimizer, to the state that `save` or `save_persistables` of a collective
-        job has written. All trainers call it; with parameter servers before init_worker, to begin from these
-        values.
-
-        Raises LoadError when it is damaged or of another model; nothing has changed then.
-        """
-        _check_folder("load", dirname)
-        runtime = self._ready("load")
-        if not isinstance(runtime, CollectiveRuntime) and (model is None or optimizer is not None):
-            raise UsageError(
-                "fleet.load() in a job with parameter servers brings values into a model before "
-                "fleet.init_worker(); tables and optimizer state are the servers': fleet.init_server(dirname)"
-            )
-        from trainers.serving.weights import load_state
-
-        with progress.activity("loading the model"):
-            load_state(dirname, _checked("load", model), _made(runtime, optimizer))
-
-    def save_inference_model(
-        self,
-        dirname: Where,
-        model: torch.nn.Module | None = None,
-        example_inputs: Inputs | None = None,
-        *more: object,
-        dynamic_shapes: object = None,
-    ) -> None:
-        """Save a model to be called without fleet, and without its code: `trainers.inference.
-        load_inference_model(dirname)`. A program of torch.export, and its weights beside it in a safetensors
-        file.
-
-        example_inputs: what the model is called with: a tensor, a tuple of tensors, or a dict by the names
-        that `forward` has for them. The program takes batches of any size; `dynamic_shapes`, a tuple with
-        what torch.export takes for each input, says more, and () fixes all.
-
-        For one trainer to call, or all; the first writes. With parameter servers it takes the rows that are
-        there at the moment, which must fit into this process; an id without a row reads as in evaluation.
-        Without a model it saves the values of all tables, which `trainers.ps.read_values(dirname)` reads.
-
-        Raises SaveError, NotSupportedError for a model that fixes the size of a batch, and what torch.export
-        raises for one that it cannot export.
-        """
-        _check_folder("save_inference_model", None if more else dirname)
-        runtime = self._ready("save_inference_model")
-        if model is None and not isinstance(runtime, CollectiveRuntime):
-            _save_tables(runtime, dirname, 2)
-            return
-        model = _checked("save_inference_model", model)
-        if example_inputs is None:
-            raise UsageError(
-                "fleet.save_inference_model() wants example_inputs with the model: a batch for its forward()"
-            )
-        if self._who("save_inference_model").index == 0 or not isinstance(runtime, CollectiveRuntime):
-            from trainers.export import save_program
-
-            with progress.activity("saving the model for serving"):
-                stand_ins = runtime.stand_ins(model, dirname)
-                save_program(dirname, model, example_inputs, dynamic_shapes, stand_ins)
-
-    def _save_state(
-        self,
-        call: str,
-        dirname: Where,
-        model: torch.nn.Module | None,
-        optimizer: torch.optim.Optimizer | None,
-        mode: int,
-    ) -> None:
-        from trainers.serving.weights import save_state
-
-        if mode:
-            raise UsageError(
-                f"fleet.{call}() was given mode={mode}; modes are of tables, and this job has no servers"
-            )
-        first = self._who(call).index == 0
-        with progress.activity("saving the model"):
-            save_state(dirname, _checked(call, model), _made(self._runtime, optimizer), first=first)
-
-
-def _save_tables(runtime: Runtime, dirname: Where, mode: int) -> None:
-    with progress.activity("saving tables"):
-        runtime.save(dirname, mode)
-
-
-def _check_folder(call: str, dirname: Any) -> None:
-    """Paddle's calls have an executor somewhere, and more arguments."""
-    if not isinstance(dirname, str | os.PathLike):
-        example = ", example_inputs" if call == "save_inference_model" else ""
-        raise UsageError(
-            f"fleet.{call}() wants a folder and a torch module. Of Paddle's executor, feeds, targets and "
-            f"program it needs none: write fleet.{call}(dirname, model{example})"
-        )
-
-
-def _checked(call: str, model: Any) -> torch.nn.Module:
-    if not isinstance(model, torch.nn.Module):
-        what = "no model" if model is None else f"{model!r} as the model"
-        raise UsageError(
-            f"fleet.{call}() was given {what}; give the torch.nn.Module, as fleet.distributed_model() "
-            "returned it or before"
-        )
-    return model
-
-
-def _made(runtime: Any, optimizer: Any) -> torch.optim.Optimizer | None:
-    """Fleet's optimizer, where it is the script's own that was given."""
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"the optimizer must be one of torch's or fleet's, not {optimizer!r}")
-    return runtime.made_of(optimizer) if isinstance(runtime, CollectiveRuntime) else optimizer
-
-
-# ---- The part of the fleet API by which a training goes on after a restart: checkpoints, the step to resume
-# at, the notice to stop. Knows for which kind of job each call is; leaves the work to `checkpoint` and
-# `notice`.
-
-
-class Continuing(Begun):
-    """A Fleet's calls that concern its going on elsewhere, or later. All but `init` comes after `init`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._signals = StopSignals(notice_file(os.environ))
-
-    def resume_step(self) -> int:
-        """How many steps are done already. Collective: the step of the checkpoint that was loaded, 0 when
-        none was. With parameter servers: how many steps of this trainer's place they had when it started; 0,
-        unless it was restarted. A script that skips as many batches goes on where its former self was. When
-        there are more trainers than before, or fewer: the share of each of what all had done, rounded down.
-        """
-        return self._ready("resume_step").resume_step()
-
-    def save_checkpoint(
-        self,
-        directory: Where,
-        step: int,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        *,
-        keep: int = 2,
-        async_save: bool = False,
-        **state: Any,
-    ) -> str | None:
-        """Save model, optimizer and random generators as they are after `step` steps; all ranks call it.
-        When it returns its path, `directory/step-XXXXXXXX` is complete and durable; the newest `keep` stay.
-
-        state: by any name, small dicts, and objects with `state_dict` and `load_state_dict` (a sampler, a
-        learning rate schedule). `directory`: a path, the same folder on every machine, or a URL of fsspec.
-        async_save: only copy everything now, into memory of this machine, and return None; the copy is
-        written beside the training. The next save, load or wait_checkpoint waits for it, and so does the end
-        of the process. Raises CheckpointError, then the former checkpoints are as they were; a save in the
-        background that failed lets the next of these calls raise it, on all ranks.
-        """
-        from trainers.checkpoints import checkpoint
-
-        runtime = self._collective("save_checkpoint")
-        runtime.before_checkpoint()
-        optimizer = runtime.made_of(optimizer)
-        save = checkpoint.start if async_save else checkpoint.save  # either tells when it writes
-        return save(directory, step, model, optimizer, keep=keep, state=state)
-
-    def wait_checkpoint(self) -> str | None:
-        """Wait until the last `save_checkpoint(..., async_save=True)` is complete and durable; its path, None
-        when there is nothing to wait for; all ranks call it. Raises CheckpointError when it has failed.
-        """
-        from trainers.checkpoints import checkpoint
-
-        self._collective("wait_checkpoint")
-        with progress.activity("waiting for the checkpoint"):
-            return checkpoint.wait()
-
-    def load_checkpoint(
-        self,
-        directory: Where,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        **state: Any,
-    ) -> int | None:
-        """Bring model, optimizer and `state`, dicts in place, to the newest complete checkpoint; all ranks
-        call it, and there may be more or fewer than when it was saved. Its step, or None when there is none.
-
-        A damaged checkpoint is passed over for the one before. Raises CheckpointError when all are damaged,
-        or when it is of another model.
-        """
-        from trainers.checkpoints import checkpoint
-
-        runtime = self._collective("load_checkpoint")
-        optimizer = runtime.made_of(optimizer)
-        with progress.activity("loading the checkpoint"):
-            step = checkpoint.load(directory, model, optimizer, state=state)
-        runtime.resumed = step or 0
-        progress.meter.resumed(runtime.resumed)
-        return step
-
-    load_latest = load_checkpoint
-
-    def stop_requested(self, *, sync: bool = True, signals: Collection[int] = ()) -> Notice | None:
-        """Why and until when this process is to stop, once it is: save, and leave.
-
-        From the first call on SIGTERM no longer ends the process: it is asked to ask again. `signals` are
-        more that mean "stop": SIGUSR1, where Slurm sends it ahead of its time limit. In a collective job all
-        ranks call it equally often and get the same answer at the same call, through a small all_reduce;
-        without `sync` each hears of its own signal only, and must not leave alone. When the launcher says
-        that other ranks are gone, a collective job's process still ends at once: it could save nothing.
-        """
-        runtime = self._ready("stop_requested")
-        collective = isinstance(runtime, CollectiveRuntime)
-        self._signals.listen((signal.SIGTERM, *signals), with_others=collective)
-        mine = self._signals.notice()
-        if sync and isinstance(runtime, CollectiveRuntime):
-            return runtime.agreement.on(mine)
-        return mine
-
-    def _collective(self, call: str) -> CollectiveRuntime:
-        runtime = self._ready(call)
-        if not isinstance(runtime, CollectiveRuntime):
-            raise UsageError(
-                f"fleet.{call}() belongs to collective training, and this job has parameter servers: they "
-                "keep their tables by strategy.ps_configs durability, and by fleet.save_persistables()"
-            )
-        return runtime
-
-
-# ---- The fleet API's calls by which trainers tell each other something: `fleet.util` and `fleet.metrics`.
-
-
-class Sharing(Begun):
-    """Both are there before `init`, and raise UsageError until then."""
-
-    @functools.cached_property
-    def util(self) -> Util:
-        return Util(self._who, self._ready)
-
-    @functools.cached_property
-    def metrics(self) -> DistributedMetrics:
-        return DistributedMetrics(self.util)
-
-
-# ---- The fleet API: module-level functions on one Fleet object. Knows how a job begins; the calls are in
-# `trainers.calls`, the work is done in `collective` and `ps`.
 
 __all__ = [
     "DistributeTranspilerConfig",
@@ -605,8 +87,14 @@ __all__ = [
 ]
 
 
-class Fleet(Place, Training, Servers, Saving, Continuing, Sharing):
+class Fleet:
     """One process's view of its job. Every method but `init` raises UsageError before `init`."""
+
+    def __init__(self) -> None:
+        self._identity: Identity | None = None
+        self._runtime: Runtime | None = None
+        self._optimizer: DistributedOptimizer | None = None
+        self._signals = StopSignals(notice_file(os.environ))
 
     def init(
         self,
@@ -626,14 +114,368 @@ class Fleet(Place, Training, Servers, Saving, Continuing, Sharing):
         install_exit_hooks()
         if self._runtime is not None:
             raise UsageError("fleet.init() was called before; call it once, at the start of the script")
-        wishes = strategy_of(strategy) if strategy is not None else DistributedStrategy()
+        wanted = strategy_of(strategy) if strategy is not None else DistributedStrategy()
         collective, identity = settle(role_maker, is_collective, os.environ)
-        wishes.fits(collective)
-        self._runtime = _runtime(collective, identity, wishes)
+        wanted.fits(collective)
+        self._runtime = _make_runtime(collective, identity, wanted)
         self._identity = identity
 
+    # ---- this process's place in the job
 
-def _runtime(is_collective: bool, identity: Identity, strategy: DistributedStrategy) -> Runtime:
+    def is_server(self) -> bool:
+        return self._identity_for("is_server").is_server
+
+    def is_worker(self) -> bool:
+        return not self._identity_for("is_worker").is_server
+
+    def is_first_worker(self) -> bool:
+        identity = self._identity_for("is_first_worker")
+        return not identity.is_server and identity.index == 0
+
+    def worker_num(self) -> int:
+        return self._identity_for("worker_num").worker_num
+
+    def worker_index(self) -> int:
+        """This trainer's rank. On a server too, as in Paddle, it is the process's index in its own role."""
+        return self._identity_for("worker_index").index
+
+    def server_num(self) -> int:
+        return len(self._identity_for("server_num").servers)
+
+    def server_index(self) -> int:
+        identity = self._identity_for("server_index")
+        if not identity.is_server:
+            raise UsageError("fleet.server_index() was called on a trainer; ask fleet.is_server() first")
+        return identity.index
+
+    def worker_endpoints(self, to_string: bool = False) -> str | list[str]:
+        """`host:port` of every trainer in rank order; joined by commas with `to_string`."""
+        identity = self._identity_for("worker_endpoints")
+        if not identity.trainers:
+            raise NotSupportedError(f"{identity.source} has no trainer endpoints; start with fleetrun")
+        return ",".join(identity.trainers) if to_string else list(identity.trainers)
+
+    def server_endpoints(self, to_string: bool = False) -> str | list[str]:
+        """`host:port` of every server in rank order; joined by commas with `to_string`."""
+        identity = self._identity_for("server_endpoints")
+        return ",".join(identity.servers) if to_string else list(identity.servers)
+
+    # ---- model, optimizer, and the loop over a data set
+
+    def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model to train: wrapped for data parallel training, or served by the parameter servers."""
+        runtime = self._fitting_runtime("distributed_model")
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"distributed_model wants a torch.nn.Module, not {model!r}")
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise UsageError(
+                "distributed_model was given a model that is wrapped for data parallel training already; "
+                "gradients would be averaged twice: wrap it once"
+            )
+        return runtime.distributed_model(model)
+
+    def distributed_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
+    ) -> DistributedOptimizer:
+        """The optimizer to train with. `strategy` replaces the one given to `init`; in a collective job it
+        must not ask for something else than the model has been wrapped for.
+        """
+        runtime = self._runtime_for("distributed_optimizer")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(f"distributed_optimizer wants a torch.optim optimizer, not {optimizer!r}")
+        if isinstance(optimizer, DistributedOptimizer):
+            raise UsageError("distributed_optimizer was given fleet's optimizer; give it torch's, once")
+        with contextlib.ExitStack() as refused:
+            refused.callback(setattr, runtime, "strategy", runtime.strategy)  # undone if it is refused
+            if strategy is not None:
+                runtime.strategy = strategy_of(strategy)
+            self._optimizer = self._fitting_runtime("distributed_optimizer").distributed_optimizer(optimizer)
+            refused.pop_all()
+        return self._optimizer
+
+    def minimize(self, loss: torch.Tensor) -> None:
+        """`minimize` of the optimizer that `distributed_optimizer` has returned last."""
+        self._runtime_for("minimize")
+        if self._optimizer is None:
+            raise UsageError("fleet.minimize() was called before fleet.distributed_optimizer(optimizer)")
+        self._optimizer.minimize(loss)
+
+    def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+        """The scaler for a script that scales losses itself: all ranks skip a step in which one of them has
+        found gradients that are not finite. It shares its state with the one given.
+        """
+        return self._runtime_for("distributed_scaler").distributed_scaler(scaler)
+
+    def barrier_worker(self) -> None:
+        """Wait until every trainer is here."""
+        self._runtime_for("barrier_worker").barrier_worker()
+
+    def prefetch(self, batches: Iterable[AnyBatch], ids: Callable[[AnyBatch], Ids]) -> Iterator[AnyBatch]:
+        """The same batches, while the rows of the next one are already fetched from the servers. Up to two
+        batches are taken from `batches` ahead of the one that is given out.
+
+        `ids(batch)` tells with which tensors (the very same objects) the served embeddings will be called:
+        `{module: tensor or tensors}`, or just those when the model has one.
+        """
+        return self._runtime_for("prefetch").prefetch(batches, ids)
+
+    def train_from_dataset(
+        self,
+        step: Step,
+        dataset: Iterable[DataBatch],
+        *,
+        ids: Callable[[DataBatch], Ids] | None = None,
+        **printing: Unpack[loop.Printing],
+    ) -> Result:
+        """One pass over a data set, `step(batch)` for each batch; see trainers.data.loop. With `ids`, rows
+        are prefetched as by `prefetch`.
+        """
+        prefetch = self._prefetch("train_from_dataset", ids)
+        return loop.train_from_dataset(step, dataset, prefetch=prefetch, **printing)
+
+    def infer_from_dataset(
+        self,
+        step: Step,
+        dataset: Iterable[DataBatch],
+        *,
+        ids: Callable[[DataBatch], Ids] | None = None,
+        **printing: Unpack[loop.Printing],
+    ) -> Result:
+        """The same without gradients; call `model.eval()` before it."""
+        prefetch = self._prefetch("infer_from_dataset", ids)
+        return loop.infer_from_dataset(step, dataset, prefetch=prefetch, **printing)
+
+    # ---- jobs with parameter servers
+
+    def init_server(self, dirname: str | None = None) -> None:
+        """Bind this server's endpoint, and begin with the tables saved in `dirname`, if given: a folder that
+        every server can read.
+        """
+        self._runtime_for("init_server").init_server(dirname)
+
+    def run_server(self) -> None:
+        """Serve until every trainer has called stop_worker, or SIGTERM."""
+        self._runtime_for("run_server").run_server()
+
+    def init_worker(self) -> None:
+        """Connect to the servers; all trainers start from trainer 0's initial values."""
+        self._runtime_for("init_worker").init_worker()
+
+    def shrink(self, policy: ShrinkPolicy | None = None) -> int:
+        """A day has passed: age the statistics of all tables that keep them, and remove the rows that are
+        not worth their memory. For one trainer to call; returns how many rows went.
+        """
+        return self._runtime_for("shrink").shrink(policy)
+
+    def stop_worker(self) -> None:
+        """Say that this trainer has finished, wait for the others, and bring the trained values into the
+        model. When fleetrun is ending this process (`stop_requested`), it has not finished: it waits for its
+        own pushes only, not for the other trainers.
+        """
+        self._runtime_for("stop_worker").stop_worker()
+
+    # ---- Saves of models and tables, for serving and for another job. The former save stays in the folder
+    # until the new one is complete. A folder is a path, or a URL that fsspec supports.
+
+    def save_persistables(self, dirname: Where, model: torch.nn.Module | None = None, mode: int = 0) -> None:
+        """Save what has been trained.
+
+        With parameter servers: all tables, to a folder that every server can write. For one trainer to call;
+        the others may go on training. mode: 0 everything; 1 the rows changed since the last save, beside it;
+        2 values only, for serving; 3 as 0, when a day has passed in the tables' statistics.
+
+        Collective: the model's whole state, as `save` does without an optimizer.
+
+        Raises SaveError or ServerError; the former save stays current then.
+        """
+        _check_folder("save_persistables", dirname)
+        self._runtime_for("save_persistables").save("save_persistables", dirname, model, None, mode)
+
+    def save(
+        self,
+        dirname: Where,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        mode: int = 0,
+    ) -> None:
+        """Save the whole state of a model, and of its optimizer: safetensors files that any number of
+        processes loads, and any tool reads. `fleet.save_checkpoint` saves more, and in parallel.
+
+        Collective: the first trainer writes; the others may call it too, and must where the model is
+        sharded. It is there for all after a `barrier_worker()`. With parameter servers:
+        `save_persistables(dirname, mode)`; the servers have the optimizer's state. Raises SaveError or
+        ServerError.
+        """
+        _check_folder("save", dirname)
+        self._runtime_for("save").save("save", dirname, model, optimizer, mode)
+
+    def load(
+        self,
+        dirname: Where,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """Bring a model, and its optimizer, to the state that `save` or `save_persistables` of a collective
+        job has written. All trainers call it; with parameter servers before init_worker, to begin from these
+        values.
+
+        Raises LoadError when it is damaged or of another model; nothing has changed then.
+        """
+        _check_folder("load", dirname)
+        self._runtime_for("load").load(dirname, model, optimizer)
+
+    def save_inference_model(
+        self,
+        dirname: Where,
+        model: torch.nn.Module | None = None,
+        example_inputs: Inputs | None = None,
+        *more: object,
+        dynamic_shapes: object = None,
+    ) -> None:
+        """Save a model to be called without fleet, and without its code: `trainers.inference.
+        load_inference_model(dirname)`. A program of torch.export, and its weights beside it in a safetensors
+        file.
+
+        example_inputs: what the model is called with: a tensor, a tuple of tensors, or a dict by the names
+        that `forward` has for them. The program takes batches of any size; `dynamic_shapes`, a tuple with
+        what torch.export takes for each input, says more, and () fixes all.
+
+        For one trainer to call, or all; the first writes. With parameter servers it takes the rows that are
+        there at the moment, which must fit into this process; an id without a row reads as in evaluation.
+        Without a model it saves the values of all tables, which `trainers.ps.read_values(dirname)` reads.
+
+        Raises SaveError, NotSupportedError for a model that fixes the size of a batch, and what torch.export
+        raises for one that it cannot export.
+        """
+        _check_folder("save_inference_model", None if more else dirname)
+        runtime = self._runtime_for("save_inference_model")
+        if model is None:
+            runtime.save_table_values(dirname)
+            return
+        model = check_model("save_inference_model", model)
+        if example_inputs is None:
+            raise UsageError(
+                "fleet.save_inference_model() wants example_inputs with the model: a batch for its forward()"
+            )
+        with progress.activity("saving the model for serving"):
+            stand_ins = runtime.stand_ins(model, dirname)
+            if stand_ins is not None:
+                from trainers.export import save_program
+
+                save_program(dirname, model, example_inputs, dynamic_shapes, stand_ins)
+
+    # ---- checkpoints, and the notice to stop
+
+    def resume_step(self) -> int:
+        """How many steps are done already. Collective: the step of the checkpoint that was loaded, 0 when
+        none was. With parameter servers: how many steps of this trainer's place they had when it started; 0,
+        unless it was restarted. A script that skips as many batches goes on where its former self was. When
+        there are more trainers than before, or fewer: the share of each of what all had done, rounded down.
+        """
+        return self._runtime_for("resume_step").resume_step()
+
+    def save_checkpoint(
+        self,
+        directory: Where,
+        step: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        keep: int = 2,
+        async_save: bool = False,
+        **state: Any,
+    ) -> str | None:
+        """Save model, optimizer and random generators as they are after `step` steps; all ranks call it.
+        When it returns its path, `directory/step-XXXXXXXX` is complete and durable; the newest `keep` stay.
+
+        state: by any name, small dicts, and objects with `state_dict` and `load_state_dict` (a sampler, a
+        learning rate schedule). `directory`: a path, the same folder on every machine, or a URL of fsspec.
+        async_save: only copy everything now, into memory of this machine, and return None; the copy is
+        written beside the training. The next save, load or wait_checkpoint waits for it, and so does the end
+        of the process. Raises CheckpointError, then the former checkpoints are as they were; a save in the
+        background that failed lets the next of these calls raise it, on all ranks.
+        """
+        return self._runtime_for("save_checkpoint").save_checkpoint(
+            directory, step, model, optimizer, keep=keep, async_save=async_save, state=state
+        )
+
+    def wait_checkpoint(self) -> str | None:
+        """Wait until the last `save_checkpoint(..., async_save=True)` is complete and durable; its path, None
+        when there is nothing to wait for; all ranks call it. Raises CheckpointError when it has failed.
+        """
+        return self._runtime_for("wait_checkpoint").wait_checkpoint()
+
+    def load_checkpoint(
+        self,
+        directory: Where,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        **state: Any,
+    ) -> int | None:
+        """Bring model, optimizer and `state`, dicts in place, to the newest complete checkpoint; all ranks
+        call it, and there may be more or fewer than when it was saved. Its step, or None when there is none.
+
+        A damaged checkpoint is passed over for the one before. Raises CheckpointError when all are damaged,
+        or when it is of another model.
+        """
+        runtime = self._runtime_for("load_checkpoint")
+        return runtime.load_checkpoint(directory, model, optimizer, state=state)
+
+    load_latest = load_checkpoint
+
+    def stop_requested(self, *, sync: bool = True, signals: Collection[int] = ()) -> Notice | None:
+        """Why and until when this process is to stop, once it is: save, and leave.
+
+        From the first call on SIGTERM no longer ends the process: it is asked to ask again. `signals` are
+        more that mean "stop": SIGUSR1, where Slurm sends it ahead of its time limit. In a collective job all
+        ranks call it equally often and get the same answer at the same call, through a small all_reduce;
+        without `sync` each hears of its own signal only, and must not leave alone. When the launcher says
+        that other ranks are gone, a collective job's process still ends at once: it could save nothing.
+        """
+        runtime = self._runtime_for("stop_requested")
+        self._signals.listen((signal.SIGTERM, *signals), with_others=runtime.is_collective)
+        notice = self._signals.notice()
+        return runtime.agree_to_stop(notice) if sync else notice
+
+    # ---- values that trainers exchange; both are there before `init`, and raise UsageError until then
+
+    @functools.cached_property
+    def util(self) -> Util:
+        return Util(self._identity_for, self._runtime_for)
+
+    @functools.cached_property
+    def metrics(self) -> DistributedMetrics:
+        return DistributedMetrics(self.util)
+
+    def known_identity(self) -> Identity | None:
+        """This process's identity; None before `fleet.init`."""
+        return self._identity
+
+    def _identity_for(self, call: str) -> Identity:
+        if self._identity is None:
+            raise UsageError(f"fleet.{call}() was called before fleet.init()")
+        return self._identity
+
+    def _runtime_for(self, call: str) -> Runtime:
+        if self._runtime is None:
+            raise UsageError(f"fleet.{call}() was called before fleet.init()")
+        return self._runtime
+
+    def _fitting_runtime(self, call: str) -> Runtime:
+        """The runtime; its strategy is checked again, as a script may have changed it."""
+        runtime = self._runtime_for(call)
+        runtime.strategy.fits(runtime.is_collective)
+        return runtime
+
+    def _prefetch(self, call: str, ids: Callable[[DataBatch], Ids] | None) -> loop.Prefetch | None:
+        runtime = self._runtime_for(call)
+        return None if ids is None else lambda batches: runtime.prefetch(batches, ids)
+
+
+def _make_runtime(is_collective: bool, identity: Identity, strategy: DistributedStrategy) -> Runtime:
     if is_collective:
         return CollectiveRuntime(identity, strategy)
     # Late: its kernels take a third of a second to load, which a collective job need not wait for.
@@ -642,10 +484,20 @@ def _runtime(is_collective: bool, identity: Identity, strategy: DistributedStrat
     return ServerRuntime(identity, strategy) if identity.is_server else TrainerRuntime(identity, strategy)
 
 
+def _check_folder(call: str, dirname: Any) -> None:
+    """Paddle's calls take an executor, and more arguments."""
+    if not isinstance(dirname, str | os.PathLike):
+        example = ", example_inputs" if call == "save_inference_model" else ""
+        raise UsageError(
+            f"fleet.{call}() wants a folder and a torch module. Of Paddle's executor, feeds, targets and "
+            f"program it needs none: write fleet.{call}(dirname, model{example})"
+        )
+
+
 MPISymetricRoleMaker = MPISymmetricRoleMaker  # as Paddle spells it
 
 _fleet = Fleet()
-ask_first(_fleet.found)
+ask_first(_fleet.known_identity)
 init = _fleet.init
 report = progress.report
 log_scalar = progress.log_scalar

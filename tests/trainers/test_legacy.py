@@ -94,7 +94,7 @@ def worker(**given: Any) -> Fleet:
 
 
 def strategy(fleet: Fleet) -> DistributedStrategy:
-    return fleet._ready("test").strategy
+    return fleet._runtime_for("test").strategy
 
 
 def test_fleet_takes_it_where_it_takes_a_strategy() -> None:

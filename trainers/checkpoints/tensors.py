@@ -37,6 +37,37 @@ def is_sharded(value: torch.Tensor) -> bool:
     return hasattr(value, "placements")
 
 
+class Sharded(torch.nn.Module):
+    """What a fleet script expects of a model, for one that FSDP2 has sharded: mixed into its class, as
+    FSDP2 does with its own: parameters keep their names.
+    """
+
+    _shards: list[torch.nn.Parameter]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Also between forward and backward, when other parameters than the optimizer's are in place."""
+        for param in self._shards:
+            if set_to_none:
+                param.grad = None
+            elif param.grad is not None:
+                param.grad.zero_()
+
+    def clear_gradients(self) -> None:
+        """Paddle's name of `zero_grad`."""
+        self.zero_grad()
+
+
+def whole_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The state of a wrapped or sharded model under its own names, whole, in host memory: on rank 0; empty on
+    the others. All ranks call it. A model of the same kind that loads it can be evaluated on one rank.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    found: dict[str, torch.Tensor] = dict(get_model_state_dict(model, options=options))  # type: ignore[arg-type]  # torch's
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """`index`: where each tensor is. `files`: what this rank has written, (bytes, xxh3-128) by name."""

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
+from trainers import progress
 from trainers.collective.configs import CollectiveSettings, CompileConfigs, RecomputeConfigs
 from trainers.collective.data_parallel import Cadence, DataParallel, Reducing, compute_in, pace, set_reducing
 from trainers.collective.group import Agreement, gather, start
 from trainers.collective.modules import compile_in_place, recompute, with_synchronized_batch_norm
 from trainers.data.loop import AnyBatch
 from trainers.errors import UsageError
+from trainers.notice import Notice
 from trainers.optimizer import DistributedOptimizer
-from trainers.ps.tables.spec import ShrinkPolicy
 from trainers.roles.identity import Identity
-from trainers.runtime import Ids, Where
+from trainers.runtime import Ids, Where, check_model, check_optimizer
 from trainers.strategy import DistributedStrategy
 
 # ---- What a strategy changes in a model before it is wrapped, and in which order.
@@ -145,12 +147,15 @@ class _Made:
 
 
 class CollectiveRuntime:
-    """Joins the process group when made. `resumed` is the step of the last checkpoint that was loaded."""
+    """Joins the process group when made."""
+
+    is_collective: ClassVar[bool] = True
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
-        self.resumed = 0
-        self.agreement = Agreement()
+        self._identity = identity
+        self._resumed = 0
+        self._agreement = Agreement()
         self._settings: CollectiveSettings | None = None
         self._cadence = Cadence()
         self._models: list[_Made] = []
@@ -186,16 +191,12 @@ class CollectiveRuntime:
         self._optimizers[optimizer] = made
         return made
 
-    def made_of(self, optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
-        """Fleet's optimizer for the script's own, which does not know all of the state; any other itself."""
-        return next((made for given, made in self._optimizers.items() if given is optimizer), optimizer)
+    def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+        if not isinstance(scaler, torch.amp.GradScaler):
+            raise UsageError(f"distributed_scaler wants a torch.amp.GradScaler, not {scaler!r}")
+        from trainers.collective.stepping import DistributedScaler
 
-    def before_checkpoint(self) -> None:
-        """Of models and states that ranks have had alone for a while (localsgd) a checkpoint has only one,
-        whose parts are from all ranks: bring them together. All ranks call it.
-        """
-        for optimizer in self._optimizers.values():
-            optimizer.before_checkpoint()
+        return DistributedScaler(scaler)
 
     def barrier_worker(self) -> None:
         dist.barrier()
@@ -207,15 +208,86 @@ class CollectiveRuntime:
         return iter(batches)  # every row is here already
 
     def resume_step(self) -> int:
-        return self.resumed
+        return self._resumed
 
-    def save(self, dirname: Where, mode: int) -> None:
-        raise _no_servers("save_persistables")
+    def agree_to_stop(self, notice: Notice | None) -> Notice | None:
+        return self._agreement.on(notice)
 
-    def stand_ins(self, model: torch.nn.Module, where: Where) -> dict[torch.nn.Module, torch.nn.Module]:
-        return {}
+    def save(
+        self,
+        call: str,
+        dirname: Where,
+        model: torch.nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+        mode: int,
+    ) -> None:
+        from trainers.serving.weights import save_state
 
-    def shrink(self, policy: ShrinkPolicy) -> int:
+        if mode != 0:
+            raise UsageError(
+                f"fleet.{call}() was given mode={mode}; modes are of tables, and this job has no servers"
+            )
+        first = self._identity.index == 0
+        with progress.activity("saving the model"):
+            save_state(dirname, check_model(call, model), self._with_state(optimizer), first=first)
+
+    def load(
+        self, dirname: Where, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        from trainers.serving.weights import load_state
+
+        with progress.activity("loading the model"):
+            load_state(dirname, check_model("load", model), self._with_state(optimizer))
+
+    def save_table_values(self, dirname: Where) -> None:
+        check_model("save_inference_model", None)
+
+    def stand_ins(
+        self, model: torch.nn.Module, where: Where
+    ) -> dict[torch.nn.Module, torch.nn.Module] | None:
+        return {} if self._identity.index == 0 else None
+
+    def save_checkpoint(
+        self,
+        directory: Where,
+        step: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        keep: int,
+        async_save: bool,
+        state: dict[str, Any],
+    ) -> str | None:
+        from trainers.checkpoints import checkpoint
+
+        for each in self._optimizers.values():
+            each.before_checkpoint()
+        save = checkpoint.start if async_save else checkpoint.save  # either reports its own activity
+        return save(directory, step, model, self._with_state(optimizer), keep=keep, state=state)
+
+    def wait_checkpoint(self) -> str | None:
+        from trainers.checkpoints import checkpoint
+
+        with progress.activity("waiting for the checkpoint"):
+            return checkpoint.wait()
+
+    def load_checkpoint(
+        self,
+        directory: Where,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        state: dict[str, Any],
+    ) -> int | None:
+        from trainers.checkpoints import checkpoint
+
+        with progress.activity("loading the checkpoint"):
+            step = checkpoint.load(directory, model, self._with_state(optimizer), state=state)
+        self._resumed = step or 0
+        progress.meter.resumed(self._resumed)
+        return step
+
+    def shrink(self, policy: object) -> int:
         raise _no_servers("shrink")
 
     def init_server(self, dirname: str | None = None) -> None:
@@ -245,6 +317,11 @@ class CollectiveRuntime:
             )
         self._settings = settings
         return settings
+
+    def _with_state(self, optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+        """Fleet's optimizer in place of the script's own, which holds only a part of the state."""
+        check_optimizer(optimizer)
+        return next((made for given, made in self._optimizers.items() if given is optimizer), optimizer)
 
     def _average(self) -> None:
         from trainers.collective.stepping import average_model

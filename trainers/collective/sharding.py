@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainers.checkpoints.tensors import Sharded
+from trainers.checkpoints.tensors import whole_state_dict as whole_state_dict  # documented here
 from trainers.collective.configs import ShardingConfigs
 from trainers.collective.modules import matching_modules
 from trainers.errors import NotSupportedError, UsageError
@@ -232,26 +234,6 @@ def _bytes_of(params: Iterable[torch.Tensor]) -> int:
 # (3). Knows torch's FSDP2; leaves stage 1 to `zero`.
 
 
-class Sharded(torch.nn.Module):
-    """What a fleet script expects of a model, for one that FSDP2 has sharded: mixed into its class, as
-    FSDP2 does with its own: parameters keep their names.
-    """
-
-    _shards: list[torch.nn.Parameter]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Also between forward and backward, when other parameters than the optimizer's are in place."""
-        for param in self._shards:
-            if set_to_none:
-                param.grad = None
-            elif param.grad is not None:
-                param.grad.zero_()
-
-    def clear_gradients(self) -> None:
-        """Paddle's name of `zero_grad`."""
-        self.zero_grad()
-
-
 def zero_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Stage 1: the optimizer, each of whose parameters one rank updates and sends to all. Shares
     `param_groups` with the one given, which keeps the state of this rank's parameters only.
@@ -311,17 +293,6 @@ def rewire(
         )
     for group in optimizer.param_groups:
         group["params"] = [places.get(param, param) for param in group["params"]]
-
-
-def whole_state_dict(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state of a wrapped or sharded model under its own names, whole, in host memory: on rank 0; empty on
-    the others. All ranks call it. A model of the same kind that loads it can be evaluated on one rank.
-    """
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    found: dict[str, torch.Tensor] = dict(get_model_state_dict(model, options=options))  # type: ignore[arg-type]  # torch's
-    return found
 
 
 def _units(model: torch.nn.Module, configs: ShardingConfigs) -> list[str]:

@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 
+from trainers import progress
 from trainers.data.loop import AnyBatch, prefetched
 from trainers.errors import FleetError, NotSupportedError, UsageError
-from trainers.notice import notice_file, read_notice
+from trainers.notice import Notice, notice_file, read_notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import failed, leave_dismissed
 from trainers.process.log import glog
@@ -27,7 +28,7 @@ from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of,
 from trainers.ps.trainer.worker import LocalTraining, Worker
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
-from trainers.runtime import Ids, Where, ids_by_module
+from trainers.runtime import Ids, Where, check_model, ids_by_module
 from trainers.strategy import DistributedStrategy
 
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
@@ -153,8 +154,45 @@ def _refuse_loading(module: torch.nn.Module, state_dict: Mapping[str, Any], *res
     )
 
 
-class ServerRuntime:
-    """In a server's process. Model and optimizer stay as they are: the trainers describe the tables."""
+class _ServedRuntime:
+    """What a server and a trainer have in common: calls that only collective training has, and `load`."""
+
+    is_collective: ClassVar[bool] = False
+
+    def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
+        raise UsageError(
+            "fleet.distributed_scaler() belongs to collective training, and this job has parameter servers: "
+            "they take float32; for rows in half precision on the wire use strategy.ps_configs wire_dtype"
+        )
+
+    def agree_to_stop(self, notice: Notice | None) -> Notice | None:
+        return notice
+
+    def load(
+        self, dirname: Where, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        if model is None or optimizer is not None:
+            raise UsageError(
+                "fleet.load() in a job with parameter servers brings values into a model before "
+                "fleet.init_worker(); tables and optimizer state are the servers': fleet.init_server(dirname)"
+            )
+        from trainers.serving.weights import load_state
+
+        with progress.activity("loading the model"):
+            load_state(dirname, check_model("load", model), None)
+
+    def save_checkpoint(self, *args: object, **options: object) -> NoReturn:
+        raise _no_checkpoints("save_checkpoint")
+
+    def wait_checkpoint(self) -> NoReturn:
+        raise _no_checkpoints("wait_checkpoint")
+
+    def load_checkpoint(self, *args: object, **options: object) -> NoReturn:
+        raise _no_checkpoints("load_checkpoint")
+
+
+class ServerRuntime(_ServedRuntime):
+    """A server's process: it takes model and optimizer as they are; their tables come from the trainers."""
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
@@ -180,13 +218,23 @@ class ServerRuntime:
     def resume_step(self) -> int:
         raise _not_a_trainer("resume_step")
 
-    def save(self, dirname: Where, mode: int) -> None:
+    def save(
+        self,
+        call: str,
+        dirname: Where,
+        model: torch.nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+        mode: int,
+    ) -> None:
+        raise _not_a_trainer("save_persistables")
+
+    def save_table_values(self, dirname: Where) -> None:
         raise _not_a_trainer("save_persistables")
 
     def stand_ins(self, model: torch.nn.Module, where: Where) -> dict[torch.nn.Module, torch.nn.Module]:
         raise _not_a_trainer("save_inference_model")
 
-    def shrink(self, policy: ShrinkPolicy) -> int:
+    def shrink(self, policy: ShrinkPolicy | None) -> int:
         raise _not_a_trainer("shrink")
 
     def init_server(self, dirname: str | None = None) -> None:
@@ -247,8 +295,8 @@ class _Phase(Enum):
     STOPPED = "fleet.stop_worker() has been called"
 
 
-class TrainerRuntime:
-    """In a trainer's process. From init_worker to stop_worker the servers hold the model's values."""
+class TrainerRuntime(_ServedRuntime):
+    """A trainer's process: from init_worker to stop_worker the servers hold the model's values."""
 
     def __init__(self, identity: Identity, strategy: DistributedStrategy) -> None:
         self.strategy = strategy
@@ -333,8 +381,18 @@ class TrainerRuntime:
         self._training("resume_step")
         return self._resumed
 
-    def save(self, dirname: Where, mode: int) -> None:
-        self._training("save_persistables").save(dirname, SaveMode(mode))
+    def save(
+        self,
+        call: str,
+        dirname: Where,
+        model: torch.nn.Module | None,
+        optimizer: torch.optim.Optimizer | None,
+        mode: int,
+    ) -> None:
+        self._save_tables(dirname, _save_mode(mode))
+
+    def save_table_values(self, dirname: Where) -> None:
+        self._save_tables(dirname, SaveMode.VALUES)
 
     def stand_ins(self, model: torch.nn.Module, where: Where) -> dict[torch.nn.Module, torch.nn.Module]:
         if not self.serving or model is not self._model:
@@ -346,8 +404,8 @@ class TrainerRuntime:
         worker.refresh()
         return found
 
-    def shrink(self, policy: ShrinkPolicy) -> int:
-        return self._training("shrink").shrink(policy)
+    def shrink(self, policy: ShrinkPolicy | None) -> int:
+        return self._training("shrink").shrink(policy or ShrinkPolicy())
 
     def stop_worker(self) -> None:
         worker = self._training("stop_worker")
@@ -372,6 +430,10 @@ class TrainerRuntime:
     def drop_rows(self) -> None:
         if self._worker is not None:
             self._worker.drop_rows()
+
+    def _save_tables(self, dirname: Where, mode: SaveMode) -> None:
+        with progress.activity("saving tables"):
+            self._training("save_persistables").save(dirname, mode)
 
     def _training(self, call: str) -> Worker:
         self._expect(_Phase.TRAINING, call)
@@ -402,6 +464,19 @@ class TrainerRuntime:
 def _interrupted() -> bool:
     """Whether the launcher is stopping this process, which may be restarted."""
     return read_notice(notice_file(os.environ)) is not None
+
+
+def _save_mode(mode: int) -> SaveMode:
+    if isinstance(mode, bool) or mode not in (0, 1, 2, 3):
+        raise UsageError(f"save_persistables mode is {mode!r}; it must be 0, 1, 2 or 3")
+    return SaveMode(mode)
+
+
+def _no_checkpoints(call: str) -> UsageError:
+    return UsageError(
+        f"fleet.{call}() belongs to collective training, and this job has parameter servers: they "
+        "keep their tables by strategy.ps_configs durability, and by fleet.save_persistables()"
+    )
 
 
 def _not_a_trainer(call: str) -> UsageError:

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from trainers.checkpoints.state import OptimizerState, bare
-from trainers.checkpoints.tensors import is_sharded
-from trainers.collective.sharding import Sharded, whole_state_dict
+from trainers.checkpoints.tensors import Sharded, is_sharded, whole_state_dict
 from trainers.errors import NotSupportedError
 from trainers.serving.bundle import Bundle, read_bundle, write_bundle
 from trainers.storage.errors import LoadError

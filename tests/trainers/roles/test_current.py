@@ -20,7 +20,7 @@ def become() -> Iterator[Callable[..., None]]:
         identity = UserDefinedRoleMaker(**fields, environ={}).identity()
         ask_first(lambda: identity)
 
-    former = ask_first(fleet.Fleet().found)
+    former = ask_first(fleet.Fleet().known_identity)
     yield begin
     assert former is not None, "trainers.fleet had put itself there"
     ask_first(former)
