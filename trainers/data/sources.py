@@ -24,9 +24,8 @@ from typing import IO, cast
 
 import fsspec
 
-from trainers.data.images import DataError
 from trainers.data.multislot import Source
-from trainers.errors import UsageError
+from trainers.errors import DataError, UsageError
 from trainers.process.hooks import ERROR_FILE_VARIABLES
 
 # ---- A pipe command: one process for one file, its standard input the file as it is, its standard output

@@ -24,7 +24,7 @@ import xxhash
 
 from trainers.storage.errors import LoadError, SaveError
 from trainers.storage.folder import Buffer, Folder, open_folder
-from trainers.storage.manifest import FileRecord, is_name
+from trainers.storage.manifest import FileRecord, checksum_of, is_name
 
 VERSION = 1
 
@@ -128,7 +128,7 @@ def _opened(path: str, kind: str, text: bytes) -> _Manifest:
         body = json.loads(text)
         checksum = body.pop("checksum")
         version = body["version"]
-        if body["format"] != _format(kind) or checksum != _checksum(body):
+        if body["format"] != _format(kind) or checksum != checksum_of(body):
             raise LoadError(f"{path} is damaged, or something else: its checksum does not fit")
         if version != VERSION:
             raise LoadError(f"{path} has version {version}; this fleetrun reads {VERSION}: use a newer one")
@@ -158,8 +158,4 @@ def _format(kind: str) -> str:
 
 
 def _sealed(body: Mapping[str, Any]) -> bytes:
-    return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode() + b"\n"
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    return json.dumps({**body, "checksum": checksum_of(body)}, indent=1).encode() + b"\n"
