@@ -14,8 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# ---- The way to the launcher: a datagram socket that is never waited for. Knows sockets; leaves what is said
-# to others.
+# ---- The socket
 
 SOCKET_VARIABLE = "FLEETRUN_PROGRESS"
 """The launcher's datagram socket."""
@@ -75,7 +74,7 @@ def channel_of(environ: Mapping[str, str]) -> Channel | None:
 
 
 def is_child() -> bool:
-    """Whether this process was made by multiprocessing: a DataLoader's worker speaks for nobody."""
+    """Whether this process was made by multiprocessing: a DataLoader's worker reports nothing."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
@@ -100,7 +99,7 @@ def _connected(path: str) -> socket.socket:
     return sock
 
 
-# ---- A report as the launcher reads it: JSON objects of at most 8 KiB. Knows names and sizes; no socket.
+# ---- The encoding: JSON objects of at most 8 KiB
 
 LARGEST = 8192
 """Bytes of a datagram."""

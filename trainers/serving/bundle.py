@@ -87,7 +87,7 @@ def read_bundle(where: str | os.PathLike[str], kind: str, parts: Sequence[str]) 
             newer = _manifest(folder, kind)
             if newer == manifest:
                 raise
-            manifest = newer  # it was saved anew while it was read
+            manifest = newer  # it was saved again while it was read
 
 
 def _content(folder: Folder, manifest: _Manifest, part: str) -> torch.Tensor:
@@ -102,7 +102,7 @@ def _content(folder: Folder, manifest: _Manifest, part: str) -> torch.Tensor:
     if len(content) != record.size or xxhash.xxh3_64_hexdigest(content.numpy().data) != record.xxh3_64:
         raise LoadError(
             f"{path} is damaged: its size or checksum is not what the manifest says. Copy it again from "
-            "where it came, or save it anew"
+            "where it came, or save it again"
         )
     return content
 
