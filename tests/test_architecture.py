@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tools.house import ROOT, cycles, imports, module_name, product_files
+from tools.house import ROOT, cycles, folder_graph, imports, module_name, product_files
 
 FILES = product_files()
 
@@ -47,6 +47,52 @@ PARTS = {
     "completion": {"verbs", "envs"},
     "cli": {"help", "completion", "verbs", "console", "envs", "errors"},
     "__main__": {"cli", "launch", "verbs", "schedulers", "pod", "envs"},
+}  # fmt: skip
+
+# What each part of the training runtime may import of it, and nothing else. The two runtimes are above the
+# folders that they are in: they implement `trainers.runtime` and take a strategy.
+RUNTIME_PARTS = {
+    "errors": set(),
+    "checks": {"errors"},
+    "process": set(),
+    "metrics": {"errors"},
+    "notice": {"errors"},
+    "zoo": {"errors"},
+    "roles": {"errors"},
+    "storage": {"errors"},
+    "kernels": {"process"},
+    "progress": {"process"},
+    "optimizer": {"progress"},
+    "checkpoints": {"storage", "progress", "process", "errors"},
+    "serving": {"checkpoints", "storage", "errors"},
+    "inference": {"serving", "storage", "errors"},
+    "data": {"kernels", "metrics", "progress", "process", "roles", "errors"},
+    "collective": {
+        "checks", "checkpoints", "data", "notice", "optimizer", "process", "progress", "roles", "errors",
+    },
+    "static": {"collective", "data", "optimizer", "progress", "errors"},
+    "ps": {
+        "checks", "collective", "data", "kernels", "notice", "optimizer", "process", "progress", "roles",
+        "serving", "storage", "errors",
+    },
+    "export": {"ps", "serving", "checkpoints", "errors"},
+    "strategy": {"collective", "ps", "checks", "errors"},
+    "runtime": {"strategy", "ps", "data", "notice", "optimizer", "errors"},
+    "util": {"runtime", "data", "roles", "errors"},
+    "collective.runtime": {
+        "collective", "runtime", "strategy", "checkpoints", "serving", "data", "notice", "optimizer",
+        "progress", "roles", "errors",
+    },
+    "ps.runtime": {
+        "ps", "runtime", "strategy", "serving", "data", "notice", "optimizer", "process", "progress", "roles",
+        "errors",
+    },
+    "fleet": {
+        "collective.runtime", "ps.runtime", "ps", "runtime", "strategy", "util", "export", "serving", "data",
+        "metrics", "notice", "optimizer", "process", "progress", "roles", "errors",
+    },
+    "": {"fleet", "static", "collective", "data", "process", "progress"},
+    "examples": {"", "fleet", "static", "collective", "ps", "data", "metrics", "roles", "zoo", "errors"},
 }  # fmt: skip
 
 # Of what is below it the console takes values, and the loop; nothing that acts.
@@ -93,6 +139,36 @@ def test_the_launcher_imports_downwards():
         if part_of(target) not in {part_of(module), *PARTS[part_of(module)]}
     ]
     assert not wrong
+
+
+def runtime_part_of(module: str) -> str:
+    inside = module.removeprefix("trainers").removeprefix(".")
+    return inside if inside in RUNTIME_PARTS else inside.partition(".")[0]
+
+
+def test_every_part_of_the_runtime_has_its_layer():
+    assert {runtime_part_of(name) for name in MODULES if package_of(name) == "trainers"} == set(RUNTIME_PARTS)
+
+
+def test_the_runtime_imports_downwards():
+    wrong = [
+        f"{module} -> {target}"
+        for module, target in edges()
+        if package_of(module) == package_of(target) == "trainers"
+        if target != "trainers"  # `from trainers import fleet`
+        if runtime_part_of(target)
+        not in {runtime_part_of(module), *RUNTIME_PARTS.get(runtime_part_of(module), ())}
+    ]
+    assert not wrong
+
+
+def test_no_layer_of_the_runtime_is_above_itself():
+    assert not cycles(RUNTIME_PARTS)
+
+
+def test_no_folders_import_each_other():
+    graph = {name: {each for each in found if each in MODULES} for name, found in IMPORTS.items()}
+    assert not cycles(folder_graph({name: found for name, found in graph.items() if "trainers" in name}))
 
 
 def test_the_console_takes_values_only():

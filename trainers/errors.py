@@ -15,6 +15,10 @@ class NotSupportedError(FleetError):
     """Understood, but not something that this version does."""
 
 
+class DataError(FleetError):
+    """A data file that is missing, or is not what its name says; the message names it."""
+
+
 class ServerError(FleetError):
     """A parameter server does not answer, or refused a request; the message names it by index and
     endpoint.

@@ -16,12 +16,6 @@ from torch import Tensor
 
 from trainers.errors import NotSupportedError, UsageError
 
-# ---- Metrics of what has been predicted: sums that any number of processes may add up. Knows formulas;
-# leaves communication to its callers.
-#
-# Every metric keeps one float64 tensor, `state`, and the metric of two sets of examples is the metric of the
-# sum of their states: add it up over trainers (`merge`, or an all-reduce of `state`) and ask for `value`.
-
 _LEAST_PROBABILITY = 1e-7  # below the step of float32 near 1: a certain and wrong prediction costs 16.1
 
 
@@ -203,8 +197,7 @@ def _checked(name: str, predictions: Tensor, labels: Tensor) -> tuple[Tensor, Te
     return predictions, labels.detach().reshape(-1).to("cpu", torch.float64)
 
 
-# ---- `fleet.metrics`: metrics of what all trainers have seen together. Knows Paddle's names for them; leaves
-# formulas to `trainers.metrics` and the adding up to `fleet.util`.
+# ---- `fleet.metrics`: metrics over all trainers
 
 
 class _AllReduce(Protocol):

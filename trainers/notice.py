@@ -1,5 +1,5 @@
 """The notice that this process is to stop: a signal, and a file in which the launcher says why and until
-when. Knows signals and that file; leaves what other ranks have heard to `collective.agreement`.
+when. Knows signals and that file; agreement with other ranks is in `collective.group`.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from trainers import progress
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """A torch optimizer in fleet's clothes. It shares parameter groups and state with the one it wraps, so
-    that learning rate schedulers may be given either of the two.
+    """A torch optimizer, wrapped for the fleet API. It shares groups and state with the one it wraps, so that
+    learning rate schedulers may be given either of the two.
     """
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -81,6 +81,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 def _count(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """A step is done, whoever has called it; merging gradients is one too."""
+    """A step is done, from whichever call; merging gradients is one too."""
     if isinstance(optimizer, DistributedOptimizer) and not torch.compiler.is_compiling():
         optimizer._counter.tick()

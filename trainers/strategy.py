@@ -46,8 +46,7 @@ from trainers.ps.configs import (
 from trainers.ps.tables.rules import RULES
 from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind
 
-# ---- Fields of Paddle's DistributedStrategy (2.6, `distributed_strategy.proto`) that have no effect here,
-# and what to use instead. Knows names and the values that ask for nothing.
+# ---- Fields of Paddle's DistributedStrategy (2.6, `distributed_strategy.proto`) that have no effect here.
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +131,7 @@ def off_value(name: str) -> Any:
     return field.off
 
 
-# ---- DistributedStrategy: the wishes of a script, checked when they are written. Knows its fields and for
-# which kind of job each is; leaves their settings to `ps.configs` and `collective.configs`, and what they do
-# to `collective` and `ps`.
+# ---- The strategy
 
 DENSE = ("servers", "allreduce")
 
@@ -386,8 +383,7 @@ _CHECKS |= {
 }
 
 
-# ---- A strategy as YAML and back. Knows plain values and the few kinds of objects that settings of tables
-# have; leaves the checks to the strategy.
+# ---- A strategy as YAML and back
 
 _YAML_OBJECTS: dict[str, Any] = {rule.__name__: rule for rule in RULES.values()}
 _YAML_OBJECTS |= {"Initializer": Initializer, "Entry": Entry}
@@ -459,8 +455,7 @@ def _made_of_fields(name: str, given: Any, source: str) -> Any:
     return make(**values)
 
 
-# ---- What scripts for Paddle before 2.0 give to `fleet.distributed_optimizer`. Knows their words; it becomes
-# an ordinary DistributedStrategy.
+# ---- Paddle 1.x: what scripts give to `fleet.distributed_optimizer`
 
 _WHOSE = "DistributeTranspilerConfig"
 _TRANSPILER_FIELDS = ("slice_var_up", "split_method", "sync_mode")

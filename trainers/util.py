@@ -23,10 +23,7 @@ from trainers.errors import NotSupportedError, UsageError
 from trainers.roles.identity import Identity
 from trainers.runtime import Runtime
 
-# ---- What one trainer tells the others: numbers, texts, lists, arrays and tensors as bytes and back, and
-# several of them as one. Pure; leaves the way to the others to the runtimes.
-#
-# {"call": "all_reduce sum", "kind": "tensor", "type": "float32", "shape": [3]}\n then the elements' bytes
+# ---- Values on the way: as a line of JSON and bytes
 
 MODES = ("sum", "max", "min")
 _NUMPY = {"sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -172,8 +169,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# ---- `fleet.util`: small things that trainers tell each other beside the training. Knows the calls; leaves
-# what is sent to `payload` and the way to the runtimes: torch.distributed, or the first parameter server.
+# ---- `fleet.util`
 
 T = TypeVar("T")
 

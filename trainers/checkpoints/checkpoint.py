@@ -32,8 +32,7 @@ from trainers.errors import FleetError, UsageError
 from trainers.process.hooks import failed
 from trainers.process.log import glog
 
-# ---- One save at a time beside the training: in a thread, through a process group of its own. Knows threads
-# and the end of the process; leaves what is saved to `checkpoint`.
+# ---- One save at a time in the background: in a thread, with a process group of its own
 
 
 class Background:
@@ -83,8 +82,7 @@ class Background:
         os._exit(1)  # Python has no other way to another exit code from here
 
 
-# ---- What ranks say to each other about a checkpoint: the first decides and tells, all report. Knows process
-# groups, and that there may be none.
+# ---- What ranks tell each other: rank 0 decides, all report
 
 T = TypeVar("T")
 
@@ -147,11 +145,7 @@ def _answer(told: list[Any]) -> Any:
     return result
 
 
-# ---- Checkpoints of collective jobs that survive: written aside by all ranks, named at one blow, read by any
-# number of ranks. Knows who does what in which order; leaves files, tensors and states to its siblings.
-#
-# Everything here is called by all ranks of the process group, with equal arguments; a process without a group
-# is a rank of one.
+# ---- Saving and loading
 
 KEEP = 2
 

@@ -13,7 +13,7 @@ import xxhash
 
 from trainers.errors import FleetError, NotSupportedError, UsageError
 
-# ---- What a checkpoint says of itself: one JSON document with its own checksum. Pure.
+# ---- The document
 
 MANIFEST = "checkpoint.json"
 FORMAT = 1
@@ -44,7 +44,7 @@ def manifest_to_bytes(manifest: Manifest) -> bytes:
 
 
 def is_ended(content: bytes) -> bool:
-    """Whether the document was written to its end; what is in it nobody has looked at yet."""
+    """Whether the document was written to its end; its content has not been checked."""
     return content.endswith(_END)
 
 
@@ -65,7 +65,7 @@ def manifest_from_bytes(content: bytes) -> Manifest:
         raise CheckpointError(f"is damaged: {error!r}") from error
 
 
-# ---- Small values in a checkpoint's manifest: numbers, strings, lists and dicts as JSON, and back. Pure.
+# ---- Small values as JSON
 
 _ITEMS = "__items__"
 """A dict whose keys are not all strings (the milestones of a learning rate schedule) is a list of pairs."""

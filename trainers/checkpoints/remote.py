@@ -55,7 +55,7 @@ class RemoteShelf:
         with self.open(name, MANIFEST, "wb") as file:
             file.write(content)
         for other in others:
-            self.discard(other)  # it was found damaged, or nobody would save this step again
+            self.discard(other)  # it was found damaged, else this step would not be saved again
         return name
 
     def discard(self, name: str) -> None:

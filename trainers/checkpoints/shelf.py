@@ -23,10 +23,7 @@ from trainers.checkpoints.manifest import MANIFEST, CheckpointError, Manifest
 from trainers.errors import NotSupportedError, UsageError
 from trainers.storage.folder import sync_folder, write_file
 
-# ---- Checkpoints in a folder of this machine's file systems. Knows POSIX: a rename is all or nothing.
-#
-# DIR/step-00000120/ complete: it got its name by one rename, after all in it was fsynced
-# DIR/step-00000140.5c3e9a01.tmp/ being written, or left by a save that was interrupted
+# ---- Checkpoints on a local file system
 
 _NAME = re.compile(r"step-\d{8,}")
 _ASIDE = re.compile(r"step-\d{8,}\.[0-9a-f]{8}\.tmp")
@@ -64,7 +61,7 @@ class LocalShelf:
         aside, final = self._folder / name, self._folder / name.partition(".")[0]
         write_file(aside / MANIFEST, [content])  # durable, and so are all names beside it
         if final.exists():
-            self.discard(final.name)  # it was found damaged, or nobody would save this step again
+            self.discard(final.name)  # it was found damaged, else this step would not be saved again
         aside.rename(final)
         sync_folder(self._folder)  # else the name might not outlive a power failure
         return final.name
@@ -115,8 +112,7 @@ def _aside(name: str) -> str:
     return f"{name}.{uuid.uuid4().hex[:8]}.tmp"
 
 
-# ---- A directory of checkpoints, wherever it is: which there are, which are damaged, which go. Leaves names
-# and files to `local` and `remote`, tensors to `tensors`, and who does what to `checkpoint`.
+# ---- Checkpoints wherever they are
 
 _PIECE = 1 << 22
 
@@ -132,7 +128,7 @@ class Shelf(Protocol):
         ...
 
     def complete(self) -> list[str]:
-        """The newest first; what is in them nobody has looked at yet."""
+        """The newest first; their content has not been checked."""
         ...
 
     def interrupted(self) -> list[str]:
@@ -167,7 +163,7 @@ class Shelf(Protocol):
         ...
 
     def free(self) -> int | None:
-        """Bytes of free space, None where nobody can tell."""
+        """Bytes of free space, None where that is unknown."""
         ...
 
 

@@ -160,7 +160,7 @@ def _empty(entry: Mapping[str, Any], like: torch.Tensor | None) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-# ---- Which rank saves what of that which all of them have alike. Pure.
+# ---- Which rank saves what all ranks have alike
 
 
 def share(sizes: Mapping[str, int], rank: int, world: int) -> set[str]:
@@ -177,11 +177,8 @@ def share(sizes: Mapping[str, int], rank: int, world: int) -> set[str]:
     return mine
 
 
-# ---- What a checkpoint is made of: a model, its optimizer and small things, as named tensors and JSON, and
-# back. Knows state dicts; no file and no other rank.
-#
-# Names are the parameters' own, without DDP's or torch.compile's prefixes: the same for any number of
-# processes.
+# ---- The state of model, optimizer and small values. Names are the parameters' own, without the prefixes of
+# DDP and torch.compile.
 
 
 def bare(model: torch.nn.Module) -> torch.nn.Module:

@@ -20,13 +20,6 @@ import torch.distributed as dist
 from trainers.checkpoints.manifest import CheckpointError
 from trainers.checkpoints.shelf import Shelf
 
-# ---- Tensors of a checkpoint, written and read by torch.distributed.checkpoint: each rank writes a share,
-# and any number of ranks read what they need. Knows torch's planner and files; leaves names and folders to
-# others.
-#
-# Where each tensor is stands as JSON in our own manifest. torch's `.metadata` says the same in pickle;
-# torch's tools read it, nothing here does: loading a checkpoint runs no code that came with it.
-
 Tensors = dict[str, torch.Tensor]
 
 
@@ -164,7 +157,7 @@ def _be_quiet() -> None:
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
-# ---- A copy of a state that training may go on beside. Knows tensors and devices; no file and no other rank.
+# ---- A copy of a state, written while training goes on
 
 
 class Staging:

@@ -28,8 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from trainers.checkpoints.shelf import Shelf
 
-# ---- Files of torch.distributed.checkpoint on a shelf, each with its checksum taken while it is written:
-# nothing is read again for it. Imported when a checkpoint is written or read: torch's part takes its time.
+# ---- Writing
 
 
 class ShelfFiles(FileSystemBase):
@@ -118,8 +117,7 @@ class _Summed(io.RawIOBase):
         return self._length
 
 
-# ---- A reader for torch.distributed.checkpoint that finds its tensors by our manifest's index, not by
-# torch's pickled one. Imported when a checkpoint is loaded: torch's part takes its time.
+# ---- Reading
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 from trainers.checks import flag, keys, positive, whole
 from trainers.errors import NotSupportedError, UsageError
 
-# ---- Settings of collective strategies, checked when they are made. Knows names, types and ranges, as Paddle
-# has them; leaves what they do to `stepping`, `scaling`, `pacing`, `reducing` and `largebatch`.
+# ---- Settings of the optimizer and of steps
 
 AMP_DTYPES = ("bfloat16", "float16")
 SCALES = ("avg", "sum", "customized")
@@ -209,8 +208,7 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-# ---- Settings of `sharding`, `recompute` and `compile`, checked when they are made. Knows names, types and
-# ranges; leaves what they do to `sharding`, `recompute` and `compiling`.
+# ---- Settings of `sharding`, `recompute` and `compile`
 
 STAGES = (1, 2, 3)
 
@@ -327,8 +325,7 @@ def _module_names(what: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-# ---- What a strategy asks of collective training, as one frozen value. Knows which wishes go together;
-# leaves what they do to the files that are named after them.
+# ---- All settings of collective training, as one frozen value
 
 BUCKET_MB = 25.0
 """torch's own default."""

@@ -17,8 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from trainers.collective.configs import LocalSGDConfigs
 from trainers.errors import NotSupportedError, UsageError
 
-# ---- Data parallel training: torch's DistributedDataParallel with what a fleet script expects of it besides.
-
 
 class DataParallel(DistributedDataParallel):
     """`DistributedDataParallel` on the device where the module is.
@@ -42,8 +40,7 @@ class DataParallel(DistributedDataParallel):
         self.zero_grad()
 
 
-# ---- How gradients of all ranks become one, when DDP's own average will not do. Knows gradient buckets;
-# leaves when to DDP.
+# ---- How gradients of all ranks are combined when DDP's own average will not do
 
 
 class Bucket(Protocol):
@@ -93,8 +90,7 @@ def set_reducing(model: torch.nn.Module, how: Reducing) -> None:
             module.set_force_sum_reduction_for_comms(True)  # a factor before the sum is NCCL's alone
 
 
-# ---- Where between two updates, and between two exchanges, a job is: counts, and what follows from them.
-# Knows no gradient and no process.
+# ---- How many steps there are between two updates and between two exchanges
 
 
 class Cadence:
@@ -152,8 +148,7 @@ class Cadence:
         self.updates, self.merged, self.apart = updates, 0, 0
 
 
-# ---- What a wrapped model does at every call besides computing: half precision around its forward pass, and
-# gradients that stay here or go to the others. Knows hooks and the cadence; leaves updates to the optimizer.
+# ---- Hooks of a wrapped model: half precision, and whether gradients are reduced
 
 
 def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:

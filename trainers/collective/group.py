@@ -67,8 +67,7 @@ def _gloo_states(tasks: Path) -> list[str]:
     return states
 
 
-# ---- The process group of this job: which backend, which device, made once and ended quietly. Leaves
-# collectives to torch.
+# ---- The process group
 
 
 def choose_device(identity: Identity, cuda: bool, cuda_count: int) -> torch.device:
@@ -143,8 +142,7 @@ def _end_group() -> None:
         wait_until_idle()
 
 
-# ---- What each rank has, to all ranks, by way of the CPU: small things beside the training. Knows the
-# process group; leaves what the bytes mean to its callers.
+# ---- Exchange of small values through the CPU
 
 
 def cpu_group() -> dist.ProcessGroup | None:
@@ -174,8 +172,7 @@ def gather(mine: bytes) -> list[bytes]:
     return [each[: int(size)].numpy().tobytes() for each, size in zip(given, sizes, strict=True)]
 
 
-# ---- All ranks leave a loop at the same step: what one has heard, all hear, at the same call. Knows one
-# small all_reduce; leaves signals and files to `notice`.
+# ---- Agreement to stop: all ranks leave a loop at the same step
 
 
 def combined(told: Sequence[tuple[str, float] | None], now: float) -> Notice:
@@ -249,7 +246,7 @@ def get_world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else current_identity().worker_num
 
 
-# ---- The device that an example trains on.
+# ---- The device
 
 
 def current_device() -> torch.device:

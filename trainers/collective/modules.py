@@ -25,7 +25,7 @@ from trainers.checks import nearest
 from trainers.collective.configs import CompileConfigs, RecomputeConfigs
 from trainers.errors import NotSupportedError, UsageError
 
-# ---- torch.compile for a model that is to be wrapped. Knows what has to be there for it.
+# ---- torch.compile
 
 
 def compile_in_place(model: torch.nn.Module, configs: CompileConfigs) -> None:
@@ -67,7 +67,7 @@ def _compiler() -> str:
     return os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
 
 
-# ---- Modules of a model by name and pattern. Pure.
+# ---- Modules by name and pattern
 
 
 def matching_modules(model: torch.nn.Module, patterns: Iterable[str], what: str) -> list[str]:
@@ -101,8 +101,7 @@ def _fits_pattern(steps: Sequence[str], pattern: Sequence[str]) -> bool:
     return len(steps) == len(pattern) and all(map(fnmatchcase, steps, pattern))
 
 
-# ---- Activations that are computed again in the backward pass instead of kept. Knows torch.utils.checkpoint;
-# leaves which modules to the strategy.
+# ---- Activations that are computed again in the backward pass instead of kept
 
 
 def recompute(model: torch.nn.Module, configs: RecomputeConfigs, *, compiled: bool = False) -> None:
@@ -175,8 +174,7 @@ def _buffers_kept(module: torch.nn.Module) -> Iterator[None]:
             owner._buffers[name] = buffer
 
 
-# ---- Batch norm over the batches of all ranks, on CPUs too, where torch's own refuses to work. Knows what
-# ranks tell each other for it.
+# ---- Batch norm over the batches of all ranks, on CPUs too, which torch's own does not support
 
 
 def with_synchronized_batch_norm(model: torch.nn.Module) -> torch.nn.Module:

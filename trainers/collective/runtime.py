@@ -26,7 +26,7 @@ from trainers.roles.identity import Identity
 from trainers.runtime import Ids, Where, check_model, check_optimizer
 from trainers.strategy import DistributedStrategy
 
-# ---- What a strategy changes in a model before it is wrapped, and in which order.
+# ---- What a strategy changes in a model and in an optimizer, in the order in which it must be applied
 
 SMALLEST_BUCKET_MB = 1.0
 """torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; a compiled DDP model wants no smaller ones."""
@@ -51,9 +51,6 @@ def shaped(model: torch.nn.Module, strategy: DistributedStrategy) -> torch.nn.Mo
         compile_in_place(model, CompileConfigs(**strategy.compile_configs))
     return model
 
-
-# ---- A model as the strategy of a collective job wants it, and an optimizer likewise. Knows in which order
-# the parts of a strategy are applied; leaves each to its file.
 
 Names = dict[torch.Tensor, str]
 
@@ -115,7 +112,7 @@ def stepping(
     cadence: Cadence,
     average: Callable[[], None],
 ) -> DistributedOptimizer:
-    """In fleet's clothes: the plain ones when each step is an update and no loss is scaled."""
+    """Wrapped for the fleet API; the plain wrapper when each step is an update and no loss is scaled."""
     own_backward = settings.scale_strategy == "customized"
     if not (settings.paced or settings.float16 or own_backward):
         return DistributedOptimizer(optimizer)
@@ -131,12 +128,11 @@ def _device_of(optimizer: torch.optim.Optimizer) -> str:
     return next((param.device.type for group in optimizer.param_groups for param in group["params"]), "cpu")
 
 
-# ---- Collective training behind the fleet API: the process group, models and optimizers in any order. Leaves
-# what a strategy changes in them to `wrapping`.
+# ---- The runtime
 
 
-class _Made:
-    """A wrapped model, and the parameters that it had before. Those that nobody else holds are let go."""
+class _WrappedModel:
+    """A wrapped model, and weak references to the parameters that it had before."""
 
     def __init__(self, model: torch.nn.Module, former: Mapping[str, torch.nn.Parameter]) -> None:
         self.model = model
@@ -158,7 +154,7 @@ class CollectiveRuntime:
         self._agreement = Agreement()
         self._settings: CollectiveSettings | None = None
         self._cadence = Cadence()
-        self._models: list[_Made] = []
+        self._models: list[_WrappedModel] = []
         self._optimizers: dict[torch.optim.Optimizer, DistributedOptimizer] = {}
         """By the one that the script gave."""
         strategy.collective()  # says now what does not go together
@@ -170,7 +166,7 @@ class CollectiveRuntime:
             raise _once("model")
         former = dict(model.named_parameters())
         made = wrapped(model, self.strategy, settings, self._cadence)
-        self._models.append(_Made(made, former))
+        self._models.append(_WrappedModel(made, former))
         if settings.sharded:
             for optimizer in self._optimizers.values():
                 _rewire(optimizer, former, made)

@@ -23,9 +23,7 @@ from trainers.collective.configs import ShardingConfigs
 from trainers.collective.modules import matching_modules
 from trainers.errors import NotSupportedError, UsageError
 
-# ---- Stage 1 of ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): the state of each
-# parameter's update is with one rank, which updates it and sends it to all. Knows optimizers and broadcasts;
-# no model.
+# ---- Stage 1: the state of each parameter's update is on one rank, which sends the result to all
 
 MESSAGE_BYTES = 25 << 20
 """Parameters are sent in messages of about this size, as DDP sends gradients."""
@@ -165,7 +163,7 @@ def _messages_by_owner(
     return [message for messages in by_kind.values() for message in messages]
 
 
-# ---- Which modules of a model FSDP2 fetches and frees as one. Pure: knows modules and their sizes.
+# ---- The modules that FSDP2 fetches and frees as one
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 """Nobody calls them, so nobody would fetch their parameters."""
@@ -230,8 +228,7 @@ def _bytes_of(params: Iterable[torch.Tensor]) -> int:
     return sum(param.numel() * param.element_size() for param in params)
 
 
-# ---- What ranks divide among themselves: the optimizer's state (stage 1), gradients too (2), parameters too
-# (3). Knows torch's FSDP2; leaves stage 1 to `zero`.
+# ---- Sharding of optimizers and models
 
 
 def zero_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -20,7 +20,7 @@ from trainers.collective.data_parallel import Cadence
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
 
-# ---- Loss scaling for float16 among ranks. Knows torch's GradScaler; leaves updates to the optimizer.
+# ---- Loss scaling for float16 among ranks
 
 
 class DistributedScaler(torch.amp.GradScaler):
@@ -89,7 +89,7 @@ class DistributedScaler(torch.amp.GradScaler):
             super().update(scale)
         elif found and self._bad < configs.decr_every_n_nan_or_inf:
             super().update(scale)
-            self.load_state_dict(self.state_dict() | {"_growth_tracker": 0})  # good steps are counted anew
+            self.load_state_dict(self.state_dict() | {"_growth_tracker": 0})  # good steps are counted from 0
         else:
             super().update()
             self._bad = 0
@@ -111,8 +111,7 @@ def _merges(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, DistributedOptimizer) and optimizer.merges
 
 
-# ---- Models of all ranks averaged, as localsgd does (Lin et al. 2018, https://arxiv.org/abs/1808.07217).
-# Knows tensors; leaves when to the cadence.
+# ---- Averaging of models, as in localsgd (Lin et al. 2018, https://arxiv.org/abs/1808.07217).
 
 MESSAGE_BYTES = 25 << 20
 """Tensors travel in messages of about this size, as DDP sends gradients."""
@@ -169,8 +168,7 @@ def _messages(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
     return messages
 
 
-# ---- The optimizer of a collective job whose strategy changes what a step is: merged gradients, scaled
-# losses, models that are averaged. Leaves counting to the cadence and scaling to the scaler.
+# ---- The optimizer
 
 
 class SteppingOptimizer(DistributedOptimizer):

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from trainers.data import kernels
-from trainers.data.images import DataError
 from trainers.data.slots import Kind, Layout
 from trainers.data.store import Columns, Store
-from trainers.errors import TrainerLostError, UsageError
+from trainers.errors import DataError, TrainerLostError, UsageError
 from trainers.roles.environment import current_identity
 from trainers.roles.identity import Identity
 

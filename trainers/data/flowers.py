@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
-from trainers.data.images import DataError
-from trainers.errors import UsageError
+from trainers.errors import DataError, UsageError
 
 # ---- Flowers-102 (Nilsback and Zisserman: Automated Flower Classification over a Large Number of Classes,
 # 2008) as it is published: `jpg/image_00001.jpg` and so on, `imagelabels.mat`, `setid.mat`. Knows files and

@@ -14,14 +14,10 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from trainers.errors import FleetError, UsageError
+from trainers.errors import DataError, UsageError
 
 _IMAGES_MAGIC, _LABELS_MAGIC = 2051, 2049
 _TEST_SHARE = 5  # every fifth of the digits is for testing
-
-
-class DataError(FleetError):
-    """A data file that is missing, or is not what its name says; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from typing import Protocol
 import numpy as np
 
 from trainers.data import kernels
-from trainers.data.images import DataError
 from trainers.data.slots import Kind, Layout, Slot
 from trainers.data.store import Columns
+from trainers.errors import DataError
 
 # ---- One line of MultiSlot text, read slowly and exactly: what the kernel is not certain of comes here.
 # Knows the grammar and says what is wrong with a line; leaves files and line numbers to `multislot`.

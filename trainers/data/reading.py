@@ -46,7 +46,7 @@ class HandOver(Generic[Item]):
         self._stopped = False
 
     def put(self, item: Item, weight: int = 1) -> bool:
-        """Wait for room and add. False when nobody takes any more."""
+        """Wait for room and add. False when the reader has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._held < self._limit or self.stopped)
             if self.stopped:
@@ -190,7 +190,7 @@ class Reading:
             self._leave(parser.rest())
 
     def _file(self, path: str, parser: Parser, stop: int) -> bool:
-        """Read one file; False when nobody wants the rest."""
+        """Read one file; False when the rest is not wanted."""
         with open_source(path, self._pass.command, stop) as source:
             for columns in parser.read(source):
                 if not self._queue.put(columns, len(columns) // self._pass.rows):

@@ -80,7 +80,7 @@ class ResumableSampler(Sampler[Sample]):
                 self._use(samples, least)
                 yield batch
         finally:
-            self._uncounted = False  # what the loader has read ahead is used by nobody
+            self._uncounted = False  # what the loader has read ahead is not used
 
     def _use(self, samples: int, least: int) -> None:
         """So many more samples of the job. An epoch that has less than `least` left is over."""

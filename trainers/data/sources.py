@@ -25,9 +25,8 @@ from typing import IO, cast
 import fsspec
 
 from fleetrun.envs.channels import ERROR_FILE_VARIABLES
-from trainers.data.images import DataError
 from trainers.data.multislot import Source
-from trainers.errors import UsageError
+from trainers.errors import DataError, UsageError
 
 # ---- A pipe command: one process for one file, its standard input the file as it is, its standard output
 # MultiSlot text. Knows processes and pipes; leaves the text to the parser.

@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 
 from fleetrun.envs.channels import STACKS_SIGNAL, error_file, inside_container, write_dismissed, write_error
 
-# ---- Last words: what a process leaves in a file for the launcher when it ends. Knows torchrun's shape of
-# it; leaves the report to the launcher and the printing to the hook that was there before.
+# ---- The error file: written for the launcher when a process ends, in torchrun's format
 
 _failed = False
 
@@ -68,15 +67,14 @@ def leave_dismissed() -> None:
 def _write_error_file(path: Path, text: str) -> None:
     try:
         aside = path.with_name(f"{path.name}.{os.getpid()}")
-        aside.touch(mode=0o600)  # a traceback may hold values that are nobody else's business
+        aside.touch(mode=0o600)  # a traceback may hold private values
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)  # the launcher never reads half a file
     except OSError as problem:
         sys.stderr.write(f"fleetrun: the last words could not be written to {path}: {problem}\n")
 
 
-# ---- Lets a process of a job write its own stacks when the launcher asks, also while it is stuck in C code:
-# for hangs, where a debugger may not attach. Standard library only; does nothing outside a job.
+# ---- Stacks on request, also while the process is stuck in C code and a debugger may not attach
 
 _STDERR = 2
 

@@ -68,7 +68,7 @@ def log_scalar(name: str, value: Any) -> None:
 
 
 def heartbeat() -> None:
-    """This process is alive, though it makes no step: `--hang_timeout` begins anew."""
+    """This process is alive, though it makes no step: `--hang_timeout` starts again."""
     meter.heartbeat()
 
 

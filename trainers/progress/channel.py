@@ -16,8 +16,7 @@ from typing import Any
 
 from fleetrun.envs.channels import CONTAINER_VARIABLE, LARGEST_DATAGRAM, PROGRESS_VARIABLE
 
-# ---- The way to the launcher: a datagram socket that is never waited for. Knows sockets; leaves what is said
-# to others.
+# ---- The socket
 
 _PIECE = 0.05  # seconds
 
@@ -71,7 +70,7 @@ def channel_of(environ: Mapping[str, str]) -> Channel | None:
 
 
 def is_child() -> bool:
-    """Whether this process was made by multiprocessing: a DataLoader's worker speaks for nobody."""
+    """Whether this process was made by multiprocessing: a DataLoader's worker reports nothing."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None
 
@@ -96,7 +95,7 @@ def _connected(path: str) -> socket.socket:
     return sock
 
 
-# ---- A report as the launcher reads it: JSON objects of at most 8 KiB. Knows names and sizes; no socket.
+# ---- The encoding: JSON objects of at most 8 KiB
 
 
 def datagrams(said: Mapping[str, Any], values: Mapping[str, float]) -> Iterator[bytes]:

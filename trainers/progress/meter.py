@@ -21,8 +21,7 @@ from trainers.process.log import glog
 from trainers.progress.channel import Channel, datagrams, is_child, shown
 from trainers.progress.values import Reader, kept, whole
 
-# ---- Something that takes long and is no step: a load, a save, a wait. Knows how far it is; leaves telling
-# to the meter.
+# ---- Activities: a load, a save, a wait
 
 
 class Teller(Protocol):
@@ -80,11 +79,7 @@ def _amount(number: object) -> float | None:
     return int(amount) if isinstance(number, Integral) else amount
 
 
-# ---- The progress of this process: counts what is told, and tells the launcher twice a second. Nothing here
-# waits, and nothing raises into a training. Knows no torch.
-#
-# Who says it goes before who counts it: once a script tells its steps or its samples itself, what optimizers
-# and loops count is not looked at any more.
+# ---- The meter
 
 PERIOD = 0.5
 """Seconds between two reports; an activity's begin and end may come between."""

@@ -29,7 +29,7 @@ from trainers.roles.environment import (
 from trainers.roles.identity import EVALUATOR, Identity, Role, RoleMaker
 from trainers.roles.parsing import Variables, apart, endpoints, position
 
-# ---- The role maker of whoever was started by a launcher: everything is in the environment.
+# ---- For processes of a launcher: everything is in the environment.
 
 
 class PaddleCloudRoleMaker:
@@ -277,7 +277,7 @@ def _check_launch(is_collective: bool, identity: Identity) -> None:
         )
 
 
-# ---- The role maker of whoever starts the processes by hand: the script says who it is.
+# ---- For processes started by hand: the script gives rank and endpoints.
 
 _WHO = "UserDefinedRoleMaker"
 

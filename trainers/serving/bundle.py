@@ -24,7 +24,7 @@ import xxhash
 
 from trainers.storage.errors import LoadError, SaveError
 from trainers.storage.folder import Buffer, Folder, open_folder
-from trainers.storage.manifest import FileRecord, is_name
+from trainers.storage.manifest import FileRecord, checksum_of, is_name
 
 VERSION = 1
 
@@ -87,7 +87,7 @@ def read_bundle(where: str | os.PathLike[str], kind: str, parts: Sequence[str]) 
             newer = _manifest(folder, kind)
             if newer == manifest:
                 raise
-            manifest = newer  # it was saved anew while it was read
+            manifest = newer  # it was saved again while it was read
 
 
 def _content(folder: Folder, manifest: _Manifest, part: str) -> torch.Tensor:
@@ -102,7 +102,7 @@ def _content(folder: Folder, manifest: _Manifest, part: str) -> torch.Tensor:
     if len(content) != record.size or xxhash.xxh3_64_hexdigest(content.numpy().data) != record.xxh3_64:
         raise LoadError(
             f"{path} is damaged: its size or checksum is not what the manifest says. Copy it again from "
-            "where it came, or save it anew"
+            "where it came, or save it again"
         )
     return content
 
@@ -128,7 +128,7 @@ def _opened(path: str, kind: str, text: bytes) -> _Manifest:
         body = json.loads(text)
         checksum = body.pop("checksum")
         version = body["version"]
-        if body["format"] != _format(kind) or checksum != _checksum(body):
+        if body["format"] != _format(kind) or checksum != checksum_of(body):
             raise LoadError(f"{path} is damaged, or something else: its checksum does not fit")
         if version != VERSION:
             raise LoadError(f"{path} has version {version}; this fleetrun reads {VERSION}: use a newer one")
@@ -158,8 +158,4 @@ def _format(kind: str) -> str:
 
 
 def _sealed(body: Mapping[str, Any]) -> bytes:
-    return json.dumps({**body, "checksum": _checksum(body)}, indent=1).encode() + b"\n"
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
+    return json.dumps({**body, "checksum": checksum_of(body)}, indent=1).encode() + b"\n"

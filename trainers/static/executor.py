@@ -176,7 +176,7 @@ def _by_name(feeds: Sequence[Data], feed: Feed) -> Mapping[str, Any]:
 def _moved(fed: Fed, device: torch.device) -> Fed:
     if isinstance(fed, Bag):
         return Bag(fed.values.to(device), fed.offsets.to(device))
-    # Which matters for pinned memory only; towards the CPU nobody would wait for the values.
+    # Which matters for pinned memory only; towards the CPU nothing would wait for the values.
     return fed.to(device, non_blocking=device.type == "cuda")
 
 

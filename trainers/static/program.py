@@ -23,8 +23,7 @@ from trainers.data.slots import Bag, Batch, Slot
 from trainers.errors import UsageError
 from trainers.optimizer import DistributedOptimizer
 
-# ---- Feeds: what a program is given, declared by name, shape and type, and checked before anything is
-# computed. Knows values and slots; leaves programs and devices to others.
+# ---- Feeds
 
 Fed = Tensor | Bag
 """The value of a feed; a Bag for one with lod_level=1."""
@@ -183,8 +182,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# ---- Program: a step, declared once. Knows model, loss, optimizer and what can be fetched; leaves feeding,
-# devices and numpy to the executor.
+# ---- Program
 
 Values: TypeAlias = Mapping[str, Tensor | float]
 """What a network computes, by the names under which it can be fetched."""

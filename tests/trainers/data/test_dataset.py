@@ -17,9 +17,8 @@ import torch
 
 from tests.support.waiting import ended, eventually
 from trainers.data.dataset import QueueDataset
-from trainers.data.images import DataError
 from trainers.data.slots import Slot
-from trainers.errors import NotSupportedError, UsageError
+from trainers.errors import DataError, NotSupportedError, UsageError
 
 SLOTS = [Slot("dense", "float32", 2), Slot("id"), Slot("bag", length=None), Slot("label")]
 

@@ -10,9 +10,8 @@ from scipy.io import savemat
 
 from tests.support.flowers import CLASSES, PICTURES, TRAIN, VALID, colour, plant
 from trainers.data.flowers import SPLITS, Flowers, flowers, read_picture
-from trainers.data.images import DataError
 from trainers.data.shard import shard_loader
-from trainers.errors import UsageError
+from trainers.errors import DataError, UsageError
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainers.data.images import DataError, digits, mnist
+from trainers.data.images import digits, mnist
+from trainers.errors import DataError
 
 IMAGES = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
 LABELS = np.array([7, 0, 9], dtype=np.uint8)

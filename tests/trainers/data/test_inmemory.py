@@ -19,11 +19,10 @@ from tests.support.forking import Forker
 from tests.support.waiting import eventually
 from trainers.data.dataset import InMemoryDataset
 from trainers.data.exchange import pack, take, unpack
-from trainers.data.images import DataError
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout, Slot
 from trainers.data.store import GrowingArray, Store
-from trainers.errors import UsageError
+from trainers.errors import DataError, UsageError
 
 pytestmark = pytest.mark.slow
 

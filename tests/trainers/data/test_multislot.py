@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainers.data.images import DataError
 from trainers.data.multislot import BrokenLines, Parser
 from trainers.data.slots import Layout, Slot
 from trainers.data.store import Columns
+from trainers.errors import DataError
 
 pytestmark = pytest.mark.slow
 
