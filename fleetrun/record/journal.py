@@ -19,17 +19,18 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fleetrun.files import ask_for_writes
+from fleetrun.pod.container import Ended
+from fleetrun.pod.events import Ending, Failure, Hang, Leaving, PodEvent, Restarting, Started
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.policy import GiveUp, Restart
 
 if TYPE_CHECKING:
-    from fleetrun.pod.container import Container, Ended
-    from fleetrun.pod.events import Failure, Hang
+    from fleetrun.pod.container import Container
 
 
 # ---- A file that gets whole lines at its end, on a disk that may be full. Knows nothing of what they say.
@@ -147,14 +148,31 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-# ---- The supervisor's observer that writes everything down. Decides nothing.
+# ---- Every event of a pod, written to the journal.
 
 
 class Recorder:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    def started(self, containers: list[Container]) -> None:
+    def handle(self, event: PodEvent) -> None:
+        match event:
+            case Started():
+                self._started(event.containers)
+            case Ended():
+                self._exited(event)
+            case Failure():
+                self._failed(event)
+            case Hang():
+                self._hung(event)
+            case Restarting():
+                self._restarting(event.containers)
+            case Leaving():
+                self._leaving(event.rest)
+            case Ending():
+                self._ending(event.reason)
+
+    def _started(self, containers: Sequence[Container]) -> None:
         for each in containers:
             if each.process is not None:
                 self._journal.write(
@@ -165,7 +183,7 @@ class Recorder:
                     attempt=each.restarts,
                 )
 
-    def exited(self, ended: Ended) -> None:
+    def _exited(self, ended: Ended) -> None:
         record = ended.record
         self._journal.write(
             "exited",
@@ -182,7 +200,7 @@ class Recorder:
             error=record.message[:2000] if record is not None else "",
         )
 
-    def failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure) -> None:
         decision = failure.decision
         self._journal.write(
             "failed",
@@ -194,7 +212,7 @@ class Recorder:
             reason="" if isinstance(decision, Restart) else decision.reason,
         )
 
-    def hung(self, hang: Hang) -> None:
+    def _hung(self, hang: Hang) -> None:
         decision = hang.decision
         self._journal.write(
             "hung",
@@ -205,13 +223,13 @@ class Recorder:
             reason=hang.reason,
         )
 
-    def restarting(self, containers: list[Container]) -> None:
+    def _restarting(self, containers: Sequence[Container]) -> None:
         self._journal.write("restarting", containers=[each.spec.name for each in containers])
 
-    def leaving(self, rest: list[Container]) -> None:
+    def _leaving(self, rest: Sequence[Container]) -> None:
         self._journal.write("leaving", containers=[each.spec.name for each in rest])
 
-    def ending(self, why: str) -> None:
+    def _ending(self, why: str) -> None:
         self._journal.write("ending", reason=why)
 
 
