@@ -1,7 +1,7 @@
 """What a launch reports about its pod: the lines at its start, each event as it happens, and the report of a
 failure or a hang at its end.
 
-`Narrator` observes the supervisor and writes to the console. The functions only build lines. Decides nothing.
+`Narrator` writes the events of a pod to the console; the functions only build lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.text import Tail, columns, lasted, masked, printable, read_tail, wrapped
 from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.events import Failure, Hang, JobResult
+from fleetrun.pod.events import Ending, Failure, Hang, JobResult, Leaving, PodEvent, Restarting, Started
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 
@@ -24,8 +24,8 @@ _WIDE = 100  # columns of what goes to no terminal
 
 
 class Narrator:
-    """The supervisor's observer. `catch_up` shows what the followed logs hold so far, so that it comes before
-    the news. `alone`: what becomes of a failure is decided on this machine.
+    """Writes each event to the console. `catch_up` first shows what the followed logs hold so far. `alone`:
+    this machine decides what follows from a failure.
     """
 
     def __init__(
@@ -37,7 +37,22 @@ class Narrator:
         self._told = False
         self._alone = alone
 
-    def started(self, containers: list[Container]) -> None:
+    def handle(self, event: PodEvent) -> None:
+        match event:
+            case Started():
+                self._started(event.containers)
+            case Failure():
+                self._failed(event)
+            case Hang():
+                self._hung(event)
+            case Restarting():
+                self._restarting(event.containers)
+            case Leaving():
+                self._leaving(event.rest)
+            case Ending():
+                self._ending(event.reason)
+
+    def _started(self, containers: Sequence[Container]) -> None:
         if not self._told:
             self._told = True
             self._console.info(pod_line("Watching", self._spec, "running"))
@@ -45,10 +60,7 @@ class Narrator:
             if each.process is not None:
                 self._console.debug(f"{each.spec.title}: pid {each.process.pid}, log {each.spec.log}")
 
-    def exited(self, ended: Ended) -> None:
-        """What follows from it is told."""
-
-    def failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure) -> None:
         ended, decision = failure.ended, failure.decision
         if isinstance(decision, GiveUp) and not failure.alive and not failure.beside:
             return  # the report comes at once and says it all
@@ -60,7 +72,7 @@ class Narrator:
         said.append(self._answer(failure))
         self._console.error("; ".join(said))
 
-    def hung(self, hang: Hang) -> None:
+    def _hung(self, hang: Hang) -> None:
         self._catch_up()
         decision = hang.decision
         if isinstance(decision, GiveUp):
@@ -79,13 +91,13 @@ class Narrator:
         what = spec.title if self._spec.mode.has_servers or failure.beside else "all processes"
         return f"restart {decision.number} of {decision.limit} of {what} {_when(decision)}; log {spec.log}"
 
-    def restarting(self, containers: list[Container]) -> None:
+    def _restarting(self, containers: Sequence[Container]) -> None:
         self._console.debug(f"restarting {', '.join(each.spec.title for each in containers)}")
 
-    def leaving(self, rest: list[Container]) -> None:
+    def _leaving(self, rest: Sequence[Container]) -> None:
         self._console.debug(f"all trainers ended; waiting for {', '.join(each.spec.title for each in rest)}")
 
-    def ending(self, why: str) -> None:
+    def _ending(self, why: str) -> None:
         self._console.warning(why)
 
 

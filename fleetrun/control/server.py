@@ -3,8 +3,8 @@ end.
 
 One line of JSON, one line back, and the connection is over. Only this user and root are answered. Nothing
 here waits: a client that asks slowly, or does not read the answer, is dropped after a while, and costs the
-job nothing. `Board` observes the supervisor and keeps the status of the job on this machine; `Control`
-connects socket, status and job.
+job nothing. `Board` listens to the events of the pods and keeps the status of the job on this machine;
+`Control` connects socket, status and job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fleetrun import files
 from fleetrun.envs.contract import Role
 from fleetrun.files import peer, short_socket_path
 from fleetrun.pod.container import Container, Ended, Pod
-from fleetrun.pod.events import Failure, Hang
+from fleetrun.pod.events import Ending, Failure, Hang, Leaving, PodEvent, Restarting, Started
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 from fleetrun.pod.policy import Restart
 from fleetrun.record.journal import plain
@@ -227,7 +227,7 @@ class Reports(Protocol):
 
 
 class Board:
-    """An observer of the supervisor, over all pods of a launch."""
+    """Follows the events of all pods of a launch."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class Board:
         self._nodes: list[dict[str, Any]] = []
         self._waiting: dict[str, Any] | None = None
         self._pod: Pod | None = None
-        self._started: dict[str, float] = {}
+        self._started_at: dict[str, float] = {}
         self._ended: dict[str, Ended] = {}
 
     # ---- what it is told
@@ -269,14 +269,31 @@ class Board:
             {"rank": number, "title": title, "this": number == rank} for number, title in enumerate(titles)
         ]
 
-    def started(self, containers: list[Container]) -> None:
-        self._state = "running"
-        self._started.update((each.spec.name, self._wall()) for each in containers)
+    def handle(self, event: PodEvent) -> None:
+        match event:
+            case Started():
+                self._started(event.containers)
+            case Ended():
+                self._exited(event)
+            case Failure():
+                self._failed(event)
+            case Hang():
+                self._hung(event)
+            case Restarting():
+                self._restarting(event.containers)
+            case Leaving():
+                self._leaving(event.rest)
+            case Ending():
+                self._ending(event.reason)
 
-    def exited(self, ended: Ended) -> None:
+    def _started(self, containers: Sequence[Container]) -> None:
+        self._state = "running"
+        self._started_at.update((each.spec.name, self._wall()) for each in containers)
+
+    def _exited(self, ended: Ended) -> None:
         self._ended[ended.spec.name] = ended
 
-    def failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure) -> None:
         if failure.beside:
             return
         if isinstance(failure.decision, Restart):
@@ -285,22 +302,19 @@ class Board:
         else:
             self._ending(str(failure.ended.exit))
 
-    def hung(self, hang: Hang) -> None:
+    def _hung(self, hang: Hang) -> None:
         if isinstance(hang.decision, Restart):
             self._restarts += 1
             self._state = "restarting"
         else:
             self._ending(hang.headline)
 
-    def restarting(self, containers: list[Container]) -> None:
+    def _restarting(self, containers: Sequence[Container]) -> None:
         if any(each.spec.role is not Role.EVALUATOR for each in containers):
             self._state = "restarting"
 
-    def leaving(self, rest: list[Container]) -> None:
+    def _leaving(self, rest: Sequence[Container]) -> None:
         self._state = "leaving"
-
-    def ending(self, why: str) -> None:
-        self._ending(why)
 
     def _ending(self, why: str) -> None:
         self._state, self._why = "ending", why
@@ -359,7 +373,7 @@ class Board:
             "alive": alive,
             "pid": process.pid if process is not None and alive else None,
             "attempt": container.restarts,
-            "started": self._started.get(name),
+            "started": self._started_at.get(name),
             "log": str(spec.log),
             "gpus": _gpus(spec.env),
             "ended": None if ended is None else ended.ended,

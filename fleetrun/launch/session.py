@@ -32,7 +32,7 @@ from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.errors import LaunchError
 from fleetrun.pod import linux, logs
 from fleetrun.pod.container import Pod
-from fleetrun.pod.events import JobResult, Observer, Observers, Peers
+from fleetrun.pod.events import Events, JobResult, Peers
 from fleetrun.pod.gpu_log import GpuLog
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.logs import Watch
@@ -48,8 +48,9 @@ from fleetrun.pod.process import (
 )
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
-from fleetrun.progress.receiver import Desk, DeskObserver
-from fleetrun.record.journal import Journal, Marks, Recorder, encoded, journal_path, marks_path
+from fleetrun.progress.receiver import Desk
+from fleetrun.record.journal import Journal, Marks, encoded, journal_path, marks_path
+from fleetrun.record.recorder import Recorder
 
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
@@ -171,9 +172,16 @@ class Scene:
 
             self._console.begin(self._loop, lambda: status_fields(self.control.board.status()))
 
-    def observers(self) -> list[Observer]:
-        """Who is told, besides the console, what happens to a pod."""
-        return [DeskObserver(self.desk), Recorder(self.journal), self.control.board]
+    def events(self, narrator: Narrator) -> Events:
+        """The event stream of one pod, with all its subscribers. Their order matters: the console comes
+        first, and the last progress report of a process is recorded before its exit.
+        """
+        events = Events()
+        events.subscribe(narrator.handle)
+        events.subscribe(self.desk.handle)
+        events.subscribe(Recorder(self.journal).handle)
+        events.subscribe(self.control.board.handle)
+        return events
 
     def hangs(self) -> HangWatch | None:
         """Who watches for hangs, over all pods; nobody, unless that was asked for."""
@@ -435,7 +443,7 @@ class Stage:
             pod,
             self.loop,
             RestartPolicy(limit=self._settings.max_restart),
-            Observers([narrator, *self._scene.observers()]),
+            self._scene.events(narrator).publish,
             stop_timeout=self._settings.stop_timeout,
             timeout=timeout,
             peers=peers,

@@ -1,12 +1,12 @@
-"""What a supervisor reports: a failure, a hang, the result of the job; and the interfaces that it reports to.
+"""The events of a pod and the stream that carries them; the result of a job; the interface to other machines.
 
-`Observer` is for what watches on this machine (console, record, status), `Peers` for the other machines of
-the job. The first failure in time decides the exit code.
+What runs on this machine (console, record, status) subscribes to `Events`; `Peers` is the other
+machines of the job. The first failure in time decides the exit code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fleetrun.envs.channels import ErrorRecord
@@ -129,60 +129,56 @@ def code_of(ended: Ended) -> int:
     return 1 if ended.stopped else ended.exit.shell_code or 1
 
 
-# ---- What a supervisor tells, and to whom: the seam between watching and showing.
+# ---- The stream of events of a pod.
 
 
-class Observer(Protocol):
-    """Who wants to know. Calls come from the loop and must return at once."""
+@dataclass(frozen=True, slots=True)
+class Started:
+    """These processes run now."""
 
-    def started(self, containers: list[Container]) -> None: ...
-    def exited(self, ended: Ended) -> None:
-        """A process is gone, well or not; comes before what follows from it."""
-        ...
-
-    def failed(self, failure: Failure) -> None: ...
-    def hung(self, hang: Hang) -> None:
-        """No trainer gives a sign of life. The processes still run."""
-        ...
-
-    def restarting(self, containers: list[Container]) -> None: ...
-    def leaving(self, rest: list[Container]) -> None: ...
-    def ending(self, why: str) -> None: ...
+    containers: Sequence[Container]
 
 
-class Observers:
-    """Several as one, told in their order."""
+@dataclass(frozen=True, slots=True)
+class Restarting:
+    """These containers are about to be started again."""
 
-    def __init__(self, each: Sequence[Observer]) -> None:
-        self._each = tuple(each)
+    containers: Sequence[Container]
 
-    def started(self, containers: list[Container]) -> None:
-        for observer in self._each:
-            observer.started(containers)
 
-    def exited(self, ended: Ended) -> None:
-        for observer in self._each:
-            observer.exited(ended)
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """All trainers have ended; the `rest` is still running."""
 
-    def failed(self, failure: Failure) -> None:
-        for observer in self._each:
-            observer.failed(failure)
+    rest: Sequence[Container]
 
-    def hung(self, hang: Hang) -> None:
-        for observer in self._each:
-            observer.hung(hang)
 
-    def restarting(self, containers: list[Container]) -> None:
-        for observer in self._each:
-            observer.restarting(containers)
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The pod is being stopped."""
 
-    def leaving(self, rest: list[Container]) -> None:
-        for observer in self._each:
-            observer.leaving(rest)
+    reason: str
 
-    def ending(self, why: str) -> None:
-        for observer in self._each:
-            observer.ending(why)
+
+PodEvent = Started | Ended | Failure | Hang | Restarting | Leaving | Ending
+"""`Ended`: one process has exited, successfully or not; the events that follow from it come later."""
+
+
+class Events:
+    """Passes each event to all listeners, in the order in which they subscribed.
+
+    Listeners are called from the loop and must return at once.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[PodEvent], None]] = []
+
+    def subscribe(self, listener: Callable[[PodEvent], None]) -> None:
+        self._listeners.append(listener)
+
+    def publish(self, event: PodEvent) -> None:
+        for listener in self._listeners:
+            listener(event)
 
 
 # ---- What a supervisor tells the other machines of its job: the seam between one pod and all of them.

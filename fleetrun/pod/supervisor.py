@@ -31,7 +31,20 @@ from functools import partial
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended, Pod
-from fleetrun.pod.events import LOST_GUARD, TIMEOUT, Failure, Hang, JobResult, Observer, Peers, conclude
+from fleetrun.pod.events import (
+    LOST_GUARD,
+    TIMEOUT,
+    Ending,
+    Failure,
+    Hang,
+    JobResult,
+    Leaving,
+    Peers,
+    PodEvent,
+    Restarting,
+    Started,
+    conclude,
+)
 from fleetrun.pod.hangs import HangWatch
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.oom import OomWatch
@@ -120,13 +133,13 @@ class Evaluators:
         self,
         loop: Loop,
         policy: RestartPolicy,
-        observer: Observer,
+        publish: Callable[[PodEvent], None],
         deployer: Deployer,
         goes_on: Callable[[], bool],
     ) -> None:
         self._loop = loop
         self._policy = policy
-        self._observer = observer
+        self._publish = publish
         self._deployer = deployer
         self._goes_on = goes_on
         self._failures: Counter[str] = Counter()
@@ -137,7 +150,7 @@ class Evaluators:
             return
         decision = self._policy.decide(ended.exit, self._failures[container.spec.name])
         self._failures[container.spec.name] += 1
-        self._observer.failed(Failure(ended=ended, decision=decision))
+        self._publish(Failure(ended=ended, decision=decision))
         if not isinstance(decision, GiveUp):
             self._loop.after(decision.after, partial(self._again, container, ended))
 
@@ -147,12 +160,12 @@ class Evaluators:
             return
         kill_marked(container.spec.mark)
         container.renew()
-        self._observer.restarting([container])
+        self._publish(Restarting([container]))
         try:
             self._deployer.start([container])  # a hook is the job's: if it failed, that would end the job
         except LaunchError as error:
             decision = GiveUp(f"the restart failed: {error.message}")
-            self._observer.failed(Failure(ended=ended, decision=decision))
+            self._publish(Failure(ended=ended, decision=decision))
 
 
 # ---- The stop ladder: SIGTERM, a deadline, SIGKILL; workers first, then their servers. Acts on containers.
@@ -345,7 +358,7 @@ class Supervisor:
         pod: Pod,
         loop: Loop,
         policy: RestartPolicy,
-        observer: Observer,
+        publish: Callable[[PodEvent], None],
         *,
         stop_timeout: float,
         timeout: float | None = None,
@@ -360,7 +373,7 @@ class Supervisor:
         self._pod = pod
         self._loop = loop
         self._policy = policy
-        self._observer = observer
+        self._publish = publish
         self._timeout = timeout
         self._strays = Strays(loop.clock, sweep, ask)
         self._stopper = Stopper(pod, loop, self._strays, stop_timeout, wall)
@@ -373,7 +386,7 @@ class Supervisor:
             pod, self._watch, exited=self._exited, failed=self._failed, started=self._started,
             goes_on=self._goes_on,
         )  # fmt: skip
-        self._evaluators = Evaluators(loop, policy, observer, self._deployer, self._goes_on)
+        self._evaluators = Evaluators(loop, policy, publish, self._deployer, self._goes_on)
         self._restarts = restarts
         self._hangs = hangs or HangWatch(loop)
 
@@ -403,7 +416,7 @@ class Supervisor:
         return conclude(self._failures, self._code, self._reason, self._restarts, strays, self._hang)
 
     def _started(self, containers: list[Container]) -> None:
-        self._observer.started(containers)
+        self._publish(Started(containers))
         if self._peers is not None and self._pod.trainers_completed:  # there is none on this machine
             self._peers.pod_completed()
 
@@ -413,7 +426,7 @@ class Supervisor:
         def on_exit() -> None:
             self._loop.remove(process.fileno())
             ended = container.collect(self._oom.killed)
-            self._observer.exited(ended)
+            self._publish(ended)
             if self._phase is Phase.WATCHING:
                 then(ended)
             else:
@@ -457,7 +470,7 @@ class Supervisor:
     def _failed(self, ended: Ended, together: list[Container]) -> None:
         self._failures.append(ended)
         decision = self._policy.decide(ended.exit, self._restarts)
-        self._observer.failed(Failure.of(ended, decision, self._pod.alive))
+        self._publish(Failure.of(ended, decision, self._pod.alive))
         together_only = self._peers is not None and not self._pod.spec.mode.has_servers
         if isinstance(decision, GiveUp) or together_only:
             if self._peers is not None:
@@ -478,7 +491,7 @@ class Supervisor:
         decision = self._policy.decide(Exit(TIMEOUT), self._restarts)
         running = tuple(each.spec for each in self._pod.alive)
         hang = Hang(silent_for=silent_for, containers=running, decision=decision, stacks=stacks)
-        self._observer.hung(hang)
+        self._publish(hang)
         if isinstance(decision, GiveUp) or self._peers is not None:
             self._hang, self._code, self._reason = hang, TIMEOUT, hang.reason
             if self._peers is not None:
@@ -509,7 +522,7 @@ class Supervisor:
 
     def _start_again(self, containers: list[Container], forgiven: list[Ended]) -> None:
         """Raises nothing: when the restart itself fails, the others are stopped as after any failure."""
-        self._observer.restarting(containers)
+        self._publish(Restarting(containers))
         try:
             self._deployer.deploy(containers)
         except LaunchError as error:
@@ -517,7 +530,7 @@ class Supervisor:
             self._restarts -= 1
             self._code = LaunchError.exit_code
             self._reason = f"the restart failed: {error.message}" + (f" ({error.hint})" if error.hint else "")
-            self._observer.ending(f"{self._reason}; stopping the job")
+            self._publish(Ending(f"{self._reason}; stopping the job"))
             self._end()
 
     # ---- the end
@@ -543,7 +556,7 @@ class Supervisor:
         if not rest:
             self._loop.stop()
             return
-        self._observer.leaving(rest)
+        self._publish(Leaving(rest))
         self._timers.append(self._loop.after(SERVERS_LEAVE, lambda: self._stop(self._loop.stop)))
 
     def _end(self) -> None:
@@ -567,16 +580,16 @@ class Supervisor:
             self._code = 128 + number
             self._reason = f"got {signal_name(number)}"
             what = "the job" if self._peers is None else "the processes of this node"
-            self._observer.ending(f"{self._reason}; stopping {what}")
+            self._publish(Ending(f"{self._reason}; stopping {what}"))
             self._end()
         elif number in (signal.SIGINT, signal.SIGQUIT) and self._stopper.kill():
-            self._observer.ending(f"got {signal_name(number)}; killing what is left")
+            self._publish(Ending(f"got {signal_name(number)}; killing what is left"))
 
     def _timed_out(self) -> None:
         if self._phase not in (Phase.LEAVING, Phase.ENDING):
             self._code = TIMEOUT
             self._reason = f"the job took longer than --timeout {self._timeout:g} s"
-            self._observer.ending(f"{self._reason}; stopping it")
+            self._publish(Ending(f"{self._reason}; stopping it"))
             self._end()
 
     def guard_lost(self) -> None:

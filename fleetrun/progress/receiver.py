@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun import files
 from fleetrun.envs.channels import LARGEST_DATAGRAM
-from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.events import Failure, Hang
+from fleetrun.pod.container import Ended
+from fleetrun.pod.events import PodEvent, Started
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 
@@ -76,6 +76,14 @@ class Desk:
         self._pod = spec.name
         self._names = {(str(each.role), each.rank): each.name for each in spec.containers}
         self._tracks, self._speakers = {}, {}
+
+    def handle(self, event: PodEvent) -> None:
+        """Follow which processes start and end."""
+        if isinstance(event, Started):
+            for each in event.containers:
+                self.begun(each.spec.name)
+        elif isinstance(event, Ended):
+            self.ended(event.spec.name)
 
     def begun(self, name: str) -> None:
         """A process starts: what is known of the one before it is over."""
@@ -173,26 +181,3 @@ def _bound(path: Path) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-# ---- Tells the desk whose process begins and whose has ended. Decides nothing.
-
-
-class DeskObserver:
-    """A supervisor's observer."""
-
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-
-    def started(self, containers: list[Container]) -> None:
-        for each in containers:
-            self._desk.begun(each.spec.name)
-
-    def exited(self, ended: Ended) -> None:
-        self._desk.ended(ended.spec.name)
-
-    def failed(self, failure: Failure) -> None: ...
-    def hung(self, hang: Hang) -> None: ...
-    def restarting(self, containers: list[Container]) -> None: ...
-    def leaving(self, rest: list[Container]) -> None: ...
-    def ending(self, why: str) -> None: ...

@@ -25,11 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.files import ask_for_writes
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.pod.policy import GiveUp, Restart
 
 if TYPE_CHECKING:
-    from fleetrun.pod.container import Container, Ended
-    from fleetrun.pod.events import Failure, Hang
+    pass
 
 
 # ---- A file that gets whole lines at its end, on a disk that may be full. Knows nothing of what they say.
@@ -145,80 +143,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-# ---- The supervisor's observer that writes everything down. Decides nothing.
-
-
-class Recorder:
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-
-    def started(self, containers: list[Container]) -> None:
-        for each in containers:
-            if each.process is not None:
-                self._journal.write(
-                    "started",
-                    container=each.spec.name,
-                    rank=each.spec.rank,
-                    pid=each.process.pid,
-                    attempt=each.restarts,
-                )
-
-    def exited(self, ended: Ended) -> None:
-        record = ended.record
-        self._journal.write(
-            "exited",
-            container=ended.spec.name,
-            rank=ended.spec.rank,
-            pid=ended.pid,
-            attempt=ended.attempt,
-            code=ended.exit.code,
-            signal=ended.exit.signal,
-            how=str(ended.exit),
-            seconds=round(ended.ended - ended.started, 3),
-            asked=ended.asked,
-            out_of_memory=ended.out_of_memory,
-            error=record.message[:2000] if record is not None else "",
-        )
-
-    def failed(self, failure: Failure) -> None:
-        decision = failure.decision
-        self._journal.write(
-            "failed",
-            container=failure.ended.spec.name,
-            rank=failure.ended.spec.rank,
-            attempt=failure.ended.attempt,
-            beside=failure.beside,
-            **_restart_fields(decision),
-            reason="" if isinstance(decision, Restart) else decision.reason,
-        )
-
-    def hung(self, hang: Hang) -> None:
-        decision = hang.decision
-        self._journal.write(
-            "hung",
-            containers=[each.name for each in hang.containers],
-            silent_for=hang.silent_for,
-            stacks=list(hang.stacks),
-            **_restart_fields(decision),
-            reason=hang.reason,
-        )
-
-    def restarting(self, containers: list[Container]) -> None:
-        self._journal.write("restarting", containers=[each.spec.name for each in containers])
-
-    def leaving(self, rest: list[Container]) -> None:
-        self._journal.write("leaving", containers=[each.spec.name for each in rest])
-
-    def ending(self, why: str) -> None:
-        self._journal.write("ending", reason=why)
-
-
-def _restart_fields(decision: Restart | GiveUp) -> dict[str, Any]:
-    if isinstance(decision, GiveUp):
-        return {"restart": False, "after": None, "number": None, "limit": None}
-    return {"restart": True, "after": decision.after, "number": decision.number, "limit": decision.limit}
 
 
 # ---- When the log files had which size: what their lines lack, a time. Written beside them, at most once a

@@ -28,6 +28,6 @@ def test_words_of_a_script_do_nothing_to_a_terminal(tmp_path):
     failure = Failure(ended=ended, decision=restart, earlier=((before, record),), alive=1)
     pod = PodSpec(name="abcdef", job_id="j", mode=Mode.COLLECTIVE, containers=(), log_dir=tmp_path)
     lines = Lines()
-    Narrator(Console(lines, lines), pod, lambda: None).failed(failure)
+    Narrator(Console(lines, lines), pod, lambda: None).handle(failure)
     assert "; trainer 1 had failed before: ValueError: bad; restart 1 of 3" in lines.text
     assert lines.text.count("\n") == 1

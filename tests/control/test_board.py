@@ -9,7 +9,7 @@ import pytest
 from fleetrun.control.server import Board, Control, JobFacts
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Ended, Pod, Status
-from fleetrun.pod.events import Failure
+from fleetrun.pod.events import Ending, Failure, Leaving, Started
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
@@ -63,14 +63,14 @@ def run(board, *containers):
     for number, each in enumerate(containers):
         each.process = SimpleNamespace(pid=100 + number, exit=None)
         each.status = Status.RUNNING
-    board.started(list(containers))
+    board.handle(Started(list(containers)))
 
 
 def end(board, container, code):
     container.process.exit = Exit(code)
     container.status = Status.FAILED if code else Status.COMPLETED
     ended = Ended(spec=container.spec, exit=Exit(code), pid=100, started=1.0, ended=2.0, attempt=0)
-    board.exited(ended)
+    board.handle(ended)
     return ended
 
 
@@ -145,7 +145,7 @@ def test_a_failure_is_restarted_and_counted(board, pod):
     board.plays(pod, 1)
     run(board, *pod.containers)
     ended = end(board, pod.containers[1], 3)
-    board.failed(Failure(ended=ended, decision=Restart(after=1.0, number=2, limit=3), alive=2))
+    board.handle(Failure(ended=ended, decision=Restart(after=1.0, number=2, limit=3), alive=2))
     assert (board.status()["state"], board.status()["restarts"]) == ("restarting", 2)
     run(board, pod.containers[1])
     assert board.status()["state"] == "running"
@@ -156,16 +156,16 @@ def test_a_failure_that_is_the_last_ends_the_job(board, pod):
     board.plays(pod, 0)
     run(board, *pod.containers)
     ended = end(board, pod.containers[1], 3)
-    board.failed(Failure(ended=ended, decision=GiveUp("enough"), alive=2))
+    board.handle(Failure(ended=ended, decision=GiveUp("enough"), alive=2))
     assert (board.status()["state"], board.status()["why"]) == ("ending", "exited with code 3")
 
 
 def test_leaving_and_ending(board, pod):
     board.plays(pod, 0)
     run(board, *pod.containers)
-    board.leaving(pod.containers[:1])
+    board.handle(Leaving(pod.containers[:1]))
     assert board.status()["state"] == "leaving"
-    board.ending("got SIGTERM")
+    board.handle(Ending("got SIGTERM"))
     assert (board.status()["state"], board.status()["why"]) == ("ending", "got SIGTERM")
 
 

@@ -9,7 +9,7 @@ import pytest
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.events import Failure
+from fleetrun.pod.events import Failure, PodEvent
 from fleetrun.pod.policy import GiveUp, Restart, RestartPolicy
 from fleetrun.pod.process import Exit
 from fleetrun.pod.supervisor import Evaluators
@@ -126,7 +126,7 @@ class Moment:
         self.told: list[Any] = []
         self.container = Container(spec_of(folder, "exit 0", Role.EVALUATOR))
         self.error = error
-        self.evaluators = Evaluators(self, RestartPolicy(limit=2), self, self, lambda: goes_on)  # type: ignore[arg-type]
+        self.evaluators = Evaluators(self, RestartPolicy(limit=2), self.handle, self, lambda: goes_on)  # type: ignore[arg-type]
 
     def ends(self, code: int = 1, attempt: int = 0) -> None:
         ended = Ended(
@@ -142,11 +142,8 @@ class Moment:
             raise self.error
         self.deployed += containers
 
-    def failed(self, failure: Failure) -> None:
-        self.told.append(failure.decision)
-
-    def restarting(self, containers: list[Container]) -> None:
-        self.told.append("restarting")
+    def handle(self, event: PodEvent) -> None:
+        self.told.append(event.decision if isinstance(event, Failure) else "restarting")
 
 
 def test_waits_grow_and_end(tmp_path):

@@ -9,7 +9,7 @@ from fleetrun.console.narrator import Narrator
 from fleetrun.control.server import Board, JobFacts
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.events import Failure
+from fleetrun.pod.events import Failure, Restarting, Started
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
@@ -45,7 +45,7 @@ def test_on_the_console(tmp_path, decision, told, mode, alone):
     lines = Lines()
     spec = PodSpec(name="abcdef", job_id="default", mode=mode, containers=(), log_dir=tmp_path)
     narrator = Narrator(Console(lines, lines), spec, lambda: None, alone=alone)
-    narrator.failed(failure(tmp_path, decision))
+    narrator.handle(failure(tmp_path, decision))
     assert "evaluator 0 exited with code 3" in lines.text
     assert told in lines.text
 
@@ -58,10 +58,10 @@ def test_on_the_board(tmp_path, decision, told):
     board = Board(facts)
     evaluator = Container(spec_of(tmp_path, "exit 3", Role.EVALUATOR))
     trainer = Container(spec_of(tmp_path, "exit 3"))
-    board.started([trainer, evaluator])
-    board.failed(failure(tmp_path, decision))
-    board.restarting([evaluator])
+    board.handle(Started([trainer, evaluator]))
+    board.handle(failure(tmp_path, decision))
+    board.handle(Restarting([evaluator]))
     assert (board.status()["state"], board.status()["restarts"]) == ("running", 0)
-    board.failed(failure(tmp_path, DECISIONS[0][0], Role.TRAINER))
-    board.restarting([trainer, evaluator])
+    board.handle(failure(tmp_path, DECISIONS[0][0], Role.TRAINER))
+    board.handle(Restarting([trainer, evaluator]))
     assert (board.status()["state"], board.status()["restarts"]) == ("restarting", 1)

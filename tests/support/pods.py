@@ -10,12 +10,12 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.pod.container import Container, Ended, Pod
-from fleetrun.pod.events import Failure, Hang, JobResult
+from fleetrun.pod.container import Container, Pod
+from fleetrun.pod.events import Ending, Failure, Hang, JobResult, Leaving, PodEvent, Restarting, Started
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import GiveUp, Restart, RestartPolicy
 from fleetrun.pod.spec import ContainerSpec, PodSpec
@@ -67,7 +67,7 @@ class Clock:
 
 
 class Supervision:
-    """A job under the supervisor, and its observer: what it was told stands in `story`.
+    """A job under the supervisor, and a listener: what was published is in `story`.
 
     `on(words, action)` acts when a script tells these words or the story gets them.
     """
@@ -96,7 +96,7 @@ class Supervision:
         self.pod = Pod(self._spec(folder, scripts, mode, hook))
         self.pod.prepare()
         self.supervisor = Supervisor(
-            self.pod, self.loop, RestartPolicy(limit=restarts, backoff=backoff), self,
+            self.pod, self.loop, RestartPolicy(limit=restarts, backoff=backoff), self.handle,
             stop_timeout=stop_timeout, timeout=timeout, sweep=self._sweep, ask=self.asked_strays.append,
         )  # fmt: skip
 
@@ -197,29 +197,41 @@ class Supervision:
         if words in self._actions:
             self._actions[words]()
 
-    # ---- the observer
+    # ---- the listener
 
-    def started(self, containers: list[Container]) -> None:
+    def handle(self, event: PodEvent) -> None:
+        match event:
+            case Started():
+                self._started(event.containers)
+            case Failure():
+                self._failed(event)
+            case Hang():
+                self._hung(event)
+            case Restarting():
+                self._restarting(event.containers)
+            case Leaving():
+                self._leaving(event.rest)
+            case Ending():
+                self._ending(event.reason)
+
+    def _started(self, containers: Sequence[Container]) -> None:
         self._tell(f"started {' '.join(each.spec.name for each in containers)}")
 
-    def exited(self, ended: Ended) -> None:
-        """What follows from it is the story."""
-
-    def failed(self, failure: Failure) -> None:
+    def _failed(self, failure: Failure) -> None:
         self.decisions.append((self.clock(), failure.decision))
         self.failures.append(failure)
         self._tell(f"{failure.ended.spec.name} {failure.ended.exit}")
 
-    def hung(self, hang: Hang) -> None:
+    def _hung(self, hang: Hang) -> None:
         self.hangs.append(hang)
         self._tell("hung")
 
-    def restarting(self, containers: list[Container]) -> None:
+    def _restarting(self, containers: Sequence[Container]) -> None:
         self.restarted_at.append(self.clock())
         self._tell(f"restarting {' '.join(each.spec.name for each in containers)}")
 
-    def leaving(self, rest: list[Container]) -> None:
+    def _leaving(self, rest: Sequence[Container]) -> None:
         self._tell(f"leaving {' '.join(each.spec.name for each in rest)}")
 
-    def ending(self, why: str) -> None:
+    def _ending(self, why: str) -> None:
         self._tell(f"ending: {why}")
