@@ -3,7 +3,7 @@ end.
 
 One line of JSON, one line back, and the connection is over. Only this user and root are answered. Nothing
 here waits: a client that asks slowly, or does not read the answer, is dropped after a while, and costs the
-job nothing. `Board` listens to the events of the pods and keeps the status of the job on this machine;
+job nothing. `JobStatus` listens to the events of the pods and keeps the status of the job on this machine;
 `Control` connects socket, status and job.
 """
 
@@ -226,7 +226,7 @@ class Reports(Protocol):
     def rate(self, container: str, /) -> float | None: ...
 
 
-class Board:
+class JobStatus:
     """Follows the events of all pods of a launch."""
 
     def __init__(
@@ -252,7 +252,7 @@ class Board:
 
     # ---- what it is told
 
-    def plays(self, pod: Pod, restarts: int) -> None:
+    def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
         self._pod, self._restarts = pod, restarts
         self._state, self._why = "starting", ""
@@ -330,7 +330,7 @@ class Board:
         """How many machines have met."""
         return len(self._nodes)
 
-    def status(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """The answer to `status`; see docs/monitoring-a-job.md."""
         facts = self.facts
         return {
@@ -436,9 +436,9 @@ class Others(Protocol):
 class Control:
     """Between the socket and the job. `interrupt` ends the job as this signal would."""
 
-    def __init__(self, loop: Loop, board: Board, told: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, job_status: JobStatus, told: Callable[[str], None]) -> None:
         """`told`: what a person at the launcher's terminal should know of it."""
-        self.board = board
+        self.job_status = job_status
         self.interrupt: Interrupt | None = None
         self.others: Others | None = None
         """Of a job on several machines."""
@@ -450,7 +450,7 @@ class Control:
         """From now on people can ask. Without a place for the socket the job runs all the same."""
         try:
             files.make_run_folder(runtime)
-            path = files.control_socket(runtime, self.board.facts.pod)
+            path = files.control_socket(runtime, self.job_status.facts.pod)
             self._server = Server(self._loop, path, self.answer)
         except OSError as error:
             why = error.strerror or error
@@ -466,7 +466,7 @@ class Control:
         if asked == "status" and question.get("everywhere") is True and self.others is not None:
             return self._everywhere(self.others, question)
         if asked == "status":
-            return self.board.status()
+            return self.job_status.fields()
         if asked == "stop":
             return self._stop(question)
         return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
@@ -475,18 +475,20 @@ class Control:
         """How the job stands here, for another machine: at most so many bytes."""
         from fleetrun.control.node_status import pack  # late: for jobs on several machines
 
-        return pack(self.board.status(), brief, most)
+        return pack(self.job_status.fields(), brief, most)
 
     def _everywhere(self, others: Others, question: Message) -> Later:
         """`node`: its rank, if it is about one; `all`: every process, however many there are."""
         from fleetrun.control.node_status import MANY, with_answers  # late, too
 
         rank = question.get("node")
-        one = rank if isinstance(rank, int) and 0 <= rank < self.board.nodes else None
-        brief = one is None and question.get("all") is not True and self.board.nodes > MANY
+        one = rank if isinstance(rank, int) and 0 <= rank < self.job_status.nodes else None
+        brief = one is None and question.get("all") is not True and self.job_status.nodes > MANY
 
         def ask(say: Say) -> None:
-            others.ask(one, brief, lambda found: say(with_answers(self.board.status(), found, others.within)))
+            others.ask(
+                one, brief, lambda found: say(with_answers(self.job_status.fields(), found, others.within))
+            )
 
         return ask
 
@@ -496,7 +498,7 @@ class Control:
         now = question.get("now") is True
         self._told(f"`fleetrun stop{' --now' if now else ''}` asks this job to end")
         self._loop.after(0, lambda: self._end(now))  # whoever asked has the answer by then
-        facts = self.board.facts
+        facts = self.job_status.facts
         return {"stopping": facts.job, "pod": facts.pod, "pid": facts.pid, "guard": facts.guard}
 
     def _end(self, now: bool) -> None:

@@ -23,7 +23,7 @@ from fleetrun.pod.companion import Companion
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
-from fleetrun.progress.receiver import Desk
+from fleetrun.progress.receiver import ProgressReceiver
 from fleetrun.progress.reports import Report
 
 
@@ -101,13 +101,13 @@ class Feed:
         self,
         loop: Loop,
         beside: set[int],
-        desk: Desk,
+        receiver: ProgressReceiver,
         say: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._beside = beside
-        self._desk = desk
+        self._receiver = receiver
         self._say = say
         self._warn = warn
         self._ports = Ports()
@@ -126,7 +126,7 @@ class Feed:
             endpoints = [each.endpoint for each in spec.containers]
             listening = listening_socket(settings.metrics_host, settings.metrics_port, self._ports, endpoints)
         self._start(settings, spec, folder, listening)
-        self._desk.listen(self._report)
+        self._receiver.listen(self._report)
         if folder is not None:
             self._say(f"TensorBoard: event files in {folder}")
         if listening is not None:
@@ -142,8 +142,8 @@ class Feed:
         if line is not None:
             self._write(line)
 
-    def close(self, hurry: int | None = None) -> None:
-        """Wait until all reports are written, or `hurry` becomes readable. May be called twice."""
+    def close(self, urgent: int | None = None) -> None:
+        """Wait until all reports are written, or `urgent` becomes readable. May be called twice."""
         self._ports.close()
         companion, self._companion = self._companion, None
         if companion is None:
@@ -153,10 +153,10 @@ class Feed:
         if not self._writes:
             companion.close()
             return
-        if not companion.finish(_SILENT_WAIT, hurry):
+        if not companion.finish(_SILENT_WAIT, urgent):
             self._say("waiting until the event files are written; Ctrl-C stops waiting")
-        if not companion.close(_FINISH_TIMEOUT, hurry):
-            why = "interrupted" if _readable(hurry) else f"not finished within {_FINISH_TIMEOUT:g} s"
+        if not companion.close(_FINISH_TIMEOUT, urgent):
+            why = "interrupted" if _readable(urgent) else f"not finished within {_FINISH_TIMEOUT:g} s"
             self._warn(f"{why}: the last reports may be missing in the event files")
         elif companion.exit is not None and not companion.exit.ok:
             self._warn(
@@ -196,7 +196,7 @@ class Feed:
         )
 
     def _report(self, container: str, said: Report) -> None:
-        self._write(job_state.report_message(container, said, self._desk.rate(container)))
+        self._write(job_state.report_message(container, said, self._receiver.rate(container)))
 
     def _write(self, line: bytes) -> None:
         if self._companion is not None:

@@ -15,7 +15,7 @@ from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import failure_headline
 from fleetrun.console.nodes import NodeReporter, headline_on_node
 from fleetrun.console.text import printable
-from fleetrun.control.server import Board
+from fleetrun.control.server import JobStatus
 from fleetrun.elastic.agent import Agent, Outcome, Place
 from fleetrun.elastic.inquiry import Inquiry
 from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
@@ -28,7 +28,7 @@ from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.host.network import LOOPBACK, Ports
 from fleetrun.launch.prepare import check_followed, host_of, offer_of, pod_name, print_plan, spec_of
-from fleetrun.launch.session import WIDE, Scene, Stage, announce, failure_report, tell_strays
+from fleetrun.launch.session import WIDE, LaunchSession, PodRunner, announce, failure_report, tell_strays
 from fleetrun.plan.site import Site
 from fleetrun.plan.topology import Host, Offer, check_complete, placed
 from fleetrun.pod import logs
@@ -40,16 +40,16 @@ from fleetrun.pod.supervisor import Supervisor
 _MOST_NOTED = 1000  # machines, of which the record says what runs there
 
 
-def run_together(
-    resolved: Resolved, site: Site, stage: Stage, ports: Ports, show_settings: Callable[[], None]
+def run_cluster(
+    resolved: Resolved, site: Site, runner: PodRunner, ports: Ports, show_settings: Callable[[], None]
 ) -> int:
     """Take part in the job; return the exit code. Raises LaunchError for what cannot be started."""
-    settings, console = resolved.settings, stage.console
+    settings, console = resolved.settings, runner.console
     check_meeting(site.master)
     host = host_of(resolved, site, console.warning, os.environ)
     offer = offer_of(settings, host, ports)
-    crew = _Crew(settings, host, stage)
-    imagined = crew.spec(_imagined(site, offer), max(0, site.rank))
+    pods = PodFactory(settings, host, runner)
+    imagined = pods.spec(_imagined(site, offer), max(0, site.rank))
     check_followed(resolved, imagined)
     if settings.dry_run:
         print_plan(settings, imagined)
@@ -57,43 +57,49 @@ def run_together(
     logs.make_log_dir(Path(settings.log_dir))
     show_settings()
     node = _node(resolved, site, offer)
-    meeting = open_meeting(_wish(settings, site, node), stage.loop, ports)
+    meeting = open_meeting(_wish(settings, site, node), runner.loop, ports)
     _tell_meeting(resolved, site, meeting, console)
-    scene = Scene(resolved, crew.pod, console, stage.loop)
-    stage.on(scene)
+    session = LaunchSession(resolved, pods.pod, console, runner.loop)
+    runner.on(session)
     nodes = NodeReporter(console, terminal_columns() or WIDE)
-    voice = _Voice(nodes, settings, scene.control.board, partial(scene.journal.write, "node"))
+    events = _NodeEvents(nodes, settings, session.control.job_status, partial(session.journal.write, "node"))
     policy = _policy(settings, site, meeting)
-    others = scene.control.others = Inquiry(meeting.store, stage.loop, node.id, scene.control.tell)
-    agent = _agent(settings, stage, node, meeting, policy, others, crew, voice)
+    others = session.control.others = Inquiry(meeting.store, runner.loop, node.id, session.control.tell)
+    agent = _agent(settings, runner, node, meeting, policy, others, pods, events)
     try:
-        scene.opened(imagined)
+        session.opened(imagined)
         outcome = agent.run()
-        stage.over()
-        _conclude(outcome, voice.nodes, console, crew.pod)
-        scene.over(outcome.code, *_end(outcome))
+        runner.over()
+        _conclude(outcome, events.nodes, console, pods.pod)
+        session.over(outcome.code, *_end(outcome))
     finally:
         meeting.close()
-        scene.close()
+        session.close()
     return outcome.code
 
 
 def _agent(
-    settings: LaunchSettings, stage: Stage, node: Node, meeting: Meeting, policy: Policy, others: Inquiry,
-    crew: _Crew, voice: _Voice,
-) -> Agent:  # fmt: skip
+    settings: LaunchSettings,
+    runner: PodRunner,
+    node: Node,
+    meeting: Meeting,
+    policy: Policy,
+    others: Inquiry,
+    pods: PodFactory,
+    events: _NodeEvents,
+) -> Agent:
     """The agent hears of signals from here on."""
     agent = Agent(
-        stage.loop,
+        runner.loop,
         node,
-        partial(_membership, meeting, stage, node, policy, others),
-        crew,
-        voice,
+        partial(_membership, meeting, runner, node, policy, others),
+        pods,
+        events,
         timeout=settings.timeout,
         doubts=meeting.doubts,
         serves=meeting.hosted,
     )
-    stage.listen(agent.interrupt, agent.guard_lost)
+    runner.listen(agent.interrupt, agent.guard_lost)
     return agent
 
 
@@ -108,9 +114,9 @@ def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
 
 
 def _membership(
-    meeting: Meeting, stage: Stage, node: Node, policy: Policy, others: Inquiry, agent: Agent
+    meeting: Meeting, runner: PodRunner, node: Node, policy: Policy, others: Inquiry, agent: Agent
 ) -> Membership:
-    return others.enter(Membership(meeting.store, stage.loop, node, policy, agent))
+    return others.enter(Membership(meeting.store, runner.loop, node, policy, agent))
 
 
 def _node(resolved: Resolved, site: Site, offer: Offer) -> Node:
@@ -169,7 +175,7 @@ def _imagined(site: Site, offer: Offer) -> list[Offer]:
         else Offer(
             servers=moved(offer.servers, machine),
             trainers=moved(offer.trainers, machine),
-            heter=tuple(moved(stage, machine) for stage in offer.heter),
+            heter=tuple(moved(runner, machine) for runner in offer.heter),
             coordinators=moved(offer.coordinators, machine),
             service=moved((offer.service,), machine)[0],
             gloo=moved((offer.gloo,), machine)[0] if offer.gloo else "",
@@ -200,14 +206,14 @@ def _typed(line: tuple[str, ...]) -> str:
     return shlex.join(line)
 
 
-class _Crew:
+class PodFactory:
     """Pods of this machine, one for each generation, all with the same name and log files."""
 
-    def __init__(self, settings: LaunchSettings, host: Host, stage: Stage) -> None:
+    def __init__(self, settings: LaunchSettings, host: Host, runner: PodRunner) -> None:
         self.pod = pod_name()
         self._settings = settings
         self._host = host
-        self._stage = stage
+        self._stage = runner
 
     def spec(self, offers: list[Offer], rank: int) -> PodSpec:
         return spec_of(self._settings, self._host, offers, rank, pod=self.pod, environ=os.environ)
@@ -229,24 +235,24 @@ class _Crew:
         return failure_headline(ended), (*lines[1:-2], log)
 
 
-class _Voice:
-    """The agent's words as the console's, and what the board and the record have of them."""
+class _NodeEvents:
+    """The agent's words as the console's, and what the job_status and the record have of them."""
 
     def __init__(
-        self, nodes: NodeReporter, settings: LaunchSettings, board: Board, note: Callable[..., None]
+        self, nodes: NodeReporter, settings: LaunchSettings, job_status: JobStatus, note: Callable[..., None]
     ) -> None:
         self.nodes = nodes
         self._note = note
         self._settings = settings
-        self._board = board
+        self._job_status = job_status
 
     def waiting(self, note: Waiting) -> None:
-        self._board.waiting(note.present, note.fewest, note.missing)
+        self._job_status.waiting(note.present, note.fewest, note.missing)
         self.nodes.waiting(note)
 
     def met(self, place: Place) -> None:
         hosts = [each.title for each in place.members]
-        self._board.met(hosts, place.rank)
+        self._job_status.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)
         text = f"node {place.rank} of {len(hosts)}: {', '.join(hosts)}"
         there = placed(self._settings, [each.offer for each in place.members[:_MOST_NOTED]])
@@ -254,7 +260,7 @@ class _Voice:
 
     def stopping(self, cause: Cause, restart: bool) -> None:
         answer = self._answer(cause.why, restart)
-        self._board.stopping(cause.headline, restart)
+        self._job_status.stopping(cause.headline, restart)
         self.nodes.stopping(cause.node, cause.rank, cause.headline, answer)
         self._note(text=f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}")
 

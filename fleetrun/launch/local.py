@@ -25,7 +25,7 @@ from fleetrun.launch.prepare import (
     spec_of,
     take_token,
 )
-from fleetrun.launch.session import WIDE, Scene, Stage, announce, conclude
+from fleetrun.launch.session import WIDE, LaunchSession, PodRunner, announce, conclude
 from fleetrun.plan.site import Site, locate
 from fleetrun.pod import logs
 from fleetrun.pod.guard import Guard, Signals
@@ -41,28 +41,28 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
     settings = resolved.settings
     runs = settings.scheduler == "local" and not settings.dry_run
     console = console_for(settings.display, settings.log_level, os.environ, runs=runs)
-    stage = Stage(settings, console, signals, guard)
+    runner = PodRunner(settings, console, signals, guard)
     ports = Ports(settings.port_range)
     try:
         take_token(settings, os.environ, console.warning)
         if settings.scheduler != "local":
-            return _submit(resolved, stage, signals, guard)
+            return _submit(resolved, runner, signals, guard)
         check_program(settings)
         for notice in resolved.notices:
             console.warning(notice)
         site = locate(settings)
         if site.alone:
-            return _alone(resolved, site, stage, ports)
-        from fleetrun.launch.cluster import run_together  # late: one machine needs no network
+            return _alone(resolved, site, runner, ports)
+        from fleetrun.launch.cluster import run_cluster  # late: one machine needs no network
 
-        return run_together(resolved, site, stage, ports, lambda: _show_settings(resolved, site, console))
+        return run_cluster(resolved, site, runner, ports, lambda: _show_settings(resolved, site, console))
     finally:
         ports.close()
         signals.only_endings()
-        console.drain(stage.hurry)
+        console.drain(runner.urgent)
 
 
-def _submit(resolved: Resolved, stage: Stage, signals: Signals, guard: Guard) -> int:
+def _submit(resolved: Resolved, runner: PodRunner, signals: Signals, guard: Guard) -> int:
     """Hand the job to an engine."""
     from fleetrun.envs.settings.write_job_file import words_to_carry  # late: one machine needs none of these
     from fleetrun.schedulers.base import Submission, scheduler
@@ -73,7 +73,7 @@ def _submit(resolved: Resolved, stage: Stage, signals: Signals, guard: Guard) ->
         settings=resolved.settings,
         words=words_to_carry(resolved),
         environ=os.environ,
-        console=stage.console,
+        console=runner.console,
         signals=signals,
         guard=guard,
         token=os.environ.get(TOKEN),
@@ -81,9 +81,9 @@ def _submit(resolved: Resolved, stage: Stage, signals: Signals, guard: Guard) ->
     return scheduler(resolved.settings.scheduler).submit(job)
 
 
-def _alone(resolved: Resolved, site: Site, stage: Stage, ports: Ports) -> int:
+def _alone(resolved: Resolved, site: Site, runner: PodRunner, ports: Ports) -> int:
     """A job on this machine."""
-    settings, console = resolved.settings, stage.console
+    settings, console = resolved.settings, runner.console
     host = host_of(resolved, site, console.warning, os.environ)
     offers = [offer_of(settings, host, ports)]
     pod = pod_name()
@@ -95,18 +95,18 @@ def _alone(resolved: Resolved, site: Site, stage: Stage, ports: Ports) -> int:
     logs.make_log_dir(Path(settings.log_dir))
     _show_settings(resolved, site, console)
     announce(spec, console)
-    scene = Scene(resolved, pod, console, stage.loop)
-    stage.on(scene)
+    session = LaunchSession(resolved, pod, console, runner.loop)
+    runner.on(session)
     try:
-        scene.opened(spec)
-        supervisor = stage.supervisor(spec, timeout=settings.timeout)
-        stage.listen(supervisor.interrupt, supervisor.guard_lost)
+        session.opened(spec)
+        supervisor = runner.supervisor(spec, timeout=settings.timeout)
+        runner.listen(supervisor.interrupt, supervisor.guard_lost)
         result = supervisor.run()
-        stage.over()
+        runner.over()
         lines = conclude(result, spec, console)
-        scene.over(result.code, result.reason, result.restarts, lines)
+        session.over(result.code, result.reason, result.restarts, lines)
     finally:
-        scene.close()
+        session.close()
     return result.code
 
 

@@ -1,5 +1,5 @@
-"""What surrounds the pods of one launch on this machine: loop, signals, log files and console (`Stage`); the
-record, the control socket and the progress socket (`Scene`). Decides nothing.
+"""Around the pods of one launch on this machine: `PodRunner` has the loop, signals, log files and console;
+`LaunchSession` the record, the control socket and the progress socket. Decides nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fleetrun.console.narrator import (
     restarts_in_words,
 )
 from fleetrun.console.text import printable, read_tail
-from fleetrun.control.server import Board, Control, facts_of_launch
+from fleetrun.control.server import Control, JobStatus, facts_of_launch
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.errors import LaunchError
@@ -48,7 +48,7 @@ from fleetrun.pod.process import (
 )
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
-from fleetrun.progress.receiver import Desk
+from fleetrun.progress.receiver import ProgressReceiver
 from fleetrun.record.journal import Journal, Marks, encoded, journal_path, marks_path
 from fleetrun.record.recorder import Recorder
 
@@ -131,7 +131,7 @@ def _fields_of(spec: ContainerSpec) -> dict[str, Any]:
 # what trainers report. One for a launch, over all its pods. Decides nothing.
 
 
-class Scene:
+class LaunchSession:
     """Made before the first pod, closed after the last."""
 
     def __init__(self, resolved: Resolved, pod: str, console: Console, loop: Loop) -> None:
@@ -147,30 +147,30 @@ class Scene:
         self.journal.listen(self.marks.heard)
         if (hear := console.listener) is not None:
             self.journal.listen(lambda event: hear(encoded(event)))
-        self.desk = Desk(loop, files.progress_socket(self._runtime, pod), self.journal.write)
+        self.progress = ProgressReceiver(loop, files.progress_socket(self._runtime, pod), self.journal.write)
         self.companions: set[int] = set()
         """The processes beside the job, by pid: what sweeps up behind containers spares them."""
-        self.hurry: int | None = None
+        self.urgent: int | None = None
         """Readable when nothing is to be waited for any more."""
         self._feed: Feed | None = None
         self._hangs: HangWatch | None = None
         self._over = False
         settings = self.settings
         facts = facts_of_launch(settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart)
-        self.control = Control(loop, Board(facts, self.desk), console.info)
+        self.control = Control(loop, JobStatus(facts, self.progress), console.info)
 
     def opened(self, spec: PodSpec) -> None:
         """Before the first process of the first pod starts. Raises LaunchError for what cannot be."""
         if self.settings.tensorboard is not None or self.settings.metrics_port is not None:
             self._export(spec)
-        if (problem := self.desk.open()) is not None:
+        if (problem := self.progress.open()) is not None:
             self._console.debug(f"no progress can be reported: {problem}")
         self.journal.write("launch", **launch_fields(self._resolved, spec, os.environ))
         self.control.open(self._runtime)
         if self._console.shows_status:
             from fleetrun.console.status_text import status_fields  # late: few launches show it
 
-            self._console.begin(self._loop, lambda: status_fields(self.control.board.status()))
+            self._console.begin(self._loop, lambda: status_fields(self.control.job_status.fields()))
 
     def events(self, narrator: Narrator) -> Events:
         """The event stream of one pod, with all its subscribers. Their order matters: the console comes
@@ -178,9 +178,9 @@ class Scene:
         """
         events = Events()
         events.subscribe(narrator.handle)
-        events.subscribe(self.desk.handle)
+        events.subscribe(self.progress.handle)
         events.subscribe(Recorder(self.journal).handle)
-        events.subscribe(self.control.board.handle)
+        events.subscribe(self.control.job_status.handle)
         return events
 
     def hangs(self) -> HangWatch | None:
@@ -191,16 +191,16 @@ class Scene:
             limit = self.settings.hang_timeout
             self._hangs = watch_for_hangs(self._loop, self.companions, limit, self._tell_places)
             reported = self._hangs.reported
-            self.desk.listen(lambda container, report: reported(container))
+            self.progress.listen(lambda container, report: reported(container))
         return self._hangs
 
     def _tell_places(self, lines: Sequence[str]) -> None:
         self._console.block([f"  {printable(line)}" for line in lines], level="ERROR")
 
-    def plays(self, pod: Pod, restarts: int) -> None:
+    def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
-        self.control.board.plays(pod, restarts)
-        self.desk.pod(pod.spec)
+        self.control.job_status.set_pod(pod, restarts)
+        self.progress.pod(pod.spec)
         if self._feed is not None:
             self._feed.pod(pod.spec)
         self.journal.write(
@@ -214,7 +214,7 @@ class Scene:
         """The job is over on this machine."""
         self._over = True
         self.marks.close()
-        self.desk.settle()
+        self.progress.settle()
         self.journal.write("over", code=code, reason=reason, restarts=restarts, report=report)
 
     def close(self) -> None:
@@ -226,9 +226,9 @@ class Scene:
             self.over(told.exit_code, told.message, 0, [])
         self.marks.close()
         self.control.close()
-        self.desk.close()
+        self.progress.close()
         if self._feed is not None:
-            self._feed.close(self.hurry)
+            self._feed.close(self.urgent)
         self.journal.close()
 
     def _export(self, spec: PodSpec) -> None:
@@ -237,7 +237,7 @@ class Scene:
         def warn(text: str) -> None:
             self._console.warning(printable(text))
 
-        self._feed = Feed(self._loop, self.companions, self.desk, self._console.info, warn)
+        self._feed = Feed(self._loop, self.companions, self.progress, self._console.info, warn)
         self._feed.open(self.settings, spec)
         self.journal.listen(self._feed.event)
 
@@ -341,7 +341,7 @@ def _stop_unless(called_off: Callable[[], bool]) -> None:
 WIDE = 100  # columns of a report that goes to no terminal
 
 
-class Stage:
+class PodRunner:
     """One for a launch. A job on several machines puts one pod after the other on it, with the same log
     files.
     """
@@ -352,28 +352,28 @@ class Stage:
         self._settings = settings
         self._signals = signals
         self._guard = guard
-        self._hurry = select.epoll()
-        self._hurry.register(signals.fileno(), select.EPOLLIN)
-        self._hurry.register(guard.fileno(), select.EPOLLIN)
+        self._urgent = select.epoll()
+        self._urgent.register(signals.fileno(), select.EPOLLIN)
+        self._urgent.register(guard.fileno(), select.EPOLLIN)
         self._watch: Watch | None = None
         self._pod: Pod | None = None
         self._interrupt: Callable[[int], None] | None = None
         self._guard_lost: Callable[[], None] = lambda: None
-        self._scene: Scene | None = None
+        self._session: LaunchSession | None = None
         self._over = False
 
-    def on(self, scene: Scene) -> None:
+    def on(self, session: LaunchSession) -> None:
         """Before the first pod."""
-        self._scene = scene
-        scene.hurry = self.hurry
-        scene.control.interrupt = self._end_job
+        self._session = session
+        session.urgent = self.urgent
+        session.control.interrupt = self._end_job
 
     @property
-    def hurry(self) -> int:
+    def urgent(self) -> int:
         """Readable when the last output cannot wait for a slow reader: the job shall end, or nobody guards
         it.
         """
-        return self._hurry.fileno()
+        return self._urgent.fileno()
 
     def listen(self, interrupt: Callable[[int], None], guard_lost: Callable[[], None]) -> None:
         """From now on `interrupt` gets signals that mean "end"; `guard_lost` is called when the guard is
@@ -400,15 +400,15 @@ class Stage:
             resumed=self._resumed,
             say=self.console.info,
             pausing=self.console.pause,
-            beside=self._scene.companions if self._scene is not None else (),
+            beside=self._session.companions if self._session is not None else (),
         )
 
     def _written(self) -> None:
         """Something in the log directory was written to."""
         if self._watch is not None:
             self._watch.told()
-        if self._scene is not None:
-            self._scene.marks.told()
+        if self._session is not None:
+            self._session.marks.told()
 
     def _resumed(self, seconds: float) -> None:
         self.loop.postpone(seconds)
@@ -427,7 +427,7 @@ class Stage:
         """For one pod. Its log files are in place then, and followed. `attempt` counts the pods before it,
         `restarts` those that were restarts after a failure.
         """
-        assert self._scene is not None
+        assert self._session is not None
         first = self._watch is None
         if first and self._settings.log_overwrite:
             logs.remove_earlier(spec.log_dir, spec.job_id)
@@ -436,24 +436,24 @@ class Stage:
         if first:
             files = [(each.name, each.log) for each in spec.containers]
             logs.point_latest(spec.log_dir, spec.name, files)
-            self._watch = _watch(self._settings, spec, self.console, self.loop, self._scene.marks.cut)
+            self._watch = _watch(self._settings, spec, self.console, self.loop, self._session.marks.cut)
         assert self._watch is not None
         narrator = Narrator(self.console, spec, self._watch.catch_up, alone=peers is None)
         supervisor = Supervisor(
             pod,
             self.loop,
             RestartPolicy(limit=self._settings.max_restart),
-            self._scene.events(narrator).publish,
+            self._session.events(narrator).publish,
             stop_timeout=self._settings.stop_timeout,
             timeout=timeout,
             peers=peers,
             restarts=restarts,
-            hangs=self._scene.hangs(),
-            sweep=partial(end_descendants, but=self._scene.companions),
-            ask=partial(_ask_strays, self._scene.companions),
+            hangs=self._session.hangs(),
+            sweep=partial(end_descendants, but=self._session.companions),
+            ask=partial(_ask_strays, self._session.companions),
         )
         self._pod = pod
-        self._scene.plays(pod, restarts)
+        self._session.set_pod(pod, restarts)
         if first:
             self._watch.start()
             GpuLog.start_if(self._settings.enable_gpu_log, spec, self.loop)
@@ -465,7 +465,7 @@ class Stage:
         self._signals.only_endings()
         if self._watch is None:
             return
-        self._watch.drain(lambda: self.console.out.drain(self.hurry))
+        self._watch.drain(lambda: self.console.out.drain(self.urgent))
         self.console.end()
         for path in self._watch.unbounded:
             self.console.warning(

@@ -82,8 +82,8 @@ class Companion:
             self._in = -1
             self._waiting.clear()
 
-    def finish(self, patience: float, hurry: int | None = None) -> bool:
-        """Let it take what waits and end by itself, for at most `patience` seconds, and not once `hurry` is
+    def finish(self, patience: float, urgent: int | None = None) -> bool:
+        """Let it take what waits and end by itself, for at most `patience` seconds, and not once `urgent` is
         readable. Blocks. Whether it has ended; else this may be asked again.
         """
         if not self.alive:
@@ -92,7 +92,7 @@ class Companion:
         while True:
             if not self._waiting:
                 self.close_input()
-            ready = self._ready(deadline, hurry)
+            ready = self._ready(deadline, urgent)
             if self._in in ready:
                 self._write_some()
             if self._out in ready:
@@ -100,15 +100,15 @@ class Companion:
             elif self._process.fileno() in ready:
                 self._bury()
                 return True
-            if not ready or hurry in ready:
+            if not ready or urgent in ready:
                 return False
 
-    def close(self, patience: float = 0.0, hurry: int | None = None) -> bool:
+    def close(self, patience: float = 0.0, urgent: int | None = None) -> bool:
         """The same; what has not ended then is killed. `ended` is not called. May be called twice.
 
         One that is deaf in the kernel (it waits for a disk) is not waited for: the loop buries it.
         """
-        alone = self.finish(patience, hurry)
+        alone = self.finish(patience, urgent)
         if not alone:
             self._ended = lambda exit: None
             self._process.signal_group(signal.SIGKILL)
@@ -118,10 +118,10 @@ class Companion:
                 self._let_go()
         return alone
 
-    def _ready(self, deadline: float, hurry: int | None) -> set[int]:
+    def _ready(self, deadline: float, urgent: int | None) -> set[int]:
         """Which of the descriptors there is something to do with; none at the deadline."""
         poll = select.poll()
-        for fd in (self._out, self._process.fileno(), -1 if hurry is None else hurry):
+        for fd in (self._out, self._process.fileno(), -1 if urgent is None else urgent):
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
         if self._in >= 0:

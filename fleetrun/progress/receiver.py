@@ -42,7 +42,7 @@ Listener = Callable[[str, "Report"], None]
 """Called with the container's name and the report as it came."""
 
 
-class Desk:
+class ProgressReceiver:
     """Of one launch, over all its pods. Containers go by their names on this node: `trainer.0`.
 
     `write` appends to the record: `Journal.write`. Without `open`, and where the socket cannot be made,

@@ -1,7 +1,7 @@
 """From the answer to `status` to the fields of the status line."""
 
 from fleetrun.console.status_text import CurrentActivity, status_fields
-from fleetrun.control.server import Board, facts_of_launch
+from fleetrun.control.server import JobStatus, facts_of_launch
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
@@ -15,30 +15,30 @@ def status(**more):
 
 
 def test_a_launch_that_has_no_pod_yet(tmp_path):
-    """The keys are those that the board answers with."""
-    board = Board(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=iter([5.0, 7.5]).__next__)
-    facts = status_fields(board.status())
+    """The keys are those that the status answers with."""
+    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3), clock=iter([5.0, 7.5]).__next__)
+    facts = status_fields(status.fields())
     assert (facts.elapsed, facts.up, facts.state, facts.activity) == (2.5, (), "", None)
 
 
 def test_a_pod_of_which_nothing_runs(tmp_path):
-    board = Board(facts_of_launch("job", "pod", "ps", tmp_path, 3))
+    status = JobStatus(facts_of_launch("job", "pod", "ps", tmp_path, 3))
     specs = [spec_of(tmp_path, "true", Role.SERVER, 0), spec_of(tmp_path, "true", Role.TRAINER, 0)]
     spec = PodSpec(name="x", job_id="x", mode=Mode.PS, containers=tuple(specs), log_dir=tmp_path)
-    board.plays(Pod(spec), 2)
-    facts = status_fields(board.status())
+    status.set_pod(Pod(spec), 2)
+    facts = status_fields(status.fields())
     assert facts.up == (("trainer", 0, 1), ("ps", 0, 1)), "trainers first"
     assert (facts.state, facts.restarts) == ("starting", 2)
 
 
 def test_waiting_for_machines(tmp_path):
-    board = Board(facts_of_launch("job", "pod", "collective", tmp_path, 3))
-    board.waiting(3, 4, ["10.0.0.7"])
-    assert status_fields(board.status()).activity == CurrentActivity("3 of 4 nodes, waiting for 10.0.0.7")
-    board.waiting(1, 4, ["a", "b", "c"])
-    assert status_fields(board.status()).activity == CurrentActivity("1 of 4 nodes, waiting for a, b ...")
-    board.waiting(1, 4, [])
-    assert status_fields(board.status()).activity == CurrentActivity("1 of 4 nodes, waiting for more")
+    status = JobStatus(facts_of_launch("job", "pod", "collective", tmp_path, 3))
+    status.waiting(3, 4, ["10.0.0.7"])
+    assert status_fields(status.fields()).activity == CurrentActivity("3 of 4 nodes, waiting for 10.0.0.7")
+    status.waiting(1, 4, ["a", "b", "c"])
+    assert status_fields(status.fields()).activity == CurrentActivity("1 of 4 nodes, waiting for a, b ...")
+    status.waiting(1, 4, [])
+    assert status_fields(status.fields()).activity == CurrentActivity("1 of 4 nodes, waiting for more")
 
 
 def test_what_takes_long():

@@ -87,10 +87,10 @@ def test_what_is_in_use_stays(tmp_path):
 def test_the_reports_of_a_job_that_cannot_be_asked_stay(tmp_path):
     path = dead(tmp_path / "abcdef.sock")
     with (
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as desk,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver,
         short_socket_path(tmp_path / "abcdef.progress") as name,
     ):
-        desk.bind(name)
+        receiver.bind(name)
         remove_dead_sockets(path)
     assert [each.name for each in tmp_path.iterdir()] == ["abcdef.progress"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.control.node_status import MANY, unpack
-from fleetrun.control.server import Board, Control, facts_of_launch
+from fleetrun.control.server import Control, JobStatus, facts_of_launch
 from fleetrun.pod.loop import Loop
 
 
@@ -26,14 +26,14 @@ class Others:
 def control():
     loop = Loop()
     facts = facts_of_launch("job", "abcdef", "collective", Path("/logs"), 0)
-    made = Control(loop, Board(facts, clock=lambda: 5.0), print)  # two answers have one time
+    made = Control(loop, JobStatus(facts, clock=lambda: 5.0), print)  # two answers have one time
     made.others = Others()
     yield made
     loop.close()
 
 
 def meet(control, count):
-    control.board.met([f"h{rank}" for rank in range(count)], 0)
+    control.job_status.met([f"h{rank}" for rank in range(count)], 0)
 
 
 def ask(control, **more):
@@ -44,11 +44,11 @@ def ask(control, **more):
 
 def test_others_are_asked_only_when_somebody_wants_to_know(control):
     meet(control, 2)
-    assert control.answer({"ask": "status"}) == control.board.status()
-    assert control.answer({"ask": "status", "everywhere": 1}) == control.board.status()
+    assert control.answer({"ask": "status"}) == control.job_status.fields()
+    assert control.answer({"ask": "status", "everywhere": 1}) == control.job_status.fields()
     assert control.others.asked == []
     control.others = None
-    assert control.answer({"ask": "status", "everywhere": True}) == control.board.status(), "it has none"
+    assert control.answer({"ask": "status", "everywhere": True}) == control.job_status.fields(), "it has none"
 
 
 def test_the_answer_comes_when_they_have_answered(control):

@@ -19,8 +19,8 @@ REPORT = """
 import json, socket
 def report(step, **said):
     said = {"mark": os.environ["FLEETRUN_CONTAINER"], "step": step, "loss": 1 / (step + 1), **said}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as desk:
-        desk.sendto(json.dumps(said).encode(), os.environ["FLEETRUN_PROGRESS"])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.sendto(json.dumps(said).encode(), os.environ["FLEETRUN_PROGRESS"])
 """
 
 

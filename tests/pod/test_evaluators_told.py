@@ -1,4 +1,4 @@
-"""What is told of an evaluator that failed: on the console and on the board. It changes nothing else."""
+"""What is told of an evaluator that failed: on the console and on the status. It changes nothing else."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from fleetrun.console.console import Console
 from fleetrun.console.narrator import Narrator
-from fleetrun.control.server import Board, JobFacts
+from fleetrun.control.server import JobFacts, JobStatus
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import Failure, Restarting, Started
@@ -55,13 +55,13 @@ def test_on_the_board(tmp_path, decision, told):
     facts = JobFacts(
         job="j", pod="p", mode="ps", log_dir=Path("/"), cwd="/", max_restart=3, started=1.0, pid=1, guard=1
     )
-    board = Board(facts)
+    status = JobStatus(facts)
     evaluator = Container(spec_of(tmp_path, "exit 3", Role.EVALUATOR))
     trainer = Container(spec_of(tmp_path, "exit 3"))
-    board.handle(Started([trainer, evaluator]))
-    board.handle(failure(tmp_path, decision))
-    board.handle(Restarting([evaluator]))
-    assert (board.status()["state"], board.status()["restarts"]) == ("running", 0)
-    board.handle(failure(tmp_path, DECISIONS[0][0], Role.TRAINER))
-    board.handle(Restarting([trainer, evaluator]))
-    assert (board.status()["state"], board.status()["restarts"]) == ("restarting", 1)
+    status.handle(Started([trainer, evaluator]))
+    status.handle(failure(tmp_path, decision))
+    status.handle(Restarting([evaluator]))
+    assert (status.fields()["state"], status.fields()["restarts"]) == ("running", 0)
+    status.handle(failure(tmp_path, DECISIONS[0][0], Role.TRAINER))
+    status.handle(Restarting([trainer, evaluator]))
+    assert (status.fields()["state"], status.fields()["restarts"]) == ("restarting", 1)

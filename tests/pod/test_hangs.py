@@ -228,12 +228,12 @@ def test_one_that_waits_for_its_own_restart_starts_once(hanging):
     seen = iter([lambda: None, watched.pass_by])
     supervision.on("trainer.1 exited with code 3", lambda: next(seen)())
 
-    def hurry() -> None:
+    def urgent() -> None:
         if not supervision.told("restarting ps.0 trainer.0 trainer.1"):
             supervision.clock.advance(1.0)
-            supervision.soon(hurry)
+            supervision.soon(urgent)
 
-    supervision.on("hung", hurry)
+    supervision.on("hung", urgent)
     supervision.on("leaving ps.0", lambda: supervision.loop.after(0, lambda: supervision.clock.advance(1.0)))
     assert supervision.run().code == 0
     assert supervision.told("trainer.1 again") == 1

@@ -18,7 +18,7 @@ import pytest
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
-from fleetrun.progress.receiver import Desk
+from fleetrun.progress.receiver import ProgressReceiver
 from fleetrun.progress.reports import Report
 from tests.support.pods import spec_of
 
@@ -46,7 +46,7 @@ class Clock:
 
 
 class Room:
-    """A desk with its loop, its record, and somebody who speaks to it."""
+    """A receiver with its loop, its record, and somebody who speaks to it."""
 
     def __init__(self, path: Path) -> None:
         self.clock = Clock()
@@ -54,8 +54,8 @@ class Room:
         self.path = path
         self.record: list[dict[str, Any]] = []
         self.heard: list[tuple[str, Report]] = []
-        self.desk = Desk(self.loop, path, self._write)
-        self.desk.listen(lambda name, report: self.heard.append((name, report)))
+        self.receiver = ProgressReceiver(self.loop, path, self._write)
+        self.receiver.listen(lambda name, report: self.heard.append((name, report)))
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def _write(self, event: str, **fields: Any) -> None:
@@ -83,7 +83,7 @@ class Room:
         self.loop.run()
 
     def close(self) -> None:
-        self.desk.close()
+        self.receiver.close()
         self.socket.close()
         self.loop.close()
 
@@ -91,8 +91,8 @@ class Room:
 @pytest.fixture
 def room(tmp_path: Path) -> Iterator[Room]:
     made = Room(tmp_path / "run" / "p.progress")
-    assert made.desk.open() is None
-    made.desk.pod(pod_of(tmp_path, 4, 5))
+    assert made.receiver.open() is None
+    made.receiver.pod(pod_of(tmp_path, 4, 5))
     yield made
     made.close()
 
@@ -105,10 +105,10 @@ def test_reports_arrive_under_the_names_of_this_machine(room):
     assert [(name, report.step) for name, report in room.heard] == [
         ("trainer.0", 3), ("trainer.1", 4), ("ps.0", None)
     ]  # fmt: skip
-    latest = room.desk.latest("trainer.0")
+    latest = room.receiver.latest("trainer.0")
     assert latest is not None
     assert (latest.rank, latest.loss) == (4, 0.5)
-    assert room.desk.latest("trainer.7") is None
+    assert room.receiver.latest("trainer.7") is None
 
 
 @pytest.mark.parametrize("mark", ["p.trainer.0", "q.trainer.4", "p.heter.4", "p.trainer.99"])
@@ -130,21 +130,21 @@ def test_a_flood_lets_others_have_their_turn(room, tmp_path):
     said = room.flood()
     room.turn()
     assert len(room.heard) == min(said, 64)
-    room.desk.ended("trainer.0")
+    room.receiver.ended("trainer.0")
     assert len(room.heard) == said, "at the end of a process all of its words are read"
 
 
 def test_the_pace_comes_from_samples(room):
     room.say(samples=100)
     room.turn()
-    assert room.desk.rate("trainer.0") is None
+    assert room.receiver.rate("trainer.0") is None
     room.clock.advance(5.0)
     room.say(samples=200)
     room.turn()
-    assert room.desk.rate("trainer.0") == pytest.approx(20)
+    assert room.receiver.rate("trainer.0") == pytest.approx(20)
     room.clock.advance(60.0)
-    assert room.desk.rate("trainer.0") is None
-    assert room.desk.rate("trainer.1") is None
+    assert room.receiver.rate("trainer.0") is None
+    assert room.receiver.rate("trainer.1") is None
 
 
 def test_the_record_has_the_first_and_the_last(room):
@@ -152,30 +152,30 @@ def test_the_record_has_the_first_and_the_last(room):
         room.say(step=step, loss=float("nan"), values={"lr": 0.1})
         room.turn()
     assert [event["step"] for event in room.record] == [1]
-    room.desk.ended("trainer.0")
+    room.receiver.ended("trainer.0")
     assert room.record[-1] == {
         "event": "progress", "container": "trainer.0", "rank": 4, "step": 5, "samples": None,
         "loss": "nan", "values": {"lr": 0.1}, "rate": None,
     }  # fmt: skip
-    room.desk.ended("trainer.0")
-    room.desk.close()
+    room.receiver.ended("trainer.0")
+    room.receiver.close()
     assert len(room.record) == 2
 
 
 def test_last_words_that_nobody_has_read_yet_are_read_at_the_end(room):
     room.say(step=8)
-    room.desk.ended("trainer.0")
+    room.receiver.ended("trainer.0")
     assert [event["step"] for event in room.record] == [8]
 
 
 def test_a_new_process_begins_with_nothing(room):
     room.say(step=900, loss=0.1, samples=9000)
     room.turn()
-    room.desk.begun("trainer.0")
-    assert room.desk.latest("trainer.0") is None
+    room.receiver.begun("trainer.0")
+    assert room.receiver.latest("trainer.0") is None
     room.say(step=1)
     room.turn()
-    latest = room.desk.latest("trainer.0")
+    latest = room.receiver.latest("trainer.0")
     assert latest is not None
     assert (latest.step, latest.loss) == (1, None)
     assert [event["step"] for event in room.record] == [900, 1]
@@ -204,7 +204,7 @@ def test_of_a_program_that_a_trainer_starts_only_its_life_is_seen(room):
         (900, 9000), (None, None), (None, None), (901, 9010)
     ]  # fmt: skip
     assert [each.activity and each.activity.what for _, each in room.heard[:3]] == ["evaluating"] * 3
-    latest = room.desk.latest("trainer.0")
+    latest = room.receiver.latest("trainer.0")
     assert latest is not None
     assert (latest.step, latest.loss, latest.values) == (901, None, {})
 
@@ -223,30 +223,30 @@ def test_the_next_pod_may_have_other_ranks(room, tmp_path):
     room.say(step=1)
     room.turn()
     room.say(step=2)
-    room.desk.pod(pod_of(tmp_path, 0, 4))
+    room.receiver.pod(pod_of(tmp_path, 0, 4))
     assert [(event["container"], event["step"]) for event in room.record] == [
         ("trainer.0", 1),
         ("trainer.0", 2),
     ]
     room.say(step=3)
     room.turn()
-    assert room.desk.latest("trainer.0") is None
+    assert room.receiver.latest("trainer.0") is None
     assert room.heard[-1][0] == "trainer.1"
 
 
 def test_the_folder_is_its_owners_and_the_socket_goes(room):
     assert stat.S_IMODE(room.path.parent.stat().st_mode) == 0o700
     assert room.path.is_socket()
-    room.desk.close()
+    room.receiver.close()
     assert list(room.path.parent.iterdir()) == []
-    room.desk.close()
+    room.receiver.close()
 
 
 def test_a_path_may_be_longer_than_an_address_of_a_socket(tmp_path):
     folder = tmp_path / ("long-" * 30)
     room = Room(folder / "p.progress")
-    assert room.desk.open() is None
-    room.desk.pod(pod_of(tmp_path, 4))
+    assert room.receiver.open() is None
+    room.receiver.pod(pod_of(tmp_path, 4))
     fd = os.open(folder, os.O_PATH)
     room.socket.sendto(json.dumps({"mark": "p.trainer.4"}).encode(), f"/proc/self/fd/{fd}/p.progress")
     os.close(fd)
@@ -280,11 +280,11 @@ def test_what_stands_in_the_way_ends_nothing(tmp_path, obstacle):
     path = tmp_path / "run" / "p.progress"
     obstacle(path)
     room = Room(path)
-    assert isinstance(room.desk.open(), OSError)
-    room.desk.pod(pod_of(tmp_path, 4))
-    room.desk.begun("trainer.0")
-    room.desk.ended("trainer.0")
-    room.desk.settle()
-    assert room.desk.latest("trainer.0") is None
+    assert isinstance(room.receiver.open(), OSError)
+    room.receiver.pod(pod_of(tmp_path, 4))
+    room.receiver.begun("trainer.0")
+    room.receiver.ended("trainer.0")
+    room.receiver.settle()
+    assert room.receiver.latest("trainer.0") is None
     room.close()
     assert path.parent.exists()

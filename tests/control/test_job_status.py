@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetrun.control.server import Board, Control, JobFacts
+from fleetrun.control.server import Control, JobFacts, JobStatus
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Ended, Pod, Status
 from fleetrun.pod.events import Ending, Failure, Leaving, Started
@@ -23,7 +23,7 @@ FACTS = JobFacts(
 )  # fmt: skip
 
 
-class Desk:
+class ProgressReceiver:
     """Reports of trainer 0."""
 
     def latest(self, container: str, /) -> Report | None:
@@ -54,33 +54,33 @@ def now():
 
 
 @pytest.fixture
-def board(now):
-    return Board(FACTS, Desk(), clock=lambda: now[0], wall=lambda: now[0] + 1e9)
+def status(now):
+    return JobStatus(FACTS, ProgressReceiver(), clock=lambda: now[0], wall=lambda: now[0] + 1e9)
 
 
-def run(board, *containers):
+def run(status, *containers):
     """As the deployer does, and then the supervisor."""
     for number, each in enumerate(containers):
         each.process = SimpleNamespace(pid=100 + number, exit=None)
         each.status = Status.RUNNING
-    board.handle(Started(list(containers)))
+    status.handle(Started(list(containers)))
 
 
-def end(board, container, code):
+def end(status, container, code):
     container.process.exit = Exit(code)
     container.status = Status.FAILED if code else Status.COMPLETED
     ended = Ended(spec=container.spec, exit=Exit(code), pid=100, started=1.0, ended=2.0, attempt=0)
-    board.handle(ended)
+    status.handle(ended)
     return ended
 
 
-def of(board, name):
-    return next(each for each in board.status()["containers"] if each["name"] == name)
+def of(status, name):
+    return next(each for each in status.fields()["containers"] if each["name"] == name)
 
 
-def test_a_job_that_has_just_begun(board, now):
+def test_a_job_that_has_just_begun(status, now):
     now[0] += 2.5
-    status = board.status()
+    status = status.fields()
     assert status["job"] == "default"
     assert status["version"] == 1
     assert (status["pid"], status["guard"], status["log_dir"]) == (11, 10, "/logs")
@@ -88,13 +88,13 @@ def test_a_job_that_has_just_begun(board, now):
     assert (status["state"], status["containers"], status["nodes"]) == ("meeting", [], [])
 
 
-def test_processes_that_run(board, pod, now):
-    board.plays(pod, 0)
-    assert board.status()["state"] == "starting"
-    run(board, *pod.containers)
-    assert board.status()["state"] == "running"
-    assert [each["name"] for each in board.status()["containers"]] == ["ps.0", "trainer.0", "trainer.1"]
-    trainer = of(board, "trainer.0")
+def test_processes_that_run(status, pod, now):
+    status.set_pod(pod, 0)
+    assert status.fields()["state"] == "starting"
+    run(status, *pod.containers)
+    assert status.fields()["state"] == "running"
+    assert [each["name"] for each in status.fields()["containers"]] == ["ps.0", "trainer.0", "trainer.1"]
+    trainer = of(status, "trainer.0")
     assert (trainer["pid"], trainer["state"], trainer["role"], trainer["rank"]) == (
         101,
         "running",
@@ -116,96 +116,103 @@ def test_processes_that_run(board, pod, now):
         ("4", "1", ""),
     ],
 )
-def test_gpus_are_told_by_the_names_that_the_machine_has_for_them(board, pod, seen, own, gpus):
+def test_gpus_are_told_by_the_names_that_the_machine_has_for_them(status, pod, seen, own, gpus):
     pod.containers[1].spec.env.update(CUDA_VISIBLE_DEVICES=seen, FLAGS_selected_gpus=own)
-    board.plays(pod, 0)
-    assert of(board, "trainer.0")["gpus"] == gpus
+    status.set_pod(pod, 0)
+    assert of(status, "trainer.0")["gpus"] == gpus
 
 
-def test_what_they_report(board, pod):
-    board.plays(pod, 0)
-    run(board, *pod.containers)
-    trainer = of(board, "trainer.0")
+def test_what_they_report(status, pod):
+    status.set_pod(pod, 0)
+    run(status, *pod.containers)
+    trainer = of(status, "trainer.0")
     assert (trainer["step"], trainer["samples"], trainer["rate"]) == (7, 70, 12.5)
     assert trainer["activity"] == {"what": "loading", "done": 3.0, "of": None}
-    assert of(board, "trainer.1")["step"] is None
+    assert of(status, "trainer.1")["step"] is None
 
 
-def test_one_that_ended_says_how_and_reports_no_more(board, pod):
-    board.plays(pod, 0)
-    run(board, *pod.containers)
-    end(board, pod.containers[1], -9)
-    trainer = of(board, "trainer.0")
+def test_one_that_ended_says_how_and_reports_no_more(status, pod):
+    status.set_pod(pod, 0)
+    run(status, *pod.containers)
+    end(status, pod.containers[1], -9)
+    trainer = of(status, "trainer.0")
     assert (trainer["alive"], trainer["pid"], trainer["state"]) == (False, None, "failed")
     assert (trainer["exit"], trainer["ended"]) == (-9, 2.0)
     assert (trainer["step"], trainer["rate"]) == (None, None)
 
 
-def test_a_failure_is_restarted_and_counted(board, pod):
-    board.plays(pod, 1)
-    run(board, *pod.containers)
-    ended = end(board, pod.containers[1], 3)
-    board.handle(Failure(ended=ended, decision=Restart(after=1.0, number=2, limit=3), alive=2))
-    assert (board.status()["state"], board.status()["restarts"]) == ("restarting", 2)
-    run(board, pod.containers[1])
-    assert board.status()["state"] == "running"
-    assert of(board, "trainer.0")["exit"] is None, "the end of the attempt before is the past"
+def test_a_failure_is_restarted_and_counted(status, pod):
+    status.set_pod(pod, 1)
+    run(status, *pod.containers)
+    ended = end(status, pod.containers[1], 3)
+    status.handle(Failure(ended=ended, decision=Restart(after=1.0, number=2, limit=3), alive=2))
+    assert (status.fields()["state"], status.fields()["restarts"]) == ("restarting", 2)
+    run(status, pod.containers[1])
+    assert status.fields()["state"] == "running"
+    assert of(status, "trainer.0")["exit"] is None, "the end of the attempt before is the past"
 
 
-def test_a_failure_that_is_the_last_ends_the_job(board, pod):
-    board.plays(pod, 0)
-    run(board, *pod.containers)
-    ended = end(board, pod.containers[1], 3)
-    board.handle(Failure(ended=ended, decision=GiveUp("enough"), alive=2))
-    assert (board.status()["state"], board.status()["why"]) == ("ending", "exited with code 3")
+def test_a_failure_that_is_the_last_ends_the_job(status, pod):
+    status.set_pod(pod, 0)
+    run(status, *pod.containers)
+    ended = end(status, pod.containers[1], 3)
+    status.handle(Failure(ended=ended, decision=GiveUp("enough"), alive=2))
+    assert (status.fields()["state"], status.fields()["why"]) == ("ending", "exited with code 3")
 
 
-def test_leaving_and_ending(board, pod):
-    board.plays(pod, 0)
-    run(board, *pod.containers)
-    board.handle(Leaving(pod.containers[:1]))
-    assert board.status()["state"] == "leaving"
-    board.handle(Ending("got SIGTERM"))
-    assert (board.status()["state"], board.status()["why"]) == ("ending", "got SIGTERM")
+def test_leaving_and_ending(status, pod):
+    status.set_pod(pod, 0)
+    run(status, *pod.containers)
+    status.handle(Leaving(pod.containers[:1]))
+    assert status.fields()["state"] == "leaving"
+    status.handle(Ending("got SIGTERM"))
+    assert (status.fields()["state"], status.fields()["why"]) == ("ending", "got SIGTERM")
 
 
-def test_the_pre_hook_shows_while_it_runs(board, pod):
-    board.plays(pod, 0)
-    run(board, pod.hook)
-    assert of(board, "pre_hook")["state"] == "running"
-    end(board, pod.hook, 0)
-    assert "pre_hook" not in [each["name"] for each in board.status()["containers"]]
+def test_the_pre_hook_shows_while_it_runs(status, pod):
+    status.set_pod(pod, 0)
+    run(status, pod.hook)
+    assert of(status, "pre_hook")["state"] == "running"
+    end(status, pod.hook, 0)
+    assert "pre_hook" not in [each["name"] for each in status.fields()["containers"]]
 
 
-def test_machines_that_meet(board):
-    board.waiting(3, 4, ["10.0.0.7"])
-    assert board.status()["waiting"] == {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
-    board.met(["h1 (10.0.0.1)", "h2 (10.0.0.2)"], 1)
-    assert board.status()["waiting"] is None
-    assert board.status()["nodes"] == [
+def test_machines_that_meet(status):
+    status.waiting(3, 4, ["10.0.0.7"])
+    assert status.fields()["waiting"] == {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
+    status.met(["h1 (10.0.0.1)", "h2 (10.0.0.2)"], 1)
+    assert status.fields()["waiting"] is None
+    assert status.fields()["nodes"] == [
         {"rank": 0, "title": "h1 (10.0.0.1)", "this": False},
         {"rank": 1, "title": "h2 (10.0.0.2)", "this": True},
     ]
 
 
 @pytest.mark.parametrize(("restart", "state"), [(True, "restarting"), (False, "ending")])
-def test_what_happened_on_another_machine(board, pod, restart, state):
-    board.plays(pod, 0)
-    run(board, *pod.containers)
-    board.stopping("trainer 3 exited with code 7", restart)
-    assert (board.status()["state"], board.status()["why"]) == (state, "trainer 3 exited with code 7")
-    board.plays(pod, 1)
-    assert (board.status()["state"], board.status()["why"], board.status()["restarts"]) == ("starting", "", 1)
+def test_what_happened_on_another_machine(status, pod, restart, state):
+    status.set_pod(pod, 0)
+    run(status, *pod.containers)
+    status.stopping("trainer 3 exited with code 7", restart)
+    assert (status.fields()["state"], status.fields()["why"]) == (
+        state,
+        "trainer 3 exited with code 7",
+    )
+    status.set_pod(pod, 1)
+    assert (status.fields()["state"], status.fields()["why"], status.fields()["restarts"]) == (
+        "starting",
+        "",
+        1,
+    )
 
 
 # ---- what is answered, and done
 
 
 @pytest.fixture
-def control(board):
+def control(status):
     loop = Loop()
     said: list[str] = []
-    made = Control(loop, board, said.append)
+    made = Control(loop, status, said.append)
     made.said, made.loop = said, loop  # type: ignore[attr-defined]
     yield made
     made.close()
@@ -253,7 +260,7 @@ def test_the_folder_of_another_is_not_used(control, tmp_path):
     assert list((tmp_path / "open").iterdir()) == []
 
 
-def test_every_answer_is_json(board, pod):
-    board.plays(pod, 0)
-    run(board, *pod.containers)
-    json.dumps(board.status())
+def test_every_answer_is_json(status, pod):
+    status.set_pod(pod, 0)
+    run(status, *pod.containers)
+    json.dumps(status.fields())
