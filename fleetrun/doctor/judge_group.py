@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fleetrun.doctor.facts import Finding, Verdict, failed, figure, passed, plural, warned
-from fleetrun.doctor.node_records import Card, Link
+from fleetrun.doctor.node_records import Link, NodeRecord
 
 SLOW_TRIP = 0.005
 SLOW_LINK = 12.5e6  # 100 Mbit/s
@@ -16,7 +16,7 @@ UNEVEN = 4.0
 CLOCKS_APART = 1.0
 
 
-def versions(cards: Sequence[Card]) -> Iterator[Finding]:
+def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
     yield _same(cards, "fleetrun", lambda card: card.fleetrun, failed, "Install the same version everywhere.")
     if any(card.torch for card in cards):
         yield _same(
@@ -49,9 +49,9 @@ def _counted(kinds: Sequence[str]) -> str:
 
 
 def _same(
-    cards: Sequence[Card],
+    cards: Sequence[NodeRecord],
     check: str,
-    of: Callable[[Card], str],
+    of: Callable[[NodeRecord], str],
     otherwise: Callable[[str, str, str], Finding],
     mend: str,
 ) -> Finding:
@@ -69,7 +69,7 @@ def _some(titles: Sequence[str]) -> str:
     return ", ".join(titles[:3]) + more
 
 
-def options(cards: Sequence[Card]) -> Iterator[Finding]:
+def options(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
     """Those that must be the same everywhere, or a launch is refused; and ranks, which must not be."""
     wrong = 0
     for flag in sorted({flag for card in cards for flag in card.options}):
@@ -78,7 +78,7 @@ def options(cards: Sequence[Card]) -> Iterator[Finding]:
             wrong += 1
             yield _same(cards, "options", lambda card, flag=flag: f"{flag} {card.options.get(flag, '')}",  # type: ignore[misc]
                         failed, "Start the job with the same options everywhere.")  # fmt: skip
-    ranks: dict[int, list[Card]] = {}
+    ranks: dict[int, list[NodeRecord]] = {}
     for card in cards:
         ranks.setdefault(card.rank, []).append(card)
     for rank, claimed in sorted(ranks.items()):
@@ -90,7 +90,9 @@ def options(cards: Sequence[Card]) -> Iterator[Finding]:
         yield passed("options", "fit together")
 
 
-def links(cards: Sequence[Card], found: Mapping[tuple[str, str], Link], gone: set[str]) -> Iterator[Finding]:
+def links(
+    cards: Sequence[NodeRecord], found: Mapping[tuple[str, str], Link], gone: set[str]
+) -> Iterator[Finding]:
     titles = {card.id: card.title for card in cards}
     for card in cards:
         if card.id in gone:
@@ -160,7 +162,7 @@ _OF_THE_JOB = ("secret", "options")
 """Checks of what was typed: what they say of this machine they say of all."""
 
 
-def others(cards: Sequence[Card], me: str) -> Iterator[Finding]:
+def others(cards: Sequence[NodeRecord], me: str) -> Iterator[Finding]:
     """What the other machines found out about themselves; of the same on several a line."""
     said: dict[Finding, list[str]] = {}
     known = {each for card in cards if card.id == me for each in card.findings if each.check in _OF_THE_JOB}
@@ -172,7 +174,7 @@ def others(cards: Sequence[Card], me: str) -> Iterator[Finding]:
         yield Finding(each.check, each.verdict, f"{_some(titles)}: {each.found}", each.mend)
 
 
-def counted(cards: Sequence[Card], fewest: int) -> Finding:
+def counted(cards: Sequence[NodeRecord], fewest: int) -> Finding:
     """That enough came."""
     found = f"{plural(len(cards), 'machine')}: {_some([card.title for card in cards])}"
     return passed("machines", found) if len(cards) >= fewest else failed("machines", found)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from fleetrun.doctor.node_records import Card, Link
+from fleetrun.doctor.node_records import Link, NodeRecord
 
 # ---- What two machines say to each other while one measures the way to the other: over one connection,
 # blocking. Knows no turns and no store.
@@ -214,7 +214,7 @@ class Surveyor:
         self._threads: list[threading.Thread] = []
         self._start(self._answer)
 
-    def survey(self, cards: Sequence[Card], me: int) -> None:
+    def survey(self, cards: Sequence[NodeRecord], me: int) -> None:
         """Begin; `cards` in the order that all machines know, this one at `me`."""
         self._start(lambda: self._take_turns(cards, me))
 
@@ -242,7 +242,7 @@ class Surveyor:
 
     # ---- visits
 
-    def _take_turns(self, cards: Sequence[Card], me: int) -> None:
+    def _take_turns(self, cards: Sequence[NodeRecord], me: int) -> None:
         began = time.monotonic()
         for number, turn in enumerate(turns(len(cards))):
             found = partner(turn, me)
@@ -261,7 +261,7 @@ class Surveyor:
         if not self._closed:
             os.eventfd_write(self.news, 1)
 
-    def _visit(self, card: Card, turn: int, ends: float) -> Link:
+    def _visit(self, card: NodeRecord, turn: int, ends: float) -> Link:
         patience = max(0.1, ends - time.monotonic())
         try:
             reached = min(_REACHED, patience)

@@ -20,9 +20,9 @@ from fleetrun.doctor import judge_group
 from fleetrun.doctor import node_records as cards
 from fleetrun.doctor.facts import Finding, Machine, failed, plural
 from fleetrun.doctor.links import ALLOWED, Surveyor, open_door, turns
-from fleetrun.doctor.node_records import BadCardError, Card, Link
+from fleetrun.doctor.node_records import BadNodeRecordError, Link, NodeRecord
 from fleetrun.doctor.requirements import Plan
-from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
+from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, open_meeting
 from fleetrun.elastic.store import ABSENT, Entry, Store
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import Resolved
@@ -65,19 +65,19 @@ class SurveyorProtocol(Protocol):
     @property
     def links(self) -> Mapping[str, Link]: ...
 
-    def survey(self, cards: Sequence[Card], me: int) -> None: ...
+    def survey(self, cards: Sequence[NodeRecord], me: int) -> None: ...
 
     def excuse(self, id_: str) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
-class Party:
+class NodeGroup:
     """What came of it. `members` in the order of their turns; `links` by the ids of both ends; `gone` left
     before they had said what they found. `error`: why this machine could not take part, or not to the end.
     """
 
-    members: tuple[Card, ...] = ()
-    waiting: tuple[Card, ...] = ()
+    members: tuple[NodeRecord, ...] = ()
+    waiting: tuple[NodeRecord, ...] = ()
     links: dict[tuple[str, str], Link] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     error: str = ""
@@ -85,7 +85,7 @@ class Party:
 
 
 def chosen(
-    here: Mapping[str, Card], arrival: Mapping[str, int], fewest: int, most: int, *, waited: bool
+    here: Mapping[str, NodeRecord], arrival: Mapping[str, int], fewest: int, most: int, *, waited: bool
 ) -> tuple[str, ...]:
     """Who takes part, in order; empty while others are waited for.
 
@@ -99,14 +99,21 @@ def chosen(
 
 
 class Gathering:
-    """A store's Listener. Its `party` is complete when `when_over` is called: everything is known, or nothing
+    """A store's Listener. Its `group` is complete when `when_over` is called: everything is known, or nothing
     more will be.
     """
 
     def __init__(
-        self, store: Store, loop: Loop, card: Card, surveyor: SurveyorProtocol, nnodes: tuple[int, int],
-        *, say: Callable[[Sequence[Card]], None], told: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        store: Store,
+        loop: Loop,
+        card: NodeRecord,
+        surveyor: SurveyorProtocol,
+        nnodes: tuple[int, int],
+        *,
+        say: Callable[[Sequence[NodeRecord]], None],
+        told: Callable[[str], None],
+    ) -> None:
         """`say` is told which machines are there whenever that changes, `told` why the store is down."""
         self._store = store
         self._loop = loop
@@ -116,7 +123,7 @@ class Gathering:
         self._say = say
         self._told = told
         self._own: dict[str, bytes] = {}
-        self._cards: dict[str, Card] = {}
+        self._cards: dict[str, NodeRecord] = {}
         self._results: dict[str, dict[str, Link]] = {}
         self._seen: set[str] = set()
         self._here = 0
@@ -129,7 +136,7 @@ class Gathering:
         self._limit = Timer(lambda: None)
         self.when_over: Callable[[], None] = lambda: None
         self.reached = False
-        self.party = Party()
+        self.group = NodeGroup()
 
     def join(self, patience: float, timeout: float, doubts: Sequence[tuple[float, Doubt]] = ()) -> None:
         """`patience`: how long those beyond the fewest are waited for; `timeout`: how long the fewest are."""
@@ -157,8 +164,8 @@ class Gathering:
         if self._over:
             return
         self._over = True
-        self.party.error, self.party.hint = error, hint
-        self.party.waiting = tuple(self._cards.values())
+        self.group.error, self.group.hint = error, hint
+        self.group.waiting = tuple(self._cards.values())
         self._limit.cancel()
         self._loop.remove(self._surveyor.news)
         self._store.close()
@@ -192,11 +199,11 @@ class Gathering:
                 self._compare(mirror)
             else:
                 self._gather(mirror)
-        except BadCardError as error:
+        except BadNodeRecordError as error:
             self._end(f"another machine says what this fleetrun does not understand: {error}")
 
     def _note(self, mirror: Mapping[str, Entry]) -> None:
-        """Raises BadCardError. What came once stays: who has told everything may leave."""
+        """Raises BadNodeRecordError. What came once stays: who has told everything may leave."""
         for key, entry in mirror.items():
             id_ = key.partition("/")[2]
             if key.startswith(NODES) and id_ not in self._cards:
@@ -243,8 +250,8 @@ class Gathering:
             return  # one has come and gone: its card never arrived, and the set will go with its lease
         self._members = members
         self._limit.cancel()
-        self.party.members = tuple(self._cards[id_] for id_ in members)
-        self._surveyor.survey(self.party.members, members.index(self._card.id))
+        self.group.members = tuple(self._cards[id_] for id_ in members)
+        self._surveyor.survey(self.group.members, members.index(self._card.id))
         self._loop.after(ALLOWED * len(turns(len(members))) + LATE, self._end)
         self.changed()
 
@@ -256,12 +263,12 @@ class Gathering:
     def _compare(self, mirror: Mapping[str, Entry]) -> None:
         """Leave when everybody who is still here has all results."""
         for id_, links in self._results.items():
-            self.party.links |= {(id_, other): each for other, each in links.items()}
-        self.party.gone = {
+            self.group.links |= {(id_, other): each for other, each in links.items()}
+        self.group.gone = {
             id_ for id_ in self._members if id_ not in self._results and NODES + id_ not in mirror
         }
         own = SEEN + self._card.id
-        if own not in self._own and self._results.keys() | self.party.gone >= set(self._members):
+        if own not in self._own and self._results.keys() | self.group.gone >= set(self._members):
             self._post(own, b"")
             self._loop.after(LAST_WORDS, self._end)
         here = {id_ for id_ in self._members if NODES + id_ in mirror}
@@ -281,9 +288,14 @@ _LARGEST_SCRIPT = 64 << 20
 
 
 def compare(
-    resolved: Resolved, plan: Plan, machine: Machine, findings: tuple[Finding, ...], ports: Ports,
-    environ: Mapping[str, str], say: Say,
-) -> tuple[Party, list[Finding]]:  # fmt: skip
+    resolved: Resolved,
+    plan: Plan,
+    machine: Machine,
+    findings: tuple[Finding, ...],
+    ports: Ports,
+    environ: Mapping[str, str],
+    say: Say,
+) -> tuple[NodeGroup, list[Finding]]:
     """Meet the others; what all of them together come to."""
     site = plan.site
     assert site is not None
@@ -291,27 +303,33 @@ def compare(
     try:
         door = _door(plan, ports)
     except (OSError, LaunchError) as error:
-        return Party(), [failed("connections", f"this machine cannot listen: {error}")]
+        return NodeGroup(), [failed("connections", f"this machine cannot listen: {error}")]
     card = _card(resolved, plan, machine, findings, door.getsockname()[1])
     surveyor = Surveyor(door, card.ticket)
     try:
         check_meeting(site.master)
-        meeting = open_meeting(_wish(resolved, site, card, environ), loop, ports)
+        meeting = open_meeting(_meeting_options(resolved, site, card, environ), loop, ports)
     except LaunchError as error:
         surveyor.close()
-        return Party(), [failed("meeting point", error.message, error.hint or "")]
+        return NodeGroup(), [failed("meeting point", error.message, error.hint or "")]
     try:
-        party = _meet(resolved, plan, card, meeting, loop, surveyor, say)
+        group = _meet(resolved, plan, card, meeting, loop, surveyor, say)
     finally:
         meeting.close()
         surveyor.close()
         loop.close()
-    return party, list(_judged(party, card, site))
+    return group, list(_judged(group, card, site))
 
 
 def _meet(
-    resolved: Resolved, plan: Plan, card: Card, meeting: Meeting, loop: Loop, surveyor: Surveyor, say: Say
-) -> Party:
+    resolved: Resolved,
+    plan: Plan,
+    card: NodeRecord,
+    meeting: Meeting,
+    loop: Loop,
+    surveyor: Surveyor,
+    say: Say,
+) -> NodeGroup:
     settings, site = resolved.settings, plan.site
     assert site is not None
     fewest, most = site.nnodes
@@ -320,7 +338,7 @@ def _meet(
         say(f"  fleetrun doctor --master={meeting.endpoint} {shlex.join(_elsewhere(resolved, plan))}")
     wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
 
-    def here(cards: Sequence[Card]) -> None:
+    def here(cards: Sequence[NodeRecord]) -> None:
         if len(cards) < most:
             others = _missing(site, cards) or "others"
             say(f"{len(cards)} of {wanted} machines are here; waiting for {others} at {meeting.endpoint}")
@@ -336,7 +354,7 @@ def _meet(
     gathering.when_over = loop.stop
     gathering.join(settings.elastic_timeout, settings.rdzv_timeout, meeting.doubts)
     loop.run()
-    return gathering.party
+    return gathering.group
 
 
 def _elsewhere(resolved: Resolved, plan: Plan) -> tuple[str, ...]:
@@ -345,7 +363,7 @@ def _elsewhere(resolved: Resolved, plan: Plan) -> tuple[str, ...]:
     return line if plan.names_script else line[:-1]
 
 
-def _missing(site: Site, cards: Sequence[Card]) -> str:
+def _missing(site: Site, cards: Sequence[NodeRecord]) -> str:
     """Which of the listed machines are not here; empty when there is no list."""
     there = {card.rank for card in cards}
     return ", ".join(each for rank, each in enumerate(site.machines) if rank not in there)
@@ -358,9 +376,11 @@ def _door(plan: Plan, ports: Ports) -> socket.socket:
     return open_door(plan.site.address, port)
 
 
-def _wish(resolved: Resolved, site: Site, card: Card, environ: Mapping[str, str]) -> Wish:
+def _meeting_options(
+    resolved: Resolved, site: Site, card: NodeRecord, environ: Mapping[str, str]
+) -> MeetingOptions:
     settings = resolved.settings
-    return Wish(
+    return MeetingOptions(
         master=site.master,
         address=site.address,
         job_id=f"{settings.job_id[:120]}.doctor",
@@ -371,10 +391,12 @@ def _wish(resolved: Resolved, site: Site, card: Card, environ: Mapping[str, str]
     )
 
 
-def _card(resolved: Resolved, plan: Plan, machine: Machine, findings: tuple[Finding, ...], port: int) -> Card:
+def _card(
+    resolved: Resolved, plan: Plan, machine: Machine, findings: tuple[Finding, ...], port: int
+) -> NodeRecord:
     assert plan.site is not None
     driver, torch = machine.driver, machine.torch
-    return Card(
+    return NodeRecord(
         id=os.urandom(8).hex(),
         name=os.uname().nodename,
         address=plan.site.address,
@@ -405,20 +427,20 @@ def _digest(script: str) -> str:
     return ""
 
 
-def _judged(party: Party, card: Card, site: Site) -> Iterator[Finding]:
-    if party.members:
-        yield judge_group.counted(party.members, site.nnodes[0])
-        yield from judge_group.options(party.members)
-        yield from judge_group.versions(party.members)
-        yield from judge_group.links(party.members, party.links, party.gone)
-        yield from judge_group.others(party.members, card.id)
-    if party.error:
-        found = party.error
-        if not party.members:
-            here, missing = ", ".join(each.title for each in party.waiting[:8]), _missing(site, party.waiting)
+def _judged(group: NodeGroup, card: NodeRecord, site: Site) -> Iterator[Finding]:
+    if group.members:
+        yield judge_group.counted(group.members, site.nnodes[0])
+        yield from judge_group.options(group.members)
+        yield from judge_group.versions(group.members)
+        yield from judge_group.links(group.members, group.links, group.gone)
+        yield from judge_group.others(group.members, card.id)
+    if group.error:
+        found = group.error
+        if not group.members:
+            here, missing = ", ".join(each.title for each in group.waiting[:8]), _missing(site, group.waiting)
             found += f": {here}" if here else ""
             found += f"; {missing} did not" if missing else ""
-        yield failed("meeting point", found, party.hint or _START.format(plural(site.nnodes[0], "machine")))
+        yield failed("meeting point", found, group.hint or _START.format(plural(site.nnodes[0], "machine")))
 
 
 _START = "Run fleetrun doctor on all {}, with the same --master."

@@ -19,12 +19,12 @@ _MOST_FINDINGS = 40
 _LONGEST_TEXT = 600
 
 
-class BadCardError(ValueError):
+class BadNodeRecordError(ValueError):
     """Written by something else than this version's doctor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class NodeRecord:
     """One machine. `port` and `ticket` are for who wants to measure the way to it; `kinds` are the names of
     its devices, `script` is a digest of the script's file; `options` as they would be typed.
     """
@@ -65,27 +65,27 @@ class Link:
     error: str = ""
 
 
-def pack(card: Card) -> bytes:
+def pack(card: NodeRecord) -> bytes:
     """Only what stands in the way is told to the others: a pass is nobody's business but its own."""
     told = [each for each in card.findings if each.verdict is not Verdict.PASS][:_MOST_FINDINGS]
     rows = [[_cut(text) for text in (each.check, each.verdict, each.found, each.mend)] for each in told]
     return json.dumps({**asdict(card), "findings": rows}).encode()
 
 
-def unpack(data: bytes) -> Card:
-    """Raises BadCardError."""
+def unpack(data: bytes) -> NodeRecord:
+    """Raises BadNodeRecordError."""
     row = _object(data)
     options = row.get("options")
     findings = row.get("findings")
     if not isinstance(options, dict) or not isinstance(findings, list):
-        raise BadCardError("it lacks options or findings")
+        raise BadNodeRecordError("it lacks options or findings")
     port = _number(row, "port")
     try:
         parsing.host(_text(row, "address"))
         parsing.port(str(port))
     except InvalidValue as error:
-        raise BadCardError(f"where it is: {error}") from None
-    return Card(
+        raise BadNodeRecordError(f"where it is: {error}") from None
+    return NodeRecord(
         **{name: _text(row, name) for name in _TEXTS},
         rank=_number(row, "rank"),
         port=port,
@@ -104,7 +104,7 @@ def _finding(row: Any) -> Finding:
         check, verdict, found, mend = (_cut(str(each)) for each in row)
         return Finding(check, Verdict(verdict), found, mend)
     except (ValueError, TypeError) as error:
-        raise BadCardError(f"a finding is {error}") from None
+        raise BadNodeRecordError(f"a finding is {error}") from None
 
 
 def pack_links(links: Mapping[str, Link]) -> bytes:
@@ -112,11 +112,11 @@ def pack_links(links: Mapping[str, Link]) -> bytes:
 
 
 def unpack_links(data: bytes) -> dict[str, Link]:
-    """By the id of the other machine. Raises BadCardError."""
+    """By the id of the other machine. Raises BadNodeRecordError."""
     found = {}
     for id_, row in _object(data).items():
         if not isinstance(row, dict):
-            raise BadCardError("a link is no object")
+            raise BadNodeRecordError("a link is no object")
         numbers = {name: _amount(row, name) for name in ("round_trip", "there", "back", "ahead")}
         found[id_] = Link(**numbers, error=_text(row, "error"))
     return found
@@ -127,54 +127,54 @@ def pack_members(ids: Sequence[str]) -> bytes:
 
 
 def unpack_members(data: bytes) -> tuple[str, ...]:
-    """Raises BadCardError."""
+    """Raises BadNodeRecordError."""
     row = _json(data)
     if not isinstance(row, list) or not all(isinstance(each, str) for each in row):
-        raise BadCardError("it is no list of machines")
+        raise BadNodeRecordError("it is no list of machines")
     return tuple(row)
 
 
 def _object(data: bytes) -> dict[str, Any]:
     row = _json(data)
     if not isinstance(row, dict):
-        raise BadCardError("it is no object")
+        raise BadNodeRecordError("it is no object")
     return row
 
 
 def _json(data: bytes) -> Any:
     if len(data) > MOST_BYTES:
-        raise BadCardError(f"it has {len(data)} bytes")
+        raise BadNodeRecordError(f"it has {len(data)} bytes")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadCardError(str(error)) from None
+        raise BadNodeRecordError(str(error)) from None
 
 
 def _list(row: Mapping[str, Any], name: str) -> list[Any]:
     value = row.get(name)
     if not isinstance(value, list):
-        raise BadCardError(f"{name} is no list")
+        raise BadNodeRecordError(f"{name} is no list")
     return value
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str):
-        raise BadCardError(f"{name} is no text")
+        raise BadNodeRecordError(f"{name} is no text")
     return _cut(value)
 
 
 def _number(row: Mapping[str, Any], name: str) -> int:
     value = row.get(name)
     if not isinstance(value, int) or not -1 <= value <= 1 << 32:
-        raise BadCardError(f"{name} is no number")
+        raise BadNodeRecordError(f"{name} is no number")
     return value
 
 
 def _amount(row: Mapping[str, Any], name: str) -> float:
     value = row.get(name)
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadCardError(f"{name} is no number")
+        raise BadNodeRecordError(f"{name} is no number")
     return float(value)
 
 

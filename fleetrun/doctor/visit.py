@@ -280,11 +280,11 @@ class Visit:
     def _together(self, plan: Plan, machine: Machine, findings: tuple[Finding, ...], ports: Ports) -> Section:
         from fleetrun.doctor.node_group import compare  # late: one machine needs no network
 
-        party, found = compare(self._resolved, plan, machine, findings, ports, self._environ, self._say)
-        titles = {card.id: card.title for card in party.members}
+        group, found = compare(self._resolved, plan, machine, findings, ports, self._environ, self._say)
+        titles = {card.id: card.title for card in group.members}
         self._extra["links"] = [
             {"from": titles[one], "to": titles[other], **asdict(link)}
-            for (one, other), link in party.links.items()
+            for (one, other), link in group.links.items()
             if one in titles and other in titles
         ]
         return Section("All machines", tuple(found))

@@ -38,7 +38,7 @@ _NOTICES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Assignment:
     """Where this node stands in one generation. `attempt` counts the generations that it ran before,
     `restarts` the failures of the job so far.
     """
@@ -63,10 +63,10 @@ class Outcome:
     rank: int = -1
 
 
-class Crew(Protocol):
+class Pods(Protocol):
     """What the agent has done for it on this machine."""
 
-    def supervisor(self, place: Place, peers: Peers) -> Supervisor:
+    def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         """For the pod of this generation; raises LaunchError when it cannot be made ready."""
         ...
 
@@ -75,11 +75,11 @@ class Crew(Protocol):
         ...
 
 
-class Voice(Protocol):
+class AgentEvents(Protocol):
     """Who tells people. Calls must return at once."""
 
     def waiting(self, note: Waiting) -> None: ...
-    def met(self, place: Place) -> None: ...
+    def met(self, place: Assignment) -> None: ...
     def stopping(self, cause: Cause, restart: bool) -> None: ...
     def store_down(self, why: str) -> None: ...
     def store_up(self) -> None: ...
@@ -94,8 +94,8 @@ class Agent:
         loop: Loop,
         node: Node,
         enter: Callable[[Agent], Membership],
-        crew: Crew,
-        voice: Voice,
+        pods: Pods,
+        events: AgentEvents,
         *,
         timeout: float | None = None,
         doubts: Sequence[tuple[float, Callable[[], LaunchError | None]]] = (),
@@ -107,14 +107,14 @@ class Agent:
         """
         self._loop = loop
         self._node = node
-        self._crew = crew
-        self._voice = voice
+        self._pods = pods
+        self._events = events
         self._timeout = timeout
         self._doubts = doubts
         self._serves = serves
         self._wall = wall
-        self._next: Place | None = None
-        self._place: Place | None = None
+        self._next: Assignment | None = None
+        self._place: Assignment | None = None
         self._attempts = 0
         self._stopping = False
         self._supervisor: Supervisor | None = None
@@ -154,13 +154,13 @@ class Agent:
             limit.cancel()
         self._membership.close()
 
-    def _run_pod(self, place: Place) -> None:
+    def _run_pod(self, place: Assignment) -> None:
         self._place = place
         self._stopping = False
         self._attempts += 1
         try:
-            self._supervisor = self._crew.supervisor(place, self)
-            self._voice.met(place)
+            self._supervisor = self._pods.supervisor(place, self)
+            self._events.met(place)
             self._result = self._supervisor.run()
         except LaunchError as error:
             headline = error.message + (f" ({error.hint})" if error.hint else "")
@@ -187,13 +187,13 @@ class Agent:
     # ---- what the membership tells (membership.Events)
 
     def waiting(self, note: Waiting) -> None:
-        self._voice.waiting(note)
+        self._events.waiting(note)
 
     def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
         if self._expired is not None:  # while the generation before it stopped for something else
             self._membership.failed(self._expired, False, 0.0)
             return
-        self._next = Place(
+        self._next = Assignment(
             generation=round.generation,
             members=members,
             rank=rank,
@@ -205,7 +205,7 @@ class Agent:
     def stop(self, cause: Cause, restart: bool) -> None:
         first, self._stopping = not self._stopping, True
         if first:
-            self._voice.stopping(cause, restart)
+            self._events.stopping(cause, restart)
         if self._supervisor is not None:
             self._supervisor.stop_for(cause.headline, _NOTICES.get(cause.why, "stop"))
         else:
@@ -225,15 +225,15 @@ class Agent:
         """This node cannot take part, or not go on."""
         if self._supervisor is not None:
             if not self._stopping:
-                self._voice.ending(f"{error.message}; stopping the processes of this node")
+                self._events.ending(f"{error.message}; stopping the processes of this node")
             self._supervisor.stop_for(error.message, "stop")
         self._finish(error.exit_code, error=error)
 
     def store_down(self, why: str) -> None:
-        self._voice.store_down(why)
+        self._events.store_down(why)
 
     def store_up(self) -> None:
-        self._voice.store_up()
+        self._events.store_up()
 
     # ---- what the supervisor tells (pod.peers.Peers)
 
@@ -254,7 +254,7 @@ class Agent:
         self._membership.completed()
 
     def _of(self, ended: Ended) -> Cause:
-        headline, lines = self._crew.describe(ended)
+        headline, lines = self._pods.describe(ended)
         age = max(0.0, self._wall() - ended.failed_at)
         return self._cause(Why.FAILED, headline, code_of(ended), lines, age)
 
@@ -270,11 +270,11 @@ class Agent:
         if self._supervisor is not None:
             # One Ctrl-C may come to all nodes: word of it from another is not the first of two.
             if first and self._stopping:
-                self._voice.ending(f"got {signal_name(number)}; this node's processes are stopping already")
+                self._events.ending(f"got {signal_name(number)}; this node's processes are stopping already")
             else:
                 self._supervisor.interrupt(number)
         else:
-            self._voice.ending(f"got {signal_name(number)}")
+            self._events.ending(f"got {signal_name(number)}")
             self._finish(code)
 
     def guard_lost(self) -> None:
@@ -291,7 +291,7 @@ class Agent:
         cause = self._cause(Why.TIMEOUT, headline, TIMEOUT)
         if self._supervisor is not None:
             self._stopping, self._expired = True, cause
-            self._voice.ending(f"{headline}; stopping it")
+            self._events.ending(f"{headline}; stopping it")
             self._membership.failed(cause, False, 0.0)
             self._supervisor.stop_for(headline, "stop")
         else:

@@ -26,7 +26,7 @@ LAST_WORDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class MeetingOptions:
     """What a node says of the meeting: `master` is host:port, etcd://... or None (this machine says where);
     `address` is this machine's, `lease` in seconds. `late_names`: names may become known later than their
     machines are asked for.
@@ -66,7 +66,7 @@ def check_meeting(master: str | None) -> None:
         parse_address(master)
 
 
-def open_meeting(wish: Wish, loop: Loop, ports: Ports) -> Meeting:
+def open_meeting(wish: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
     """Raises LaunchError for an address at which nobody can meet."""
     if wish.master is not None and wish.master.startswith("etcd://"):
         from fleetrun.elastic.etcd.store import EtcdStore  # late: a dependency of its own
@@ -118,7 +118,7 @@ def _host_or_holder(endpoint: str, ports: Ports) -> str | None:
     return None
 
 
-def _hosted(wish: Wish, endpoint: str, loop: Loop) -> Meeting:
+def _hosted(wish: MeetingOptions, endpoint: str, loop: Loop) -> Meeting:
     from fleetrun.elastic.embedded.server import StoreServer
     from fleetrun.elastic.memory_store import MemoryStore
     from fleetrun.elastic.store import Ledger
@@ -139,7 +139,7 @@ def _hosted(wish: Wish, endpoint: str, loop: Loop) -> Meeting:
     return Meeting(store=store, endpoint=endpoint, hosted=True, close=close)
 
 
-def _keys(wish: Wish) -> StoreKeys | None:
+def _keys(wish: MeetingOptions) -> StoreKeys | None:
     from fleetrun.elastic.embedded.sockets import store_keys  # late: zmq
 
     return store_keys(wish.token)

@@ -1,8 +1,8 @@
-"""One node's part in its job, over a store: on every change and deadline it looks at the mirror, asks
+"""One node's own in its job, over a store: on every change and deadline it looks at the mirror, asks
 `rendezvous.member.decide` what is due, and does what is not already under way.
 
-`Membership` takes the steps of this node and tells its `Events`; `Desk` takes the steps at the store: which
-key, which bytes, under which condition. No rule of the rendezvous is in this file.
+`Membership` takes the steps of this node and tells its `Events`; `StoreWriter` takes the steps at the store:
+which key, which bytes, under which condition. No rule of the rendezvous is in this file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fleetrun.elastic.rendezvous.actions import (
 )  # fmt: skip
 from fleetrun.elastic.rendezvous.member import decide, gone, left_for_good
 from fleetrun.elastic.rendezvous.records import BadRecordError, Cause, Done, Node, Report, Round, State
-from fleetrun.elastic.rendezvous.view import Failure, Part, Phase, View
+from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT, Entry, Store
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
@@ -117,23 +117,23 @@ AGAIN = 0.2
 
 
 @dataclass(slots=True)
-class _Errand:
+class _PendingWrite:
     revision: int
     until: float = math.inf
 
 
-class Errands:
+class PendingWrites:
     def __init__(self) -> None:
-        self._open: dict[str, _Errand] = {}
+        self._open: dict[str, _PendingWrite] = {}
 
     def begin(self, key: str, revision: int) -> bool:
         """Whether it may be asked now: not while the same is under way, nor before the mirror shows it.
         `revision` is what the mirror has of the key.
         """
-        errand = self._open.get(key)
-        if errand is not None and errand.revision == revision:
+        write = self._open.get(key)
+        if write is not None and write.revision == revision:
             return False
-        self._open[key] = _Errand(revision)
+        self._open[key] = _PendingWrite(revision)
         return True
 
     def answered(self, key: str, done: bool, now: float) -> None:
@@ -142,9 +142,9 @@ class Errands:
 
     def forget_late(self, now: float) -> float:
         """Drop what was answered without an effect; the time at which the next one is due."""
-        for key in [key for key, errand in self._open.items() if errand.until <= now]:
+        for key in [key for key, write in self._open.items() if write.until <= now]:
             del self._open[key]
-        return min((errand.until for errand in self._open.values()), default=math.inf)
+        return min((write.until for write in self._open.values()), default=math.inf)
 
     def clear(self) -> None:
         self._open.clear()
@@ -153,15 +153,17 @@ class Errands:
 # ---- The steps at the store: which key, which bytes, under which condition. Knows no rule.
 
 
-class Desk:
+class StoreWriter:
     """`look` is called when something was answered."""
 
-    def __init__(self, store: Store, loop: Loop, view: View, part: Part, look: Callable[[], None]) -> None:
-        self.errands = Errands()
+    def __init__(
+        self, store: Store, loop: Loop, view: View, own: MemberState, look: Callable[[], None]
+    ) -> None:
+        self.pending = PendingWrites()
         self._store = store
         self._loop = loop
         self._view = view
-        self._part = part
+        self._own = own
         self._look = look
         self._steps: dict[type[Act], Callable[[Any], None]] = {
             Register: self._register, Unregister: self._unregister, Claim: self._claim, Learn: self._learn,
@@ -174,26 +176,26 @@ class Desk:
         self._steps[type(act)](act)
 
     def _register(self, act: Register) -> None:
-        me = self._part.node
+        me = self._own.node
         self._put(records.node_key(me.id), records.pack(me), leased=True, then=self._renewed("node"))
 
     def _unregister(self, act: Unregister) -> None:
-        key = records.node_key(self._part.node.id)
+        key = records.node_key(self._own.node.id)
         if self._begin(key):
             self._store.delete(key, then=lambda done: self._answered(key, done))
 
     def _claim(self, act: Claim) -> None:
-        me = self._part.node.id.encode()
+        me = self._own.node.id.encode()
         self._put(records.LEADER_KEY, me, expect=act.expect, leased=True, then=self._renewed("leader"))
 
     def _renewed(self, name: str) -> Callable[[bool], None]:
-        return lambda done: self._part.renew.discard(name) if done else None
+        return lambda done: self._own.renew.discard(name) if done else None
 
     def _learn(self, act: Learn) -> None:
         key = records.topology_key(act.name)
 
         def read(entry: Entry | None) -> None:
-            self.errands.answered(key, True, self._loop.clock())
+            self.pending.answered(key, True, self._loop.clock())
             try:
                 members = records.topology(entry.value) if entry is not None else ()
             except BadRecordError:
@@ -207,8 +209,8 @@ class Desk:
     def _tell(self, act: Tell) -> None:
         """Who writes a report does not watch it: what was told is remembered until the store was away."""
         report = act.report
-        self._part.told = act.generation, report.done, len(report.causes)
-        self._store.put(records.report_key(act.generation, self._part.node.id), records.pack(report))
+        self._own.told = act.generation, report.done, len(report.causes)
+        self._store.put(records.report_key(act.generation, self._own.node.id), records.pack(report))
 
     def _move(self, act: Move) -> None:
         """Of an earlier generation than the last nobody wants to know anything any more."""
@@ -265,10 +267,10 @@ class Desk:
 
     def _begin(self, key: str) -> bool:
         entry = self._store.mirror.get(key)
-        return self.errands.begin(key, entry.revision if entry else ABSENT)
+        return self.pending.begin(key, entry.revision if entry else ABSENT)
 
     def _answered(self, key: str, done: bool) -> None:
-        self.errands.answered(key, done, self._loop.clock())
+        self.pending.answered(key, done, self._loop.clock())
         self._look()
 
     def _put(
@@ -288,7 +290,7 @@ class Desk:
             self._store.put(key, value, expect=expect, leased=leased, then=answered)
 
 
-# ---- One node's part in its job, over a store: looks at the mirror on every change and deadline, asks
+# ---- One node's own in its job, over a store: looks at the mirror on every change and deadline, asks
 # `rendezvous.decide`, and does what is not already under way. Knows no rule, no transport and no process.
 
 PACE = 10e-6
@@ -307,8 +309,8 @@ class Membership:
         self._policy = policy
         self._events = events
         self._view = View(node.id, loop.clock())
-        self._part = Part(node, loop.clock())
-        self._desk = Desk(store, loop, self._view, self._part, self._look)
+        self._own = MemberState(node, loop.clock())
+        self._writer = StoreWriter(store, loop, self._view, self._own, self._look)
         self._reminder = Reminder()
         self._watched = {records.STATE_PREFIX, records.node_key(node.id), records.verdict_key(node.id)}
         self._timer: Timer | None = None
@@ -331,7 +333,7 @@ class Membership:
     @property
     def reached(self) -> bool:
         """Whether the store has ever answered."""
-        return self._part.was_up
+        return self._own.was_up
 
     @property
     def connected(self) -> bool:
@@ -341,14 +343,14 @@ class Membership:
     @property
     def members(self) -> tuple[Node, ...]:
         """Of the generation that this node is in, in the order of their ranks; empty while it is in none."""
-        return self._part.members
+        return self._own.members
 
     # ---- what the node says
 
     def join(self) -> None:
         """Take part until `ended` or `failed`."""
         now = self._loop.clock()
-        self._part.joined = self._view.unformed_since = now
+        self._own.joined = self._view.unformed_since = now
         for prefix in sorted(self._watched):
             self._store.watch(prefix)
         self._store.open(self)
@@ -358,26 +360,26 @@ class Membership:
         """A process of this node failed in the running generation; `restart`, `after`: what this node's
         policy says to that.
         """
-        part = self._part
-        if part.phase is Phase.RUNNING and part.failure is None:
-            part.failure = Failure(part.own(cause), restart, after, self._loop.clock())
+        own = self._own
+        if own.phase is Phase.RUNNING and own.failure is None:
+            own.failure = Failure(own.own(cause), restart, after, self._loop.clock())
         self.note(cause)
 
     def note(self, cause: Cause) -> None:
         """One more failure of this node in this generation. The oldest of all nodes is the job's cause."""
-        if self._part.round is not None:
-            self._part.causes.append((self._loop.clock() - cause.age, self._part.own(cause)))
+        if self._own.round is not None:
+            self._own.causes.append((self._loop.clock() - cause.age, self._own.own(cause)))
         self._look()
 
     def completed(self) -> None:
         """This node's trainers have all ended well; its servers may still run."""
-        self._part.completed, self._part.completed_since = True, self._loop.clock()
+        self._own.completed, self._own.completed_since = True, self._loop.clock()
         self._look()
 
     def stopped(self) -> None:
         """None of this node's processes is left, after `stop` or `finish`."""
-        if self._part.phase in (Phase.STOPPING, Phase.FINISHING):
-            self._part.phase = Phase.STOPPED
+        if self._own.phase in (Phase.STOPPING, Phase.FINISHING):
+            self._own.phase = Phase.STOPPED
         if self._left is not None and not self._over:
             self._end(self._left)
         self._look()
@@ -386,19 +388,19 @@ class Membership:
         """This node was told to end: the others hear why, and that it is gone, at once. `ended` follows when
         its processes have `stopped`. `last`: the job cannot go on without it, even if it is elastic.
         """
-        part, round_ = self._part, self._view.round
-        if self.closed or part.phase is Phase.OVER:
+        own, round_ = self._own, self._view.round
+        if self.closed or own.phase is Phase.OVER:
             return
-        if self._view.up and part.last is None and round_ is not None and part.is_in(round_):
-            own = part.own(cause)
-            if part.phase is Phase.RUNNING and round_.state is State.RUNNING:
+        if self._view.up and own.last is None and round_ is not None and own.is_in(round_):
+            posted = own.own(cause)
+            if own.phase is Phase.RUNNING and round_.state is State.RUNNING:
                 restart = self._policy.elastic and not last
-                stopping = round_.stopping(own, restart=restart)
+                stopping = round_.stopping(posted, restart=restart)
                 self._store.put(records.ROUND_KEY, records.pack(stopping), expect=self._view.round_revision)
-            report = Report(done=Done.STOPPING, causes=(*part.aged(self._loop.clock()), own))
-            self._store.put(records.report_key(part.generation, part.node.id), records.pack(report))
+            report = Report(done=Done.STOPPING, causes=(*own.aged(self._loop.clock()), posted))
+            self._store.put(records.report_key(own.generation, own.node.id), records.pack(report))
         self._left = End(cause.code or 1, cause)
-        waits = part.active
+        waits = own.active
         self.close()
         if not waits:
             self._end(self._left)
@@ -408,11 +410,11 @@ class Membership:
         if self.closed:
             return
         self.closed = True
-        self._part.phase = Phase.OVER
+        self._own.phase = Phase.OVER
         if self._timer is not None:
             self._timer.cancel()
         if self._view.verdict is not None:
-            self._store.delete(records.verdict_key(self._part.node.id))
+            self._store.delete(records.verdict_key(self._own.node.id))
         self._store.close()
         self.when_closed()
 
@@ -431,36 +433,36 @@ class Membership:
             self._look()
 
     def up(self, *, fresh: bool) -> None:
-        part = self._part
-        if fresh and part.was_up:
-            part.renew = {"node", "leader"}
+        own = self._own
+        if fresh and own.was_up:
+            own.renew = {"node", "leader"}
         away = 0.0
-        if part.down_since is not None:
-            away, part.down_since = self._loop.clock() - part.down_since, None
+        if own.down_since is not None:
+            away, own.down_since = self._loop.clock() - own.down_since, None
             self._events.store_up()
-        part.was_up = self._view.up = True
+        own.was_up = self._view.up = True
         # In less than that no lease ends because of it: whoever is not there now has gone for another reason.
         self._whole |= fresh or away >= self._policy.lease / 8
-        part.told = None
-        self._desk.errands.clear()
+        own.told = None
+        self._writer.pending.clear()
         self._look()
 
     def down(self, why: str) -> None:
-        part = self._part
-        first, part.why_down = part.down_since is None, why
+        own = self._own
+        first, own.why_down = own.down_since is None, why
         self._view.up = False
-        if first and part.phase is not Phase.OVER:
-            part.down_since = self._loop.clock()
+        if first and own.phase is not Phase.OVER:
+            own.down_since = self._loop.clock()
             self._events.store_down(why)
         self._look()
 
     def lost(self, error: LaunchError) -> None:
-        part = self._part
+        own = self._own
         self._view.up = False
-        if (cause := left_for_good(part)) is not None:
+        if (cause := left_for_good(own)) is not None:
             self._end(End(cause.code or 1, cause))
-        elif part.last is None and part.phase is not Phase.OVER:
-            if part.phase is Phase.RUNNING:
+        elif own.last is None and own.phase is not Phase.OVER:
+            if own.phase is Phase.RUNNING:
                 self._stop(Stop(gone(error.message), False))
             self._fail(Fail(error))
         self._look()
@@ -482,17 +484,17 @@ class Membership:
 
     def _step(self) -> None:
         now = self._looked_at = self._loop.clock()
-        view, part = self._view, self._part
+        view, own = self._view, self._own
         if view.up:
             view.refresh(self._store.mirror, now, whole=self._whole)
             self._whole = False
             self._note_round()
             self._watch()
             self.when_looked(view.others)
-        due = self._desk.errands.forget_late(now)
-        decision = decide(view, part, self._policy, now)
+        due = self._writer.pending.forget_late(now)
+        decision = decide(view, own, self._policy, now)
         for act in decision.acts:
-            self._do.get(type(act), self._desk.take)(act)
+            self._do.get(type(act), self._writer.take)(act)
         decision.look_at(due)
         decision.look_at(self._reminder.note(decision.waiting, now, self._events.waiting))
         if not self.closed and decision.until < float("inf"):
@@ -504,14 +506,14 @@ class Membership:
         self._timer = self._loop.after(seconds, self._look)
 
     def _note_round(self) -> None:
-        round_, part = self._view.round, self._part
+        round_, own = self._view.round, self._own
         if round_ is None or round_.state is not State.ENDED:
-            part.seen_alive = True
-        elif part.seen_alive and part.last is None and part.phase is not Phase.OVER:
+            own.seen_alive = True
+        elif own.seen_alive and own.last is None and own.phase is not Phase.OVER:
             of_strangers = self._view.rewound and not round_.topology
-            part.last = None if of_strangers and part.members else round_
-        if round_ is not None and part.is_in(round_):
-            part.round = round_
+            own.last = None if of_strangers and own.members else round_
+        if round_ is not None and own.is_in(round_):
+            own.round = round_
 
     def _watch(self) -> None:
         """The leader looks at all nodes and at the reports of the generation."""
@@ -529,39 +531,39 @@ class Membership:
     # ---- steps of this node
 
     def _ready(self, act: Ready) -> None:
-        self._part.take(act.round, self._view.members or (), act.rank)
+        self._own.take(act.round, self._view.members or (), act.rank)
         self._again = True
 
     def _start(self, act: Start) -> None:
-        part = self._part
-        part.phase, part.round = Phase.RUNNING, act.round
+        own = self._own
+        own.phase, own.round = Phase.RUNNING, act.round
         self._again = True
-        self._events.start(act.round, part.members, part.rank)
+        self._events.start(act.round, own.members, own.rank)
 
     def _stop(self, act: Stop) -> None:
-        part = self._part
-        started = part.phase is Phase.RUNNING
-        part.phase = Phase.STOPPING if started else Phase.STOPPED
-        part.stop_cause, part.stopped_since = act.cause, self._loop.clock()
+        own = self._own
+        started = own.phase is Phase.RUNNING
+        own.phase = Phase.STOPPING if started else Phase.STOPPED
+        own.stop_cause, own.stopped_since = act.cause, self._loop.clock()
         self._again = True
         if started:
             self._events.stop(act.cause, act.restart)
 
     def _rest(self, act: Rest) -> None:
-        self._part.rest()
+        self._own.rest()
         self._again = True
 
     def _finish(self, act: Finish) -> None:
-        self._part.phase = Phase.FINISHING
+        self._own.phase = Phase.FINISHING
         self._again = True
         self._events.finish()
 
     def _end(self, act: End) -> None:
-        self._part.phase, self._over = Phase.OVER, True
+        self._own.phase, self._over = Phase.OVER, True
         self._again = True
         self._events.ended(act.code, act.cause)
 
     def _fail(self, act: Fail) -> None:
-        self._part.phase, self._over = Phase.OVER, True
+        self._own.phase, self._over = Phase.OVER, True
         self._again = True
         self._events.failed(act.error)

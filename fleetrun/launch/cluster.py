@@ -16,9 +16,9 @@ from fleetrun.console.narrator import failure_headline
 from fleetrun.console.nodes import NodeReporter, headline_on_node
 from fleetrun.console.text import printable
 from fleetrun.control.server import JobStatus
-from fleetrun.elastic.agent import Agent, Outcome, Place
+from fleetrun.elastic.agent import Agent, Assignment, Outcome
 from fleetrun.elastic.inquiry import Inquiry
-from fleetrun.elastic.meeting import Meeting, Wish, check_meeting, open_meeting
+from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, open_meeting
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
 from fleetrun.elastic.rendezvous.records import Cause, Node, Why
@@ -57,7 +57,7 @@ def run_cluster(
     logs.make_log_dir(Path(settings.log_dir))
     show_settings()
     node = _node(resolved, site, offer)
-    meeting = open_meeting(_wish(settings, site, node), runner.loop, ports)
+    meeting = open_meeting(_meeting_options(settings, site, node), runner.loop, ports)
     _tell_meeting(resolved, site, meeting, console)
     session = LaunchSession(resolved, pods.pod, console, runner.loop)
     runner.on(session)
@@ -131,8 +131,8 @@ def _node(resolved: Resolved, site: Site, offer: Offer) -> Node:
     )
 
 
-def _wish(settings: LaunchSettings, site: Site, node: Node) -> Wish:
-    return Wish(
+def _meeting_options(settings: LaunchSettings, site: Site, node: Node) -> MeetingOptions:
+    return MeetingOptions(
         master=site.master,
         address=site.address,
         job_id=settings.job_id,
@@ -218,7 +218,7 @@ class PodFactory:
     def spec(self, offers: list[Offer], rank: int) -> PodSpec:
         return spec_of(self._settings, self._host, offers, rank, pod=self.pod, environ=os.environ)
 
-    def supervisor(self, place: Place, peers: Peers) -> Supervisor:
+    def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         offers = [each.offer for each in place.members]
         check_complete(self._settings, offers)
         spec = self.spec(offers, place.rank)
@@ -250,7 +250,7 @@ class _NodeEvents:
         self._job_status.waiting(note.present, note.fewest, note.missing)
         self.nodes.waiting(note)
 
-    def met(self, place: Place) -> None:
+    def met(self, place: Assignment) -> None:
         hosts = [each.title for each in place.members]
         self._job_status.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)

@@ -1,7 +1,7 @@
 """ssh: the same command on every host of --ips, from one terminal, through the system's ssh.
 
-From top to bottom: what one ssh client says (`Link`), what its end means, all hosts together (`Party`: when
-one fails the others end), and the engine. What runs at the other end of each connection is `ssh_remote.py`.
+From top to bottom: the output of one ssh client (`Link`), what its exit means, all hosts (`HostGroup`: when one
+fails, the others end), and the engine. `ssh_remote.py` runs at the other end of each connection.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REMEMBERED = 8  # lines of what a host said before its fleetrun began
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What the far end is told first; see `leash.py`."""
+    """What the far end is told first; see `ssh_remote.py`."""
 
     env: dict[str, str] = field(default_factory=dict, repr=False)
     patience: float
@@ -45,7 +45,7 @@ class Orders:
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
+class SshExit:
     """How a connection ended. `code` is that of the fleetrun there, None when it could not tell; `client` is
     that of ssh itself, `said` what was said before anything began. `cut`: from this side.
     """
@@ -61,7 +61,7 @@ class Link:
     """`show(stream, lines)` gets whole lines of stream 1 or 2, `over` is called once at the end."""
 
     def __init__(
-        self, host: str, show: Callable[[int, bytes], None], over: Callable[[Link, Farewell], None]
+        self, host: str, show: Callable[[int, bytes], None], over: Callable[[Link, SshExit], None]
     ) -> None:
         self.host = host
         self.begun = False
@@ -158,7 +158,7 @@ class Link:
             self._said.extend(kept)
 
     def _is_ours(self, line: bytes) -> bool:
-        """Whether the leash said it."""
+        """Whether the remote said it."""
         if not line.startswith(MARK):
             return False
         word = line.removeprefix(MARK).rstrip()
@@ -186,7 +186,7 @@ class Link:
                 file.close()
         os.close(self._pidfd)
         said = tuple(line.decode(errors="replace").strip() for line in self._said)
-        self._over(self, Farewell(self.begun, self._code, client, tuple(filter(None, said)), self._cut))
+        self._over(self, SshExit(self.begun, self._code, client, tuple(filter(None, said)), self._cut))
 
 
 # ---- From the end of an ssh connection to one sentence and an exit code. Pure.
@@ -212,25 +212,25 @@ class Verdict:
     lost: bool = False
 
 
-def judge_end(host: str, farewell: Farewell) -> Verdict:
+def judge_end(host: str, ssh_exit: SshExit) -> Verdict:
     """What the end of a host's connection means."""
-    if farewell.code is not None:
-        message = f"{host}: fleetrun ended with exit code {farewell.code}" if farewell.code else ""
-        return Verdict(farewell.code, message)
-    if farewell.begun:
-        message = "" if farewell.cut else f"{host}: the connection was lost; its processes end there"
+    if ssh_exit.code is not None:
+        message = f"{host}: fleetrun ended with exit code {ssh_exit.code}" if ssh_exit.code else ""
+        return Verdict(ssh_exit.code, message)
+    if ssh_exit.begun:
+        message = "" if ssh_exit.cut else f"{host}: the connection was lost; its processes end there"
         return Verdict(125, message, lost=True)
-    if farewell.cut:
+    if ssh_exit.cut:
         return Verdict(125, begun=False)
-    text = " ".join(farewell.said)
-    if farewell.client == _SSH_FAILED:
+    text = " ".join(ssh_exit.said)
+    if ssh_exit.client == _SSH_FAILED:
         why = next((hint for part, hint in _HINTS.items() if part in text), "ssh failed")
-        said = _relevant(farewell.said)
+        said = _relevant(ssh_exit.said)
         return Verdict(125, f"{host}: no connection, {why}" + (f" ({said})" if said else ""), begun=False)
-    missing = farewell.client == 127 or "No module named" in text
+    missing = ssh_exit.client == 127 or "No module named" in text
     return Verdict(
-        127 if missing else farewell.client or 125,
-        f"{host}: fleetrun did not start there ({_relevant(farewell.said) or f'code {farewell.client}'}); "
+        127 if missing else ssh_exit.client or 125,
+        f"{host}: fleetrun did not start there ({_relevant(ssh_exit.said) or f'code {ssh_exit.client}'}); "
         "--scheduler_option python=PATH says with which Python, dir=PATH in which directory",
         begun=False,
     )
@@ -263,7 +263,7 @@ class Pace:
         return 2 * self.stop_timeout + _MARGIN
 
 
-class Party:
+class HostGroup:
     """Runs one connection per host until all have ended."""
 
     def __init__(self, console: Console, signals: Signals, guard: Guard, pace: Pace) -> None:
@@ -317,8 +317,8 @@ class Party:
 
     # ---- endings
 
-    def _over(self, link: Link, farewell: Farewell) -> None:
-        verdict = judge_end(link.host, farewell)
+    def _over(self, link: Link, ssh_exit: SshExit) -> None:
+        verdict = judge_end(link.host, ssh_exit)
         if verdict.code != 0 and self._code == 0:
             self._code = verdict.code
             self._end_rest(verdict)
@@ -394,7 +394,7 @@ class Ssh:
             job.print("".join(f"{shlex.join(argv)}\n" for argv in commands.values()))
             return 0
         pace = Pace(heartbeat_timeout=settings.heartbeat_timeout, stop_timeout=settings.stop_timeout)
-        return Party(job.console, job.signals, job.guard, pace).run(commands, env)
+        return HostGroup(job.console, job.signals, job.guard, pace).run(commands, env)
 
 
 def client_command(job: Submission, options: Options, host: str) -> list[str]:
@@ -425,8 +425,8 @@ def _remote_command(job: Submission, options: Options, host: str) -> str:
     words = job.command("host", "nic", "token_file")
     # A host that is listed under two names must know which of them it is.
     fleetrun = (python, "-m", "fleetrun", f"--host={host}", *words)
-    leash = (python, "-m", "fleetrun.schedulers.ssh_remote", "--")
-    return shlex.join(["sh", "-c", f"cd {shlex.quote(folder)} && exec {shlex.join((*leash, *fleetrun))}"])
+    remote = (python, "-m", "fleetrun.schedulers.ssh_remote", "--")
+    return shlex.join(["sh", "-c", f"cd {shlex.quote(folder)} && exec {shlex.join((*remote, *fleetrun))}"])
 
 
 def _environment(job: Submission, options: Options) -> dict[str, str]:

@@ -39,13 +39,13 @@ def main(argv: Sequence[str]) -> int:
     if not words or first is None:
         return 2
     orders = json.loads(first)
-    # Held back until the leash passes them on: one in between would end this process, or miss the command.
+    # Held back until the remote passes them on: one in between would end this process, or miss the command.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_BOTH)
     pid = _started(words, orders["env"], mask)
-    leash = _Leash(pid, reader, float(orders["patience"]), float(orders["grace"]))
-    leash.take_signals(mask)
+    remote = _RemoteCommand(pid, reader, float(orders["patience"]), float(orders["grace"]))
+    remote.take_signals(mask)
     _tell(BEGUN)
-    code = leash.hold()
+    code = remote.hold()
     _tell(ENDED + str(code).encode())
     return code
 
@@ -69,7 +69,7 @@ def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int) 
         linux.die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(143)
-        os.setpgid(0, 0)  # what sshd or a terminal sends to the group goes by way of the leash
+        os.setpgid(0, 0)  # what sshd or a terminal sends to the group goes by way of the remote
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
         _undo_pythons_signals()
@@ -88,7 +88,7 @@ def _undo_pythons_signals() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-class _Leash:
+class _RemoteCommand:
     """Holds one command. `patience` and `grace` are seconds."""
 
     def __init__(self, pid: int, reader: _Lines, patience: float, grace: float) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from fleetrun.doctor import node_group
 from fleetrun.doctor import node_records as cards
-from fleetrun.doctor.node_group import NODES, SET, Gathering, Party, chosen
-from fleetrun.doctor.node_records import Card, Link
+from fleetrun.doctor.node_group import NODES, SET, Gathering, NodeGroup, chosen
+from fleetrun.doctor.node_records import Link, NodeRecord
 from fleetrun.elastic.memory_store import MemoryStore
 from fleetrun.elastic.store import Ledger
 from fleetrun.errors import UsageError
@@ -31,7 +31,7 @@ class Measured:
     done: bool = False
     excused: set[str] = field(default_factory=set)
 
-    def survey(self, cards: Sequence[Card], me: int) -> None:
+    def survey(self, cards: Sequence[NodeRecord], me: int) -> None:
         self.links = {each.id: Link(round_trip=me + 1.0) for each in cards[me + 1 :]}
         if not self.lame:
             self.finish()
@@ -66,7 +66,7 @@ class Town:
         patience: float = 0.0, timeout: float = HANG,
     ) -> Gathering:  # fmt: skip
         self.stores[id_] = MemoryStore(self.ledger, self.loop, id_)
-        card = Card(id=id_, name=id_, address="10.0.0.1", port=1, rank=rank)
+        card = NodeRecord(id=id_, name=id_, address="10.0.0.1", port=1, rank=rank)
         self.surveyors.append(Measured(lame))
         found = Gathering(
             self.stores[id_], self.loop, card, self.surveyors[-1], nnodes,
@@ -83,14 +83,14 @@ class Town:
         found.join(patience, timeout)
         return found
 
-    def until_over(self, count: int) -> list[Party]:
+    def until_over(self, count: int) -> list[NodeGroup]:
         self._until = count
         if len(self.over) < count:
             limit = self.loop.after(HANG, self.loop.stop)
             self.loop.run()
             limit.cancel()
         assert len(self.over) >= count, f"only {self.over} have ended"
-        return [self.there[id_].party for id_ in self.there]
+        return [self.there[id_].group for id_ in self.there]
 
     def until(self, condition: Callable[[], object]) -> None:
         deadline = self.clock() + HANG
@@ -114,17 +114,17 @@ def town() -> Iterator[Town]:
     made.close()
 
 
-def names(party: Party) -> list[str]:
-    return [card.id for card in party.members]
+def names(group: NodeGroup) -> list[str]:
+    return [card.id for card in group.members]
 
 
 def test_all_know_all_and_nothing_is_left(town: Town) -> None:
     for id_ in "abc":
         town.come(id_, (3, 3))
     parties = town.until_over(3)
-    for party in parties:
-        assert (names(party), party.error, party.gone) == (["a", "b", "c"], "", set())
-        assert {pair: link.round_trip for pair, link in party.links.items()} == {
+    for group in parties:
+        assert (names(group), group.error, group.gone) == (["a", "b", "c"], "", set())
+        assert {pair: link.round_trip for pair, link in group.links.items()} == {
             ("a", "b"): 1.0, ("a", "c"): 1.0, ("b", "c"): 2.0,
         }  # fmt: skip
     assert town.ledger.range("") == {}
@@ -133,56 +133,56 @@ def test_all_know_all_and_nothing_is_left(town: Town) -> None:
 def test_the_order_is_that_of_the_ranks(town: Town) -> None:
     town.come("a", rank=1)
     town.come("b", rank=0)
-    for party in town.until_over(2):
-        assert names(party) == ["b", "a"]
+    for group in town.until_over(2):
+        assert names(group) == ["b", "a"]
 
 
 def test_too_few(town: Town) -> None:
     town.come("a", (2, 2))
     town.until(lambda: town.counts)
     town.clock.advance(HANG)
-    (party,) = town.until_over(1)
-    assert party.error == "1 of 2 machines came within 60 s"
+    (group,) = town.until_over(1)
+    assert group.error == "1 of 2 machines came within 60 s"
     assert town.counts == [1]
 
 
 def test_those_beyond_the_fewest_are_waited_for_but_not_for_ever(town: Town) -> None:
     town.come("a", (1, 2), patience=0.0)
-    (party,) = town.until_over(1)
-    assert names(party) == ["a"]
+    (group,) = town.until_over(1)
+    assert names(group) == ["a"]
     town.come("b", (2, 3), patience=HANG)
     town.come("c", (2, 3), patience=HANG)
     town.until(lambda: town.counts[-2:] == [2, 2])
     assert town.over == ["a"]
     town.come("d", (2, 3), patience=HANG)
-    for party in town.until_over(4)[1:]:
-        assert names(party) == ["b", "c", "d"]
+    for group in town.until_over(4)[1:]:
+        assert names(group) == ["b", "c", "d"]
 
 
 def test_one_too_many_is_told_so(town: Town) -> None:
     for id_ in "ab":
         town.come(id_, lame=True)
-    town.until(lambda: all(each.party.members for each in town.there.values()))
+    town.until(lambda: all(each.group.members for each in town.there.values()))
     late = town.come("c")
     town.until_over(1)
     assert town.over == ["c"]
-    assert "2 machines check themselves there already" in late.party.error
+    assert "2 machines check themselves there already" in late.group.error
 
 
 def test_one_that_goes_before_it_has_measured_is_named(town: Town) -> None:
     town.come("a")
     town.come("b", lame=True)
-    town.until(lambda: town.there["b"].party.members and town.there["a"].party.members)
+    town.until(lambda: town.there["b"].group.members and town.there["a"].group.members)
     town.stores["b"].close()
     town.until_over(1)
-    assert town.there["a"].party.gone == {"b"}
-    assert town.there["a"].party.error == ""
+    assert town.there["a"].group.gone == {"b"}
+    assert town.there["a"].group.error == ""
 
 
 def test_one_that_never_measures_is_not_waited_for_for_ever(town: Town) -> None:
     town.come("a")
     town.come("b", lame=True)
-    town.until(lambda: all(each.party.members for each in town.there.values()))
+    town.until(lambda: all(each.group.members for each in town.there.values()))
     assert town.over == []
     town.clock.advance(node_group.ALLOWED + node_group.LATE)
     first, _ = town.until_over(2)
@@ -193,7 +193,7 @@ def test_one_that_never_measures_is_not_waited_for_for_ever(town: Town) -> None:
 def test_who_could_not_be_reached_does_not_wait(town: Town, at_its_end: bool) -> None:
     town.come("a", lame=True)
     town.come("b", lame=True)
-    town.until(lambda: all(each.party.members for each in town.there.values()))
+    town.until(lambda: all(each.group.members for each in town.there.values()))
     one, other = town.surveyors
     one.links = {"b": Link(error="refused")}
     (one.finish if at_its_end else one.tell)()
@@ -204,32 +204,32 @@ def test_who_could_not_be_reached_does_not_wait(town: Town, at_its_end: bool) ->
     if not at_its_end:
         one.finish()
     other.finish()
-    for party in town.until_over(2):
-        assert party.links == {("a", "b"): Link(error="refused")}
+    for group in town.until_over(2):
+        assert group.links == {("a", "b"): Link(error="refused")}
 
 
 def test_a_stranger_in_the_store(town: Town) -> None:
     town.ledger.put(f"{NODES}x", b"garbage")
     town.come("a")
-    (party,) = town.until_over(1)
-    assert "does not understand" in party.error
+    (group,) = town.until_over(1)
+    assert "does not understand" in group.error
 
 
 def test_a_set_that_is_none(town: Town) -> None:
     town.ledger.put(SET, b"7")
     town.come("a")
-    (party,) = town.until_over(1)
-    assert "does not understand" in party.error
+    (group,) = town.until_over(1)
+    assert "does not understand" in group.error
 
 
 def test_a_store_that_refuses(town: Town) -> None:
     found = town.come("a")
     found.lost(UsageError("no", hint="why"))
-    (party,) = town.until_over(1)
-    assert (party.error, party.hint) == ("no", "why")
+    (group,) = town.until_over(1)
+    assert (group.error, group.hint) == ("no", "why")
     found.changed()  # what comes later changes nothing
     found.lost(UsageError("other"))
-    assert party.error == "no"
+    assert group.error == "no"
 
 
 def test_a_reason_to_give_up_counts_only_while_nobody_answered(town: Town) -> None:
@@ -256,7 +256,7 @@ def test_a_reason_to_give_up_counts_only_while_nobody_answered(town: Town) -> No
 def test_who_takes_part(
     ranks: dict[str, int], fewest: int, most: int, waited: bool, expected: tuple[str, ...]
 ) -> None:
-    here = {id_: Card(id=id_, name="h", address="1", rank=rank) for id_, rank in ranks.items()}
+    here = {id_: NodeRecord(id=id_, name="h", address="1", rank=rank) for id_, rank in ranks.items()}
     arrival = {id_: number for number, id_ in enumerate(ranks)}
     assert chosen(here, arrival, fewest, most, waited=waited) == expected
 

@@ -8,11 +8,11 @@ import pytest
 
 from fleetrun.doctor import judge_group
 from fleetrun.doctor.facts import Finding, Verdict, warned
-from fleetrun.doctor.node_records import Card, Link
+from fleetrun.doctor.node_records import Link, NodeRecord
 
 PASS, WARN, FAIL = Verdict.PASS, Verdict.WARN, Verdict.FAIL
 
-ONE = Card(
+ONE = NodeRecord(
     id="a", name="h1", address="10.0.0.1", fleetrun="0.1", python="3.11.7", torch="2.6.0+cu126", nccl="2.21",
     driver="550", kinds=("H100",), script="abc", options={"--nnodes": "2"},
 )  # fmt: skip

@@ -12,23 +12,23 @@ import pytest
 
 from fleetrun.doctor import links
 from fleetrun.doctor.links import Surveyor, open_door
-from fleetrun.doctor.node_records import Card
+from fleetrun.doctor.node_records import NodeRecord
 
 BOUND = 60_000
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[tuple[Card, Surveyor]]]]:
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[tuple[NodeRecord, Surveyor]]]]:
     monkeypatch.setattr("fleetrun.doctor.links.MOST", 1 << 20)
     monkeypatch.setattr("fleetrun.doctor.links.ALLOWED", 100.0)
     monkeypatch.setattr("fleetrun.doctor.links._POLITE", 60.0)
     made: list[Surveyor] = []
 
-    def several(count: int) -> list[tuple[Card, Surveyor]]:
+    def several(count: int) -> list[tuple[NodeRecord, Surveyor]]:
         found = []
         for number in range(count):
             door = open_door("127.0.0.1", 0)
-            card = Card(
+            card = NodeRecord(
                 id=f"n{number}",
                 name="h",
                 address="127.0.0.1",
@@ -52,7 +52,7 @@ def done(each: Surveyor) -> None:
         os.eventfd_read(each.news)
 
 
-def test_every_pair_is_measured_once(make: Callable[[int], list[tuple[Card, Surveyor]]]) -> None:
+def test_every_pair_is_measured_once(make: Callable[[int], list[tuple[NodeRecord, Surveyor]]]) -> None:
     found = make(4)
     cards = [card for card, _ in found]
     for number, (_, each) in enumerate(found):
@@ -67,7 +67,7 @@ def test_every_pair_is_measured_once(make: Callable[[int], list[tuple[Card, Surv
     assert [way.error for way in ways.values()] == [""] * 6
 
 
-def test_one_that_has_gone_is_told_of(make: Callable[[int], list[tuple[Card, Surveyor]]]) -> None:
+def test_one_that_has_gone_is_told_of(make: Callable[[int], list[tuple[NodeRecord, Surveyor]]]) -> None:
     (card, visitor), (other, _) = make(2)
     with socket.create_server(("127.0.0.1", 0)) as door:
         gone = replace(other, port=door.getsockname()[1])
@@ -77,7 +77,7 @@ def test_one_that_has_gone_is_told_of(make: Callable[[int], list[tuple[Card, Sur
 
 
 def test_one_that_never_comes_is_not_waited_for(
-    make: Callable[[int], list[tuple[Card, Surveyor]]], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[int], list[tuple[NodeRecord, Surveyor]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleetrun.doctor.links.ALLOWED", 0.01)
     (other, _), (card, host) = make(2)
@@ -86,7 +86,7 @@ def test_one_that_never_comes_is_not_waited_for(
     assert host.links == {}
 
 
-def test_one_that_cannot_come_is_excused(make: Callable[[int], list[tuple[Card, Surveyor]]]) -> None:
+def test_one_that_cannot_come_is_excused(make: Callable[[int], list[tuple[NodeRecord, Surveyor]]]) -> None:
     """However much time it has."""
     (other, _), (card, host) = make(2)
     host.survey([other, card], 1)
@@ -99,7 +99,7 @@ def test_one_that_cannot_come_is_excused(make: Callable[[int], list[tuple[Card, 
     "greeting", [b"", b"\n", b"wrong 0\n", b"t0\n", b"t0 x\n", b"t0 -1\n", b"t0 99999999\n", b"x" * 10_000]
 )
 def test_strangers_are_shown_the_door(
-    make: Callable[[int], list[tuple[Card, Surveyor]]], greeting: bytes
+    make: Callable[[int], list[tuple[NodeRecord, Surveyor]]], greeting: bytes
 ) -> None:
     ((card, _),) = make(1)
     with (
@@ -111,7 +111,9 @@ def test_strangers_are_shown_the_door(
         assert sock.recv(1) == b""
 
 
-def test_who_has_no_ticket_cannot_spoil_a_turn(make: Callable[[int], list[tuple[Card, Surveyor]]]) -> None:
+def test_who_has_no_ticket_cannot_spoil_a_turn(
+    make: Callable[[int], list[tuple[NodeRecord, Surveyor]]],
+) -> None:
     found = make(2)
     cards = [card for card, _ in found]
     with (

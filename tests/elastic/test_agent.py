@@ -22,7 +22,7 @@ CAUSE = Cause(why=Why.FAILED, node="h2 (10.0.0.2)", rank=1, headline="trainer 1 
 
 
 class Script:
-    """Membership, supervisor, crew and voice in one: notes what it is told, does what `plan` says next."""
+    """Membership, supervisor, pods and events in one: notes what it is told, does what `plan` says next."""
 
     def __init__(self, *plan, timeout=None):
         self.plan = list(plan)

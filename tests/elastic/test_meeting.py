@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetrun.elastic.embedded.client import ZmqStore
-from fleetrun.elastic.meeting import LAST_WORDS, Meeting, Wish, open_meeting
+from fleetrun.elastic.meeting import LAST_WORDS, Meeting, MeetingOptions, open_meeting
 from fleetrun.host.network import Ports
 from fleetrun.pod.loop import Loop
 
@@ -35,7 +35,7 @@ def loop() -> Iterator[Loop]:
 
 
 def hosted(loop: Loop, ports: Ports) -> Meeting:
-    wish = Wish(master=None, address="127.0.0.1", job_id="job", node_id="a", lease=5.0)
+    wish = MeetingOptions(master=None, address="127.0.0.1", job_id="job", node_id="a", lease=5.0)
     return open_meeting(wish, loop, ports)
 
 

@@ -8,7 +8,7 @@ from fleetrun.elastic.rendezvous import actions, records
 from fleetrun.elastic.rendezvous.actions import Policy
 from fleetrun.elastic.rendezvous.member import decide
 from fleetrun.elastic.rendezvous.records import Cause, Done, Node, Report, Round, State, Verdict, Why
-from fleetrun.elastic.rendezvous.view import Failure, Part, Phase, View
+from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import Entry
 from fleetrun.plan.topology import Offer
 
@@ -28,7 +28,7 @@ class Case:
         self.policy = policy
         self.view = View(me, 0.0)
         self.view.up = True
-        self.part = Part(NODES[me], 0.0, seen_alive=True, was_up=True)
+        self.own = MemberState(NODES[me], 0.0, seen_alive=True, was_up=True)
         for id in there:
             self.put(records.node_key(id), records.pack(NODES[id]))
         if leader:
@@ -58,8 +58,8 @@ class Case:
 
     def taking_part(self, phase, *, completed=False):
         members = tuple(NODES[id] for id in self.members)
-        self.part.take(self.round, members, [node.id for node in members].index(self.part.node.id))
-        self.part.phase, self.part.completed = phase, completed
+        self.own.take(self.round, members, [node.id for node in members].index(self.own.node.id))
+        self.own.phase, self.own.completed = phase, completed
         return self
 
     def look(self, now):
@@ -68,7 +68,7 @@ class Case:
 
     def decision(self, now=5.0):
         self.look(now)
-        return decide(self.view, self.part, self.policy, now)
+        return decide(self.view, self.own, self.policy, now)
 
     def acts(self, now=5.0, *, but=(actions.Tell, actions.Count)):
         decided = self.decision(now).acts
@@ -110,7 +110,7 @@ def test_who_leads_when_nobody_does(me, state, leaderless, claims):
     if me == "a":
         case.taking_part(Phase.RUNNING)
     if state is State.ENDED:
-        case.part.last = case.round
+        case.own.last = case.round
     decided = case.acts(leaderless)
     assert (actions.Claim(0) in decided) is claims
 
@@ -121,13 +121,13 @@ def test_nobody_claims_what_somebody_has():
 
 def test_keys_of_an_ended_lease_are_written_again():
     case = Case(state=State.RUNNING).taking_part(Phase.RUNNING)
-    case.part.renew = {"node", "leader"}
+    case.own.renew = {"node", "leader"}
     assert case.acts()[:2] == [actions.Register(), actions.Claim(case.view.leader_revision)]
 
 
 def test_who_is_fenced_neither_registers_nor_leads_nor_reports():
     case = Case(there="b", leader="", state=State.OPEN, generation=2).taking_part(Phase.STOPPING)
-    case.part.round = dataclasses.replace(case.round, generation=1)
+    case.own.round = dataclasses.replace(case.round, generation=1)
     assert case.decision().acts == []
 
 
@@ -136,7 +136,7 @@ def test_a_verdict_ends_who_waits_but_not_who_runs():
     waiting = Case("x", there="abx", state=State.RUNNING)
     running = Case("b", state=State.RUNNING).taking_part(Phase.RUNNING)
     for case in (waiting, running):
-        case.put(records.verdict_key(case.part.node.id), verdict)
+        case.put(records.verdict_key(case.own.node.id), verdict)
     assert [act.error.message for act in waiting.acts()] == ["full"]
     assert running.acts() == []
 
@@ -280,7 +280,7 @@ def test_a_restart_counts_for_a_failure_and_not_for_a_loss():
 
 def test_the_last_one_cleans_up():
     case = Case(state=State.ENDED, cause=FAILED)
-    case.part.last, case.part.phase = case.round, Phase.OVER
+    case.own.last, case.own.phase = case.round, Phase.OVER
     assert case.acts(1.0) == []
     assert case.acts(LEASE) == [actions.Clean()]
     assert case.gone("b", at=1.0).acts(1.0) == [actions.Clean()]
@@ -288,7 +288,7 @@ def test_the_last_one_cleans_up():
 
 def test_an_ended_round_of_an_earlier_job_is_opened_afresh():
     case = Case("x", there="x", leader="x", state=State.ENDED, generation=7, restarts=3)
-    case.part.seen_alive = False
+    case.own.seen_alive = False
     (move,) = case.acts()
     assert move.round == Round(generation=8, state=State.OPEN)
 
@@ -358,16 +358,16 @@ def test_a_member_reports_how_far_it_is(phase, completed, done):
 
 def test_what_was_told_is_not_told_again_unless_there_is_more():
     case = Case("b", state=State.STOPPING, cause=FAILED).taking_part(Phase.STOPPING)
-    case.part.told = (1, Done.STOPPING, 0)
+    case.own.told = (1, Done.STOPPING, 0)
     assert case.decision().acts == []
-    case.part.causes.append((4.0, FAILED))
+    case.own.causes.append((4.0, FAILED))
     (tell,) = case.decision(5.0).acts
     assert tell.report.causes[0].age == pytest.approx(1.0)
 
 
 def test_a_failure_stops_the_round_with_its_age():
     case = Case("b", state=State.RUNNING).taking_part(Phase.RUNNING)
-    case.part.failure = Failure(dataclasses.replace(FAILED, age=0.5), restart=True, after=2.0, since=4.0)
+    case.own.failure = Failure(dataclasses.replace(FAILED, age=0.5), restart=True, after=2.0, since=4.0)
     (move,) = case.acts(5.0)
     assert move.round.cause.age == pytest.approx(1.5)
     assert (move.round.restart, move.round.after, move.expect) == (True, 2.0, case.view.round_revision)
@@ -375,7 +375,7 @@ def test_a_failure_stops_the_round_with_its_age():
 
 def test_without_a_store_nothing_is_asked_of_it():
     case = Case(there="a", state=State.RUNNING).taking_part(Phase.RUNNING)
-    case.view.up, case.part.down_since = False, 0.0
+    case.view.up, case.own.down_since = False, 0.0
     assert case.decision(1000.0).acts == []
 
 
@@ -396,6 +396,6 @@ def test_the_end(last, phase, kinds):
     case = Case("b", state=State.RUNNING)
     if phase is not Phase.IDLE:
         case.taking_part(phase)
-    case.part.last = dataclasses.replace(case.round, state=State.ENDED, **last)
+    case.own.last = dataclasses.replace(case.round, state=State.ENDED, **last)
     assert [type(act) for act in case.acts(but=(actions.Unregister,))] == kinds
     assert actions.Unregister() in case.acts()

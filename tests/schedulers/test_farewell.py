@@ -2,34 +2,34 @@
 
 import pytest
 
-from fleetrun.schedulers.ssh import Farewell, judge_end
+from fleetrun.schedulers.ssh import SshExit, judge_end
 
 
 @pytest.mark.parametrize(
-    ("farewell", "code", "message"),
+    ("ssh_exit", "code", "message"),
     [
-        (Farewell(True, 0, 0), 0, ""),
-        (Farewell(True, 3, 3), 3, "h1: fleetrun ended with exit code 3"),
-        (Farewell(True, 255, 255), 255, "h1: fleetrun ended with exit code 255"),
-        (Farewell(True, None, 255), 125, "h1: the connection was lost; its processes end there"),
-        (Farewell(True, None, -9, cut=True), 125, ""),
-        (Farewell(False, None, -9, cut=True), 125, ""),
+        (SshExit(True, 0, 0), 0, ""),
+        (SshExit(True, 3, 3), 3, "h1: fleetrun ended with exit code 3"),
+        (SshExit(True, 255, 255), 255, "h1: fleetrun ended with exit code 255"),
+        (SshExit(True, None, 255), 125, "h1: the connection was lost; its processes end there"),
+        (SshExit(True, None, -9, cut=True), 125, ""),
+        (SshExit(False, None, -9, cut=True), 125, ""),
         (
-            Farewell(False, None, 255, ("ssh: connect to host h1 port 22: Connection refused",)),
+            SshExit(False, None, 255, ("ssh: connect to host h1 port 22: Connection refused",)),
             125,
             "h1: no connection, no sshd listens there (ssh: connect to host h1 port 22: Connection refused)",
         ),
         (
-            Farewell(False, None, 255, ("@@@", "Host key verification failed.", "@@@")),
+            SshExit(False, None, 255, ("@@@", "Host key verification failed.", "@@@")),
             125,
             "h1: no connection, its key is not the known one, or none is known: connect once by hand "
             "(Host key verification failed.)",
         ),
-        (Farewell(False, None, 255), 125, "h1: no connection, ssh failed"),
+        (SshExit(False, None, 255), 125, "h1: no connection, ssh failed"),
     ],
 )
-def test_is_one_code_and_one_sentence(farewell: Farewell, code: int, message: str):
-    verdict = judge_end("h1", farewell)
+def test_is_one_code_and_one_sentence(ssh_exit: SshExit, code: int, message: str):
+    verdict = judge_end("h1", ssh_exit)
     assert (verdict.code, verdict.message) == (code, message)
 
 
@@ -42,7 +42,7 @@ def test_is_one_code_and_one_sentence(farewell: Farewell, code: int, message: st
     ],
 )
 def test_a_host_without_fleetrun_is_told_apart(client: int, said: str, code: int):
-    verdict = judge_end("h1", Farewell(False, None, client, (said,)))
+    verdict = judge_end("h1", SshExit(False, None, client, (said,)))
     assert verdict.code == code
     assert verdict.message.startswith(f"h1: fleetrun did not start there ({said})")
     assert not verdict.begun

@@ -20,7 +20,7 @@ OBEDIENT = "trap 'exit 9' TERM; echo $$; while :; do sleep 0.01; done"
 
 
 class Leashed:
-    """A command on a leash; `out` has its pid as the first line."""
+    """A command on a remote; `out` has its pid as the first line."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ def test_its_own_sigterm_is_the_commands(leashed: list[Leashed]):
 
 
 def test_also_before_the_near_end_knows_that_it_runs(leashed: list[Leashed]):
-    """A full stderr holds the leash up after the command's start, for as long as nobody reads."""
+    """A full stderr holds the remote up after the command's start, for as long as nobody reads."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with contextlib.suppress(BlockingIOError):

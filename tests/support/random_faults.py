@@ -236,7 +236,7 @@ class FaultyJob(SimulatedJob):
                 assert run.members[rank] == id, f"{id} was {rank} in {before}"
 
     def _complete(self, player: Player, run: Run) -> None:
-        failed = player.membership._part.failure is not None
+        failed = player.membership._own.failure is not None
         if player.running is run and not player.stopping and not player.over and not failed:
             self.say(f"{player.node.id} completes {run.generation}")
             self.completions.add((run.members, run.generation, player.node.id))
@@ -247,7 +247,7 @@ class FaultyJob(SimulatedJob):
 
     def ended(self, player: Player) -> None:
         self.finishing(player)
-        self.done = self.done or player.membership._part.last is not None
+        self.done = self.done or player.membership._own.last is not None
         self.say(f"{player.node.id} ends: {player.end} {player.error}")
 
     def check(self) -> None:
@@ -256,11 +256,11 @@ class FaultyJob(SimulatedJob):
         closed = lambda: all(player.membership.closed for player in self.players)  # noqa: E731
         assert self.loop.run_until(closed, within=60), "not closed"
         left = [player for player in self.players if not player.crashed]
-        assert all(player.membership._part.phase is Phase.OVER for player in left)
+        assert all(player.membership._own.phase is Phase.OVER for player in left)
         assert all(player.running is None or player.stopping for player in left), "processes are left"
         ends: dict[int, set[object]] = {}
         for player in left:
-            last = player.membership._part.last
+            last = player.membership._own.last
             assert player.end is None or player.end[1] is None or player.end[1].why is not Why.JOINED
             if player.end is None:
                 assert player.error.exit_code > 0
@@ -276,7 +276,7 @@ class FaultyJob(SimulatedJob):
 
     def _end_of(self, player: Player) -> object:
         code, cause = player.end
-        generation = player.membership._part.last.generation
+        generation = player.membership._own.last.generation
         return generation, code, cause and (cause.why, cause.node, cause.rank, cause.headline)
 
 

@@ -353,7 +353,7 @@ class SimulatedJob:
         lines = [f"{self.loop.now - 1000:.2f} s"]
         lines += [f"{key} = {entry.value[:150]!r}" for key, entry in self.ledger.range("").items()]
         lines += [
-            f"{player.node.id}: {player.membership._part.phase} runs={player.runs[-1:]} end={player.end} "
+            f"{player.node.id}: {player.membership._own.phase} runs={player.runs[-1:]} end={player.end} "
             f"error={player.error} crashed={player.crashed} closed={player.membership.closed}"
             for player in self.players
         ]

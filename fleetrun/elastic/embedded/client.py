@@ -24,20 +24,20 @@ from fleetrun.pod.loop import Loop, Timer
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
+class _PendingRequest:
     frames: tuple[bytes, ...]
     then: Callable[[Any], None] | None
     repeat: bool
 
 
-class Questions:
+class PendingRequests:
     """While nobody listens, they wait in their order."""
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
         self._number = 0
-        self._waiting: dict[int, _Question] = {}
-        self._asked: dict[int, _Question] = {}
+        self._waiting: dict[int, _PendingRequest] = {}
+        self._asked: dict[int, _PendingRequest] = {}
         self._open = False
         self._closed = False
 
@@ -52,7 +52,7 @@ class Questions:
         connection; else the answer is False then.
         """
         self._number += 1
-        question = _Question((wire.encode(message(self._number)), *body), then, repeat)
+        question = _PendingRequest((wire.encode(message(self._number)), *body), then, repeat)
         if self._open:
             self._asked[self._number] = question
             self._send(*question.frames)
@@ -115,7 +115,7 @@ class Silence:
 # ---- A client's own rhythm: when to say that it lives, how long the store has been silent. Knows the loop.
 
 
-class Pulse:
+class Heartbeat:
     """From `start` to `stop` calls `beat(silent, speak)` eight times in a lease: for how many seconds nothing
     was heard, and, every second time, that one should say something.
     """
@@ -236,7 +236,7 @@ class ZmqStore:
         )
         self._listener: Listener | None = None
         self._mirror = Mirror()
-        self._questions = Questions(self._link.send)
+        self._pending = PendingRequests(self._link.send)
         self._listings: set[int] = set()
         """Those that are missing until the mirror is whole."""
         self._store_id = ""
@@ -244,7 +244,7 @@ class ZmqStore:
         self._welcome = False
         self._was_up = False
         self._got = self._told = 0
-        self._pulse = Pulse(loop, lease, self._keep_alive)
+        self._heartbeat = Heartbeat(loop, lease, self._keep_alive)
         self._linked_at = 0.0
         self._refused_at: float | None = None
         self._denials = 0
@@ -263,7 +263,7 @@ class ZmqStore:
 
     def open(self, listener: Listener) -> None:
         self._listener = listener
-        self._pulse.start()
+        self._heartbeat.start()
         self._link.start()
 
     def watch(self, prefix: str) -> None:
@@ -286,18 +286,18 @@ class ZmqStore:
         then: Callable[[bool], None] | None = None,
     ) -> None:
         wire.check_entry(key, value)
-        self._questions.ask(lambda n: wire.Put(n, key, expect, leased), then, value)
+        self._pending.ask(lambda n: wire.Put(n, key, expect, leased), then, value)
 
     def delete(
         self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
     ) -> None:
-        self._questions.ask(lambda n: wire.Delete(n, key, expect), then)
+        self._pending.ask(lambda n: wire.Delete(n, key, expect), then)
 
     def delete_prefix(self, prefix: str) -> None:
-        self._questions.ask(lambda n: wire.Clear(n, prefix), None)
+        self._pending.ask(lambda n: wire.Clear(n, prefix), None)
 
     def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
-        self._questions.ask(lambda n: wire.Read(n, key), then, repeat=True)
+        self._pending.ask(lambda n: wire.Read(n, key), then, repeat=True)
 
     def close(self) -> None:
         if self._welcome:
@@ -309,8 +309,8 @@ class ZmqStore:
     def _stop(self, linger_ms: int = 0) -> None:
         self._listener = None
         self._welcome = False
-        self._questions.close()
-        self._pulse.stop()
+        self._pending.close()
+        self._heartbeat.stop()
         self._link.close(linger_ms)
         if self._own_context:
             self._context.term()
@@ -324,7 +324,7 @@ class ZmqStore:
         self._link.send(wire.encode(self._hello))
 
     def received(self, frames: Sequence[bytes]) -> None:
-        self._pulse.heard()
+        self._heartbeat.heard()
         self._got += sum(map(len, frames))
         if self._got - self._told >= _TELL_BYTES:
             self._say_alive()
@@ -342,7 +342,7 @@ class ZmqStore:
     def unlinked(self) -> None:
         self._welcome = False
         self._listings.clear()
-        self._questions.unanswered()
+        self._pending.unanswered()
 
     def unreachable(self, why: str, number: int) -> None:
         now = self._loop.clock()
@@ -370,10 +370,10 @@ class ZmqStore:
             case wire.Refused(text):
                 self._lost(store_refused(self._endpoint, text))
             case wire.Done(n, ok):
-                self._questions.answer(n, ok)
+                self._pending.answer(n, ok)
             case wire.Found(n, row):
                 (entry,) = wire.unpack([row], body).values()
-                self._questions.answer(n, entry)
+                self._pending.answer(n, entry)
             case wire.Listing(n, prefix, rows):
                 self._listed(n, prefix, wire.unpack(rows, body))
             case wire.News(rows):
@@ -390,20 +390,20 @@ class ZmqStore:
             self._lost(store_replaced(self._endpoint))
             return
         self._store_id = welcome.store
-        self._pulse.keep_to(welcome.lease)
+        self._heartbeat.keep_to(welcome.lease)
         self._fresh = self._fresh or welcome.fresh
         self._welcome = True
         for prefix in self._mirror.prefixes:
             self._listings.add(self._list(prefix))
-        self._questions.open()
+        self._pending.open()
         if not self._listings:
             self._up()
 
     def _list(self, prefix: str) -> int:
-        return self._questions.ask(lambda n: wire.Watch(n, prefix), None)
+        return self._pending.ask(lambda n: wire.Watch(n, prefix), None)
 
     def _listed(self, n: int, prefix: str, entries: Mapping[str, Entry | None]) -> None:
-        self._questions.answer(n, None)
+        self._pending.answer(n, None)
         self._mirror.replace(prefix, {key: entry for key, entry in entries.items() if entry is not None})
         if n in self._listings:
             self._listings.remove(n)
@@ -440,7 +440,7 @@ class ZmqStore:
     # ---- time
 
     def _keep_alive(self, silent: float, speak: bool) -> None:
-        lease = self._pulse.lease
+        lease = self._heartbeat.lease
         if self._was_up and silent >= lease:
             self._lost(store_silent(self._endpoint, lease))
         elif self._welcome and silent >= lease / 2:

@@ -18,7 +18,15 @@ from typing import Any
 import zmq
 
 from fleetrun.elastic.embedded import wire
-from fleetrun.elastic.embedded.sockets import Context, Frames, Gate, Monitor, StoreKeys, Watched, store_socket
+from fleetrun.elastic.embedded.sockets import (
+    Context,
+    CurveAuthenticator,
+    Frames,
+    Monitor,
+    StoreKeys,
+    Watched,
+    store_socket,
+)
 from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.elastic.memory_store import Expiry
 from fleetrun.elastic.store import Ledger, Session, forgiven
@@ -406,7 +414,7 @@ class StoreServer:
         self._refused = 0
         self._large: OrderedDict[int, tuple[bytes, zmq.Frame]] = OrderedDict()
         self._context: Context = zmq.Context()
-        self._gate = Gate(loop, self._context, keys) if keys is not None else None
+        self._gate = CurveAuthenticator(loop, self._context, keys) if keys is not None else None
         socket = store_socket(self._context, lease, keys)
         try:
             self.endpoint = _bind(socket, endpoint)

@@ -94,7 +94,9 @@ def _harden(socket: Socket, lease: float) -> None:
 
 
 def store_socket(context: Context, lease: float, keys: StoreKeys | None) -> Socket:
-    """A ROUTER to bind. With `keys` only who has them gets in, if a Gate stands in the same context."""
+    """A ROUTER to bind. With `keys` and a CurveAuthenticator in the same context, only clients with them
+    connect.
+    """
     socket = context.socket(zmq.ROUTER)
     _harden(socket, lease)
     socket.setsockopt(zmq.BACKLOG, _BACKLOG)
@@ -203,7 +205,7 @@ _ADDRESS = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"
 
 
-class Gate:
+class CurveAuthenticator:
     """Stands before all sockets of one context. Must be there before they are bound."""
 
     def __init__(self, loop: Loop, context: Context, keys: StoreKeys) -> None:

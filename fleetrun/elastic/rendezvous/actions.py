@@ -71,7 +71,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Say that this node wants to take part."""
+    """Say that this node wants to take own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Clean:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Take part in a generation that forms, as member `rank`."""
+    """Take own in a generation that forms, as member `rank`."""
 
     round: Round
     rank: int

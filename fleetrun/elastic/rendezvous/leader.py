@@ -30,7 +30,7 @@ from fleetrun.elastic.rendezvous.view import Came, View
 from fleetrun.elastic.store import ABSENT, forgiven
 from fleetrun.pod.policy import HOPELESS
 
-# ---- Who of the nodes that are there may take part, and what to tell the others. Pure; the leader asks.
+# ---- Who of the nodes that are there may take own, and what to tell the others. Pure; the leader asks.
 
 USAGE = 2
 REFUSED = 125
@@ -290,7 +290,7 @@ def gone_at(view: View, node: Node, policy: Policy, now: float, decision: Decisi
     if gone is None or now >= gone:
         return gone
     decision.look_at(gone)
-    if node.id == view.fled:
+    if node.id == view.departed_leader:
         decision.do(Check(node.id))
     return None
 
@@ -494,7 +494,7 @@ def _form(view: View, round_: Round, members: Sequence[Node], nodes: Sequence[Ca
         state=State.FORMING,
         size=len(chosen),
         restarts=0 if old_job else round_.restarts,
-        topology=f"{round_.generation}/{view.me}.{view.lessons}",
+        topology=f"{round_.generation}/{view.me}.{view.topologies_seen}",
     )
     return Form(forming, chosen, view.round_revision)
 

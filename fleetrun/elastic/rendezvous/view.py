@@ -1,5 +1,5 @@
 """What a node knows when it decides: of the job, from its mirror of the store (`View`), and of itself
-(`Part`). Nothing is decided or written here; time is an argument.
+(`MemberState`). Nothing is decided or written here; time is an argument.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fleetrun.elastic.store import ABSENT, Entry
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """A node that wants to take part. `created` orders by arrival, over all nodes; `since` is when it was
+    """A node that wants to take own. `created` orders by arrival, over all nodes; `since` is when it was
     first seen here. Nodes with equal `fits` agree in version and options.
     """
 
@@ -70,7 +70,7 @@ class View:
         self.leader_revision = ABSENT
         self.leaderless_since: float | None = None
         self.led_since = now
-        self.fled = ""
+        self.departed_leader = ""
         """The last leader, if this node saw it vanish."""
         self.whole_since = now
         self.census: Census | None = None
@@ -85,7 +85,7 @@ class View:
         """Of the generation of the round."""
         self.others: dict[str, Entry] = {}
         """Entries that are no records of rounds: for who else meets in this store."""
-        self.lessons = 0
+        self.topologies_seen = 0
         """How many topologies it has learned: no two that it writes have one name."""
         self._topology: tuple[str, tuple[Node, ...]] | None = None
         self._known: dict[str, Entry] = {}
@@ -121,7 +121,7 @@ class View:
 
     def learned(self, name: str, members: tuple[Node, ...]) -> None:
         self._topology = (name, members)
-        self.lessons += 1
+        self.topologies_seen += 1
 
     def left(self, id_: str, now: float) -> None:
         """The store says that this node is not there."""
@@ -230,7 +230,7 @@ class View:
         if key == records.ROUND_KEY:
             self.round, self.round_revision, self.round_since = None, ABSENT, now
         elif key == records.LEADER_KEY:
-            self.fled = self.leader if seen and self.leader is not None else ""
+            self.departed_leader = self.leader if seen and self.leader is not None else ""
             self.leader, self.leader_created, self.leader_revision = None, ABSENT, ABSENT
             self.leaderless_since = now
         elif key == records.CENSUS_KEY:
@@ -284,7 +284,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Part:
+class MemberState:
     node: Node
     joined: float
     phase: Phase = Phase.IDLE

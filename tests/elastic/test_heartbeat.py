@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.embedded.client import Pulse
+from fleetrun.elastic.embedded.client import Heartbeat
 from fleetrun.pod.loop import Loop
 
 
@@ -15,7 +15,7 @@ class World:
         self.now = 50.0
         self.loop = Loop(lambda: self.now)
         self.beats: list[tuple[float, float, bool]] = []
-        self.pulse = Pulse(self.loop, 8.0, lambda *told: self.beats.append((self.now, *told)))
+        self.heartbeat = Heartbeat(self.loop, 8.0, lambda *told: self.beats.append((self.now, *told)))
 
     def pass_(self, seconds: float) -> list[tuple[float, float, bool]]:
         """What was felt while time passed, in steps of a second."""
@@ -36,24 +36,24 @@ def world() -> Iterator[World]:
 
 def test_a_beat_eight_times_in_a_lease_and_a_word_four_times(world: World) -> None:
     assert world.pass_(10) == []
-    world.pulse.start()
+    world.heartbeat.start()
     assert world.pass_(3) == [(61.0, 1.0, True), (62.0, 2.0, False), (63.0, 3.0, True)]
-    world.pulse.heard()
+    world.heartbeat.heard()
     assert world.pass_(1) == [(64.0, 1.0, False)]
-    world.pulse.stop()
+    world.heartbeat.stop()
     assert world.pass_(10) == []
 
 
 def test_what_passes_in_sleep_is_no_silence(world: World) -> None:
-    world.pulse.start()
+    world.heartbeat.start()
     world.pass_(3)
     world.now += 100.0
     assert [beat[:2] for beat in world.pass_(2)] == [(154.0, 0.0), (155.0, 1.0)]
 
 
 def test_another_lease_from_now_on(world: World) -> None:
-    world.pulse.start()
-    world.pulse.keep_to(8.0)
+    world.heartbeat.start()
+    world.heartbeat.keep_to(8.0)
     assert [beat[0] for beat in world.pass_(2)] == [51.0, 52.0]
-    world.pulse.keep_to(16.0)
+    world.heartbeat.keep_to(16.0)
     assert [beat[:2] for beat in world.pass_(4)] == [(54.0, 2.0), (56.0, 4.0)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.elastic.membership import AGAIN, ECHO, Desk, Errands
+from fleetrun.elastic.membership import AGAIN, ECHO, PendingWrites, StoreWriter
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.actions import (
     Claim,
@@ -16,7 +16,7 @@ from fleetrun.elastic.rendezvous.actions import (
     Unregister,
 )
 from fleetrun.elastic.rendezvous.records import Done, Node, Report, Round, State, Verdict
-from fleetrun.elastic.rendezvous.view import Part, View
+from fleetrun.elastic.rendezvous.view import MemberState, View
 from fleetrun.elastic.store import Ledger
 from fleetrun.plan.topology import Offer
 from tests.support.simulation import CountingStore, SimulatedLoop
@@ -34,15 +34,15 @@ class Nobody:
 
 
 class Office:
-    """A desk and what is around it."""
+    """A writer and what is around it."""
 
     def __init__(self):
         self.loop = SimulatedLoop()
         self.ledger = Ledger()
         self.store = CountingStore(self.ledger, self.loop, "a")
-        self.view, self.part = View("a", self.loop.now), Part(NODE, self.loop.now)
+        self.view, self.part = View("a", self.loop.now), MemberState(NODE, self.loop.now)
         self.looks = 0
-        self.desk = Desk(self.store, self.loop, self.view, self.part, self._look)
+        self.writer = StoreWriter(self.store, self.loop, self.view, self.part, self._look)
         for prefix in (records.STATE_PREFIX, records.NODES_PREFIX):
             self.store.watch(prefix)
         self.store.open(Nobody())
@@ -53,7 +53,7 @@ class Office:
 
     def take(self, *acts):
         for act in acts:
-            self.desk.take(act)
+            self.writer.take(act)
         self.loop.run_for(0.01)
 
     def round(self):
@@ -113,17 +113,17 @@ def test_the_same_is_not_asked_twice_at_a_time(office):
             Refuse("x", Verdict(code=1, message="")),
             Learn("1/x"),
         ):
-            office.desk.take(act)
+            office.writer.take(act)
     assert (office.store.asked["put"], office.store.asked["read"]) == (4, 1)
 
 
 def test_what_was_refused_is_asked_again_after_a_moment(office):
     office.ledger.put(records.verdict_key("x"), b"")
     office.take(Claim(7))
-    assert office.desk.errands.forget_late(office.loop.now) == pytest.approx(
+    assert office.writer.pending.forget_late(office.loop.now) == pytest.approx(
         office.loop.now + AGAIN, abs=0.02
     )
-    office.desk.errands.forget_late(office.loop.now + AGAIN)
+    office.writer.pending.forget_late(office.loop.now + AGAIN)
     office.take(Claim(0))
     assert office.ledger.get(records.LEADER_KEY).value == b"a"
 
@@ -145,13 +145,13 @@ def test_who_unregisters_is_gone(office):
 
 
 def test_errands_wait_for_their_echo():
-    errands = Errands()
-    assert errands.begin("k", 3)
-    assert not errands.begin("k", 3)
-    errands.answered("k", True, 10.0)
-    assert errands.forget_late(10.0 + ECHO / 2) == 10.0 + ECHO
-    assert not errands.begin("k", 3)
-    assert errands.begin("k", 4), "the mirror shows it"
-    errands.answered("other", True, 0.0)
-    errands.clear()
-    assert errands.begin("k", 4)
+    pending = PendingWrites()
+    assert pending.begin("k", 3)
+    assert not pending.begin("k", 3)
+    pending.answered("k", True, 10.0)
+    assert pending.forget_late(10.0 + ECHO / 2) == 10.0 + ECHO
+    assert not pending.begin("k", 3)
+    assert pending.begin("k", 4), "the mirror shows it"
+    pending.answered("other", True, 0.0)
+    pending.clear()
+    assert pending.begin("k", 4)
