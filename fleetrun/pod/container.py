@@ -220,7 +220,7 @@ class Container:
             attempt=self.restarts,
             asked=self._asked,
             record=record,
-            dismissed=exit.ok and read_dismissed(self.spec.error_file),
+            dismissed=exit.ok and self.spec.role is Role.SERVER and read_dismissed(self.spec.error_file),
             out_of_memory=exit.code == -9 and self._asked is None and out_of_memory(process.pid),
         )
         if self.spec.notice_file is not None:

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from enum import Enum, auto
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
@@ -45,11 +46,13 @@ from fleetrun.pod.events import (
     Started,
     conclude,
 )
-from fleetrun.pod.hangs import HangWatch
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.oom import OomWatch
 from fleetrun.pod.policy import GiveUp, RestartPolicy
 from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked, signal_name
+
+if TYPE_CHECKING:
+    from fleetrun.pod.hangs import HangWatch
 
 # ---- Where a supervisor stands between the start of its pod and its end. A value.
 
@@ -388,7 +391,7 @@ class Supervisor:
         )  # fmt: skip
         self._evaluators = Evaluators(loop, policy, publish, self._deployer, self._goes_on)
         self._restarts = restarts
-        self._hangs = hangs or HangWatch(loop)
+        self._hangs = hangs
 
     def _goes_on(self) -> bool:
         return self._phase is Phase.WATCHING
@@ -401,7 +404,7 @@ class Supervisor:
             self._deployer.deploy(self._pod.containers)
             if self._timeout is not None:
                 self._limit = self._loop.after(self._timeout, self._timed_out)
-            self._hangs.watch(self._pod, self._hung)
+            self._watch_for_hangs()
             self._loop.run()
         except LaunchError:
             self._stopper.end_now()
@@ -410,10 +413,18 @@ class Supervisor:
             self._cancel_timers()
             if self._limit is not None:
                 self._limit.cancel()
-            self._hangs.close()
+            self._close_hangs()
             self._oom.close()
         strays = self._strays.end()
         return conclude(self._failures, self._code, self._reason, self._restarts, strays, self._hang)
+
+    def _watch_for_hangs(self) -> None:
+        if self._hangs is not None:
+            self._hangs.watch(self._pod, self._hung)
+
+    def _close_hangs(self) -> None:
+        if self._hangs is not None:
+            self._hangs.close()
 
     def _started(self, containers: list[Container]) -> None:
         self._publish(Started(containers))
@@ -509,7 +520,7 @@ class Supervisor:
 
     def _restart(self, containers: list[Container], after: float) -> None:
         if self._phase is Phase.RESTARTING:
-            self._hangs.watch(self._pod, self._hung)
+            self._watch_for_hangs()
         self._phase = Phase.WATCHING
         self._stopper.forget()
         forgiven, self._failures = self._failures, []
@@ -546,7 +557,10 @@ class Supervisor:
         """
         if self._phase is not Phase.ENDING:
             self._reason, self._stopper.notice = reason, notice
-            self._hangs.last_look(reason, self._end)
+            if self._hangs is None:
+                self._end()
+            else:
+                self._hangs.last_look(reason, self._end)
 
     def _leave(self) -> None:
         """All trainers ended well. What served them may leave, and is asked to after a moment."""
@@ -571,7 +585,7 @@ class Supervisor:
         self._timers.clear()
 
     def _stop(self, then: Callable[[], None]) -> None:
-        self._hangs.close()
+        self._close_hangs()
         self._stopper.stop(then)
 
     def interrupt(self, number: int) -> None:

@@ -1,7 +1,7 @@
 """ssh: the same command on every host of --ips, from one terminal, through the system's ssh.
 
-From top to bottom: the output of one ssh client (`Link`), what its exit means, all hosts (`HostGroup`: when one
-fails, the others end), and the engine. `ssh_remote.py` runs at the other end of each connection.
+From top to bottom: the output of one ssh client (`Link`), what its exit means, all hosts (`HostGroup`: when
+one fails, the others end), and the engine. `ssh_remote.py` runs at the other end of each connection.
 """
 
 from __future__ import annotations

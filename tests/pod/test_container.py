@@ -9,6 +9,7 @@ import stat
 
 import pytest
 
+from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError, ScriptNotFoundError
 from fleetrun.pod.container import Container, Status
 from fleetrun.pod.process import Exit
@@ -34,8 +35,8 @@ class Times:
 def container(tmp_path):
     made = []
 
-    def make(script):
-        made.append(Container(spec_of(tmp_path, script), wall=Times()))
+    def make(script, role=Role.TRAINER):
+        made.append(Container(spec_of(tmp_path, script, role), wall=Times()))
         made[-1].prepare()
         return made[-1]
 
@@ -148,7 +149,7 @@ def test_the_record_of_an_earlier_attempt_does_not_count(container):
 
 
 def test_a_dismissed_server(container):
-    made = container("""printf '{"dismissed": true}' >"$ERROR_FILE"; exit 0""")
+    made = container("""printf '{"dismissed": true}' >"$ERROR_FILE"; exit 0""", Role.SERVER)
     assert run(made).dismissed
     assert not made.spec.error_file.exists()
 
