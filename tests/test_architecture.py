@@ -345,6 +345,11 @@ def test_no_file_has_grown_out_of_sight():
     assert not [str(path) for path in FILES if len(path.read_text().splitlines()) > ALARM]
 
 
+def test_the_picture_in_the_documentation_is_of_this_code():
+    """Otherwise: `python tools/house.py --picture docs/pictures/architecture.svg`."""
+    assert (ROOT / "docs" / "pictures" / "architecture.svg").read_text() == picture()
+
+
 def test_every_module_has_a_docstring():
     silent = [
         name
