@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tools.house import ROOT, cycles, folder_graph, imports, module_name, product_files
+from tools.house import ROOT, cycles, folder_graph, imports, module_name, picture, product_files
 
 FILES = product_files()
 
