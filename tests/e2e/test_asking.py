@@ -138,7 +138,7 @@ def test_the_live_view_ends_with_the_job(fleetrun: Fleetrun):
     view, _ = watching(fleetrun, "--interval", "0.1")
     job.go()
     assert (job.wait(), view.wait()) == (1, 0)
-    assert "exit code 1; `fleetrun report" in view.out.rpartition("\x1b[?1049l")[2]
+    assert "exit code 1" in view.out.rpartition("\x1b[?1049l")[2]
 
 
 def painted(view: Launch, columns: int, rows: int) -> list[str]:

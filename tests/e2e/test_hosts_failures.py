@@ -78,8 +78,8 @@ sys.exit(40 + RANK)
 """
 ENDS = "os._exit(42)"
 FAILS_AND_STAYS = """
-    from trainers import lastwords
-    lastwords.install()
+    from trainers.process import hooks
+    hooks.install_exit_hooks()
     threading.Thread(target=time.sleep, args=(60,)).start()
     [peer.close() for peer in peers]
     raise ValueError("the cause")
