@@ -429,7 +429,7 @@ class Others(Protocol):
     def ask(
         self, rank: int | None, brief: bool, then: Callable[[Mapping[int, bytes | None]], None], /
     ) -> None:
-        """`then` hears what all, or the one of this rank, said (`elsewhere.pack`); None: nothing."""
+        """`then` hears what all, or the one of this rank, said (`node_status.pack`); None: nothing."""
         ...
 
 

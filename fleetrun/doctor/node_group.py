@@ -34,7 +34,7 @@ from fleetrun.plan.site import Site
 from fleetrun.pod.loop import Loop, Timer
 
 # ---- Machines that check themselves together meet in a store, measure the ways between them, and show each
-# other what they found. Knows the keys; leaves what it means to `judge_party`.
+# other what they found. Knows the keys; leaves what it means to `judge_group`.
 #
 #     nodes/ID     a machine's card          as soon as it is there
 #     set          who takes part            by whoever first sees that enough are there; never changes
@@ -54,7 +54,7 @@ LATE = 10.0
 
 
 class SurveyorProtocol(Protocol):
-    """Who measures; see `surveyor.py`."""
+    """Who measures; see `links.py`."""
 
     @property
     def news(self) -> int: ...

@@ -291,7 +291,7 @@ class StoreWriter:
 
 
 # ---- One node's own in its job, over a store: looks at the mirror on every change and deadline, asks
-# `rendezvous.decide`, and does what is not already under way. Knows no rule, no transport and no process.
+# `member.decide`, and does what is not already under way. Knows no rule, no transport and no process.
 
 PACE = 10e-6
 """Seconds between two looks for each key that is known: what many nodes do at once is seen at once."""

@@ -1,5 +1,5 @@
 """The composition root of one launch: settings in, exit code out. Everything is made here, or for several
-machines in `together.py`; nothing is decided.
+machines in `cluster.py`; nothing is decided.
 """
 
 from __future__ import annotations

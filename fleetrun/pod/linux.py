@@ -74,7 +74,7 @@ def _fallocate(fd: int, mode: int, length: int) -> None:
 # ---- A cgroup of version 2 around a launch, where this user may make one: the kernel then ends all of it at
 # one write.
 #
-# Sub-reaping (`guardian`) needs no right and is the promise; this is the belt to it, atomic even against a
+# Sub-reaping (`guard`) needs no right and is the promise; this is the belt to it, atomic even against a
 # fork bomb. Without the right, or without a cgroup of version 2, every function here does nothing.
 
 _CGROUP_PREFIX = "fleetrun-"

@@ -342,7 +342,7 @@ class Stopper:
 #
 # With peers (a job on several machines) the pod is one of many: it leaves when the trainers of all machines
 # have ended, and in collective mode a failure stops it, whatever the policy says; machines restart together.
-# Evaluators stand beside all that: `evaluators.py` starts them again, and nothing waits for them.
+# Evaluators stand beside all that: `Evaluators` starts them again, and nothing waits for them.
 
 SERVERS_LEAVE = 1.0  # for servers to leave by themselves (stop_worker) after the last trainer
 TRAINERS_FOLLOW = 1.0  # for trainers after a server that ended with 0: it may know that they are done

@@ -146,7 +146,7 @@ def plain(value: Any) -> Any:
 
 
 # ---- When the log files had which size: what their lines lack, a time. Written beside them, at most once a
-# second and only while they grow; `times.py` reads it.
+# second and only while they grow; `log_lines` reads it.
 #
 # # trainer.0 trainer.1 the names that the numbers below stand for rest 1 seconds between two looks while
 # there is something to see 1795332112.98 0:4096 1:310 at that moment these logs were so long 1795332150.02

@@ -167,7 +167,7 @@ class LogReader:
 
 
 # ---- From the sizes that log files had to the times of their lines: exact to about a second. Pure but for
-# reading the marks; writing them is `marks.py`'s.
+# reading the marks; `journal` writes them.
 
 _DIGITS = 18  # of a size, at most
 _LONGEST_LINE = 1 << 20

@@ -7,7 +7,7 @@ from fleetrun.schedulers.base import Submission
 
 
 class Local:
-    """What --scheduler local (the default) names; `launch.py` does its work, and hands nothing over."""
+    """What --scheduler local (the default) names; `launch/local.py` does its work, and hands nothing over."""
 
     name = "local"
 

@@ -230,7 +230,7 @@ class Means:
 
 def collect(targets: Sequence[Target], within: float, program: str | None) -> Collection:
     """In the order of the targets, each with the Python processes below it. Takes little more than `within`
-    seconds, whatever the processes do. `program` is py-spy (`spy.find`), None: it is not here.
+    seconds, whatever the processes do. `program` is py-spy (`find_pyspy`), None: it is not here.
     """
     means = Means(program=program, env=helper_environment(os.environ), deadline=time.monotonic() + within)
     jobs = [(target, pid) for target in targets for pid in _pids(target)]

@@ -151,7 +151,7 @@ _TOGETHER = 0.01  # seconds in which further changes count as having come togeth
 
 
 class EtcdStore:
-    """A Store under `/fleetrun/<job id>/` of the etcd at `url` (see etcd_url.py).
+    """A Store under `/fleetrun/<job id>/` of the etcd at `url` (see `wire.py`).
 
     Raises UsageError when the address, or a file named in it, cannot be used. Threads start with `open`.
     """

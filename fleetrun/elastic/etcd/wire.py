@@ -33,7 +33,7 @@ class Change:
 
 
 class Keys:
-    """Between keys of the job and keys of etcd. What covers what is said in `ledger.covers`."""
+    """Between keys of the job and keys of etcd. What covers what is said in `store.covers`."""
 
     def __init__(self, job_id: str) -> None:
         self.root = f"/fleetrun/{quote(job_id, safe='')}/"

@@ -64,7 +64,7 @@ class Waiting:
 
 
 # ---- What can be decided: steps at the store, and steps of this node. Values only; `membership.py` and
-# `desk.py` take them.
+# `membership.py` take them.
 
 # ---- at the store, by any node
 

@@ -359,7 +359,7 @@ def _may_try_again(round_: Round, cause: Cause, policy: Policy) -> bool:
 
 
 # ---- What the leader of a round does next. Pure: a view and the time in, acts and the time of the next look
-# out. Who leads, and what every other node does, is `following.py`'s.
+# out. Who leads, and what every other node does, is `member.py`'s.
 
 TIMEOUT_CODE = 124
 ROOM = 0.005

@@ -31,7 +31,7 @@ class BadRecordError(ValueError):
 
 
 class State(StrEnum):
-    """Of a round. See `rendezvous.py` for who moves it."""
+    """Of a round. `member.py` draws the moves."""
 
     OPEN = "open"
     FORMING = "forming"

@@ -260,7 +260,7 @@ def _further(one: Done | None, other: Done) -> bool:
 
 
 # ---- What one node does in its job: which generation it is in and how far. State that only this node knows;
-# what it does next is decided by `following.py`.
+# what it does next is decided by `member.py`.
 
 
 class Phase(Enum):
