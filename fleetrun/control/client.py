@@ -23,7 +23,7 @@ from fleetrun import files
 from fleetrun.files import peer, short_socket_path
 from fleetrun.record.history import names
 
-# ---- Asks running launchers. Waits as long as it is told and no longer; knows no command.
+# ---- Asking a running launcher
 
 _LONGEST = 64 << 20
 
@@ -161,9 +161,8 @@ def _stopped(pid: int) -> bool:
         return False
 
 
-# ---- Where the sockets of running launches are, and how a path of any length is reached. Knows no job.
-#
-# A launcher that was killed leaves its sockets. Whoever meets one that nobody listens at takes it away.
+# ---- Sockets of running launches. A launcher that was killed leaves its sockets; a client that finds no
+# listener removes them
 
 SUFFIX = ".sock"
 
@@ -226,7 +225,7 @@ def _dead(path: Path) -> bool:
     return False
 
 
-# ---- The launches of this user that run on this machine, as their sockets know them.
+# ---- Running launches of this user
 
 TIMEOUT = 6.0
 """Seconds in which all launchers answer, unless they are very busy: a disk may hold one up for three."""
@@ -323,8 +322,7 @@ def _began(pid: int) -> float | None:
         return None
 
 
-# ---- Waits for a launcher and its guard to be gone, and asks by signal those that do not answer. Knows
-# processes and no job.
+# ---- The end of a launcher and its guard; asking by signal
 
 
 class Watched:

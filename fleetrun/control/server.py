@@ -34,11 +34,8 @@ if TYPE_CHECKING:
     from fleetrun.progress.reports import Report
 
 
-# ---- The socket at which a launcher is asked: one line of JSON, one line back, and the connection is over.
-# Knows nothing of what is asked.
-#
-# Only this user and root are heard. Nothing here waits: who asks slowly, or does not read the answer, is let
-# go after a while, and costs the job nothing.
+# ---- The socket: one line of JSON, one line back. Only this user and root may connect. A client that asks
+# or reads slowly is disconnected after a while
 
 Message = dict[str, Any]
 Say = Callable[[Message], None]
@@ -198,7 +195,7 @@ def _answered(line: bytes | None, answer: Answer) -> Message | Later:
     return answer(question)
 
 
-# ---- How a job stands on this machine, as a launcher answers who asks. Told by the supervisor.
+# ---- The status of the job on this machine, kept from events
 
 STATUS_VERSION = 1
 """Of the answer. A later one may have more fields, and has all of these."""
@@ -415,7 +412,7 @@ def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: i
     )
 
 
-# ---- What a running launcher answers, and what it does when asked to end: all that a launch has of this.
+# ---- Answers of a running launcher
 
 Interrupt = Callable[[int], None]
 

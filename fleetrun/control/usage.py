@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# ---- What processes use of this machine: processor, memory, GPUs; and the last line of a log. Looks from
-# outside, whenever it is asked; nobody has to answer.
+# ---- Use of this machine by processes: CPU, memory, GPUs; and the last line of a log
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -168,7 +167,7 @@ def _nvml() -> ModuleType | None:
     return module
 
 
-# ---- The answer of a launcher, and what can be seen from outside: processor, memory, GPUs, last lines.
+# ---- The answer of a launcher together with that
 
 Status = dict[str, Any]
 

@@ -180,7 +180,7 @@ class Machine:
     """What did not answer in time."""
 
 
-# ---- What a check comes to: a verdict, what was found, and what to do about it. Knows no check.
+# ---- Result of a check
 
 
 class Verdict(StrEnum):

@@ -127,7 +127,7 @@ def _fill(sock: socket.socket, room: memoryview) -> None:
         room = room[got:]
 
 
-# ---- Who measures with whom, and when. Pure.
+# ---- Turns: which pair measures when
 
 MOST_TURNS = 8
 """With more machines than that, each is measured with so many others, whose ways cross all of the network."""
@@ -161,9 +161,7 @@ def partner(turn: Turn, me: int) -> tuple[int, bool] | None:
     return None
 
 
-# ---- Measures the ways between this machine and others, in turns, in threads of its own: answers who
-# measures the way to here, and visits others. Knows the turns; leaves meeting to others and says what it
-# found.
+# ---- Measuring in threads: this machine answers others and visits them in turn
 
 ALLOWED = 10.0
 """Seconds for a turn, from the beginning on: who waits for one that is gone does not keep others waiting."""

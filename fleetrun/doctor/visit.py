@@ -31,8 +31,7 @@ from fleetrun.host.network import Ports
 from fleetrun.launch.prepare import process_command
 from fleetrun.schedulers.placing import place
 
-# ---- One machine from beginning to end: every measurement at once, each with a bound, then what they mean.
-# Knows neither what is measured nor what is thought of it.
+# ---- All measurements of this machine at once, each with a bound, then the judgement
 
 PATIENCE = 20.0
 """Seconds for a measurement. A file system over a network that is gone answers never."""
@@ -146,7 +145,7 @@ _NAMES = {
 _LATE = "A file system or a name server does not answer: look there first."
 
 
-# ---- Findings as a table of text, and as JSON. Writes nothing.
+# ---- Findings as text and as JSON
 
 _COLOURS = {Verdict.PASS: "\033[32m", Verdict.WARN: "\033[33m", Verdict.FAIL: "\033[1;31m"}
 _RESET = "\033[0m"
@@ -229,7 +228,7 @@ def findings_json(sections: Sequence[Section], extra: Mapping[str, Any]) -> str:
     return json.dumps({"version": 1, "ok": not exit_code(findings), "sections": rows, **extra}, indent=2)
 
 
-# ---- A visit of the doctor: from the words of a launch to sections of findings and an exit code.
+# ---- The command: from options to sections of findings and an exit code
 
 Say = Callable[[str], None]
 """A line for the person who waits."""

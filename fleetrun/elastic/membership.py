@@ -1,4 +1,4 @@
-"""One node's own in its job, over a store: on every change and deadline it looks at the mirror, asks
+"""One node's part in its job, over a store: on every change and deadline it looks at the mirror, asks
 `rendezvous.member.decide` what is due, and does what is not already under way.
 
 `Membership` takes the steps of this node and tells its `Events`; `StoreWriter` takes the steps at the store:
@@ -45,7 +45,7 @@ from fleetrun.elastic.store import ABSENT, Entry, Store
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- What a membership tells its node: the seam between a job's rounds and the processes of one machine.
+# ---- What a membership reports to its node
 
 
 class Events(Protocol):
@@ -80,8 +80,7 @@ class Events(Protocol):
     def store_up(self) -> None: ...
 
 
-# ---- How often somebody who waits is told so: on every change, every 10 s in the first minute, then once a
-# minute.
+# ---- Reminders while a node waits: on every change, every 10 s in the first minute, then once a minute
 
 OFTEN = 10.0
 SELDOM = 60.0
@@ -108,7 +107,7 @@ class Reminder:
         return self._next
 
 
-# ---- What was asked of the store and is not settled: so that the same is not asked again at every look.
+# ---- Writes that are not settled, so that none is repeated at every look
 
 ECHO = 1.0
 """How long after its answer a write may take to appear in the mirror."""
@@ -150,7 +149,7 @@ class PendingWrites:
         self._open.clear()
 
 
-# ---- The steps at the store: which key, which bytes, under which condition. Knows no rule.
+# ---- Steps at the store: which key, which bytes, under which condition
 
 
 class StoreWriter:
@@ -290,8 +289,7 @@ class StoreWriter:
             self._store.put(key, value, expect=expect, leased=leased, then=answered)
 
 
-# ---- One node's own in its job, over a store: looks at the mirror on every change and deadline, asks
-# `member.decide`, and does what is not already under way. Knows no rule, no transport and no process.
+# ---- The membership of one node
 
 PACE = 10e-6
 """Seconds between two looks for each key that is known: what many nodes do at once is seen at once."""

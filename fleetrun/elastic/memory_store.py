@@ -194,7 +194,7 @@ class MemoryStore:
             self._ledger.renew(self._session, self._loop.clock())
 
 
-# ---- Ends the leases of a ledger in time. Knows when its own loop was late: then nobody else was.
+# ---- Expiry of leases. When its own loop was late, no lease is counted as late
 
 _PART = 16
 

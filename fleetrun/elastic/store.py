@@ -338,7 +338,7 @@ def _as_expected(entry: Entry | None, expect: int | None) -> bool:
     return expect is None or expect == (ABSENT if entry is None else entry.revision)
 
 
-# ---- What a client of a store knows of the prefixes that it watches. Knows no store.
+# ---- The mirror of a client
 
 
 class Mirror:

@@ -11,7 +11,7 @@ from fleetrun.envs.contract import VISIBLE_VARIABLE
 from fleetrun.errors import UsageError
 from fleetrun.values import dataclass
 
-# ---- Accelerators of this host, counted without torch, and which of them a job gets. Knows no process.
+# ---- Accelerators of this host, counted without torch
 
 _DEVICE_FILES = {"gpu": "nvidia", "xpu": "xpu", "npu": "davinci"}
 """How their files in /dev begin, ahead of a number."""
@@ -95,7 +95,7 @@ def choose(wanted: tuple[str, ...], found: Devices, origin: str = "--devices") -
     return chosen
 
 
-# ---- How the devices of a machine are divided among its processes. Pure.
+# ---- Division among processes
 
 
 @dataclass(frozen=True, slots=True)

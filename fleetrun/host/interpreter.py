@@ -12,8 +12,7 @@ from pathlib import Path
 from fleetrun.envs.contract import TOKEN, without_contract
 from fleetrun.errors import UsageError
 
-# ---- How a process is started that fleetrun runs for itself beside a job (a writer of metrics, a reader of
-# stacks): its command and its environment. Starts nothing.
+# ---- Command and environment of a helper process
 
 _ROOT = Path(__file__).resolve().parents[2]
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -37,7 +36,7 @@ def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-# ---- Packages that not every installation has: asked for before they are needed.
+# ---- Optional packages
 
 
 def check_package(package: str, what: str, extra: str) -> None:

@@ -24,8 +24,7 @@ from fleetrun.pod.logs import log_path
 from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
 from fleetrun.values import replace
 
-# ---- From members to what would run: commands, environments and files. Pure but for the look at this
-# machine's Python.
+# ---- From members to what would run: commands, environments and files
 
 _RESTARTS = ("PADDLE_RESTART_COUNT",)
 _RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
@@ -152,7 +151,7 @@ def _pre_hook(
     )
 
 
-# ---- Whether the script can be started, found out before anything is. Looks at files; starts nothing.
+# ---- Checks of the script, before anything starts
 
 
 def check_python_script(script: str) -> None:
@@ -213,7 +212,7 @@ def _nearby(path: Path) -> str | None:
     return f"Did you mean {path.parent / near[0]}?" if near else None
 
 
-# ---- What has to be known and right before anything starts: the program, this machine's devices, its ports.
+# ---- Checks of this machine: program, devices, ports
 
 
 def check_program(settings: LaunchSettings) -> None:

@@ -57,8 +57,7 @@ if TYPE_CHECKING:
     from fleetrun.pod.hangs import HangWatch
 
 
-# ---- What the record says of a launch and of each of its pods: who launched what, where, and which processes
-# that made. Pure but for the look at who and where this is.
+# ---- Fields of the events `launch` and `ready` in the record
 
 VERSION = "0.1.0"
 """As in pyproject.toml; to ask the installed package for it takes longer than to launch."""
@@ -127,8 +126,7 @@ def _fields_of(spec: ContainerSpec) -> dict[str, Any]:
     }
 
 
-# ---- What surrounds the processes of a launch: the record of what happens, the socket at which others ask,
-# what trainers report. One for a launch, over all its pods. Decides nothing.
+# ---- The session: record, control socket, progress socket; one per launch, over all its pods
 
 
 class LaunchSession:
@@ -242,8 +240,7 @@ class LaunchSession:
         self.journal.listen(self._feed.event)
 
 
-# ---- Signals that are meant for the job rather than for the launcher: passing on, stopping and continuing.
-# Acts on a pod.
+# ---- Signals that are meant for the job: passing on, stopping, continuing
 
 
 def dispatch(
@@ -335,8 +332,7 @@ def _stop_unless(called_off: Callable[[], bool]) -> None:
         signal.signal(signal.SIGTSTP, before)
 
 
-# ---- Where a pod runs on this machine: its loop, signals and guard, its log files, and what the console
-# follows of them. Decides nothing.
+# ---- The runner: loop, signals and guard, log files, and what the console follows
 
 WIDE = 100  # columns of a report that goes to no terminal
 

@@ -16,8 +16,7 @@ from fleetrun.errors import PortError, UsageError
 from fleetrun.host.devices import Share, share
 from fleetrun.values import dataclass
 
-# ---- What one machine brings to a job: how many processes of each role, and the endpoint of each. Knows no
-# other machine. Shares follow Paddle's launchers.
+# ---- Offers: processes and endpoints of one machine. Shares follow Paddle's launchers
 
 PADDLES_GLOO_PORT = 6767
 
@@ -217,7 +216,7 @@ def _gloo_port(settings: LaunchSettings, host: Host, ports: _PortPlan) -> int:
         return ports.one()
 
 
-# ---- The evaluators of a machine: processes beside the training, which nobody connects to. Pure.
+# ---- Evaluators: processes without endpoint
 
 
 def evaluators(settings: LaunchSettings, host: Host, cluster: Cluster, node_rank: int) -> list[Member]:

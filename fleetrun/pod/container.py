@@ -59,18 +59,6 @@ def _read(path: Path) -> tuple[bytes, float]:
         return file.read(channels.LARGEST_ERROR_FILE), os.fstat(file.fileno()).st_mtime
 
 
-# ---- A container: one process of the job, over all its attempts. Knows its spec, log and process.
-#
-# The states of containers and pods, and the moves between them:
-#
-#                 +-----------------> FAILED <---------+
-#                 |                      ^             |
-# UNINIT --> READY --> RUNNING --> TERMINATING --> COMPLETED
-#              ^          |              |
-#              |          v              |
-#              +---- RESTARTING <--------+
-
-
 class Status(StrEnum):
     """The words are Paddle's; they appear in `Run Pod: ..., status ready`."""
 
@@ -247,7 +235,7 @@ class Container:
         self.status = move(self.status, status)
 
 
-# ---- A pod: the containers of one job on this node. Knows who is who; decides nothing.
+# ---- A pod
 
 
 class Pod:

@@ -16,7 +16,7 @@ from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.values import dataclass
 
-# ---- What became of a job: the failure that counts, and the exit code it makes. Pure.
+# ---- The result of a job: the failure that counts, and the exit code it makes
 
 TIMEOUT = 124
 LOST_GUARD = 125
@@ -181,7 +181,7 @@ class Events:
             listener(event)
 
 
-# ---- What a supervisor tells the other machines of its job: the seam between one pod and all of them.
+# ---- What a supervisor reports to the other machines of its job
 
 
 class Peers(Protocol):

@@ -27,7 +27,7 @@ from fleetrun.pod import linux
 from fleetrun.pod.process import Exit, end_descendants
 from fleetrun.values import dataclass
 
-# ---- Signals as numbers in a file descriptor: a handler only records, whoever reads them decides.
+# ---- Signals as numbers in a file descriptor: a handler only records, the loop decides
 
 # What the kernel sends because of the process's own doing, or that cannot be caught: these keep their default
 # action.
@@ -111,18 +111,7 @@ def _recorded(number: int, frame: object) -> None:
     """The wake-up descriptor has the number; the loop does the rest."""
 
 
-# ---- Two processes that watch each other, so that nothing outlives either.
-#
-# shell -> guard (sub-reaper) -> launcher (sub-reaper, own process group) -> containers (own sessions)
-#
-# The process that the person started becomes the guard and does nothing but wait; a fork of it, taken before
-# anything large is imported, is the launcher. Whatever signal the guard gets it hands on. When the launcher
-# is gone, for whatever reason, its orphans become children of the guard, which kills them all, those with a
-# session of their own too. When the guard is gone (SIGKILL), the launcher sees it by pidfd and does the same.
-# Neither needs root.
-#
-# The launcher has a process group of its own so that the terminal's Ctrl-C reaches it once, through the
-# guard, and not twice.
+# ---- Guard and launcher
 
 
 @dataclass(frozen=True, slots=True)

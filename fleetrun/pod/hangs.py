@@ -14,7 +14,7 @@ from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.events import HUNG
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- When a job hangs: from looks at its trainers to a verdict. Knows no clock, no file and no process.
+# ---- The decision: pure, from looks at the trainers
 
 LOOKS = 4
 """In so many looks, one after the other at equal distances, a hang is seen."""
@@ -42,9 +42,7 @@ class Silence:
         return self._quiet >= LOOKS
 
 
-# ---- Watches for a job that runs and does nothing: looks at the logs of its trainers now and then, hears of
-# their reports, and has the stacks of all processes taken before it says so. What follows the supervisor
-# decides.
+# ---- The watch: looks at logs, counts reports, has the stacks taken
 
 Stacks = tuple[str, ...]
 Take = Callable[[Sequence[Container], Callable[[Stacks], None]], Callable[[], None]]

@@ -15,9 +15,7 @@ import os
 import time
 from pathlib import Path
 
-# ---- The system calls that Python has no name for. Knows libc and numbers; decides nothing.
-#
-# Every call fails with OSError, as those of `os` do.
+# ---- System calls
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,11 +69,7 @@ def _fallocate(fd: int, mode: int, length: int) -> None:
     _checked(call(fd, mode, 0, length), "fallocate")
 
 
-# ---- A cgroup of version 2 around a launch, where this user may make one: the kernel then ends all of it at
-# one write.
-#
-# Sub-reaping (`guard`) needs no right and is the promise; this is the belt to it, atomic even against a
-# fork bomb. Without the right, or without a cgroup of version 2, every function here does nothing.
+# ---- A cgroup around a launch
 
 _CGROUP_PREFIX = "fleetrun-"
 

@@ -27,13 +27,7 @@ from fleetrun.files import ask_for_writes, open_plain
 from fleetrun.pod import linux
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- Log files: who may read them, what they are called, how an old run makes room, how a long one stays
-# bounded.
-#
-# Containers write straight into these files (their stdout and stderr), opened for append. Nobody stands in
-# the path: a log costs the launcher nothing, and is complete when the launcher is gone. That is also how
-# `trim` can bound a file that is being written to: the kernel takes whole blocks out of its head, and appends
-# go on at its end.
+# ---- Names, permissions, earlier runs, rotation
 
 LATEST = "latest"
 
@@ -210,11 +204,7 @@ class Trimmer:
         return 0
 
 
-# ---- Follows log files that others write: whole lines, as soon as they are there, however many there are.
-#
-# Woken by the kernel, or where it does not tell (an odd file system) by a timer. Rests for a moment between
-# two looks, so that a flood costs few wake-ups and not one per line. Reads only as long as the reader has
-# room: the file is the buffer.
+# ---- Following a log
 
 _PIECE = 256 * 1024
 _REST = 0.01  # seconds between two looks at a file in a flood

@@ -54,8 +54,6 @@ from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked,
 if TYPE_CHECKING:
     from fleetrun.pod.hangs import HangWatch
 
-# ---- Where a supervisor stands between the start of its pod and its end. A value.
-
 
 class Phase(Enum):
     WATCHING = auto()
@@ -64,7 +62,7 @@ class Phase(Enum):
     ENDING = auto()
 
 
-# ---- Starting: the pod's hook first, to its end, then containers. Decides nothing about failures.
+# ---- Starting: the hook of the pod first, to its end, then containers
 
 Watch = Callable[[Container, Callable[[Ended], None]], None]
 """Starts one container and tells when it has ended. Raises LaunchError when it cannot be started."""
@@ -125,8 +123,7 @@ class Deployer:
         self._started(containers)
 
 
-# ---- Evaluators of a pod that failed: each is started again on its own, as often as --max_restart says. What
-# becomes of them decides nothing about the job.
+# ---- Evaluators: each is restarted on its own, up to --max_restart, and never decides about the job
 
 
 class Evaluators:
@@ -171,7 +168,7 @@ class Evaluators:
             self._publish(Failure(ended=ended, decision=decision))
 
 
-# ---- The stop ladder: SIGTERM, a deadline, SIGKILL; workers first, then their servers. Acts on containers.
+# ---- The stop ladder: SIGTERM, a deadline, SIGKILL; workers first, then their servers
 
 
 class Ladder:
@@ -228,8 +225,7 @@ class Ladder:
             self._timer = None
 
 
-# ---- Processes that no container owns any more (daemons of a script): asked to go together with the
-# containers, ended with the pod.
+# ---- Processes that no container owns any more (daemons of a script)
 
 STRAYS_LEAVE = 0.5  # seconds from SIGTERM to SIGKILL
 
@@ -266,8 +262,7 @@ class Strays:
         return self._sweep(0.0)
 
 
-# ---- Stops a pod: lets its processes know why, asks its daemons to go, and walks the ladder. Decides
-# nothing.
+# ---- Stopping: the notice, the daemons, the ladder
 
 
 class Stopper:
@@ -327,22 +322,7 @@ class Stopper:
         self.asked_at = math.inf
 
 
-# ---- Watches a pod from start to end: exits, signals and deadlines in, decisions out. Wakes only for a
-# cause.
-#
-#                  all trainers 0                 servers gone
-# start --> WATCHING ------------> LEAVING -------------------> result 0
-#             |  ^                    | a moment later
-#     failure |  | restart            v
-#     or hang v  | (collective, hang: ladder --------------------> result 0
-#           policy  all; ps: what failed)
-#             | gives up
-# signal, ----+------------------> ENDING: ladder ------------> result: the first failure's code,
-# timeout                                                       128 + n, 124
-#
-# With peers (a job on several machines) the pod is one of many: it leaves when the trainers of all machines
-# have ended, and in collective mode a failure stops it, whatever the policy says; machines restart together.
-# Evaluators stand beside all that: `Evaluators` starts them again, and nothing waits for them.
+# ---- The supervisor
 
 SERVERS_LEAVE = 1.0  # for servers to leave by themselves (stop_worker) after the last trainer
 TRAINERS_FOLLOW = 1.0  # for trainers after a server that ended with 0: it may know that they are done

@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from fleetrun.progress.reports import Report, Track
 
 
-# ---- The launcher's end of progress: a datagram socket at which the processes of a pod report. Hands on what
-# comes, and notes it in the record from time to time. Leaves what a report is to `reports`.
-#
-# A container is one process that makes steps. A program that it starts (an evaluation in between) inherits
-# who it is, and may report too: while the first to tell of a step lives, others only show that there is life.
-
 _AT_ONCE = 64  # datagrams read before others have their turn
 _SENDER = struct.Struct("3i")  # pid, uid, gid
 _SENDER_SPACE = socket.CMSG_SPACE(_SENDER.size)

@@ -159,8 +159,7 @@ def _text(given: object, longest: int) -> str:
     return given
 
 
-# ---- What is known of one process's progress: its latest state, its pace, and when that is worth a line in
-# the record. Pure: time is an argument.
+# ---- The state of one process: latest report, pace, and when it is due in the record
 
 WINDOW = 10.0  # seconds that the pace is of
 _PAUSES = ((60.0, 1.0), (3600.0, 10.0), (math.inf, 60.0))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     pass
 
 
-# ---- A file that gets whole lines at its end, on a disk that may be full. Knows nothing of what they say.
+# ---- A file of whole lines on a disk that may be full
 
 
 class Appender:
@@ -85,8 +85,7 @@ def _opened(path: Path) -> int:
     return fd
 
 
-# ---- The record of a launch on one machine: everything that happened, one JSON object a line, appended to
-# `log/<job>.<pod>.events.jsonl`. Knows no job; reading it is `history.py`'s.
+# ---- The record
 
 Event = dict[str, Any]
 """`time` (seconds since the epoch), `event` (its name), and what belongs to it; see docs/events.md."""
@@ -145,12 +144,7 @@ def plain(value: Any) -> Any:
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-# ---- When the log files had which size: what their lines lack, a time. Written beside them, at most once a
-# second and only while they grow; `log_lines` reads it.
-#
-# # trainer.0 trainer.1 the names that the numbers below stand for rest 1 seconds between two looks while
-# there is something to see 1795332112.98 0:4096 1:310 at that moment these logs were so long 1795332150.02
-# 0-1048576 --log_rotate took so many bytes out of the head of this one
+# ---- Sizes of the log files over time
 
 MARKS_SUFFIX = ".marks"
 

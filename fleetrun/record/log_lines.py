@@ -17,8 +17,7 @@ from pathlib import Path
 from fleetrun.files import open_plain
 from fleetrun.record.journal import REST
 
-# ---- The lines of one log file, forwards and backwards, while it is written and when it is whole. Knows no
-# time and no job.
+# ---- Lines of one log file, forwards and backwards
 
 PIECE = 256 * 1024
 LONGEST = 1 << 20
@@ -166,8 +165,7 @@ class LogReader:
             self.trouble = error
 
 
-# ---- From the sizes that log files had to the times of their lines: exact to about a second. Pure but for
-# reading the marks; `journal` writes them.
+# ---- From sizes of log files to times of their lines, exact to about a second
 
 _DIGITS = 18  # of a size, at most
 _LONGEST_LINE = 1 << 20
@@ -300,7 +298,7 @@ def _positive(text: str) -> float | None:
     return value if 0 < value < 1e12 else None
 
 
-# ---- The lines of several logs in the order of time: what is there, and what comes. Prints nothing.
+# ---- Lines of several logs, merged by time
 
 AT_ONCE = 2 << 20
 """Bytes of news of a log: who reads slowly is told piece by piece."""

@@ -21,8 +21,7 @@ from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
 
-# ---- What an engine is to fleetrun that takes a job in: `Scheduler`. Knows no engine; each is a file beside
-# this one, imported when it is needed.
+# ---- The interface of an engine. Each is a file in this folder, imported when it is needed
 
 FLEETRUN = (sys.executable, "-m", "fleetrun")
 """This very fleetrun, for machines that share this one's files."""
@@ -178,7 +177,7 @@ def gpus(settings: LaunchSettings, options: Options) -> int:
     return len(settings.devices)
 
 
-# ---- Client programs of engines (sbatch, scontrol, kubectl): run to their end, or until a signal says stop.
+# ---- Client programs (sbatch, scontrol, kubectl): run to their end, or until a signal
 
 _NO_ENDING = PASSED_ON | JOB_CONTROL | {signal.SIGCHLD, signal.SIGIO}
 

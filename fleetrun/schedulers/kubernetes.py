@@ -18,7 +18,7 @@ from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import Options, Submission, gpus
 
-# ---- The pod of a Kubernetes job: one container that runs fleetrun, its environment, its probes. A value.
+# ---- The pod of a job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +331,7 @@ _KINDS: Mapping[str, Callable[[Submission, Options, str], list[Document]]] = {
 }
 
 
-# ---- Kubernetes: which pod of an indexed job this is, and a job's manifests, printed or given to kubectl.
+# ---- The engine: placement from the environment, and submission
 
 _TORCHRUN_PORT = 29500
 

@@ -73,8 +73,6 @@ def _numbers_of(ranges: str, item: str) -> Iterator[str]:
         yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
 
 
-# ---- Slurm: where srun put this process, and --scheduler slurm: a batch script for sbatch.
-
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # batch, extern and interactive steps: not started by srun for this job
 _STEPS_PER_JOB = 16  # ports of neighbouring jobs stay apart for so many steps
 

@@ -25,7 +25,7 @@ from fleetrun.pod.loop import Loop
 from fleetrun.schedulers.base import Console, Options, Submission, asked_to_end
 from fleetrun.schedulers.ssh_remote import BEGUN, ENDED, MARK
 
-# ---- One ssh client: a host's output by lines, signals to its fleetrun, and its end. Knows no other host.
+# ---- One host
 
 _LONGEST_LINE = 1 << 16
 _REMEMBERED = 8  # lines of what a host said before its fleetrun began
@@ -158,7 +158,7 @@ class Link:
             self._said.extend(kept)
 
     def _is_ours(self, line: bytes) -> bool:
-        """Whether the remote said it."""
+        """Whether the remote side reported it."""
         if not line.startswith(MARK):
             return False
         word = line.removeprefix(MARK).rstrip()
@@ -189,7 +189,7 @@ class Link:
         self._over(self, SshExit(self.begun, self._code, client, tuple(filter(None, said)), self._cut))
 
 
-# ---- From the end of an ssh connection to one sentence and an exit code. Pure.
+# ---- From the end of a connection to a message and an exit code
 
 _SSH_FAILED = 255
 _HINTS = {
@@ -244,7 +244,7 @@ def _relevant(said: tuple[str, ...]) -> str:
     return said[-1] if said else ""
 
 
-# ---- All hosts of a job that ssh started: when one fails the others end, and what the exit code is.
+# ---- All hosts: when one fails, the others end
 
 _BEATS = 4  # signs of life within the time after which a silent side is given up
 _MARGIN = 5.0  # seconds for what ends by itself to say so
@@ -372,7 +372,7 @@ class HostGroup:
         self._cut()
 
 
-# ---- ssh: the same command on every host of --ips, from one terminal, through the system's ssh.
+# ---- The engine
 
 _TOKEN = "FLEETRUN_TOKEN"
 _MOST_CHARACTERS = 8_000  # what goes into a pipe at once, however it is escaped

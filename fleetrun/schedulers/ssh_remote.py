@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if not words or first is None:
         return 2
     orders = json.loads(first)
-    # Held back until the remote passes them on: one in between would end this process, or miss the command.
+    # Held back until `_RemoteCommand` passes them on: one in between would end this process, or miss the command.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_BOTH)
     pid = _started(words, orders["env"], mask)
     remote = _RemoteCommand(pid, reader, float(orders["patience"]), float(orders["grace"]))
@@ -69,7 +69,9 @@ def _become(words: list[str], env: dict[str, str], mask: set[int], parent: int) 
         linux.die_with_parent(signal.SIGTERM)
         if os.getppid() != parent:
             os._exit(143)
-        os.setpgid(0, 0)  # what sshd or a terminal sends to the group goes by way of the remote
+        os.setpgid(
+            0, 0
+        )  # what sshd or a terminal sends to the group reaches the command through this process
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
         _undo_pythons_signals()

@@ -27,9 +27,8 @@ from fleetrun.stacks import processes
 from fleetrun.stacks.frames import Taken, Target, Thread, of_faulthandler, of_pyspy
 from fleetrun.stacks.processes import belongs, blocking, catches, state_of, waits_for
 
-# ---- Asking a process for its own stacks: by the signal at which fleetrun's runtime has `faulthandler` write
-# them on stderr, which is the log. For where py-spy is not installed or may not look. Never sends the signal
-# to a process that would die of it.
+# ---- Stacks by signal: the runtime has `faulthandler` write them on stderr. The signal is never sent to a
+# process that would die of it
 
 _PATIENCE = 5.0  # seconds for the stacks to stand in the log
 _SETTLED = 0.2  # seconds without another line: that was all
@@ -104,8 +103,7 @@ def _threads(log: Path, begin: int) -> tuple[Thread, ...]:
         return ()
 
 
-# ---- py-spy: finds it, runs it on one process within a bound, and says in words why it had no success.
-# Leaves processes as they were.
+# ---- Stacks by py-spy
 
 PYSPY_MISSING = "py-spy is not installed: pip install 'fleetrun[monitor]'"
 _WHY = {
@@ -190,8 +188,8 @@ def _continue_process(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-# ---- The Python stacks of all processes of a job on this machine, within a bound of time. Blocks: for a
-# command and for the process that a launcher starts for it, never in a launcher's loop.
+# ---- Stacks of all processes of a job on this machine, within a time limit. Blocks: never called in the
+# loop of a launcher
 
 _AT_ONCE = 8
 _EACH = 5.0  # seconds for one process

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-# ---- What a stack is, and how it is read out of what py-spy and faulthandler write. Pure.
+# ---- Stacks, as py-spy and faulthandler write them
 
 MOST_FRAMES = 200
 """Of one thread, from the innermost outwards: a recursion without end is shown as far as that."""
@@ -104,7 +104,7 @@ def _installed(file: str) -> bool:
     return "site-packages/" in file or "dist-packages/" in file or "/lib/python" in file or file[:1] == "<"
 
 
-# ---- Whose stacks are asked for, and what was found out about each process. Values.
+# ---- Results per process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ class Taken:
         return f"{self.target.title}, its {self.command}" if self.below else self.target.title
 
 
-# ---- Equal stacks together, the odd one first; ranks in few words. Pure.
+# ---- Grouping of equal stacks
 
 _STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "deaf in the kernel"}
 

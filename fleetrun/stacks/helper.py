@@ -18,8 +18,7 @@ from fleetrun.pod.loop import Loop
 from fleetrun.pod.process import Exit
 from fleetrun.stacks.frames import Target
 
-# ---- Has the stacks of containers taken by a process beside the job, from a launcher's loop: nothing here
-# waits for a process that hangs.
+# ---- Collecting stacks in a helper process
 
 WITHIN = 20.0
 """Seconds for all stacks together."""
@@ -129,7 +128,7 @@ class _Taking:
             companion.close()
 
 
-# ---- `--hang_timeout`: who watches, and who takes the stacks then.
+# ---- --hang_timeout
 
 
 def watch_for_hangs(

@@ -16,7 +16,7 @@ from typing import Any
 from fleetrun.stacks.frames import Group, Taken, Thread
 from fleetrun.stacks.processes import STATES
 
-# ---- Stacks as lines of text. Whatever names processes gave themselves, a terminal shows letters. Pure.
+# ---- Stacks as lines of text
 
 _FRAMES = 40
 _MOST_PIDS = 8
@@ -95,8 +95,7 @@ def as_json(taken: Taken) -> dict[str, Any]:
     }
 
 
-# ---- Stacks written into the logs of their containers, in one piece, below what stands there. A log that is
-# no file any more is left alone; a disk that is full too.
+# ---- Stacks written into the logs of their containers. A log that is not a regular file is left alone
 
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

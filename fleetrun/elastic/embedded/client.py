@@ -20,7 +20,7 @@ from fleetrun.elastic.store import Entry, Listener, Mirror
 from fleetrun.errors import LaunchError, StoreError, StoreLostError
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- What a client has asked of a store and not been told yet. Knows numbers and order; no socket.
+# ---- Requests that have no answer yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class PendingRequests:
         self._asked.clear()
 
 
-# ---- How long somebody has said nothing. Time is an argument.
+# ---- Silence of the store
 
 
 class Silence:
@@ -112,7 +112,7 @@ class Silence:
         return now - self._heard
 
 
-# ---- A client's own rhythm: when to say that it lives, how long the store has been silent. Knows the loop.
+# ---- The heartbeat
 
 
 class Heartbeat:
@@ -152,7 +152,7 @@ class Heartbeat:
         self._beat(self._silence.look(self._loop.clock()), self._speak)
 
 
-# ---- What a node tells its user when the embedded store will never answer it. Words only.
+# ---- Messages for a store that will never answer
 
 _HINT = "With --master etcd://... a job outlives any one node."
 
@@ -195,8 +195,7 @@ def store_denied(endpoint: str, *, secret: bool) -> StoreError:
     )
 
 
-# ---- A node's client of the embedded store. Knows its lease, its mirror and its questions; leaves the
-# connection to `link`.
+# ---- The store of a node
 
 _LINGER_MS = 500
 _GONE_S = 1.0

@@ -29,7 +29,7 @@ from fleetrun.elastic.embedded.sockets import (
 from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
 from fleetrun.pod.loop import WRITE, Loop, Timer
 
-# ---- Names to addresses without keeping a loop waiting: a resolver may take 30 s over a name. Knows sockets.
+# ---- Resolving names without blocking the loop: a resolver may take 30 s
 
 Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
 """A family and what `connect` takes."""
@@ -90,7 +90,7 @@ class Resolver:
         return tuple(dict.fromkeys((family, tuple(address)) for family, _, _, _, address in found)), ""
 
 
-# ---- Who is at an address, and why nobody: what libzmq does not tell. Knows plain sockets.
+# ---- What listens at an address, which libzmq does not tell
 
 GREETING = b"\xff"
 """What everybody who speaks zmq says first (rfc.zeromq.org/spec/23)."""

@@ -34,8 +34,7 @@ from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
 from fleetrun.errors import StoreError
 from fleetrun.pod.loop import Loop
 
-# ---- Who is connected to the embedded store: connections, by their address and descriptor, and the sessions
-# that they belong to. Knows no message.
+# ---- Connections and their sessions
 
 
 class Peer:
@@ -110,8 +109,7 @@ class Peers:
             self.forget(peer)
 
 
-# ---- The embedded store's side of the conversation: who is connected, under which lease, and what they ask
-# of the ledger. Knows messages and the ledger; leaves sockets to `server`.
+# ---- The protocol: messages in, ledger, messages out
 
 MAX_UNREAD_BYTES = 64 << 20
 """Of one peer: whoever leaves more unread is dropped, and has to begin anew."""
@@ -372,8 +370,7 @@ class Service:
             self._ledger.revoke(peer.session)
 
 
-# ---- The embedded store: a ledger behind a zmq socket, inside the loop of the launcher that hosts it. Knows
-# sockets; leaves the conversation to `service`.
+# ---- The socket in the loop of the launcher that hosts the store
 
 _ANY = "*"
 _NOTICE_EVERY_S = 10.0

@@ -19,11 +19,8 @@ from fleetrun.envs.contract import derive_key, token_flaw
 from fleetrun.errors import UsageError
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- From the job's secret to the CURVE keys of its store and its nodes. Knows the derivation; leaves
-# sockets to others.
-#
-# Everybody with the secret can derive all of them, so it alone decides who may take part: the store accepts
-# the nodes' one public key and no other, a node talks to the store's one public key and no other.
+# ---- CURVE keys from the secret of the job. Everything that has the secret can derive all of them: the
+# store accepts one public key of nodes, a node one public key of the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +195,7 @@ class Monitor:
         self._tell(*_EVENT.unpack(frames[0].bytes))
 
 
-# ---- Answers libzmq's question whether a node's public key is the job's (rfc.zeromq.org/spec/27), in our own
-# loop.
+# ---- ZAP: whether the public key of a node is that of the job (rfc.zeromq.org/spec/27)
 
 _ADDRESS = "inproc://zeromq.zap.01"
 _VERSION = b"1.0"

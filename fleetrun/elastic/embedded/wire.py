@@ -41,7 +41,7 @@ class OtherProtocolError(WireError):
         self.protocol = protocol
 
 
-# ---- what a client says. `n` is its number for a question; the answer has the same.
+# ---- messages of a client; `n` numbers a request, and the answer repeats it
 
 
 class Hello(NamedTuple):
@@ -101,7 +101,7 @@ class Bye(NamedTuple):
     """The lease ends."""
 
 
-# ---- what the store says
+# ---- messages of the store
 
 
 class Welcome(NamedTuple):
@@ -280,7 +280,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-# ---- Which fleetrun this is: nodes of one job must run the same.
+# ---- Version of the protocol: all nodes of a job must have the same
 
 
 @cache

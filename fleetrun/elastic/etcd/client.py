@@ -23,8 +23,7 @@ from urllib3.exceptions import NewConnectionError
 from fleetrun.elastic.etcd.wire import PASSWORD_VARIABLE, Body, EtcdAddress, in_one_reading
 from fleetrun.errors import LaunchError, UsageError
 
-# ---- What all threads of one store share of an etcd: address, certificate files, the token of a user; and
-# how a thread gets to a member. Asks nothing by itself.
+# ---- Shared by the threads of a store: address, certificates, token
 
 _API = "/v3/"  # 3.4 and later; earlier ones have /v3beta/ and /v3alpha/
 
@@ -93,7 +92,7 @@ def member_at(endpoint: str, secure: bool, session: requests.Session) -> Etcd3Cl
     )
 
 
-# ---- A pair of scissors: one thread reads from a connection, another ends that.
+# ---- Lets one thread interrupt another's read
 
 
 class Cut:
@@ -131,8 +130,7 @@ class Cut:
                 return  # it is gone already
 
 
-# ---- What can go wrong between a client and an etcd, and what it means. Pure: from an exception or the text
-# of an answer to one of the few cases that a client distinguishes.
+# ---- Errors of etcd, reduced to the few cases that a client distinguishes
 
 INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED = 3, 5, 6, 7
 FAILED_PRECONDITION, OUT_OF_RANGE, UNAUTHENTICATED = 9, 11, 16
@@ -252,8 +250,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         waiting += [other for other in inside if isinstance(other, BaseException)]
 
 
-# ---- Questions to an etcd cluster, one after the other: which member to ask, and when to ask the next.
-# Blocks: belongs to a thread. Knows no store and no loop.
+# ---- Requests to a cluster, one after the other: which member, and when the next. Blocks: belongs to a
+# thread
 
 _Answer = TypeVar("_Answer")
 

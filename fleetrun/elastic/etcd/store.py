@@ -21,7 +21,7 @@ from fleetrun.elastic.store import Entry, Listener, covers
 from fleetrun.errors import LaunchError, NotSupportedError
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- From threads to the loop: what is posted anywhere is called in the loop's thread, in the same order.
+# ---- From threads to the loop
 
 
 class Mailbox:
@@ -59,8 +59,8 @@ class Mailbox:
             self._emptied()
 
 
-# ---- What a client of etcd knows of the keys that it watches, from three sources: whole readings, the
-# changes after them, and the answers to its own writes, which may come before the watch tells. Pure.
+# ---- The mirror, from three sources: whole readings, the changes after them, and the answers to own
+# writes, which may come before the watch reports them
 
 
 class EtcdMirror:

@@ -25,7 +25,7 @@ from fleetrun.elastic.etcd.wire import Body
 from fleetrun.elastic.store import Entry
 from fleetrun.errors import LaunchError
 
-# ---- How long to wait before the next try: short at first, then longer. Knows no clock.
+# ---- Pauses between tries
 
 SHORTEST, LONGEST = 0.05, 1.0
 
@@ -44,8 +44,7 @@ class Pauses:
         self._next = SHORTEST
 
 
-# ---- The thread that asks an etcd: a lease, which it keeps alive, and writes and readings one after the
-# other, in the order in which they were asked for.
+# ---- The thread for the lease, writes and readings, one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ class Keys:
         return b64decode(key).decode().removeprefix(self.root)
 
 
-# ---- questions
+# ---- requests
 
 
 def put(keys: Keys, key: str, value: bytes, expect: int | None, lease: str | None) -> Body:

@@ -1,1 +1,1 @@
-"""Who takes own, in which order: pure decisions over what the store says."""
+"""Who takes part, in which order: pure decisions over what the store says."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fleetrun.elastic.rendezvous.records import Cause, Census, Node, Report, Round, Verdict
 from fleetrun.errors import LaunchError
 
-# ---- What a job wants of its nodes: how many, how patient, what to do about a loss. Knows no node.
+# ---- The policy of a job: how many nodes, which timeouts, what follows a loss
 
 REFORM_QUIET = 2.0
 """How long a job that has run waits for more nodes, once there are enough; a loss seldom comes alone."""
@@ -63,15 +63,14 @@ class Waiting:
     left: float = 0.0
 
 
-# ---- What can be decided: steps at the store, and steps of this node. Values only; `membership.py` and
-# `membership.py` take them.
+# ---- Decisions: steps at the store and steps of this node; `membership.py` takes them
 
 # ---- at the store, by any node
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Say that this node wants to take own."""
+    """Say that this node wants to take part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class Clean:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Take own in a generation that forms, as member `rank`."""
+    """Take part in a generation that forms, as member `rank`."""
 
     round: Round
     rank: int

@@ -30,7 +30,7 @@ from fleetrun.elastic.rendezvous.view import Came, View
 from fleetrun.elastic.store import ABSENT, forgiven
 from fleetrun.pod.policy import HOPELESS
 
-# ---- Who of the nodes that are there may take own, and what to tell the others. Pure; the leader asks.
+# ---- Which of the present nodes may take part, and what the others are told
 
 USAGE = 2
 REFUSED = 125
@@ -143,7 +143,7 @@ def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdic
     )
 
 
-# ---- From the nodes that are there to the members of a generation, in rank order. Pure.
+# ---- From the present nodes to the members of a generation, in rank order
 
 
 def choose(
@@ -216,10 +216,8 @@ def _address(host: str) -> tuple[int, int, str]:
     return (address.version, int(address), "")
 
 
-# ---- Why a generation stopped, and what comes after it. Pure; the leader asks.
-#
-# Everybody stops at once for the first cause that reached the round. What is told in the end is the oldest of
-# all: each node reports its own, with their age, so clocks need not agree.
+# ---- Why a generation stopped, and what follows. Every node stops for the first cause that reached the
+# round. The final cause is the oldest: each node reports its own with their age, so clocks need not agree
 
 LOST_CODE = 125
 SOONEST = 0.3
@@ -358,8 +356,7 @@ def _may_try_again(round_: Round, cause: Cause, policy: Policy) -> bool:
     return cause.code not in HOPELESS and round_.restarts < policy.max_restart
 
 
-# ---- What the leader of a round does next. Pure: a view and the time in, acts and the time of the next look
-# out. Who leads, and what every other node does, is `member.py`'s.
+# ---- The next step of the leader
 
 TIMEOUT_CODE = 124
 ROOM = 0.005

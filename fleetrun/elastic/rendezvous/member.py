@@ -60,7 +60,7 @@ from fleetrun.elastic.rendezvous.view import MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT
 from fleetrun.errors import LaunchError, RendezvousError, UsageError
 
-# ---- Patience: where nobody answers, a node ends by itself. Pure.
+# ---- A node ends by itself when nothing answers
 
 REFUSED = 125
 SLACK = 10.0
@@ -146,8 +146,7 @@ def _at(when: float, now: float, decision: Decision, *acts: Stop | End | Fail) -
         decision.look_at(when)
 
 
-# ---- What every node does next, the leader too: register, claim the lead, take own, stop, end. Pure: a
-# view, the node's own part and the time in, acts and the time of the next look out.
+# ---- The next step of every node, the leader too: register, claim the lead, take part, stop, end
 
 TAKING_PART = (State.FORMING, State.RUNNING, State.STOPPING)
 """Where a node may find itself among the members; in the last two it was away while they began."""
@@ -186,7 +185,7 @@ def _foreign(view: View) -> str:
     return f"another version of fleetrun, or another program, uses this job id: {view.foreign}"
 
 
-# ---- to be there
+# ---- register
 
 
 def _stand(view: View, own: MemberState, policy: Policy, now: float, decision: Decision) -> None:
@@ -328,7 +327,7 @@ def _end(view: View, own: MemberState, last: Round, decision: Decision) -> None:
     if view.up and view.registered:
         decision.do(Unregister())
     if last.code == 0 and own.phase in (Phase.IDLE, Phase.READY):
-        decision.do(Fail(LaunchError("the job completed before this node could take own in it")))
+        decision.do(Fail(LaunchError("the job completed before this node could take part in it")))
     elif last.code == 0 and not own.is_in(last):
         if own.phase is Phase.RUNNING:
             decision.do(Stop(cut_off(own), False))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from fleetrun.plan.topology import Offer
 
-# ---- What stands in the store: the records, and their JSON in both directions. Knows no key and no rule.
+# ---- Records in the store, and their JSON
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node that wants to take own. `rank` is the one it asks for, -1 for any; `host` its address, `name`
+    """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` its address, `name`
     what its machine calls itself.
 
     `options` are those that have to be equal everywhere, as they would be typed.
@@ -140,7 +140,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """To a node that cannot take own: its exit code, and what and why for the person there."""
+    """To a node that cannot take part: its exit code, and what and why for the person there."""
 
     code: int
     message: str
@@ -274,10 +274,10 @@ def _census(fields: Mapping[str, Any]) -> Census:
     return Census(present=int(fields["present"]), missing=tuple(map(str, fields.get("missing", ()))))
 
 
-# ---- What the keys of a job are called. Knows what none of them holds.
+# ---- Names of keys
 
 NODES_PREFIX = "nodes/"
-"""One leased entry for each node that wants to take own. Only the leader watches it."""
+"""One leased entry for each node that wants to take part. Only the leader watches it."""
 
 STATE_PREFIX = "state/"
 LEADER_KEY = "state/leader"

@@ -23,13 +23,12 @@ from fleetrun.elastic.rendezvous.records import (
 )
 from fleetrun.elastic.store import ABSENT, Entry
 
-# ---- What one node knows of its job: the records of its mirror, each parsed once, and since when it has
-# known them. Decides nothing and writes nothing; time is an argument, on the node's own clock.
+# ---- The records of the mirror, each parsed once, and since when they are known, by the clock of this node
 
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """A node that wants to take own. `created` orders by arrival, over all nodes; `since` is when it was
+    """A node that wants to take part. `created` orders by arrival, over all nodes; `since` is when it was
     first seen here. Nodes with equal `fits` agree in version and options.
     """
 
@@ -259,8 +258,7 @@ def _further(one: Done | None, other: Done) -> bool:
     return one is not None and _COURSE.index(one) > _COURSE.index(other)
 
 
-# ---- What one node does in its job: which generation it is in and how far. State that only this node knows;
-# what it does next is decided by `member.py`.
+# ---- The state of this node: its generation and phase
 
 
 class Phase(Enum):
