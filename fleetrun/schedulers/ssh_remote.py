@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if not words or first is None:
         return 2
     orders = json.loads(first)
-    # Held back until `_RemoteCommand` passes them on: one in between would end this process, or miss the command.
+    # Held back until `_RemoteCommand` passes them on: one in between would end this process, or be lost.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_BOTH)
     pid = _started(words, orders["env"], mask)
     remote = _RemoteCommand(pid, reader, float(orders["patience"]), float(orders["grace"]))
