@@ -24,9 +24,8 @@ from fleetrun.doctor.node_records import BadNodeRecordError, Link, NodeRecord
 from fleetrun.doctor.requirements import Plan
 from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, open_meeting
 from fleetrun.elastic.store import ABSENT, Entry, Store
-from fleetrun.envs.contract import TOKEN
+from fleetrun.envs.contract import TOKEN, split_endpoint
 from fleetrun.envs.settings.options import Resolved
-from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fleetrun.doctor.facts import Finding, Wanted, failed, passed, warned
-from fleetrun.envs.contract import TOKEN, Role
+from fleetrun.envs.contract import TOKEN, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
-from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
 from fleetrun.launch.prepare import check_program, host_of, offer_of, take_token

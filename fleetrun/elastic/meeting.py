@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fleetrun.elastic.store import Store
-from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
+from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.errors import LaunchError, PortError, ReservedPortError, UsageError
 from fleetrun.host.network import Ports, is_this_host
 from fleetrun.pod.loop import Loop
 
 if TYPE_CHECKING:
-    from fleetrun.elastic.embedded.sockets import StoreKeys
+    from fleetrun.envs.curve import CurveKeys
 
 PREFERRED_PORT = 6768
 _OTHER_PORT = "Give another port in --master."
@@ -139,7 +139,7 @@ def _hosted(wish: MeetingOptions, endpoint: str, loop: Loop) -> Meeting:
     return Meeting(store=store, endpoint=endpoint, hosted=True, close=close)
 
 
-def _keys(wish: MeetingOptions) -> StoreKeys | None:
+def _keys(wish: MeetingOptions) -> CurveKeys | None:
     from fleetrun.elastic.embedded.sockets import store_keys  # late: zmq
 
     return store_keys(wish.token)

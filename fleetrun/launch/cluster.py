@@ -22,9 +22,8 @@ from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, ope
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
 from fleetrun.elastic.rendezvous.records import Cause, Node, Why
-from fleetrun.envs.contract import TOKEN
+from fleetrun.envs.contract import TOKEN, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
-from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.host.network import LOOPBACK, Ports
 from fleetrun.launch.prepare import check_followed, host_of, offer_of, pod_name, print_plan, spec_of

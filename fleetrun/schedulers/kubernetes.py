@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleetrun.envs.contract import join_endpoint
 from fleetrun.envs.settings.command_line import EngineValue
-from fleetrun.envs.settings.parsing import join_endpoint
 from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base

@@ -14,9 +14,9 @@ import zmq
 
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.connection import Link
-from fleetrun.elastic.embedded.sockets import Context, StoreKeys
 from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.elastic.store import Entry, Listener, Mirror
+from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -220,7 +220,7 @@ class ZmqStore:
         job_id: str,
         node_id: str,
         lease: float,
-        keys: StoreKeys | None = None,
+        keys: CurveKeys | None = None,
         version: str | None = None,
         context: Context | None = None,
     ) -> None:

@@ -19,18 +19,17 @@ import zmq
 
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.sockets import (
-    Context,
     CurveAuthenticator,
     Frames,
     Monitor,
-    StoreKeys,
     Watched,
     store_socket,
 )
 from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.elastic.memory_store import Expiry
 from fleetrun.elastic.store import Ledger, Session, forgiven
-from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
+from fleetrun.envs.contract import join_endpoint, split_endpoint
+from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import StoreError
 from fleetrun.pod.loop import Loop
 
@@ -403,7 +402,7 @@ class StoreServer:
         *,
         job_id: str,
         lease: float,
-        keys: StoreKeys | None = None,
+        keys: CurveKeys | None = None,
         version: str | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
