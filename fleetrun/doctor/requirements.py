@@ -79,7 +79,7 @@ def make_plan(
         plan.findings.append(
             warned(
                 "secret",
-                "there is none: everybody who reaches the meeting point can take part in the job or end it",
+                "not set: anyone who can reach the rendezvous store can join or end the job",
                 f"Give every machine the same --token_file, or {TOKEN}.",
             )
         )
@@ -93,7 +93,7 @@ def _script(settings: LaunchSettings) -> Finding:
 
 
 def _only_here(site: Site) -> bool:
-    """Whether only processes of this machine can come to the meeting point."""
+    """Whether only processes of this machine can come to the rendezvous store."""
     return (site.master or "").startswith(("127.", "localhost:", "[::1]:"))
 
 

@@ -297,7 +297,7 @@ def _jobset(job: Submission, options: Options, name: str) -> list[Document]:
 
 
 def _trainjob(job: Submission, options: Options, name: str) -> list[Document]:
-    """Rank, number and meeting point come from the runtime, in the variables of torchrun (PET_*)."""
+    """The runtime sets rank, number of nodes and rendezvous address in torchrun's variables (PET_*)."""
     pod = _pod(job, options, name, "")
     container = pod.container()
     trainer = {

@@ -332,9 +332,9 @@ def test_a_client_that_was_dropped_begins_anew(loop: Loop, stack: ExitStack) -> 
 @pytest.mark.parametrize(
     ("theirs", "mine", "words"),
     [
-        ("", SECRET, "has one, and the meeting point has another or none"),
-        (SECRET, "", "has none, and the meeting point has one"),
-        (SECRET, "another secret of the same kind", "has one, and the meeting point has another or none"),
+        ("", SECRET, "has one, and the rendezvous store has another or none"),
+        (SECRET, "", "has none, and the rendezvous store has one"),
+        (SECRET, "another secret of the same kind", "has one, and the rendezvous store has another or none"),
     ],
     ids=["superfluous", "missing", "wrong"],
 )

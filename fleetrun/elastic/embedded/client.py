@@ -159,38 +159,38 @@ _HINT = "With --master etcd://... a job outlives any one node."
 
 def store_gone(endpoint: str) -> StoreLostError:
     return StoreLostError(
-        f"the meeting point {endpoint} is gone, and the launcher that served it: connection refused",
+        f"the rendezvous store {endpoint} is gone, and the launcher that served it: connection refused",
         hint=_HINT,
     )
 
 
 def store_silent(endpoint: str, lease: float) -> StoreLostError:
     return StoreLostError(
-        f"the meeting point {endpoint} has not answered for {lease:g} s: its machine or the network is gone",
+        f"the rendezvous store {endpoint} has not answered for {lease:g} s: its machine or network is down",
         hint=_HINT,
     )
 
 
 def store_replaced(endpoint: str) -> StoreLostError:
     return StoreLostError(
-        f"the meeting point {endpoint} is another one: the launcher that served it was started again",
+        f"the rendezvous store {endpoint} is another one: the launcher that served it was started again",
         hint=_HINT,
     )
 
 
 def store_refused(endpoint: str, why: str) -> StoreError:
-    return StoreError(f"the meeting point {endpoint} refuses this node: {why}")
+    return StoreError(f"the rendezvous store {endpoint} refuses this node: {why}")
 
 
 def store_denied(endpoint: str, *, secret: bool) -> StoreError:
     """`secret`: whether this node has one."""
     theirs = (
-        "has one, and the meeting point has another or none"
+        "has one, and the rendezvous store has another or none"
         if secret
-        else "has none, and the meeting point has one"
+        else "has none, and the rendezvous store has one"
     )
     return StoreError(
-        f"the meeting point {endpoint} does not take this node: their secrets differ (this node {theirs})",
+        f"the rendezvous store {endpoint} does not take this node: their secrets differ (this node {theirs})",
         hint="Give every node the same FLEETRUN_TOKEN or --token_file, or none of them any.",
     )
 

@@ -27,7 +27,7 @@ from fleetrun.elastic.embedded.sockets import (
 )
 from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.elastic.memory_store import Expiry
-from fleetrun.elastic.store import Ledger, Session, forgiven
+from fleetrun.elastic.store import Ledger, Session, reconnect_grace
 from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import StoreError
@@ -146,7 +146,7 @@ class Service:
         self._job = job_id
         self._version = version
         self._lease = lease
-        self._grace = forgiven(lease)
+        self._grace = reconnect_grace(lease)
         self._peers = Peers(ledger)
         self._to_tell: dict[Session, None] = {}
         self._flushing = False
@@ -496,7 +496,7 @@ class StoreServer:
         if now - self._noticed_at >= _NOTICE_EVERY_S:
             self._noticed_at = now
             self._notice(
-                f"the meeting point {self.endpoint} turned away {self._refused} connections so far: "
+                f"the rendezvous store {self.endpoint} turned away {self._refused} connections so far: "
                 "of no fleetrun, or without this job's token"
             )
 
