@@ -22,7 +22,7 @@ from _wire import Wire
 
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
-from fleetrun.elastic.rendezvous.records import Cause, Node, Round, Why
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.elastic.store import Store
 from fleetrun.errors import LaunchError
 from fleetrun.plan.topology import Offer
@@ -107,8 +107,8 @@ class Crowd:
         self.tell("failed")
         agent = self._agents[0]
         cause = Cause(
-            why=Why.FAILED, node=agent.node.title, rank=0, headline="trainer 0 exited with code 7", code=7,
-            lines=("a line of its log",) * 20,
+            why=CauseKind.FAILED, node=agent.node.title, rank=0, code=7,
+            headline="trainer 0 exited with code 7", lines=("a line of its log",) * 20,
         )  # fmt: skip
         agent.membership.failed(cause, False, 0.0)
 

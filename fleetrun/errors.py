@@ -1,4 +1,15 @@
-"""The errors of the launcher: what happened, what to do about it, and the exit code. Imports nothing."""
+"""The errors of the launcher: what happened, what to do about it, and the exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def similar(word: str, words: Iterable[str], most: int = 1, cutoff: float = 0.7) -> list[str]:
+    """The `words` that are spelled almost like `word`, best first: suggestions for a hint."""
+    from difflib import get_close_matches  # late: needed for mistakes only
+
+    return get_close_matches(word, list(words), most, cutoff)
 
 
 class LaunchError(Exception):

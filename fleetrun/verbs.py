@@ -67,9 +67,9 @@ def command(verb: str) -> Any:
 
 def nearest(word: str) -> str | None:
     """A command with a similar name, as a suggestion."""
-    from difflib import get_close_matches
+    from fleetrun.errors import similar
 
-    return next(iter(get_close_matches(word, VERBS, 1, 0.7)), None)
+    return next(iter(similar(word, VERBS)), None)
 
 
 def launching(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Sequence[str], Mapping[str, str]]:

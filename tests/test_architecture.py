@@ -206,6 +206,7 @@ def test_the_contract_is_the_only_bridge_between_the_packages():
         ("trainers.roles.environment", "fleetrun.envs.contract"),
         ("trainers.roles.environment", "fleetrun.envs.mpi"),  # the same question, asked of mpirun's variables
         ("trainers.ps.transport", "fleetrun.envs.contract"),
+        ("trainers.ps.transport", "fleetrun.envs.curve"),  # the same CURVE sockets as the embedded store's
         *((f"trainers.{module}", "fleetrun.envs.channels") for module in CHANNEL_USERS),
     }
 

@@ -22,7 +22,7 @@ import click
 from fleetrun.console.text import printable
 from fleetrun.control.client import Running, running_launches
 from fleetrun.envs.settings import parsing
-from fleetrun.errors import LaunchError, UsageError
+from fleetrun.errors import LaunchError, UsageError, similar
 from fleetrun.record.history import History, Known, UnreadableError, names, read, records
 
 # ---- Jobs. A word names one by its job name, its pod, or the beginning of either; without a word the only
@@ -200,9 +200,7 @@ def _none(word: str | None, there: Sequence[Running]) -> NoJobError:
 
 
 def _did_you_mean(word: str | None, jobs: Sequence[EndedJob | Running]) -> str | None:
-    from difflib import get_close_matches
-
-    found = get_close_matches(word, sorted({each.job for each in jobs}), 1, 0.7) if word else []
+    found = similar(word, sorted({each.job for each in jobs})) if word else []
     return f"Did you mean {printable(found[0])}?" if found else None
 
 

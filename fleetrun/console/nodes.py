@@ -43,11 +43,11 @@ class NodeReporter:
 
     def store_down(self, why: str) -> None:
         self._store_down = True
-        self._console.warning(f"the meeting point cannot be reached: {why}; still trying")
+        self._console.warning(f"the rendezvous store cannot be reached: {why}; still trying")
 
     def store_up(self) -> None:
         if self._store_down:
-            self._console.info(f"{'reconnected to' if self._reached else 'reached'} the meeting point")
+            self._console.info(f"{'reconnected to' if self._reached else 'reached'} the rendezvous store")
         self._store_down = False
 
     def ending(self, why: str) -> None:

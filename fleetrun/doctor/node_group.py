@@ -22,11 +22,10 @@ from fleetrun.doctor.facts import Finding, Machine, failed, plural
 from fleetrun.doctor.links import ALLOWED, Surveyor, open_door, turns
 from fleetrun.doctor.node_records import BadNodeRecordError, Link, NodeRecord
 from fleetrun.doctor.requirements import Plan
-from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, open_meeting
+from fleetrun.elastic.meeting import Meeting, MeetingOptions, StartCheck, check_meeting, open_meeting
 from fleetrun.elastic.store import ABSENT, Entry, Store
-from fleetrun.envs.contract import TOKEN
+from fleetrun.envs.contract import TOKEN, split_endpoint
 from fleetrun.envs.settings.options import Resolved
-from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
@@ -138,20 +137,22 @@ class Gathering:
         self.reached = False
         self.group = NodeGroup()
 
-    def join(self, patience: float, timeout: float, doubts: Sequence[tuple[float, Doubt]] = ()) -> None:
+    def join(
+        self, patience: float, timeout: float, start_checks: Sequence[tuple[float, StartCheck]] = ()
+    ) -> None:
         """`patience`: how long those beyond the fewest are waited for; `timeout`: how long the fewest are."""
         self._between = patience
         self._loop.add(self._surveyor.news, self._measured)
         self._limit = self._loop.after(timeout, partial(self._missing, timeout))
-        for seconds, doubt in doubts:
-            self._loop.after(seconds, partial(self._doubt, doubt))
+        for seconds, check in start_checks:
+            self._loop.after(seconds, partial(self._check_start, check))
         for prefix in (NODES, SET, TRIED, RESULTS, SEEN):
             self._store.watch(prefix)
         self._post(NODES + self._card.id, cards.pack(self._card))
         self._store.open(self)
 
-    def _doubt(self, doubt: Doubt) -> None:
-        error = None if self.reached else doubt()
+    def _check_start(self, check: StartCheck) -> None:
+        error = None if self.reached else check()
         if error is not None:
             self.lost(error)
 
@@ -276,9 +277,6 @@ class Gathering:
             self._end()
 
 
-Doubt = Callable[[], LaunchError | None]
-
-
 # ---- The part of a visit that needs the other machines: where they meet, what this one says of itself, what
 # came of it. Makes everything and decides nothing.
 
@@ -311,7 +309,7 @@ def compare(
         meeting = open_meeting(_meeting_options(resolved, site, card, environ), loop, ports)
     except LaunchError as error:
         surveyor.close()
-        return NodeGroup(), [failed("meeting point", error.message, error.hint or "")]
+        return NodeGroup(), [failed("rendezvous", error.message, error.hint or "")]
     try:
         group = _meet(resolved, plan, card, meeting, loop, surveyor, say)
     finally:
@@ -348,11 +346,11 @@ def _meet(
     def down(why: str) -> None:
         if why not in told:
             told.add(why)
-            say(f"waiting for the meeting point: {printable(why)}")
+            say(f"waiting for the rendezvous store: {printable(why)}")
 
     gathering = Gathering(meeting.store, loop, card, surveyor, site.nnodes, say=here, told=down)
     gathering.when_over = loop.stop
-    gathering.join(settings.elastic_timeout, settings.rdzv_timeout, meeting.doubts)
+    gathering.join(settings.elastic_timeout, settings.rdzv_timeout, meeting.start_checks)
     loop.run()
     return gathering.group
 
@@ -440,7 +438,7 @@ def _judged(group: NodeGroup, card: NodeRecord, site: Site) -> Iterator[Finding]
             here, missing = ", ".join(each.title for each in group.waiting[:8]), _missing(site, group.waiting)
             found += f": {here}" if here else ""
             found += f"; {missing} did not" if missing else ""
-        yield failed("meeting point", found, group.hint or _START.format(plural(site.nnodes[0], "machine")))
+        yield failed("rendezvous", found, group.hint or _START.format(plural(site.nnodes[0], "machine")))
 
 
 _START = "Run fleetrun doctor on all {}, with the same --master."

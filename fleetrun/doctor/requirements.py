@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fleetrun.doctor.facts import Finding, Wanted, failed, passed, warned
-from fleetrun.envs.contract import TOKEN, Role
+from fleetrun.envs.contract import TOKEN, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
-from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
 from fleetrun.launch.prepare import check_program, host_of, offer_of, take_token
@@ -80,7 +79,7 @@ def make_plan(
         plan.findings.append(
             warned(
                 "secret",
-                "there is none: everybody who reaches the meeting point can take part in the job or end it",
+                "not set: anyone who can reach the rendezvous store can join or end the job",
                 f"Give every machine the same --token_file, or {TOKEN}.",
             )
         )
@@ -94,7 +93,7 @@ def _script(settings: LaunchSettings) -> Finding:
 
 
 def _only_here(site: Site) -> bool:
-    """Whether only processes of this machine can come to the meeting point."""
+    """Whether only processes of this machine can come to the rendezvous store."""
     return (site.master or "").startswith(("127.", "localhost:", "[::1]:"))
 
 

@@ -1,9 +1,9 @@
-"""A node's life in a job on several machines: meet, run a pod, stop it, meet again, end. Knows neither the
-store nor what is shown: it stands between a membership and a supervisor.
+"""One node of a job on several machines: it connects the membership, which decides when a generation starts
+and stops, with the supervisor, which runs this node's processes.
 
     joining --start--> running --stop--> stopping --(stopped)--> waiting --start--> running ...
        |                  |                                         |
-       +---- ended or failed: the membership's word is final -------+--> Outcome
+       +---- ended or failed: the membership's decision is final ---+--> Outcome
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Waiting
-from fleetrun.elastic.rendezvous.records import Cause, Node, Round, Why
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import LOST_GUARD, TIMEOUT, Hang, JobResult, Peers, code_of
@@ -25,22 +25,22 @@ from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import signal_name
 from fleetrun.pod.supervisor import Supervisor
 
-LAST_WORDS = 3.0
-"""For how many seconds a node that knows the end waits for the others to know it."""
+LEAVE_TIMEOUT = 3.0
+"""Seconds that a node waits at the end of the job for the others to see it."""
 
 _NOTICES = {
-    Why.FAILED: "failure",
-    Why.JOINED: "membership",
-    Why.LEFT: "membership",
-    Why.LOST: "lost",
+    CauseKind.FAILED: "failure",
+    CauseKind.JOINED: "membership",
+    CauseKind.LEFT: "membership",
+    CauseKind.LOST: "lost",
 }
-"""What processes are told of a stop."""
+"""The kind of notice that processes get before they are stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """Where this node stands in one generation. `attempt` counts the generations that it ran before,
-    `restarts` the failures of the job so far.
+    """This node's place in one generation. `attempt` counts the generations that it ran before, `restarts`
+    the failures of the job so far.
     """
 
     generation: int
@@ -53,7 +53,7 @@ class Assignment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How the job ended for this node: an exit code, and why. `error` is set when the node could not take
-    part or go on, `result` is that of its last pod, `rank` its last rank (-1: it had none).
+    part or continue, `result` is that of its last pod, `rank` its last rank (-1: it had none).
     """
 
     code: int
@@ -64,10 +64,10 @@ class Outcome:
 
 
 class Pods(Protocol):
-    """What the agent has done for it on this machine."""
+    """Makes the pods of this machine."""
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
-        """For the pod of this generation; raises LaunchError when it cannot be made ready."""
+        """The supervisor of this generation's pod. Raises LaunchError when the pod cannot be made."""
         ...
 
     def describe(self, ended: Ended) -> tuple[str, tuple[str, ...]]:
@@ -76,7 +76,7 @@ class Pods(Protocol):
 
 
 class AgentEvents(Protocol):
-    """Who tells people. Calls must return at once."""
+    """What the user is told. Calls must return at once."""
 
     def waiting(self, note: Waiting) -> None: ...
     def met(self, place: Assignment) -> None: ...
@@ -87,7 +87,7 @@ class AgentEvents(Protocol):
 
 
 class Agent:
-    """One node. `enter` makes the membership, with this as whom it tells."""
+    """One node. `enter` makes the membership, with this agent as its `Events`."""
 
     def __init__(
         self,
@@ -98,19 +98,19 @@ class Agent:
         events: AgentEvents,
         *,
         timeout: float | None = None,
-        doubts: Sequence[tuple[float, Callable[[], LaunchError | None]]] = (),
+        start_checks: Sequence[tuple[float, Callable[[], LaunchError | None]]] = (),
         serves: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`doubts`: after so many seconds without having reached the meeting point, is there a reason to give
-        up? `serves`: this node serves the meeting point; the job ends when it leaves.
+        """`start_checks`: after so many seconds without having reached the rendezvous store, an error if it
+        will never be reached. `serves`: this node hosts the store; the job ends when it leaves.
         """
         self._loop = loop
         self._node = node
         self._pods = pods
         self._events = events
         self._timeout = timeout
-        self._doubts = doubts
+        self._start_checks = start_checks
         self._serves = serves
         self._wall = wall
         self._next: Assignment | None = None
@@ -128,8 +128,8 @@ class Agent:
         """Take part until the job is over for this node."""
         if self._timeout is not None:
             self._loop.after(self._timeout, self._timed_out)
-        for seconds, doubt in self._doubts:
-            self._loop.after(seconds, partial(self._doubt, doubt))
+        for seconds, check in self._start_checks:
+            self._loop.after(seconds, partial(self._check_start, check))
         self._membership.join()
         while self._outcome is None:
             self._loop.run()
@@ -139,16 +139,16 @@ class Agent:
         self._depart()
         return self._outcome
 
-    def _doubt(self, doubt: Callable[[], LaunchError | None]) -> None:
-        error = None if self._membership.reached else doubt()
+    def _check_start(self, check: Callable[[], LaunchError | None]) -> None:
+        error = None if self._membership.reached else check()
         if error is not None:
             self._membership.close()
             self.failed(error)
 
     def _depart(self) -> None:
-        """The membership leaves the store by itself, the leader last; but nobody waits for ever."""
+        """The membership leaves the store by itself, the leader last. Waits a limited time for that."""
         if not self._membership.closed:
-            limit = self._loop.after(LAST_WORDS, self._loop.stop)
+            limit = self._loop.after(LEAVE_TIMEOUT, self._loop.stop)
             self._membership.when_closed = self._loop.stop
             self._loop.run()
             limit.cancel()
@@ -164,19 +164,19 @@ class Agent:
             self._result = self._supervisor.run()
         except LaunchError as error:
             headline = error.message + (f" ({error.hint})" if error.hint else "")
-            self._membership.failed(self._cause(Why.FAILED, headline, error.exit_code), False, 0.0)
+            self._membership.failed(self._cause(CauseKind.FAILED, headline, error.exit_code), False, 0.0)
         finally:
             self._supervisor = None
         self._membership.stopped()
 
     def _cause(
-        self, why: Why, headline: str, code: int, lines: tuple[str, ...] = (), age: float = 0.0
+        self, why: CauseKind, headline: str, code: int, lines: tuple[str, ...] = (), age: float = 0.0
     ) -> Cause:
         title, rank = self._node.title, self._place.rank if self._place is not None else -1
         return Cause(why=why, node=title, rank=rank, headline=headline, code=code, lines=lines, age=age)
 
     def _finish(self, code: int, cause: Cause | None = None, error: LaunchError | None = None) -> None:
-        """The first word is the last. The loop is left when no pod runs in it any more."""
+        """Only the first outcome counts. The loop is left once no pod runs in it."""
         if self._outcome is None:
             rank = self._place.rank if self._place is not None else -1
             code = code if self._own_code is None else self._own_code
@@ -184,13 +184,13 @@ class Agent:
         if self._supervisor is None:
             self._loop.stop()
 
-    # ---- what the membership tells (membership.Events)
+    # ---- called by the membership (membership.Events)
 
     def waiting(self, note: Waiting) -> None:
         self._events.waiting(note)
 
     def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
-        if self._expired is not None:  # while the generation before it stopped for something else
+        if self._expired is not None:  # while the previous generation stopped for another cause
             self._membership.failed(self._expired, False, 0.0)
             return
         self._next = Assignment(
@@ -222,7 +222,7 @@ class Agent:
         self._finish(code, cause)
 
     def failed(self, error: LaunchError) -> None:
-        """This node cannot take part, or not go on."""
+        """This node cannot take part, or cannot continue."""
         if self._supervisor is not None:
             if not self._stopping:
                 self._events.ending(f"{error.message}; stopping the processes of this node")
@@ -235,13 +235,13 @@ class Agent:
     def store_up(self) -> None:
         self._events.store_up()
 
-    # ---- what the supervisor tells (pod.peers.Peers)
+    # ---- called by the supervisor (pod.events.Peers)
 
     def pod_failed(self, ended: Ended, decision: Restart | GiveUp) -> None:
         self._post(self._of(ended), decision)
 
     def pod_hung(self, hang: Hang) -> None:
-        self._post(self._cause(Why.FAILED, hang.headline, TIMEOUT, hang.stacks), hang.decision)
+        self._post(self._cause(CauseKind.FAILED, hang.headline, TIMEOUT, hang.stacks), hang.decision)
 
     def _post(self, cause: Cause, decision: Restart | GiveUp) -> None:
         after = decision.after if isinstance(decision, Restart) else 0.0
@@ -256,19 +256,19 @@ class Agent:
     def _of(self, ended: Ended) -> Cause:
         headline, lines = self._pods.describe(ended)
         age = max(0.0, self._wall() - ended.failed_at)
-        return self._cause(Why.FAILED, headline, code_of(ended), lines, age)
+        return self._cause(CauseKind.FAILED, headline, code_of(ended), lines, age)
 
-    # ---- what comes from this machine
+    # ---- signals, a killed guard, the timeout
 
     def interrupt(self, number: int) -> None:
-        """A signal that means: end. This node leaves the job; what that means for it the others decide."""
+        """A signal to end. This node leaves the job; the others decide whether the job continues."""
         first = self._own_code is None
         code = self._own_code = self._own_code or 128 + number
         if first:
-            cause = self._cause(Why.LEFT, f"got {signal_name(number)}", code)
+            cause = self._cause(CauseKind.LEFT, f"got {signal_name(number)}", code)
             self._membership.leave(cause, last=self._serves)
         if self._supervisor is not None:
-            # One Ctrl-C may come to all nodes: word of it from another is not the first of two.
+            # One Ctrl-C may reach all nodes: a stop because of another node's is not the first of two.
             if first and self._stopping:
                 self._events.ending(f"got {signal_name(number)}; this node's processes are stopping already")
             else:
@@ -278,9 +278,9 @@ class Agent:
             self._finish(code)
 
     def guard_lost(self) -> None:
-        """Nobody would clean up after this process any more. The others hear at once that this node goes."""
+        """Without the guard nothing would clean up after this process, so this node leaves at once."""
         self._own_code = LOST_GUARD
-        cause = self._cause(Why.LOST, "the guard process was killed", LOST_GUARD)
+        cause = self._cause(CauseKind.LOST, "the guard process was killed", LOST_GUARD)
         self._membership.leave(cause, last=self._serves)
         if self._supervisor is not None:
             self._supervisor.guard_lost()
@@ -288,7 +288,7 @@ class Agent:
 
     def _timed_out(self) -> None:
         headline = f"the job took longer than --timeout {self._timeout:g} s"
-        cause = self._cause(Why.TIMEOUT, headline, TIMEOUT)
+        cause = self._cause(CauseKind.TIMEOUT, headline, TIMEOUT)
         if self._supervisor is not None:
             self._stopping, self._expired = True, cause
             self._events.ending(f"{headline}; stopping it")

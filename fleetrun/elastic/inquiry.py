@@ -1,11 +1,11 @@
-"""Questions of one node to the others of its job, through the store in which they meet: on demand, and
-nothing is left of them. Knows the keys; what is asked for and answered are values that others make and read.
+"""Questions of one node to the others of its job, through the rendezvous store. Between questions the store
+has no keys of them.
 
-    state/asks/QUESTION     what one node wants to know      all nodes watch `state/` anyway
-    answers/QUESTION/ID     what another says                only who asked watches this folder
+    state/asks/QUESTION     what one node asks       all nodes watch `state/` anyway
+    answers/QUESTION/ID     another node's answer    only the asking node watches this folder
 
-QUESTION is the id of who asks and a number. Both keys are leased, so that who vanishes leaves none; who asked
-takes all of them away when it has heard everybody, or its patience is over.
+QUESTION is the id of the asking node and a number. All keys are leased, so a node that disappears leaves
+none; the asking node deletes them when all have answered or the time is over.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from fleetrun.elastic.store import Entry, Store
 from fleetrun.pod.loop import Loop, Timer
 
 WITHIN = 2.0
-"""Seconds in which a node answers; who asks waits no longer."""
+"""Seconds that the asking node waits for answers."""
 
 LARGEST, SMALLEST = 32 << 10, 2 << 10
-"""Bytes of an answer: as many as there is room for, between these."""
+"""Limits of the size of one answer, in bytes."""
 
 ALL_OF_THEM = 16 << 20
-"""Bytes of all answers to one question: of very many nodes each has to be shorter."""
+"""Limit of all answers to one question, in bytes: the more nodes, the shorter each answer."""
 
 _LONGEST_NAME = 64
-"""Of a question that is one."""
+"""Characters of a valid question's name."""
 
 Found = Mapping[int, bytes | None]
-"""By the ranks of those who were asked; None: no answer."""
+"""Answers by rank of the nodes that were asked; None where there was none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for. `only`: the id of the one node that is asked, empty for all. `brief`: in a few
-    words. `most`: bytes that an answer may have.
+    """A request for status. `only`: the id of the one node that is asked, empty for all. `brief`: a short
+    answer. `most`: bytes that an answer may have.
     """
 
     only: str = ""
@@ -59,7 +59,7 @@ class _Question:
 
 
 class Inquiry:
-    """Of one node. `tell` makes its answer: brief or not, in at most so many bytes."""
+    """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes."""
 
     def __init__(self, store: Store, loop: Loop, me: str, tell: Callable[[bool, int], bytes]) -> None:
         self.within = WITHIN
@@ -70,26 +70,26 @@ class Inquiry:
         self._membership: Membership | None = None
         self._questions: dict[str, _Question] = {}
         self._number = 0
-        self._heard: dict[str, tuple[int, float]] = {}
-        """Questions of others that stand there: revision, and when they were answered."""
+        self._answered_questions: dict[str, tuple[int, float]] = {}
+        """Questions of other nodes that are in the store: their revision, and when they were answered."""
 
     def enter(self, membership: Membership) -> Membership:
-        """From now on others are answered: the store is used while this node takes part. Returns it."""
+        """Begin to answer other nodes, as long as this membership lasts. Returns it."""
         self._membership = membership
         membership.when_looked = self._look
         return membership
 
     @property
     def _members(self) -> list[str]:
-        """Their ids, in the order of their ranks; nobody when this node does not take part (any more)."""
+        """Ids of the members in rank order; empty when this node does not take part."""
         membership = self._membership
         return [] if membership is None or membership.closed else [each.id for each in membership.members]
 
     # ---- asking
 
     def ask(self, rank: int | None, brief: bool, then: Callable[[Found], None]) -> None:
-        """`then` hears what the others say (or the one of this rank), within WITHIN seconds. Without a store
-        it hears nothing at once: questions would wait for it, and all be asked when it is back.
+        """`then` gets the answers of the other nodes (or of the one with this rank) within WITHIN seconds.
+        While the store is unreachable it gets none, at once: requests to a store wait until it is back.
         """
         members = self._members
         chosen = members if rank is None else members[rank : rank + 1]
@@ -118,19 +118,19 @@ class Inquiry:
         question.limit.cancel()
         if self._membership is not None and not self._membership.closed:
             self._store.delete(records.ask_key(name))
-            self._store.unwatch(records.answers_prefix(name))  # before they go: nobody need be told of each
+            self._store.unwatch(records.answers_prefix(name))  # first: the deletions need not be sent here
             self._store.delete_prefix(records.answers_prefix(name))
         ranks = {id_: rank for rank, id_ in enumerate(self._members)}
         found = {ranks[id_]: question.found.get(id_) for id_ in question.asked if id_ in ranks}
         for then in question.then:
             then(found)
 
-    # ---- what stands in the store
+    # ---- entries of the store
 
     def _look(self, others: Mapping[str, Entry]) -> None:
-        if not others and not self._heard:
+        if not others and not self._answered_questions:
             return
-        for name in [name for name in self._heard if records.ask_key(name) not in others]:
+        for name in [name for name in self._answered_questions if records.ask_key(name) not in others]:
             self._forget(name)
         for key, entry in others.items():
             if key.startswith(records.ASKS_PREFIX):
@@ -148,12 +148,12 @@ class Inquiry:
             question.found[id_] = entry.value
 
     def _answer(self, name: str, entry: Entry) -> None:
-        before = self._heard.get(name)
+        before = self._answered_questions.get(name)
         if name in self._questions or (before is not None and before[0] == entry.revision):
             return
         if len(name) > _LONGEST_NAME:
-            return  # no key is as long as that of an answer would be
-        self._heard[name] = entry.revision, self._loop.clock()
+            return  # the key of an answer would be too long
+        self._answered_questions[name] = entry.revision, self._loop.clock()
         wish = _unpack(entry.value)
         if wish is not None and wish.only in ("", self._me) and not name.startswith(f"{self._me}."):
             self._store.put(
@@ -161,8 +161,10 @@ class Inquiry:
             )
 
     def _forget(self, name: str) -> None:
-        """Who asked takes the answers away; but if it stood longer than anybody waits, that one has gone."""
-        _, since = self._heard.pop(name)
+        """The asking node deletes the answers, unless it is gone: the question was there longer than a node
+        waits.
+        """
+        _, since = self._answered_questions.pop(name)
         if self._loop.clock() - since > 2 * WITHIN:
             self._store.delete(records.answers_prefix(name) + self._me)
 
@@ -173,7 +175,7 @@ def _pack(wish: Wish) -> bytes:
 
 
 def _unpack(data: bytes) -> Wish | None:
-    """None: nothing that this fleetrun understands."""
+    """None for a question that this version cannot read."""
     try:
         said = json.loads(data)
         return Wish(str(said["only"]), said["brief"] is True, max(0, min(LARGEST, int(said["most"]))))

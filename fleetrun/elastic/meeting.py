@@ -1,4 +1,6 @@
-"""Where the nodes meet: which store, and who serves it. Knows no rule of the meeting."""
+"""Opens the rendezvous store of a job: an etcd, the embedded store of another node, or one that this node
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +9,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fleetrun.elastic.store import Store
-from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
+from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.errors import LaunchError, PortError, ReservedPortError, UsageError
 from fleetrun.host.network import Ports, is_this_host
 from fleetrun.pod.loop import Loop
 
 if TYPE_CHECKING:
-    from fleetrun.elastic.embedded.sockets import StoreKeys
+    from fleetrun.envs.curve import CurveKeys
 
 PREFERRED_PORT = 6768
 _OTHER_PORT = "Give another port in --master."
-DOUBTED = 10.0
-"""After how many seconds a port that is held, and a name that nobody knows, are taken for mistakes. Who holds
-the port may be slow to start, and so may this node: neither is one.
+START_CHECK_AFTER = 10.0
+"""Seconds after which a port that another process holds, and a name without an address, are errors: until
+then the job's host may only be slow to start.
 """
-LAST_WORDS = 3.0
-"""For how many seconds the node that serves the store waits for the others to have read how the job ended."""
+CLOSE_TIMEOUT = 3.0
+"""Seconds that the host of the store waits for the other nodes to read how the job ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingOptions:
-    """What a node says of the meeting: `master` is host:port, etcd://... or None (this machine says where);
-    `address` is this machine's, `lease` in seconds. `late_names`: names may become known later than their
-    machines are asked for.
+    """Which store: `master` is host:port, etcd://... or None (this node chooses a port and hosts the store).
+
+    `address` is this machine's, `lease` is in seconds. `late_names`: the name in `master` may get its address
+    only after this node has started.
     """
 
     master: str | None
@@ -41,25 +44,25 @@ class MeetingOptions:
     late_names: bool = False
 
 
-Doubt = Callable[[], LaunchError | None]
-"""Asked while the meeting point was never reached: whether there is a reason to wait no longer."""
+StartCheck = Callable[[], LaunchError | None]
+"""While the rendezvous store was never reached: an error if it will never be reached, else None."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Meeting:
-    """`endpoint` is where others come to. `hosted`: this process serves it. `doubts`: seconds from the start,
-    and what to ask then.
+    """An open rendezvous store. `endpoint` is its address for the other nodes. `hosted`: this process hosts
+    it. `start_checks`: checks, and the seconds from the start after which each is made.
     """
 
     store: Store
     endpoint: str
     hosted: bool = False
     close: Callable[[], None] = field(default=lambda: None)
-    doubts: tuple[tuple[float, Doubt], ...] = ()
+    start_checks: tuple[tuple[float, StartCheck], ...] = ()
 
 
 def check_meeting(master: str | None) -> None:
-    """Raises UsageError for an address with parameters that nobody knows, or files that are not there."""
+    """Raises UsageError for an etcd address with unknown parameters or missing files."""
     if master is not None and master.startswith("etcd://"):
         from fleetrun.elastic.etcd.wire import parse_address
 
@@ -67,7 +70,7 @@ def check_meeting(master: str | None) -> None:
 
 
 def open_meeting(wish: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
-    """Raises LaunchError for an address at which nobody can meet."""
+    """Raises LaunchError for an address that cannot be used."""
     if wish.master is not None and wish.master.startswith("etcd://"):
         from fleetrun.elastic.etcd.store import EtcdStore  # late: a dependency of its own
 
@@ -86,13 +89,14 @@ def open_meeting(wish: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
     def held() -> LaunchError | None:
         if not holder:
             return None
-        return PortError(f"{holder}, which serves no meeting point there", hint=_OTHER_PORT)
+        return PortError(f"{holder}, which does not serve a rendezvous store", hint=_OTHER_PORT)
 
     def nameless() -> LaunchError | None:
         why = store.nameless
         return UsageError(f"--master {endpoint}: {why}") if why and not wish.late_names else None
 
-    return Meeting(store=store, endpoint=endpoint, doubts=((DOUBTED, held), (DOUBTED, nameless)))
+    checks = ((START_CHECK_AFTER, held), (START_CHECK_AFTER, nameless))
+    return Meeting(store=store, endpoint=endpoint, start_checks=checks)
 
 
 def _free_port(ports: Ports) -> int:
@@ -103,8 +107,8 @@ def _free_port(ports: Ports) -> int:
 
 
 def _host_or_holder(endpoint: str, ports: Ports) -> str | None:
-    """None: this process is the first fleetrun that takes the port on the machine that owns the address, and
-    serves it. Else who took it before, as far as that can be seen from here.
+    """None: this process is the first fleetrun to take the port, on the machine that has the address, so it
+    hosts the store. Else the process that holds the port; empty when that cannot be seen from here.
     """
     host, port = split_endpoint(endpoint)
     if not is_this_host(host):
@@ -127,9 +131,9 @@ def _hosted(wish: MeetingOptions, endpoint: str, loop: Loop) -> Meeting:
     server = StoreServer(ledger, loop, endpoint, job_id=wish.job_id, lease=wish.lease, keys=_keys(wish))
 
     def close() -> None:
-        """Wait for the others to be gone, but not long."""
+        """Waits a limited time for the other nodes to leave."""
         if server.connected:
-            limit = loop.after(LAST_WORDS, loop.stop)
+            limit = loop.after(CLOSE_TIMEOUT, loop.stop)
             server.when_idle(loop.stop)
             loop.run()
             limit.cancel()
@@ -139,7 +143,7 @@ def _hosted(wish: MeetingOptions, endpoint: str, loop: Loop) -> Meeting:
     return Meeting(store=store, endpoint=endpoint, hosted=True, close=close)
 
 
-def _keys(wish: MeetingOptions) -> StoreKeys | None:
+def _keys(wish: MeetingOptions) -> CurveKeys | None:
     from fleetrun.elastic.embedded.sockets import store_keys  # late: zmq
 
     return store_keys(wish.token)

@@ -1,8 +1,8 @@
-"""One node's part in its job, over a store: on every change and deadline it looks at the mirror, asks
-`rendezvous.member.decide` what is due, and does what is not already under way.
+"""One node's membership in a job: on every change of the store's mirror, and at every deadline, it asks
+`rendezvous.member.decide` what is due, and carries out the acts that are not already under way.
 
-`Membership` takes the steps of this node and tells its `Events`; `StoreWriter` takes the steps at the store:
-which key, which bytes, under which condition. No rule of the rendezvous is in this file.
+`Membership` carries out those of this node and calls its `Events`; `StoreWriter` those at the store: which
+key, which bytes, under which condition. No rule of the rendezvous is in this file.
 """
 
 from __future__ import annotations
@@ -14,45 +14,51 @@ from typing import Any, Protocol
 
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.actions import (
+    Accept,
     Act,
-    Check,
-    Claim,
-    Clean,
+    CheckNode,
+    ClaimLead,
     Close,
-    Count,
-    Drop,
+    DeleteJob,
+    DropNode,
     End,
     Fail,
     Finish,
-    Form,
-    Learn,
-    Move,
+    Leave,
     Policy,
-    Ready,
+    Propose,
+    ReadTopology,
     Refuse,
     Register,
-    Rest,
     Start,
     Stop,
-    Tell,
     Unregister,
     Waiting,
+    WriteCensus,
+    WriteReport,
+    WriteRound,
 )  # fmt: skip
-from fleetrun.elastic.rendezvous.member import decide, gone, left_for_good
-from fleetrun.elastic.rendezvous.records import BadRecordError, Cause, Done, Node, Report, Round, State
+from fleetrun.elastic.rendezvous.member import decide, left_for_good, store_lost
+from fleetrun.elastic.rendezvous.records import (
+    BadRecordError,
+    Cause,
+    MemberStatus,
+    Node,
+    Report,
+    Round,
+    State,
+)
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT, Entry, Store
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- What a membership reports to its node
-
 
 class Events(Protocol):
-    """Calls come from the loop and must return at once."""
+    """What a membership tells the node's agent. Calls come from the loop and must return at once."""
 
     def waiting(self, note: Waiting) -> None:
-        """The nodes have not all met: on every change, then now and then."""
+        """Nodes are missing: called on every change, then at intervals."""
         ...
 
     def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
@@ -64,15 +70,15 @@ class Events(Protocol):
         ...
 
     def finish(self) -> None:
-        """The trainers of all nodes have completed: servers may leave; then call `stopped`."""
+        """The trainers of all nodes have completed: let servers exit, then call `stopped`."""
         ...
 
     def ended(self, code: int, cause: Cause | None) -> None:
-        """The job is over. The last call. Without a cause it has completed."""
+        """The job is over; without a cause it has completed. No call follows."""
         ...
 
     def failed(self, error: LaunchError) -> None:
-        """This node cannot take part or go on. The last call."""
+        """This node cannot take part, or cannot continue. No call follows."""
         ...
 
     def store_down(self, why: str) -> None: ...
@@ -80,20 +86,23 @@ class Events(Protocol):
     def store_up(self) -> None: ...
 
 
-# ---- Reminders while a node waits: on every change, every 10 s in the first minute, then once a minute
-
-OFTEN = 10.0
-SELDOM = 60.0
+REMIND_EVERY = 10.0
+"""Seconds between reminders in the first minute of waiting."""
+REMIND_LATER_EVERY = 60.0
 
 
 class Reminder:
+    """When a user who waits for nodes is told: on every change, every 10 s in the first minute, then once a
+    minute.
+    """
+
     def __init__(self) -> None:
         self._told: tuple[int, tuple[str, ...]] | None = None
         self._since = 0.0
         self._next = 0.0
 
     def note(self, waiting: Waiting | None, now: float, tell: Callable[[Waiting], None]) -> float:
-        """Tell it when it is due; the time at which to ask again."""
+        """Call `tell` if it is due. Returns the time of the next reminder."""
         if waiting is None:
             self._told = None
             return math.inf
@@ -102,17 +111,15 @@ class Reminder:
             self._since = now
         if what != self._told or now >= self._next:
             self._told = what
-            self._next = now + (OFTEN if now - self._since < SELDOM else SELDOM)
+            self._next = now + (REMIND_EVERY if now - self._since < 60.0 else REMIND_LATER_EVERY)
             tell(waiting)
         return self._next
 
 
-# ---- Writes that are not settled, so that none is repeated at every look
-
-ECHO = 1.0
-"""How long after its answer a write may take to appear in the mirror."""
-AGAIN = 0.2
-"""When to try again what was refused, if nothing has changed in between."""
+VISIBLE_WITHIN = 1.0
+"""Seconds that a write may take, after its answer, to appear in the mirror."""
+RETRY_AFTER = 0.2
+"""Seconds until a refused write is tried again, if nothing changes in between."""
 
 
 @dataclass(slots=True)
@@ -122,12 +129,14 @@ class _PendingWrite:
 
 
 class PendingWrites:
+    """Requests to the store whose effect is not in the mirror yet: the same one is not sent at every look."""
+
     def __init__(self) -> None:
         self._open: dict[str, _PendingWrite] = {}
 
     def begin(self, key: str, revision: int) -> bool:
-        """Whether it may be asked now: not while the same is under way, nor before the mirror shows it.
-        `revision` is what the mirror has of the key.
+        """Whether to send a request for this key now: not while one is under way, nor before the mirror shows
+        its effect. `revision` is that of the key in the mirror.
         """
         write = self._open.get(key)
         if write is not None and write.revision == revision:
@@ -137,10 +146,12 @@ class PendingWrites:
 
     def answered(self, key: str, done: bool, now: float) -> None:
         if key in self._open:
-            self._open[key].until = now + (ECHO if done else AGAIN)
+            self._open[key].until = now + (VISIBLE_WITHIN if done else RETRY_AFTER)
 
     def forget_late(self, now: float) -> float:
-        """Drop what was answered without an effect; the time at which the next one is due."""
+        """Drop requests whose effect did not appear in time. Returns the time at which the next one is
+        due.
+        """
         for key in [key for key, write in self._open.items() if write.until <= now]:
             del self._open[key]
         return min((write.until for write in self._open.values()), default=math.inf)
@@ -149,11 +160,8 @@ class PendingWrites:
         self._open.clear()
 
 
-# ---- Steps at the store: which key, which bytes, under which condition
-
-
 class StoreWriter:
-    """`look` is called when something was answered."""
+    """Carries out acts at the store. `look` is called when a request was answered."""
 
     def __init__(
         self, store: Store, loop: Loop, view: View, own: MemberState, look: Callable[[], None]
@@ -165,13 +173,13 @@ class StoreWriter:
         self._own = own
         self._look = look
         self._steps: dict[type[Act], Callable[[Any], None]] = {
-            Register: self._register, Unregister: self._unregister, Claim: self._claim, Learn: self._learn,
-            Tell: self._tell, Move: self._move, Form: self._form, Refuse: self._refuse, Drop: self._drop,
-            Check: self._check, Count: self._count,
+            Register: self._register, Unregister: self._unregister, ClaimLead: self._claim, ReadTopology:
+            self._learn, WriteReport: self._tell, WriteRound: self._move, Propose: self._form, Refuse:
+            self._refuse, DropNode: self._drop, CheckNode: self._check, WriteCensus: self._count,
         }  # fmt: skip
 
     def take(self, act: Act) -> None:
-        """Unless the same is under way."""
+        """Carry an act out, unless the same is under way."""
         self._steps[type(act)](act)
 
     def _register(self, act: Register) -> None:
@@ -183,14 +191,14 @@ class StoreWriter:
         if self._begin(key):
             self._store.delete(key, then=lambda done: self._answered(key, done))
 
-    def _claim(self, act: Claim) -> None:
+    def _claim(self, act: ClaimLead) -> None:
         me = self._own.node.id.encode()
         self._put(records.LEADER_KEY, me, expect=act.expect, leased=True, then=self._renewed("leader"))
 
     def _renewed(self, name: str) -> Callable[[bool], None]:
         return lambda done: self._own.renew.discard(name) if done else None
 
-    def _learn(self, act: Learn) -> None:
+    def _learn(self, act: ReadTopology) -> None:
         key = records.topology_key(act.name)
 
         def read(entry: Entry | None) -> None:
@@ -205,14 +213,16 @@ class StoreWriter:
         if self._begin(key):
             self._store.read(key, read)
 
-    def _tell(self, act: Tell) -> None:
-        """Who writes a report does not watch it: what was told is remembered until the store was away."""
+    def _tell(self, act: WriteReport) -> None:
+        """Members do not watch their own reports, so the last one is remembered until the connection is
+        lost.
+        """
         report = act.report
         self._own.told = act.generation, report.done, len(report.causes)
         self._store.put(records.report_key(act.generation, self._own.node.id), records.pack(report))
 
-    def _move(self, act: Move) -> None:
-        """Of an earlier generation than the last nobody wants to know anything any more."""
+    def _move(self, act: WriteRound) -> None:
+        """A new round also deletes reports and topologies of generations before the last."""
 
         def moved(done: bool) -> None:
             if done and act.round.state is State.OPEN:
@@ -221,7 +231,7 @@ class StoreWriter:
 
         self._put(records.ROUND_KEY, records.pack(act.round), expect=act.expect, then=moved)
 
-    def _form(self, act: Form) -> None:
+    def _form(self, act: Propose) -> None:
         if not self._begin(records.ROUND_KEY):
             return
         name, members = act.round.topology, act.members
@@ -243,12 +253,12 @@ class StoreWriter:
     def _refuse(self, act: Refuse) -> None:
         self._put(records.verdict_key(act.id), records.pack(act.verdict))
 
-    def _drop(self, act: Drop) -> None:
+    def _drop(self, act: DropNode) -> None:
         key = records.node_key(act.id)
         if self._begin(key):
             self._store.delete(key, expect=act.revision, then=lambda done: self._answered(key, done))
 
-    def _check(self, act: Check) -> None:
+    def _check(self, act: CheckNode) -> None:
         key = records.node_key(act.id)
 
         def read(entry: Entry | None) -> None:
@@ -259,10 +269,10 @@ class StoreWriter:
         if self._begin(key):
             self._store.read(key, read)
 
-    def _count(self, act: Count) -> None:
+    def _count(self, act: WriteCensus) -> None:
         self._put(records.CENSUS_KEY, records.pack(act.census))
 
-    # ---- asking
+    # ---- requests
 
     def _begin(self, key: str) -> bool:
         entry = self._store.mirror.get(key)
@@ -289,16 +299,17 @@ class StoreWriter:
             self._store.put(key, value, expect=expect, leased=leased, then=answered)
 
 
-# ---- The membership of one node
-
-PACE = 10e-6
-"""Seconds between two looks for each key that is known: what many nodes do at once is seen at once."""
-FEW = 100
+LOOK_PAUSE_PER_KEY = 10e-6
+"""Seconds between two looks, for each key in the mirror: what many nodes write at once is handled in one
+look.
+"""
+FEW_KEYS = 100
+"""With at most so many keys, every change is looked at."""
 
 
 class Membership:
-    """A store's Listener. After `ended` or `failed` of its events it leaves the store by itself, the leader
-    last; `closed` tells when, and `when_closed` is called then.
+    """A store's Listener. After `ended` or `failed` of its events it closes the store by itself, on the
+    leader last; then `closed` is true and `when_closed` is called.
     """
 
     def __init__(self, store: Store, loop: Loop, node: Node, policy: Policy, events: Events) -> None:
@@ -321,11 +332,11 @@ class Membership:
         self.closed = False
         self.when_closed: Callable[[], None] = lambda: None
         self.when_looked: Callable[[Mapping[str, Entry]], None] = lambda others: None
-        """Is told of the entries that are no records of rounds."""
+        """Called at every look with the entries that are not records of the rendezvous."""
         self._do: dict[type[Act], Callable[[Any], None]] = {
-            Ready: self._ready, Start: self._start, Stop: self._stop, Rest: self._rest,
+            Accept: self._ready, Start: self._start, Stop: self._stop, Leave: self._rest,
             Finish: self._finish, End: self._end, Fail: self._fail,
-            Clean: self._clean, Close: lambda act: self.close(),
+            DeleteJob: self._clean, Close: lambda act: self.close(),
         }  # fmt: skip
 
     @property
@@ -335,15 +346,15 @@ class Membership:
 
     @property
     def connected(self) -> bool:
-        """Whether the store answers now, as far as one knows."""
+        """Whether the store answers, as far as is known."""
         return self._view.up
 
     @property
     def members(self) -> tuple[Node, ...]:
-        """Of the generation that this node is in, in the order of their ranks; empty while it is in none."""
+        """Members of this node's generation in rank order; empty while it is in none."""
         return self._own.members
 
-    # ---- what the node says
+    # ---- called by the agent
 
     def join(self) -> None:
         """Take part until `ended` or `failed`."""
@@ -355,8 +366,8 @@ class Membership:
         self._look()
 
     def failed(self, cause: Cause, restart: bool, after: float) -> None:
-        """A process of this node failed in the running generation; `restart`, `after`: what this node's
-        policy says to that.
+        """A process of this node failed in the running generation; `restart`, `after`: the decision of this
+        node's restart policy.
         """
         own = self._own
         if own.phase is Phase.RUNNING and own.failure is None:
@@ -364,13 +375,13 @@ class Membership:
         self.note(cause)
 
     def note(self, cause: Cause) -> None:
-        """One more failure of this node in this generation. The oldest of all nodes is the job's cause."""
+        """Report a further failure of this node. The oldest failure of all nodes becomes the job's cause."""
         if self._own.round is not None:
             self._own.causes.append((self._loop.clock() - cause.age, self._own.own(cause)))
         self._look()
 
     def completed(self) -> None:
-        """This node's trainers have all ended well; its servers may still run."""
+        """This node's trainers have all exited with 0; its servers may still run."""
         self._own.completed, self._own.completed_since = True, self._loop.clock()
         self._look()
 
@@ -383,8 +394,8 @@ class Membership:
         self._look()
 
     def leave(self, cause: Cause, *, last: bool = False) -> None:
-        """This node was told to end: the others hear why, and that it is gone, at once. `ended` follows when
-        its processes have `stopped`. `last`: the job cannot go on without it, even if it is elastic.
+        """This node was told to end: report why, and leave the store at once. `ended` follows when its
+        processes have `stopped`. `last`: the job cannot continue without this node, even if it is elastic.
         """
         own, round_ = self._own, self._view.round
         if self.closed or own.phase is Phase.OVER:
@@ -395,7 +406,7 @@ class Membership:
                 restart = self._policy.elastic and not last
                 stopping = round_.stopping(posted, restart=restart)
                 self._store.put(records.ROUND_KEY, records.pack(stopping), expect=self._view.round_revision)
-            report = Report(done=Done.STOPPING, causes=(*own.aged(self._loop.clock()), posted))
+            report = Report(done=MemberStatus.STOPPING, causes=(*own.aged(self._loop.clock()), posted))
             self._store.put(records.report_key(own.generation, own.node.id), records.pack(report))
         self._left = End(cause.code or 1, cause)
         waits = own.active
@@ -404,7 +415,7 @@ class Membership:
             self._end(self._left)
 
     def close(self) -> None:
-        """Leave the store. Done twice is fine."""
+        """Leave the store. May be called twice."""
         if self.closed:
             return
         self.closed = True
@@ -416,16 +427,16 @@ class Membership:
         self._store.close()
         self.when_closed()
 
-    def _clean(self, act: Clean) -> None:
+    def _clean(self, act: DeleteJob) -> None:
         self._store.delete_prefix(records.EVERYTHING)
         self.close()
 
-    # ---- what the store says
+    # ---- called by the store (store.Listener)
 
     def changed(self) -> None:
         known = len(self._store.mirror)
-        pause = self._looked_at + known * PACE - self._loop.clock()
-        if known > FEW and pause > 0:
+        pause = self._looked_at + known * LOOK_PAUSE_PER_KEY - self._loop.clock()
+        if known > FEW_KEYS and pause > 0:
             self._look_in(pause)
         else:
             self._look()
@@ -439,7 +450,7 @@ class Membership:
             away, own.down_since = self._loop.clock() - own.down_since, None
             self._events.store_up()
         own.was_up = self._view.up = True
-        # In less than that no lease ends because of it: whoever is not there now has gone for another reason.
+        # A shorter outage ends no lease: a node that is missing now has gone for another reason.
         self._whole |= fresh or away >= self._policy.lease / 8
         own.told = None
         self._writer.pending.clear()
@@ -461,14 +472,14 @@ class Membership:
             self._end(End(cause.code or 1, cause))
         elif own.last is None and own.phase is not Phase.OVER:
             if own.phase is Phase.RUNNING:
-                self._stop(Stop(gone(error.message), False))
+                self._stop(Stop(store_lost(error.message), False))
             self._fail(Fail(error))
         self._look()
 
-    # ---- the look
+    # ---- deciding
 
     def _look(self) -> None:
-        """Until nothing is left that can be done now. Calls from within are one more round."""
+        """Decide and act until nothing is left to do now. A call from within an act adds one more pass."""
         self._again = True
         if self._looking:
             return
@@ -514,7 +525,7 @@ class Membership:
             own.round = round_
 
     def _watch(self) -> None:
-        """The leader looks at all nodes and at the reports of the generation."""
+        """The leader watches all nodes, and the reports of the generation."""
         if not self._view.leads or self._view.round is None:
             return
         wanted = {records.NODES_PREFIX, records.reports_prefix(self._view.round.generation)}
@@ -526,9 +537,9 @@ class Membership:
                 self._watched.discard(prefix)
         self._watched |= wanted
 
-    # ---- steps of this node
+    # ---- acts of this node
 
-    def _ready(self, act: Ready) -> None:
+    def _ready(self, act: Accept) -> None:
         self._own.take(act.round, self._view.members or (), act.rank)
         self._again = True
 
@@ -547,7 +558,7 @@ class Membership:
         if started:
             self._events.stop(act.cause, act.restart)
 
-    def _rest(self, act: Rest) -> None:
+    def _rest(self, act: Leave) -> None:
         self._own.rest()
         self._again = True
 

@@ -1,7 +1,7 @@
 """A client of a ledger in the same process, and the timer that ends a ledger's leases.
 
-The launcher that hosts the store uses both. So do tests and simulations, for which `MemoryStore` can be cut
-off and healed like a network.
+The launcher that hosts the store uses both. So do tests and simulations, for which `MemoryStore` can be
+disconnected and connected again, as by a network.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from fleetrun.elastic.store import Entry, Ledger, Listener, Mirror, Session
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- A client of a ledger in the same process: for the launcher that hosts the store, for tests and
-# simulations. Knows the ledger and the loop; no sockets.
-#
-# What is asked for happens at the loop's next turn, in the order in which it was asked for, as it would over
-# a network. Somebody has to end the leases of clients that are cut off: an Expiry of the same ledger.
-
 
 class MemoryStore:
-    """A Store. `cut` and `heal` stand for a network that fails and comes back."""
+    """A Store. Requests are carried out in order at the loop's next turn, as they would be over a network.
+
+    `cut` and `heal` simulate a network that fails and comes back. An Expiry of the same ledger must end the
+    leases of clients that are cut off.
+    """
 
     def __init__(self, ledger: Ledger, loop: Loop, node_id: str, *, lease: float = 10.0) -> None:
         self.node_id = node_id
@@ -83,7 +81,7 @@ class MemoryStore:
         self._ask(lambda session: self._show(then, self._ledger.get(key)))
 
     def close(self) -> None:
-        """What was asked for before is done first, and nobody is told."""
+        """Earlier requests are carried out first; their callbacks are not called."""
         asked, session = self._taken(), self._session
         self._stop()
         if session is not None and self._reachable:
@@ -91,10 +89,10 @@ class MemoryStore:
                 each(session)
             self._ledger.revoke(session)
 
-    # ---- what a network does
+    # ---- simulated networks
 
     def cut(self, why: str = "cut off") -> None:
-        """From now on nothing arrives, in either direction, and the lease is not renewed."""
+        """From now on nothing arrives in either direction, and the lease is not renewed."""
         self._reachable, self._why = False, why
         self._wake()
 
@@ -106,7 +104,7 @@ class MemoryStore:
         self._wake()
 
     def lose(self, error: LaunchError) -> None:
-        """The store is gone for good, and the lease with it in time."""
+        """The store is gone for good."""
         listener = self._listener
         self._stop()
         if listener is not None:
@@ -119,7 +117,7 @@ class MemoryStore:
             if timer is not None:
                 timer.cancel()
 
-    # ---- the loop's turn
+    # ---- in the loop
 
     def _ask(self, what: Callable[[Session], None]) -> None:
         self._asked.append(what)
@@ -148,7 +146,7 @@ class MemoryStore:
             self._listener.changed()
 
     def _connect(self) -> Session:
-        """The session: a new one where there is none, or its lease has ended."""
+        """The session; a new one if there is none or its lease has ended."""
         session = self._session
         fresh = session is None or not session.open
         if session is None or fresh:
@@ -185,7 +183,7 @@ class MemoryStore:
             self._mirror.replace(prefix, self._ledger.watch(session, prefix))
 
     def _forget(self, session: Session, prefix: str) -> None:
-        if prefix not in self._mirror.prefixes:  # it may be wanted again
+        if prefix not in self._mirror.prefixes:  # else it is watched again
             self._ledger.unwatch(session, prefix)
 
     def _keep_alive(self) -> None:
@@ -194,22 +192,20 @@ class MemoryStore:
             self._ledger.renew(self._session, self._loop.clock())
 
 
-# ---- Expiry of leases. When its own loop was late, no lease is counted as late
-
-_PART = 16
+_LOOKS_PER_LEASE = 16
 
 
 class Expiry:
-    """Looks at a ledger's leases from `start` to `close`, several times within one of `lease` seconds.
+    """Ends the leases of a ledger that were not renewed, until `close`.
 
-    A process that was stopped, or a machine that slept, wakes up to leases that all seem to have run out. So
-    when a look comes late by more than a quarter of a lease, everybody gets a whole one again.
+    After this process was stopped, or its machine slept, all leases seem to have run out. So when a look
+    comes late by more than a quarter of a lease, all leases are renewed instead.
     """
 
     def __init__(self, ledger: Ledger, loop: Loop, lease: float) -> None:
         self._ledger = ledger
         self._loop = loop
-        self._every = min(0.5, lease / _PART)
+        self._every = min(0.5, lease / _LOOKS_PER_LEASE)
         self._late = lease / 4
         self._looked = loop.clock()
         self._timer = loop.after(self._every, self._tick)

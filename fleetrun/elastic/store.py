@@ -1,5 +1,5 @@
-"""The store in which nodes meet: what they need of it (`Store`), its content in memory (`Ledger`), and what a
-client knows of it (`Mirror`).
+"""The rendezvous store: what nodes need of it (`Store`), its content in memory (`Ledger`), and a client's
+copy of what it watches (`Mirror`).
 
 All of it is pure: no transport, no loop, no clock. Clients are `memory_store.py` (the same process),
 `embedded/client.py` (zmq) and `etcd/store.py`; the tests of the protocol run against all three.
@@ -13,29 +13,28 @@ from typing import Protocol
 
 from fleetrun.errors import LaunchError
 
-# ---- What nodes need of a store to meet in: compare-and-set, leases, watches. Knows no transport and no
-# meaning of any key.
+# ---- The interface: compare-and-set, leases, watches
 #
-# A store belongs to one job; keys are relative to it. A client *mirrors* the prefixes that it watches:
-# whoever uses it looks at the mirror whenever it has changed, decides anew and writes; a write that comes too
-# late fails and the change that was faster arrives. Nothing has to be remembered over a lost connection:
-# after it the mirror is whole again, and whoever uses it decides anew.
+# A store belongs to one job; keys are relative to it. A client mirrors the prefixes that it watches. Its user
+# decides again whenever the mirror has changed, and writes; a write that comes too late fails, and the change
+# that was faster arrives in the mirror. Nothing needs to be remembered over a lost connection: after it the
+# mirror is complete again, and the user decides again.
 
 ABSENT = 0
 """As an expected revision: the key must not exist."""
 
 
-def forgiven(lease: float) -> float:
-    """For how many seconds a store that sees a connection end waits for its client. Who broke it may also
-    stand still: with a long lease that is no reason to give it up.
+def reconnect_grace(lease: float) -> float:
+    """Seconds that a store whose connection to a client ended waits for it to come back, before it ends the
+    client's lease. The client's process may only be suspended.
     """
     return min(max(1.0, lease / 10), 4.0, lease / 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value and its history: the store's revision (1, 2, ... over all keys) at which the key was made, and
-    at which it was last written.
+    """A value, and the store's revisions (1, 2, ... over all keys) at which its key was created and last
+    written.
     """
 
     value: bytes
@@ -44,27 +43,27 @@ class Entry:
 
 
 class Listener(Protocol):
-    """Who uses a store. Calls come from the loop and must return at once."""
+    """The user of a store. Calls come from the loop and must return at once."""
 
     def changed(self) -> None:
-        """The mirror is different: called once for all changes that arrived together."""
+        """The mirror has changed: called once for all changes that arrived together."""
         ...
 
     def up(self, *, fresh: bool) -> None:
-        """The store answers (again), and the mirror is whole. `fresh`: under a new lease; what was written
-        under an earlier one is gone or will go, and has to be written again.
+        """The store answers (again), and the mirror is complete. `fresh`: with a new lease, so what was
+        written under the earlier one is gone, or will be, and must be written again.
         """
         ...
 
     def down(self, why: str) -> None:
-        """The store has not answered for a while, or refused the connection; `why` is for people, such as
+        """The store has not answered for a while, or the connection was refused; `why` is for users, such as
         `h1:6768: Connection refused`. Called again when `why` changes. The client keeps trying.
         """
         ...
 
     def lost(self, error: LaunchError) -> None:
-        """The store will never answer this client: its host is gone, or it refused this node (secret,
-        version, job). The client has stopped.
+        """The store will never answer this client: the launcher that hosts it is gone, or it refused this
+        node (secret, version, job). The client has stopped.
         """
         ...
 
@@ -74,21 +73,21 @@ class Store(Protocol):
 
     @property
     def mirror(self) -> Mapping[str, Entry]:
-        """What is known of all watched prefixes, by key."""
+        """The entries under all watched prefixes, by key."""
         ...
 
     def open(self, listener: Listener) -> None:
-        """Begin to connect. Calls of the other methods before `up` are fine: they wait."""
+        """Begin to connect. The other methods may be called before `up`: requests wait."""
         ...
 
     def watch(self, prefix: str) -> None:
-        """Mirror the keys under `prefix` from now on; `changed` follows, even if there are none. What ends
-        with `/`, or is empty, covers all keys that begin with it; anything else is one whole key.
+        """Mirror the keys under `prefix` from now on; `changed` follows, even if there are none. A prefix
+        that ends with `/`, or is empty, covers all keys that begin with it; any other is one whole key.
         """
         ...
 
     def unwatch(self, prefix: str) -> None:
-        """No longer; its keys leave the mirror."""
+        """Stop mirroring this prefix; its keys leave the mirror."""
         ...
 
     def put(
@@ -102,47 +101,44 @@ class Store(Protocol):
     ) -> None:
         """Write. `expect`: only if the key's revision is this one (ABSENT: if there is no such key).
 
-        `leased`: the key goes when this client's lease ends. `then` is told whether it was written; False
-        also when the connection was lost on the way and nobody knows.
+        `leased`: the key is deleted when this client's lease ends. `then` gets whether it was written; False
+        also when the connection was lost and the outcome is unknown.
         """
         ...
 
     def delete(
         self, key: str, *, expect: int | None = None, then: Callable[[bool], None] | None = None
     ) -> None:
-        """Like `put`. Deleting what does not exist is done at once."""
+        """Like `put`. Deleting a key that does not exist succeeds."""
         ...
 
     def delete_prefix(self, prefix: str) -> None:
-        """All keys that begin with `prefix`, of this job and no other; "" is everything of the job."""
+        """Delete all keys of this job that begin with `prefix`; "" is all of them."""
         ...
 
     def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
-        """One look at one key, without watching. Repeated by the client until it is answered."""
+        """Read one key without watching it. The client repeats the request until it is answered."""
         ...
 
     def close(self) -> None:
-        """End the lease at once: what was written under it is gone for everybody. Waits for what was asked
-        before to leave this process, but not long (0.5 s; 1 s for an etcd, which has to write it down).
+        """End the lease at once, which deletes what was written under it. Waits for earlier requests to be
+        sent, but not long (0.5 s; 1 s for an etcd, which writes to disk).
         """
         ...
 
 
-# ---- The embedded store's content: keys with revisions, leases, watches. Pure: time is an argument, and what
-# has changed lies in a session's outbox until somebody takes it. Knows no socket, no loop and no meaning of
-# any key.
+# ---- The content of the embedded store: keys with revisions, leases, watches. Time is an argument, and
+# changes wait in a session's outbox until they are taken.
 #
-# A prefix that ends with `/`, or is empty, covers every key that begins with it; any other covers the one key
-# that it spells out. So whoever has to hear of a change is found by a look at each folder of its key, however
-# many others watch something else.
+# Because a prefix is a folder or one whole key, the watchers of a key are found by one look-up for each of
+# its folders, however many sessions watch something else.
 
 Outbox = dict[str, "Entry | None"]
-"""Key -> what it is now (None: gone), in the order of the last changes. Of several changes of one key only
-the last one stays."""
+"""Key -> its entry now (None: deleted), in the order of the last changes; one change for each key."""
 
 
 class Session:
-    """One client: a lease, the keys written under it, what it watches, what it has not been told yet."""
+    """One client: a lease, the keys written under it, its watches, and the changes that it has not taken."""
 
     __slots__ = ("_wake", "keys", "name", "open", "outbox", "seconds", "until", "watches")
 
@@ -163,7 +159,7 @@ class Session:
         self.outbox[key] = entry
 
     def take(self) -> Outbox:
-        """What has changed since the last time."""
+        """The changes since the last call."""
         taken, self.outbox = self.outbox, {}
         return taken
 
@@ -187,6 +183,8 @@ def _above(key: str) -> Iterator[str]:
 
 
 class Ledger:
+    """The keys of one job, their watchers and leases."""
+
     def __init__(self) -> None:
         self.revision = 0
         self.size = 0
@@ -204,14 +202,14 @@ class Ledger:
         return len(self._sessions)
 
     def session(self, name: str) -> Session | None:
-        """The one with this name, if its lease holds."""
+        """The session with this name, if its lease has not ended."""
         return self._sessions.get(name)
 
     def grant(
         self, name: str, seconds: float, now: float, wake: Callable[[], None] = lambda: None
     ) -> Session:
-        """A new lease. `wake` is called when the outbox was empty and no longer is, and when the lease has
-        ended; it must only take a note.
+        """A new lease. `wake` is called when the outbox gets its first change, and when the lease ends; it
+        must return at once and not call the ledger.
         """
         if name in self._sessions:
             raise ValueError(f"session {name!r} has a lease already")
@@ -222,19 +220,19 @@ class Ledger:
         session.until = now + session.seconds
 
     def renew_all(self, now: float) -> None:
-        """Whoever keeps time has been asleep."""
+        """The process that ends leases was suspended."""
         for session in self._sessions.values():
             self.renew(session, now)
 
     def expire(self, now: float) -> list[Session]:
-        """End the leases that were not renewed in time."""
+        """End and return the sessions that were not renewed in time."""
         late = [session for session in self._sessions.values() if session.until <= now]
         for session in late:
             self.revoke(session)
         return late
 
     def revoke(self, session: Session) -> None:
-        """End a lease: what was written under it goes. Done twice is fine."""
+        """End a lease and delete what was written under it. May be called twice."""
         if self._sessions.pop(session.name, None) is None:
             return
         self.unwatch_all(session)
@@ -248,7 +246,7 @@ class Ledger:
         return self._entries.get(key)
 
     def range(self, prefix: str) -> dict[str, Entry]:
-        """What a prefix covers, sorted by key."""
+        """The entries that a prefix covers, sorted by key."""
         if prefix and not prefix.endswith("/"):
             entry = self._entries.get(prefix)
             return {} if entry is None else {prefix: entry}
@@ -257,8 +255,8 @@ class Ledger:
     def put(
         self, key: str, value: bytes, *, expect: int | None = None, session: Session | None = None
     ) -> Entry | None:
-        """The entry as it now is; None when the key's revision is not the expected one. With a session, the
-        key belongs to that one's lease; without, to none, whatever it did before.
+        """The new entry; None when the key's revision is not the expected one. With a session, it belongs to
+        its lease from now on; without, to none.
         """
         old = self._entries.get(key)
         if not _as_expected(old, expect):
@@ -300,13 +298,13 @@ class Ledger:
     # ---- watches
 
     def watch(self, session: Session, prefix: str) -> dict[str, Entry]:
-        """What the prefix covers now; every later change goes to the session's outbox."""
+        """The entries that the prefix covers now; every later change goes to the session's outbox."""
         session.watches.add(prefix)
         self._watchers.setdefault(prefix, {})[session] = None
         return self.range(prefix)
 
     def unwatch(self, session: Session, prefix: str) -> None:
-        """Changes that lie in the outbox stay there."""
+        """Changes that are in the outbox already stay there."""
         if prefix in session.watches:
             session.watches.remove(prefix)
             watchers = self._watchers[prefix]
@@ -315,7 +313,7 @@ class Ledger:
                 del self._watchers[prefix]
 
     def unwatch_all(self, session: Session) -> None:
-        """And forget what it was not told."""
+        """Also drops the changes in the outbox."""
         for prefix in tuple(session.watches):
             self.unwatch(session, prefix)
         session.outbox.clear()
@@ -338,11 +336,8 @@ def _as_expected(entry: Entry | None, expect: int | None) -> bool:
     return expect is None or expect == (ABSENT if entry is None else entry.revision)
 
 
-# ---- The mirror of a client
-
-
 class Mirror:
-    """`stale`: it has changed since somebody last set this to False."""
+    """A client's copy of the entries that it watches. `stale`: changed since this was last set to False."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
@@ -358,7 +353,7 @@ class Mirror:
             del self.entries[key]
 
     def note(self, news: Mapping[str, Entry | None]) -> None:
-        """What has changed (None: is gone). Of what is not watched, or no longer, nothing is kept."""
+        """Apply changes (None: deleted) to keys that are watched."""
         for key, entry in news.items():
             if not self._watched(key):
                 continue
@@ -369,7 +364,7 @@ class Mirror:
                 self.entries[key] = entry
 
     def replace(self, prefix: str, entries: Mapping[str, Entry]) -> None:
-        """All that the prefix covers, and nothing else of it."""
+        """These are all entries that the prefix covers."""
         if prefix not in self.prefixes:
             return
         for key in [key for key in self.entries if covers(prefix, key)]:

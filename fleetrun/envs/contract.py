@@ -139,6 +139,19 @@ class Member:
     omp_threads: int | None = None
 
 
+# ---- Endpoints
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` -> host without brackets, port."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def join_endpoint(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 # ---- Writing
 
 
@@ -167,14 +180,6 @@ def write(member: Member) -> dict[str, str]:
 
 def _join(endpoints: tuple[str, ...]) -> str:
     return ",".join(endpoints)
-
-
-def _port(endpoint: str) -> str:
-    return endpoint.rpartition(":")[2]
-
-
-def _host(endpoint: str) -> str:
-    return endpoint.rpartition(":")[0].strip("[]")
 
 
 def _common(member: Member) -> dict[str, str]:
@@ -233,13 +238,14 @@ def _rpc(member: Member) -> dict[str, str]:
 
 def _parameter_server(member: Member) -> dict[str, str]:
     cluster = member.cluster
+    host, port = split_endpoint(member.endpoint)
     values = {
         "PADDLE_PSERVERS_IP_PORT_LIST": _join(cluster.servers),
         "PADDLE_HETER_TRAINER_IP_PORT_LIST": _join(cluster.heter_flat),
         "PADDLE_COORDINATOR_ENDPOINTS": _join(cluster.coordinators),
         "PADDLE_COORDINATOR_NUM": str(len(cluster.coordinators)),
-        "PADDLE_PORT": _port(member.endpoint),
-        "POD_IP": _host(member.endpoint),
+        "PADDLE_PORT": str(port),
+        "POD_IP": host,
         "TRAINING_ROLE": member.role.training_role,
         "PADDLE_ROLE": member.role.training_role,
         "PADDLE_NNODES": str(cluster.nnodes),
@@ -289,6 +295,7 @@ def _devices(member: Member) -> dict[str, str]:
 
 def _torch(member: Member) -> dict[str, str]:
     cluster = member.cluster
+    host, port = split_endpoint(cluster.master)
     return {
         "RANK": str(member.rank),
         "WORLD_SIZE": str(len(cluster.trainers)),
@@ -300,8 +307,8 @@ def _torch(member: Member) -> dict[str, str]:
         "ROLE_NAME": "default",
         "ROLE_RANK": str(member.rank),
         "ROLE_WORLD_SIZE": str(len(cluster.trainers)),
-        "MASTER_ADDR": _host(cluster.master),
-        "MASTER_PORT": _port(cluster.master),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": str(member.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(cluster.max_restart),
         "TORCHELASTIC_RUN_ID": cluster.job_id,

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from fleetrun.envs.contract import split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings
-from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.errors import LaunchError, PortError, UsageError
 from fleetrun.exporters import job_state
 from fleetrun.host import interpreter

@@ -21,10 +21,9 @@ from fleetrun.elastic.inquiry import Inquiry
 from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, open_meeting
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
-from fleetrun.elastic.rendezvous.records import Cause, Node, Why
-from fleetrun.envs.contract import TOKEN
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node
+from fleetrun.envs.contract import TOKEN, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
-from fleetrun.envs.settings.parsing import split_endpoint
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.host.network import LOOPBACK, Ports
 from fleetrun.launch.prepare import check_followed, host_of, offer_of, pod_name, print_plan, spec_of
@@ -96,7 +95,7 @@ def _agent(
         pods,
         events,
         timeout=settings.timeout,
-        doubts=meeting.doubts,
+        start_checks=meeting.start_checks,
         serves=meeting.hosted,
     )
     runner.listen(agent.interrupt, agent.guard_lost)
@@ -264,22 +263,22 @@ class _NodeEvents:
         self.nodes.stopping(cause.node, cause.rank, cause.headline, answer)
         self._note(text=f"{headline_on_node(cause.node, cause.rank, cause.headline)}; {answer}")
 
-    def _answer(self, why: Why, restart: bool) -> str:
+    def _answer(self, why: CauseKind, restart: bool) -> str:
         if not restart:
             return "stopping the job"
-        if why in (Why.LEFT, Why.LOST):
+        if why in (CauseKind.LEFT, CauseKind.LOST):
             return "the other nodes start again"
-        if why is Why.FAILED and self._settings.elastic_level == 0:
+        if why is CauseKind.FAILED and self._settings.elastic_level == 0:
             return "that node leaves, and the others wait for another in its place"
         return "all nodes start again"
 
     def store_down(self, why: str) -> None:
         self.nodes.store_down(why)
-        self._note(text=f"the meeting point cannot be reached: {why}")
+        self._note(text=f"the rendezvous store cannot be reached: {why}")
 
     def store_up(self) -> None:
         self.nodes.store_up()
-        self._note(text="the meeting point is there")
+        self._note(text="reconnected to the rendezvous store")
 
     def ending(self, why: str) -> None:
         self.nodes.ending(why)
@@ -293,7 +292,7 @@ def _conclude(outcome: Outcome, nodes: NodeReporter, console: Console, pod: str)
         hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
         console.error(printable(outcome.error.message + hint))
     cause = outcome.cause
-    asked = cause is not None and cause.why in (Why.LEFT, Why.TIMEOUT) and not cause.lines
+    asked = cause is not None and cause.why in (CauseKind.LEFT, CauseKind.TIMEOUT) and not cause.lines
     if cause is not None and outcome.code and not asked:
         nodes.final(cause.node, cause.rank, cause.headline, cause.lines)
     if outcome.code == 0:

@@ -14,7 +14,7 @@ from fleetrun.envs import contract
 from fleetrun.envs.channels import NOTICE_VARIABLE, PROGRESS_VARIABLE
 from fleetrun.envs.contract import TOKEN, Member, Role, token_flaw
 from fleetrun.envs.settings.options import LaunchSettings, Resolved, RoleSettings
-from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError
+from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
 from fleetrun.host import devices
 from fleetrun.host.network import Ports, is_this_host
 from fleetrun.plan import topology
@@ -202,13 +202,11 @@ def check_executable(program: str, path_variable: str) -> None:
 
 def _nearby(path: Path) -> str | None:
     """A file of that folder with almost that name."""
-    import difflib
-
     try:
         names = [each.name for each in path.parent.iterdir() if each.is_file()]
     except OSError:
         return None
-    near = difflib.get_close_matches(path.name, names, 1, 0.75)
+    near = similar(path.name, names, cutoff=0.75)
     return f"Did you mean {path.parent / near[0]}?" if near else None
 
 

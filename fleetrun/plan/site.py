@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings
-from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
 from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import UsageError
 from fleetrun.host.network import (

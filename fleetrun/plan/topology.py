@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role
+from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role, join_endpoint, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings
-from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint, written_ranks
+from fleetrun.envs.settings.parsing import written_ranks
 from fleetrun.errors import PortError, UsageError
 from fleetrun.host.devices import Share, share
 from fleetrun.values import dataclass

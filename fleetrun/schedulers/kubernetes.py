@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleetrun.envs.contract import join_endpoint
 from fleetrun.envs.settings.command_line import EngineValue
-from fleetrun.envs.settings.parsing import join_endpoint
 from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
@@ -297,7 +297,7 @@ def _jobset(job: Submission, options: Options, name: str) -> list[Document]:
 
 
 def _trainjob(job: Submission, options: Options, name: str) -> list[Document]:
-    """Rank, number and meeting point come from the runtime, in the variables of torchrun (PET_*)."""
+    """The runtime sets rank, number of nodes and rendezvous address in torchrun's variables (PET_*)."""
     pod = _pod(job, options, name, "")
     container = pod.container()
     trainer = {

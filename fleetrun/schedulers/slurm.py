@@ -10,9 +10,8 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from fleetrun.envs.contract import agreed_port
+from fleetrun.envs.contract import agreed_port, join_endpoint
 from fleetrun.envs.settings.command_line import EngineValue
-from fleetrun.envs.settings.parsing import join_endpoint
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import FLEETRUN, Options, Submission, gpus, processes

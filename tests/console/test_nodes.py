@@ -81,7 +81,7 @@ def test_an_outage_is_told_once_and_its_end_too(said):
     lines = made.err.splitlines()
     assert len(lines) == 2
     assert "h1:6768: Connection refused" in lines[0]
-    assert lines[1].endswith("reached the meeting point")
+    assert lines[1].endswith("reached the rendezvous store")
 
 
 def test_the_meeting_point_is_there_again_for_those_who_were_there(said):
@@ -90,7 +90,7 @@ def test_the_meeting_point_is_there_again_for_those_who_were_there(said):
     voice.met(1, 1, 0, ["h1"])
     voice.store_down("h1:6768: Connection refused")
     voice.store_up()
-    assert made.err.endswith("reconnected to the meeting point\n")
+    assert made.err.endswith("reconnected to the rendezvous store\n")
 
 
 def test_what_other_machines_are_called_does_nothing_to_a_terminal(said):

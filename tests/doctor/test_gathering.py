@@ -234,10 +234,10 @@ def test_a_store_that_refuses(town: Town) -> None:
 
 def test_a_reason_to_give_up_counts_only_while_nobody_answered(town: Town) -> None:
     found = town.come("a")
-    found._doubt(lambda: None)
+    found._check_start(lambda: None)
     assert town.over == []
     town.until(lambda: found.reached)
-    found._doubt(lambda: UsageError("no"))
+    found._check_start(lambda: UsageError("no"))
     assert town.over == []
 
 

@@ -92,7 +92,7 @@ def test_a_running_job_is_not_disturbed(fleetrun: Fleetrun) -> None:
         launch.until_ready(1)
     done = fleetrun.run("doctor", "--json", *there, *ANY)
     assert done.wait() == 1, done
-    assert where[1] in bad(done)["meeting point"]
+    assert where[1] in bad(done)["rendezvous"]
     for launch in (first, second):
         assert launch.popen.poll() is None
         launch.go()

@@ -7,7 +7,7 @@ import pytest
 
 from fleetrun.elastic.agent import Agent
 from fleetrun.elastic.rendezvous.actions import Waiting
-from fleetrun.elastic.rendezvous.records import Cause, Node, Round, State, Why
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round, State
 from fleetrun.errors import RendezvousError, SpawnError
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.events import HUNG, Hang, JobResult
@@ -18,7 +18,9 @@ NODE = Node(id="a", host="10.0.0.1", name="h1", offer=Offer())
 OTHER = replace(NODE, id="b", host="10.0.0.2", name="h2")
 ROUND = Round(generation=3, state=State.RUNNING, size=2, restarts=1)
 LONG = 1000.0
-CAUSE = Cause(why=Why.FAILED, node="h2 (10.0.0.2)", rank=1, headline="trainer 1 exited with code 7", code=7)
+CAUSE = Cause(
+    why=CauseKind.FAILED, node="h2 (10.0.0.2)", rank=1, headline="trainer 1 exited with code 7", code=7
+)
 
 
 class Script:
@@ -124,7 +126,7 @@ def test_a_hang_is_a_failure_of_this_node_with_124(decision, restart, after):
     (said,) = [each for each in made.heard if each[0] == "failed"]
     _, cause, *answer = said
     assert answer == [restart, after]
-    assert (cause.why, cause.code, cause.lines, cause.rank) == (Why.FAILED, 124, stacks, 1)
+    assert (cause.why, cause.code, cause.lines, cause.rank) == (CauseKind.FAILED, 124, stacks, 1)
     assert cause.headline.endswith(HUNG)
 
 
@@ -146,7 +148,8 @@ def test_a_failure_elsewhere_stops_this_pod_and_the_next_generation_starts():
 
 
 @pytest.mark.parametrize(
-    ("why", "notice"), [(Why.JOINED, "membership"), (Why.LOST, "lost"), (Why.TIMEOUT, "stop")]
+    ("why", "notice"),
+    [(CauseKind.JOINED, "membership"), (CauseKind.LOST, "lost"), (CauseKind.TIMEOUT, "stop")],
 )
 def test_processes_are_told_why(why, notice):
     made = Script(
@@ -171,7 +174,12 @@ def test_a_signal_while_waiting():
     outcome = outcome_of(made)
     assert outcome.code == 143
     (cause,) = [each[1] for each in made.heard if each[0] == "leave"]
-    assert (cause.why, cause.headline, cause.code, cause.node) == (Why.LEFT, "got SIGTERM", 143, NODE.title)
+    assert (cause.why, cause.headline, cause.code, cause.node) == (
+        CauseKind.LEFT,
+        "got SIGTERM",
+        143,
+        NODE.title,
+    )
 
 
 def test_a_signal_while_running_wins_over_what_the_job_ends_with():
@@ -212,7 +220,7 @@ def test_a_lost_guard_is_told_to_the_others_before_the_processes_are_ended():
     assert (outcome.code, outcome.cause.headline) == (125, "the guard process was killed")
     assert made.words().index("leave") < made.words().index("guard_lost")
     (cause,) = [each[1] for each in made.heard if each[0] == "leave"]
-    assert (cause.why, cause.code, cause.rank) == (Why.LOST, 125, 1)
+    assert (cause.why, cause.code, cause.rank) == (CauseKind.LOST, 125, 1)
 
 
 def test_a_timeout_is_told_once():
@@ -255,14 +263,14 @@ def test_a_node_that_cannot_go_on():
     assert ("stop_for", "the store is gone", "stop") in made.heard
 
 
-def test_a_doubt_is_asked_only_while_nothing_was_reached():
+def test_a_start_check_is_made_only_while_the_store_was_never_reached():
     error = RendezvousError("no such name")
     made = Script()
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, doubts=[(0.0, lambda: error)])
+    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, start_checks=[(0.0, lambda: error)])
     assert outcome_of(made).error is error
     made = Script(lambda: made.loop.after(0.05, lambda: made.agent.ended(0, None)))
     made.reached = True
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, doubts=[(0.0, lambda: error)])
+    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, start_checks=[(0.0, lambda: error)])
     assert outcome_of(made).error is None
 
 
@@ -299,7 +307,7 @@ def test_a_timeout_while_a_generation_stops_for_something_else_ends_the_next_one
     made.stop_for, made.stopped, made.failed = stop_for, stopped, failed
     assert outcome_of(made).code == 124
     assert made.words().count("run") == 1
-    assert made.heard[-2] == ("failed", Why.TIMEOUT, False)
+    assert made.heard[-2] == ("failed", CauseKind.TIMEOUT, False)
 
 
 def test_a_node_that_knows_the_end_waits_until_the_membership_has_left():

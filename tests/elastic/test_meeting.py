@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from fleetrun.elastic.embedded.client import ZmqStore
-from fleetrun.elastic.meeting import LAST_WORDS, Meeting, MeetingOptions, open_meeting
+from fleetrun.elastic.meeting import CLOSE_TIMEOUT, Meeting, MeetingOptions, open_meeting
 from fleetrun.host.network import Ports
 from fleetrun.pod.loop import Loop
 
@@ -55,7 +55,7 @@ def test_the_store_is_there_until_the_others_have_said_good_bye(loop: Loop) -> N
     began = loop.clock()
     meeting.close()
     assert done == ["left"]
-    assert loop.clock() - began < LAST_WORDS
+    assert loop.clock() - began < CLOSE_TIMEOUT
     ports.close()
 
 
@@ -64,5 +64,5 @@ def test_with_nobody_there_it_goes_at_once(loop: Loop) -> None:
     meeting = hosted(loop, ports)
     began = loop.clock()
     meeting.close()
-    assert loop.clock() - began < LAST_WORDS
+    assert loop.clock() - began < CLOSE_TIMEOUT
     ports.close()

@@ -1,6 +1,6 @@
 """Nodes of one job over a store: they meet, run, stop and end together."""
 
-from fleetrun.elastic.rendezvous.records import Why
+from fleetrun.elastic.rendezvous.records import CauseKind
 from tests.support.simulation import SimulatedJob
 
 
@@ -48,7 +48,7 @@ def test_a_failure_ends_the_job_on_all_nodes():
     assert {player.code for player in job.players} == {7}
     for player in job.players:
         cause = player.end[1]
-        assert (cause.why, cause.node, cause.rank) == (Why.FAILED, "h2 (10.0.0.2)", 1)
+        assert (cause.why, cause.node, cause.rank) == (CauseKind.FAILED, "h2 (10.0.0.2)", 1)
         assert cause.headline == "trainer 1 exited with code 7"
     job.until(lambda: all(player.membership.closed for player in job.players))
     assert job.ledger.range("") == {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.elastic.rendezvous.records import Why
+from fleetrun.elastic.rendezvous.records import CauseKind
 from tests.support.simulation import SimulatedJob
 
 LEASE = 10.0
@@ -29,7 +29,7 @@ def test_a_newcomer_joins_and_all_start_anew():
     job.until(job.all_run())
     assert job.loop.now - began < 1
     assert last_run(job) == ("n1", "n2", "n3")
-    assert job.players[0].stops[0][0].why is Why.JOINED
+    assert job.players[0].stops[0][0].why is CauseKind.JOINED
     assert job.players[0].stops[0][1] is True
     assert {player.runs[-1].restarts for player in job.players} == {0}
 
@@ -69,7 +69,7 @@ def test_below_the_fewest_the_job_ends_and_says_why():
     job.players[1].crash()
     job.until(lambda: job.players[2].over)
     code, cause = job.players[2].end
-    assert (code, cause.why, cause.node) == (125, Why.LOST, "h2 (10.0.0.2)")
+    assert (code, cause.why, cause.node) == (125, CauseKind.LOST, "h2 (10.0.0.2)")
 
 
 @pytest.mark.parametrize("level", [0, 1])
@@ -91,7 +91,7 @@ def test_without_a_replacement_it_names_who_is_missing(level):
     job.players[1].crash()
     job.until(lambda: job.players[0].over, within=LEASE + 22)
     code, cause = job.players[0].end
-    assert (code, cause.why) == (124, Why.TIMEOUT)
+    assert (code, cause.why) == (124, CauseKind.TIMEOUT)
     assert cause.headline == "1 of 2 nodes met again within 20 s; missing h2 (10.0.0.2) (rank 1)"
     assert "h2 (10.0.0.2) is gone" in cause.lines[0]
 
@@ -154,7 +154,10 @@ def test_a_node_that_was_cut_off_too_long_stops_and_comes_back_as_a_newcomer():
     assert away.running.generation == 1
     away.store.heal()
     job.until(lambda: away.stops and away.running is None)
-    assert away.stops[-1][0].headline == "h2 (10.0.0.2) was cut off from the job, which went on without it"
+    assert (
+        away.stops[-1][0].headline
+        == "h2 (10.0.0.2) was disconnected from the job, which continued without it"
+    )
     job.until(lambda: len(job.players[0].runs) == 3 and away.running is not None)
     assert last_run(job) == ("n1", "n2")
 

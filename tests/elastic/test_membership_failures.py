@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetrun.elastic.rendezvous.records import Cause, Why
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind
 from fleetrun.plan.topology import Offer
 from tests.support.simulation import SimulatedJob
 
@@ -36,7 +36,7 @@ def test_the_oldest_failure_is_the_cause_though_it_was_told_later():
     job.players[0].fail(1, age=0.0)
     job.players[2].fail(9, age=0.1)
     job.until(job.all_over)
-    assert ends(job) == (9, Why.FAILED, "trainer 2 exited with code 9")
+    assert ends(job) == (9, CauseKind.FAILED, "trainer 2 exited with code 9")
 
 
 def test_a_failure_seen_while_stopping_may_be_the_older_one():
@@ -44,10 +44,10 @@ def test_a_failure_seen_while_stopping_may_be_the_older_one():
     job.players[0].fail(1)
     job.loop.run_for(0.01)
     job.players[1].membership.note(
-        Cause(why=Why.FAILED, node="", headline="trainer 1 was killed", code=137, age=0.5)
+        Cause(why=CauseKind.FAILED, node="", headline="trainer 1 was killed", code=137, age=0.5)
     )
     job.until(job.all_over)
-    assert ends(job) == (137, Why.FAILED, "trainer 1 was killed")
+    assert ends(job) == (137, CauseKind.FAILED, "trainer 1 was killed")
     assert job.players[0].end[1].rank == 1
 
 
@@ -87,7 +87,7 @@ def test_the_failures_of_others_follow_from_a_node_that_has_gone():
     job.players[1].fail(7, age=1.0)
     job.until(job.all_over)
     code, why, headline = ends(job)
-    assert (code, why) == (125, Why.LOST)
+    assert (code, why) == (125, CauseKind.LOST)
     assert headline.startswith("h3 (10.0.0.3) is gone")
 
 
@@ -95,17 +95,17 @@ def test_a_failure_before_the_job_stopped_for_a_newcomer_is_the_cause():
     job = running(2, most=3)
     job.add()
     job.until(lambda: job.players[0].stops)
-    job.players[1].membership.note(Cause(why=Why.FAILED, node="", headline="oh", code=9, age=1.0))
+    job.players[1].membership.note(Cause(why=CauseKind.FAILED, node="", headline="oh", code=9, age=1.0))
     job.until(job.all_over)
     assert {player.end[0] for player in job.players} == {9}
 
 
 def test_a_timeout_of_the_job_is_never_answered_with_a_restart():
     job = running(2, level=1, max_restart=5)
-    cause = Cause(why=Why.TIMEOUT, node="", headline="the job took longer than 5 s", code=124)
+    cause = Cause(why=CauseKind.TIMEOUT, node="", headline="the job took longer than 5 s", code=124)
     job.players[0].membership.failed(cause, True, 0.0)
     job.until(job.all_over)
-    assert ends(job) == (124, Why.TIMEOUT, "the job took longer than 5 s")
+    assert ends(job) == (124, CauseKind.TIMEOUT, "the job took longer than 5 s")
 
 
 # ---- restarts
@@ -169,7 +169,7 @@ def test_a_node_that_dies_ends_a_fixed_job_when_its_lease_does():
     job.until(lambda: all(player.over for player in alive(job)))
     assert LEASE * 0.7 < job.loop.now - began < LEASE + 1.5
     assert ends(job) == (
-        125, Why.LOST, "h3 (10.0.0.3) is gone: its launcher has ended, or was not heard of for 10 s"
+        125, CauseKind.LOST, "h3 (10.0.0.3) is gone: its launcher has ended, or was not heard of for 10 s"
     )  # fmt: skip
     assert job.players[0].end[1].rank == 2
 
@@ -180,7 +180,7 @@ def test_the_leader_is_not_missed_longer_than_anybody_else():
     job.players[0].crash()
     job.until(lambda: all(player.over for player in alive(job)))
     assert job.loop.now - began < LEASE + 1.5
-    assert ends(job)[:2] == (125, Why.LOST)
+    assert ends(job)[:2] == (125, CauseKind.LOST)
     job.until(lambda: all(player.membership.closed for player in alive(job)))
     assert job.ledger.range("") == {}
 
@@ -190,7 +190,7 @@ def test_two_that_die_together_with_the_leader_are_noticed_too():
     job.players[0].crash()
     job.players[1].crash()
     job.until(lambda: all(player.over for player in alive(job)), within=2 * LEASE + 2)
-    assert ends(job)[:2] == (125, Why.LOST)
+    assert ends(job)[:2] == (125, CauseKind.LOST)
 
 
 def test_a_node_that_was_away_for_less_than_its_lease_is_forgiven():
@@ -209,7 +209,7 @@ def test_a_node_that_is_told_to_leave_ends_a_fixed_job_at_once():
     job.players[1].leave(143)
     job.until(lambda: all(player.over for player in job.players))
     assert job.loop.now - began < 1.2
-    assert ends(job) == (143, Why.LEFT, "got SIGTERM")
+    assert ends(job) == (143, CauseKind.LEFT, "got SIGTERM")
     assert job.players[0].end[1].node == "h2 (10.0.0.2)"
     assert job.players[1].end[0] == 143
 
@@ -218,7 +218,7 @@ def test_the_leader_that_leaves_hands_over():
     job = running(3)
     job.players[0].leave(130)
     job.until(job.all_over, within=2)
-    assert ends(job) == (130, Why.LEFT, "got SIGTERM")
+    assert ends(job) == (130, CauseKind.LEFT, "got SIGTERM")
 
 
 def test_a_node_that_leaves_after_its_failure_has_failed():
@@ -301,4 +301,4 @@ def test_a_node_whose_servers_others_need_is_missed_though_it_has_no_trainers(fi
     job.loop.run_for(1)
     serving.crash()
     job.until(lambda: trainers.over, within=LEASE + 2)
-    assert ends(job)[:2] == (125, Why.LOST)
+    assert ends(job)[:2] == (125, CauseKind.LOST)

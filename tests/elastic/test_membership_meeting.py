@@ -3,7 +3,7 @@
 import pytest
 
 from fleetrun.elastic.rendezvous import records
-from fleetrun.elastic.rendezvous.records import Why
+from fleetrun.elastic.rendezvous.records import CauseKind
 from fleetrun.errors import LaunchError, RendezvousError, UsageError
 from tests.support.simulation import SimulatedJob
 
@@ -111,7 +111,7 @@ def test_a_timeout_names_who_is_missing_on_every_node(nodes, policy, missing):
     assert job.loop.now == pytest.approx(1060)
     for player in job.players:
         code, cause = player.end
-        assert (code, cause.why) == (124, Why.TIMEOUT)
+        assert (code, cause.why) == (124, CauseKind.TIMEOUT)
         assert cause.headline == f"2 of 4 nodes met at h1:6768 within 60 s{missing}"
     job.until(lambda: all(player.membership.closed for player in job.players))
     assert job.ledger.range("") == {}
@@ -278,7 +278,7 @@ def test_nodes_that_were_started_differently_do_not_start(one, other, headline):
     job.until(job.all_over, within=0.2)
     for player in job.players:
         code, cause = player.end
-        assert (code, cause.why, cause.headline) == (2, Why.REFUSED, headline)
+        assert (code, cause.why, cause.headline) == (2, CauseKind.REFUSED, headline)
         assert not player.runs
 
 
@@ -381,7 +381,7 @@ def test_no_store_at_all_ends_in_time():
     job.until(lambda: player.over)
     assert job.loop.now == pytest.approx(1060)
     assert isinstance(player.error, RendezvousError)
-    said = "the meeting point h1:6768 was not reached within 60 s: Connection refused (tried 57 times)"
+    said = "the rendezvous store h1:6768 was not reached within 60 s: Connection refused (tried 57 times)"
     assert player.error.message == said
     assert player.downs == ["h1:6768: Connection refused (tried 57 times)"]
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from fleetrun.elastic.rendezvous import records
-from fleetrun.elastic.rendezvous.records import Why
+from fleetrun.elastic.rendezvous.records import CauseKind
 from fleetrun.errors import LaunchError, RendezvousError
 from tests.support.simulation import LossyStore, SimulatedJob
 
@@ -200,7 +200,7 @@ def test_a_store_that_does_not_come_back_while_nodes_meet():
     cut(job)
     job.until(job.all_over, within=60.5)
     assert all(isinstance(player.error, RendezvousError) for player in job.players)
-    assert job.players[0].error.message == "the meeting point did not come back within 60 s: gone"
+    assert job.players[0].error.message == "the rendezvous store did not come back within 60 s: gone"
 
 
 def test_a_store_that_is_lost_for_good_ends_the_job_with_its_message():
@@ -275,7 +275,10 @@ def test_a_node_that_comes_back_after_the_job_has_ended_and_gone_says_so():
     assert job.ledger.range("") == {} or job.loop.run_until(lambda: job.ledger.range("") == {}, within=LEASE)
     away.store.heal()
     job.until(lambda: away.over, within=1)
-    assert away.error.message == "the job ended while h2 (10.0.0.2) was cut off; how is not known here"
+    assert (
+        away.error.message
+        == "the job ended while h2 (10.0.0.2) was disconnected; its result is not known here"
+    )
 
 
 def test_a_node_that_comes_back_to_the_next_job_of_that_name_does_not_take_part_in_it():
@@ -349,4 +352,4 @@ def test_a_new_job_waits_while_the_old_one_cleans_up():
     new = [job.add(), job.add()]
     job.until(job.all_run(*new), within=3 * LEASE)
     assert [player.end for player in job.players[:2]] == [(0, None)] * 2
-    assert job.players[0].end[1] is None or job.players[0].end[1].why is Why.FAILED
+    assert job.players[0].end[1] is None or job.players[0].end[1].why is CauseKind.FAILED

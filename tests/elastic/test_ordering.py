@@ -4,7 +4,7 @@ import pytest
 
 from fleetrun.elastic.rendezvous.leader import choose
 from fleetrun.elastic.rendezvous.records import Node
-from fleetrun.elastic.rendezvous.view import Came
+from fleetrun.elastic.rendezvous.view import Candidate
 from fleetrun.plan.topology import Offer
 
 
@@ -15,9 +15,9 @@ def node(text):
     return Node(id=id, host=host or f"host-of-{id}", name="", offer=Offer(), rank=int(rank or -1))
 
 
-def came(text):
+def candidate(text):
     return [
-        Came(node=node(each), created=number, revision=number, since=0.0, fits=0)
+        Candidate(node=node(each), created=number, revision=number, since=0.0, fits=0)
         for number, each in enumerate(text.split())
     ]
 
@@ -58,13 +58,13 @@ def came(text):
     ],
 )
 def test_order(there, previous, most, order):
-    members = choose(came(there), [node(each) for each in previous.split()], most)
+    members = choose(candidate(there), [node(each) for each in previous.split()], most)
     assert " ".join(member.id for member in members) == order
 
 
 def test_addresses_are_sorted_as_numbers_and_names_follow():
     hosts = ["b.example", "10.0.0.10", "fe80::1", "10.0.0.9", "a.example", "::1"]
-    there = came(" ".join(f"n{number}@{host}" for number, host in enumerate(hosts)))
+    there = candidate(" ".join(f"n{number}@{host}" for number, host in enumerate(hosts)))
     members = choose(there, [], 6, sort_ip=True)
     assert [member.host for member in members] == [
         "10.0.0.9", "10.0.0.10", "::1", "fe80::1", "a.example", "b.example"
@@ -72,10 +72,10 @@ def test_addresses_are_sorted_as_numbers_and_names_follow():
 
 
 def test_addresses_do_not_move_those_who_have_a_rank():
-    members = choose(came("a@10.0.0.9 b@10.0.0.2 c@10.0.0.1"), [node("a"), node("b")], 3, sort_ip=True)
+    members = choose(candidate("a@10.0.0.9 b@10.0.0.2 c@10.0.0.1"), [node("a"), node("b")], 3, sort_ip=True)
     assert [member.id for member in members] == ["a", "b", "c"]
 
 
 def test_nodes_of_one_address_keep_their_order():
-    members = choose(came("b@h a@h c@h"), [], 3, sort_ip=True)
+    members = choose(candidate("b@h a@h c@h"), [], 3, sort_ip=True)
     assert [member.id for member in members] == ["b", "a", "c"]

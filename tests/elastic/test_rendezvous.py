@@ -7,7 +7,16 @@ import pytest
 from fleetrun.elastic.rendezvous import actions, records
 from fleetrun.elastic.rendezvous.actions import Policy
 from fleetrun.elastic.rendezvous.member import decide
-from fleetrun.elastic.rendezvous.records import Cause, Done, Node, Report, Round, State, Verdict, Why
+from fleetrun.elastic.rendezvous.records import (
+    Cause,
+    CauseKind,
+    MemberStatus,
+    Node,
+    Report,
+    Round,
+    State,
+    Verdict,
+)
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import Entry
 from fleetrun.plan.topology import Offer
@@ -15,8 +24,8 @@ from fleetrun.plan.topology import Offer
 LEASE = 10.0
 POLICY = Policy(fewest=2, most=2, lease=LEASE)
 NODES = {id: Node(id=id, host=f"host-{id}", name="", offer=Offer()) for id in "abcx"}
-FAILED = Cause(why=Why.FAILED, node="host-b", rank=1, headline="exit 7", code=7)
-LOST = Cause(why=Why.LOST, node="host-b", rank=1, headline="b is gone", code=125)
+FAILED = Cause(why=CauseKind.FAILED, node="host-b", rank=1, headline="exit 7", code=7)
+LOST = Cause(why=CauseKind.LOST, node="host-b", rank=1, headline="b is gone", code=125)
 
 
 class Case:
@@ -70,14 +79,14 @@ class Case:
         self.look(now)
         return decide(self.view, self.own, self.policy, now)
 
-    def acts(self, now=5.0, *, but=(actions.Tell, actions.Count)):
+    def acts(self, now=5.0, *, but=(actions.WriteReport, actions.WriteCensus)):
         decided = self.decision(now).acts
         assert str(decided) == str(self.decision(now).acts), "asking again gives the same"
         return [act for act in decided if not isinstance(act, but)]
 
     def moves(self, now=5.0):
         """The states to which the round is moved."""
-        found = [act for act in self.acts(now) if isinstance(act, actions.Move | actions.Form)]
+        found = [act for act in self.acts(now) if isinstance(act, actions.WriteRound | actions.Propose)]
         assert all(act.expect == self.view.round_revision for act in found)
         return [act.round.state for act in found]
 
@@ -112,17 +121,17 @@ def test_who_leads_when_nobody_does(me, state, leaderless, claims):
     if state is State.ENDED:
         case.own.last = case.round
     decided = case.acts(leaderless)
-    assert (actions.Claim(0) in decided) is claims
+    assert (actions.ClaimLead(0) in decided) is claims
 
 
 def test_nobody_claims_what_somebody_has():
-    assert actions.Claim(0) not in Case("b", leader="a", state=State.OPEN, members="").acts()
+    assert actions.ClaimLead(0) not in Case("b", leader="a", state=State.OPEN, members="").acts()
 
 
 def test_keys_of_an_ended_lease_are_written_again():
     case = Case(state=State.RUNNING).taking_part(Phase.RUNNING)
     case.own.renew = {"node", "leader"}
-    assert case.acts()[:2] == [actions.Register(), actions.Claim(case.view.leader_revision)]
+    assert case.acts()[:2] == [actions.Register(), actions.ClaimLead(case.view.leader_revision)]
 
 
 def test_who_is_fenced_neither_registers_nor_leads_nor_reports():
@@ -146,7 +155,7 @@ def test_a_verdict_ends_who_waits_but_not_who_runs():
 
 def test_the_first_round():
     decided = Case(there="a").acts()
-    assert decided == [actions.Move(Round(generation=1, state=State.OPEN), 0)]
+    assert decided == [actions.WriteRound(Round(generation=1, state=State.OPEN), 0)]
 
 
 def test_enough_nodes_are_formed():
@@ -165,9 +174,9 @@ def test_what_never_comes_about_is_not_proposed_for_ever():
     ("reports", "now", "moves"),
     [
         ({}, 0.0, []),
-        ({"a": Done.READY}, 1.0, []),
-        ({"a": Done.READY, "b": Done.READY}, 0.0, [State.RUNNING]),
-        ({"a": Done.READY}, LEASE / 2, [State.OPEN]),
+        ({"a": MemberStatus.READY}, 1.0, []),
+        ({"a": MemberStatus.READY, "b": MemberStatus.READY}, 0.0, [State.RUNNING]),
+        ({"a": MemberStatus.READY}, LEASE / 2, [State.OPEN]),
     ],
 )
 def test_forming(reports, now, moves):
@@ -176,15 +185,17 @@ def test_forming(reports, now, moves):
 
 
 def test_a_ghost_is_dropped_and_who_is_ready_is_not():
-    case = Case(state=State.FORMING).taking_part(Phase.READY).report(a=Done.READY)
+    case = Case(state=State.FORMING).taking_part(Phase.READY).report(a=MemberStatus.READY)
     drop, move = case.acts(LEASE / 2)
-    assert drop == actions.Drop("b", case.view.nodes["b"].revision)
+    assert drop == actions.DropNode("b", case.view.nodes["b"].revision)
     assert (move.round.generation, move.round.topology, move.round.restarts) == (2, "1/a.0", 0)
 
 
 def test_a_member_that_goes_while_a_generation_forms_is_not_waited_for():
-    case = Case(state=State.FORMING).taking_part(Phase.READY).report(a=Done.READY, b=Done.READY)
-    case.report(b=Done.READY)
+    case = (
+        Case(state=State.FORMING).taking_part(Phase.READY).report(a=MemberStatus.READY, b=MemberStatus.READY)
+    )
+    case.report(b=MemberStatus.READY)
     case.mirror.pop(records.report_key(1, "b"))
     assert case.gone("b", at=0.1).moves(0.1) == [State.OPEN]
 
@@ -199,9 +210,9 @@ def test_a_thousand_members_have_longer_to_read_their_topology():
 @pytest.mark.parametrize(
     ("reports", "moves"),
     [
-        ({"a": Done.READY, "b": Done.READY}, []),
-        ({"a": Done.COMPLETED, "b": Done.READY}, []),
-        ({"a": Done.COMPLETED, "b": Done.COMPLETED}, [State.ENDED]),
+        ({"a": MemberStatus.READY, "b": MemberStatus.READY}, []),
+        ({"a": MemberStatus.COMPLETED, "b": MemberStatus.READY}, []),
+        ({"a": MemberStatus.COMPLETED, "b": MemberStatus.COMPLETED}, [State.ENDED]),
     ],
 )
 def test_running(reports, moves):
@@ -222,7 +233,7 @@ def test_a_member_that_goes_stops_the_round(policy, restart):
     case = Case(state=State.RUNNING, policy=policy).taking_part(Phase.RUNNING).gone("b")
     (move,) = case.acts()
     assert (move.round.state, move.round.restart) == (State.STOPPING, restart)
-    assert (move.round.cause.why, move.round.cause.rank, move.round.cause.code) == (Why.LOST, 1, 125)
+    assert (move.round.cause.why, move.round.cause.rank, move.round.cause.code) == (CauseKind.LOST, 1, 125)
 
 
 def test_a_member_that_a_new_leader_has_not_seen_may_come_yet():
@@ -244,7 +255,7 @@ def test_after_an_outage_members_may_come_yet():
     ("policy", "kinds"),
     [
         (POLICY, [actions.Refuse]),
-        (Policy(fewest=2, most=3, lease=LEASE), [actions.Move]),
+        (Policy(fewest=2, most=3, lease=LEASE), [actions.WriteRound]),
         (Policy(fewest=1, most=2, lease=LEASE), []),
     ],
 )
@@ -256,12 +267,12 @@ def test_a_newcomer(policy, kinds):
 @pytest.mark.parametrize(
     ("reports", "restart", "now", "moves"),
     [
-        ({"a": Done.STOPPING, "b": Done.STOPPING}, False, 0.2, []),
-        ({"a": Done.STOPPING, "b": Done.STOPPING}, False, 0.3, [State.ENDED]),
-        ({"a": Done.STOPPING}, False, 4.9, []),
-        ({"a": Done.STOPPING}, False, 5.0, [State.ENDED]),
-        ({"a": Done.STOPPED, "b": Done.STOPPING}, True, 50.0, []),
-        ({"a": Done.STOPPED, "b": Done.STOPPED}, True, 0.3, [State.OPEN]),
+        ({"a": MemberStatus.STOPPING, "b": MemberStatus.STOPPING}, False, 0.2, []),
+        ({"a": MemberStatus.STOPPING, "b": MemberStatus.STOPPING}, False, 0.3, [State.ENDED]),
+        ({"a": MemberStatus.STOPPING}, False, 4.9, []),
+        ({"a": MemberStatus.STOPPING}, False, 5.0, [State.ENDED]),
+        ({"a": MemberStatus.STOPPED, "b": MemberStatus.STOPPING}, True, 50.0, []),
+        ({"a": MemberStatus.STOPPED, "b": MemberStatus.STOPPED}, True, 0.3, [State.OPEN]),
     ],
 )
 def test_stopping(reports, restart, now, moves):
@@ -273,7 +284,7 @@ def test_a_restart_counts_for_a_failure_and_not_for_a_loss():
     for cause, restarts in ((FAILED, 2), (LOST, 1)):
         policy = Policy(fewest=1, most=2, lease=LEASE)
         case = Case(state=State.STOPPING, cause=cause, restart=True, restarts=1, policy=policy)
-        case.taking_part(Phase.STOPPED).report(a=Done.STOPPED, b=Done.STOPPED)
+        case.taking_part(Phase.STOPPED).report(a=MemberStatus.STOPPED, b=MemberStatus.STOPPED)
         (move,) = case.acts(0.5)
         assert (move.round.generation, move.round.restarts, move.round.after) == (2, restarts, 0.0)
 
@@ -282,8 +293,8 @@ def test_the_last_one_cleans_up():
     case = Case(state=State.ENDED, cause=FAILED)
     case.own.last, case.own.phase = case.round, Phase.OVER
     assert case.acts(1.0) == []
-    assert case.acts(LEASE) == [actions.Clean()]
-    assert case.gone("b", at=1.0).acts(1.0) == [actions.Clean()]
+    assert case.acts(LEASE) == [actions.DeleteJob()]
+    assert case.gone("b", at=1.0).acts(1.0) == [actions.DeleteJob()]
 
 
 def test_an_ended_round_of_an_earlier_job_is_opened_afresh():
@@ -306,22 +317,22 @@ def test_without_any_member_the_round_is_opened_afresh_when_none_can_come_back()
 @pytest.mark.parametrize(
     ("state", "phase", "kinds"),
     [
-        (State.FORMING, Phase.IDLE, [actions.Ready]),
+        (State.FORMING, Phase.IDLE, [actions.Accept]),
         (State.FORMING, Phase.READY, []),
-        (State.RUNNING, Phase.IDLE, [actions.Ready]),
-        (State.STOPPING, Phase.IDLE, [actions.Ready]),
+        (State.RUNNING, Phase.IDLE, [actions.Accept]),
+        (State.STOPPING, Phase.IDLE, [actions.Accept]),
         (State.RUNNING, Phase.READY, [actions.Start]),
         (State.RUNNING, Phase.RUNNING, []),
         (State.STOPPING, Phase.READY, [actions.Stop]),
         (State.STOPPING, Phase.RUNNING, [actions.Stop]),
         (State.STOPPING, Phase.STOPPING, []),
         (State.STOPPING, Phase.STOPPED, []),
-        (State.OPEN, Phase.READY, [actions.Rest]),
-        (State.OPEN, Phase.STOPPED, [actions.Rest]),
+        (State.OPEN, Phase.READY, [actions.Leave]),
+        (State.OPEN, Phase.STOPPED, [actions.Leave]),
         (State.OPEN, Phase.RUNNING, [actions.Stop]),  # it went on without this node
         (State.OPEN, Phase.STOPPING, []),
-        (None, Phase.READY, [actions.Rest]),
-        (None, Phase.RUNNING, [actions.Form]),  # the store has lost its data
+        (None, Phase.READY, [actions.Leave]),
+        (None, Phase.RUNNING, [actions.Propose]),  # the store has lost its data
     ],
 )
 def test_a_member_follows_its_round(state, phase, kinds):
@@ -341,24 +352,24 @@ def test_a_member_follows_its_round(state, phase, kinds):
     ("phase", "completed", "done"),
     [
         (Phase.IDLE, False, None),
-        (Phase.READY, False, Done.READY),
-        (Phase.RUNNING, False, Done.READY),
-        (Phase.RUNNING, True, Done.COMPLETED),
-        (Phase.STOPPING, True, Done.STOPPING),
-        (Phase.STOPPED, False, Done.STOPPED),
+        (Phase.READY, False, MemberStatus.READY),
+        (Phase.RUNNING, False, MemberStatus.READY),
+        (Phase.RUNNING, True, MemberStatus.COMPLETED),
+        (Phase.STOPPING, True, MemberStatus.STOPPING),
+        (Phase.STOPPED, False, MemberStatus.STOPPED),
     ],
 )
 def test_a_member_reports_how_far_it_is(phase, completed, done):
     case = Case("b", state=State.STOPPING, cause=FAILED)
     if phase is not Phase.IDLE:
         case.taking_part(phase, completed=completed)
-    told = [act.report.done for act in case.decision().acts if isinstance(act, actions.Tell)]
+    told = [act.report.done for act in case.decision().acts if isinstance(act, actions.WriteReport)]
     assert told == ([] if done is None else [done])
 
 
 def test_what_was_told_is_not_told_again_unless_there_is_more():
     case = Case("b", state=State.STOPPING, cause=FAILED).taking_part(Phase.STOPPING)
-    case.own.told = (1, Done.STOPPING, 0)
+    case.own.told = (1, MemberStatus.STOPPING, 0)
     assert case.decision().acts == []
     case.own.causes.append((4.0, FAILED))
     (tell,) = case.decision(5.0).acts

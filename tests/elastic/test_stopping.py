@@ -6,9 +6,9 @@ import pytest
 
 from fleetrun.elastic.rendezvous.actions import Policy
 from fleetrun.elastic.rendezvous.leader import LATEST, final_cause, may_restart
-from fleetrun.elastic.rendezvous.records import Cause, Done, Node, Report, Round, State, Why
-from fleetrun.elastic.rendezvous.view import Heard, View
-from fleetrun.elastic.store import forgiven
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, Node, Report, Round, State
+from fleetrun.elastic.rendezvous.view import ReceivedReport, View
+from fleetrun.elastic.store import reconnect_grace
 from fleetrun.plan.topology import Offer
 
 NODES = tuple(Node(id=id, host=id, name="", offer=Offer()) for id in "abc")
@@ -32,17 +32,17 @@ def seen(first, told=(), gone=(), completed=()):
     view.round_since = NOW
     view.nodes = dict.fromkeys("abc")
     for at, each in told:
-        report = Report(done=Done.STOPPING, causes=(each,))
-        view.reports["abc"[each.rank]] = Heard(report, ((at, each),))
+        report = Report(done=MemberStatus.STOPPING, causes=(each,))
+        view.reports["abc"[each.rank]] = ReceivedReport(report, ((at, each),))
     for id in completed:
-        view.reports[id] = Heard(Report(done=Done.COMPLETED), ())
+        view.reports[id] = ReceivedReport(Report(done=MemberStatus.COMPLETED), ())
     for id, at in gone:
         del view.nodes[id]
         view.gone[id] = at
     return view
 
 
-F, L, T = Why.FAILED, Why.LOST, Why.LEFT
+F, L, T = CauseKind.FAILED, CauseKind.LOST, CauseKind.LEFT
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_killed_launcher_is_the_cause_however_long_its_connection_is_forgiven(
 
 
 def test_nothing_is_decided_while_a_broken_connection_may_be_forgiven():
-    assert all(forgiven(lease) + 0.5 < LATEST for lease in (2.0, 10.0, 30.0, 1000.0))
+    assert all(reconnect_grace(lease) + 0.5 < LATEST for lease in (2.0, 10.0, 30.0, 1000.0))
 
 
 def test_its_age_is_told_as_of_now():
@@ -106,12 +106,12 @@ def test_its_age_is_told_as_of_now():
         (L, 125, dataclasses.replace(FIXED, level=0), 1, 0, True),
         (T, 143, FIXED, 2, 0, False),
         (T, 143, dataclasses.replace(FIXED, level=1), 2, 0, True),
-        (Why.JOINED, 0, ELASTIC, 3, 2, True),
-        (Why.TIMEOUT, 124, ELASTIC, 3, 0, False),
+        (CauseKind.JOINED, 0, ELASTIC, 3, 2, True),
+        (CauseKind.TIMEOUT, 124, ELASTIC, 3, 0, False),
     ],
 )
 def test_whether_there_is_another_generation(why, code, policy, here, restarts, again):
-    first = cause(Why.JOINED, 0, code=0)
+    first = cause(CauseKind.JOINED, 0, code=0)
     round_ = Round(generation=1, state=State.STOPPING, cause=first, restart=True, restarts=restarts)
     assert may_restart(round_, cause(why, 1, code), NODES[:here], policy) is again
 

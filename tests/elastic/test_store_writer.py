@@ -2,20 +2,20 @@
 
 import pytest
 
-from fleetrun.elastic.membership import AGAIN, ECHO, PendingWrites, StoreWriter
+from fleetrun.elastic.membership import RETRY_AFTER, VISIBLE_WITHIN, PendingWrites, StoreWriter
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.actions import (
-    Claim,
-    Drop,
-    Form,
-    Learn,
-    Move,
+    ClaimLead,
+    DropNode,
+    Propose,
+    ReadTopology,
     Refuse,
     Register,
-    Tell,
     Unregister,
+    WriteReport,
+    WriteRound,
 )
-from fleetrun.elastic.rendezvous.records import Done, Node, Report, Round, State, Verdict
+from fleetrun.elastic.rendezvous.records import MemberStatus, Node, Report, Round, State, Verdict
 from fleetrun.elastic.rendezvous.view import MemberState, View
 from fleetrun.elastic.store import Ledger
 from fleetrun.plan.topology import Offer
@@ -66,12 +66,12 @@ def office():
 
 
 def test_a_round_is_moved_only_from_where_it_was_seen(office):
-    office.take(Move(OPEN, 0))
+    office.take(WriteRound(OPEN, 0))
     seen = office.ledger.get(records.ROUND_KEY).revision
     office.ledger.put(records.ROUND_KEY, records.pack(Round(generation=9, state=State.OPEN)))
-    office.take(Move(FORMING, seen))
+    office.take(WriteRound(FORMING, seen))
     assert office.round().generation == 9
-    office.take(Form(FORMING, (NODE,), seen))
+    office.take(Propose(FORMING, (NODE,), seen))
     assert office.round().generation == 9
 
 
@@ -79,7 +79,7 @@ def test_the_topology_stands_before_the_round_names_it(office):
     told = []
     put = office.ledger.put
     office.ledger.put = lambda key, value, **options: told.append(key) or put(key, value, **options)
-    office.take(Form(FORMING, (NODE,), 0))
+    office.take(Propose(FORMING, (NODE,), 0))
     assert told == [records.topology_key("1/a.0"), records.ROUND_KEY]
     office.view.round = FORMING
     assert [node.id for node in office.view.members] == ["a"]
@@ -87,19 +87,19 @@ def test_the_topology_stands_before_the_round_names_it(office):
 
 def test_nobody_takes_the_lead_from_another(office):
     office.ledger.put(records.LEADER_KEY, b"b")
-    office.take(Claim(0))
+    office.take(ClaimLead(0))
     assert office.ledger.get(records.LEADER_KEY).value == b"b"
 
 
 def test_a_ghost_that_came_back_is_not_dropped(office):
     old = office.ledger.put(records.node_key("g"), b"1").revision
     office.ledger.put(records.node_key("g"), b"2")
-    office.take(Drop("g", old))
+    office.take(DropNode("g", old))
     assert office.ledger.get(records.node_key("g")) is not None
 
 
 def test_the_lead_and_the_entry_go_with_the_lease_and_a_report_stays(office):
-    office.take(Register(), Claim(0), Tell(1, Report(done=Done.COMPLETED)))
+    office.take(Register(), ClaimLead(0), WriteReport(1, Report(done=MemberStatus.COMPLETED)))
     office.store.close()
     assert set(office.ledger.range("")) == {records.report_key(1, "a")}
 
@@ -108,10 +108,10 @@ def test_the_same_is_not_asked_twice_at_a_time(office):
     for _ in range(3):
         for act in (
             Register(),
-            Claim(0),
-            Move(OPEN, 0),
+            ClaimLead(0),
+            WriteRound(OPEN, 0),
             Refuse("x", Verdict(code=1, message="")),
-            Learn("1/x"),
+            ReadTopology("1/x"),
         ):
             office.writer.take(act)
     assert (office.store.asked["put"], office.store.asked["read"]) == (4, 1)
@@ -119,12 +119,12 @@ def test_the_same_is_not_asked_twice_at_a_time(office):
 
 def test_what_was_refused_is_asked_again_after_a_moment(office):
     office.ledger.put(records.verdict_key("x"), b"")
-    office.take(Claim(7))
+    office.take(ClaimLead(7))
     assert office.writer.pending.forget_late(office.loop.now) == pytest.approx(
-        office.loop.now + AGAIN, abs=0.02
+        office.loop.now + RETRY_AFTER, abs=0.02
     )
-    office.writer.pending.forget_late(office.loop.now + AGAIN)
-    office.take(Claim(0))
+    office.writer.pending.forget_late(office.loop.now + RETRY_AFTER)
+    office.take(ClaimLead(0))
     assert office.ledger.get(records.LEADER_KEY).value == b"a"
 
 
@@ -133,7 +133,7 @@ def test_a_topology_that_is_not_there_or_none_has_no_members(office):
     for name in ("1/b.0", "2/b.0"):
         office.view.round = Round(generation=1, state=State.FORMING, topology=name)
         assert office.view.members is None
-        office.take(Learn(name))
+        office.take(ReadTopology(name))
         assert office.view.members == ()
     assert office.looks >= 2
 
@@ -149,7 +149,7 @@ def test_errands_wait_for_their_echo():
     assert pending.begin("k", 3)
     assert not pending.begin("k", 3)
     pending.answered("k", True, 10.0)
-    assert pending.forget_late(10.0 + ECHO / 2) == 10.0 + ECHO
+    assert pending.forget_late(10.0 + VISIBLE_WITHIN / 2) == 10.0 + VISIBLE_WITHIN
     assert not pending.begin("k", 3)
     assert pending.begin("k", 4), "the mirror shows it"
     pending.answered("other", True, 0.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from fleetrun.elastic.rendezvous import records
-from fleetrun.elastic.rendezvous.records import Cause, Done, Node, Report, Round, State, Why
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, Node, Report, Round, State
 from fleetrun.elastic.rendezvous.view import View
 from fleetrun.elastic.store import Entry
 from fleetrun.plan.topology import Offer
@@ -90,9 +90,9 @@ def test_a_record_of_the_same_revision_may_be_another_one(view, mirror):
 
 
 def test_a_report_counts_for_its_generation_and_tells_when(view, mirror):
-    cause = Cause(why=Why.FAILED, node="b", age=0.5)
+    cause = Cause(why=CauseKind.FAILED, node="b", age=0.5)
     for generation in (1, 2):
-        report = Report(done=Done.STOPPING, causes=(cause,))
+        report = Report(done=MemberStatus.STOPPING, causes=(cause,))
         mirror.put(records.report_key(generation, f"b{generation}"), records.pack(report), 30 + generation)
     view.refresh(mirror, 5.0)
     assert view.reports.keys() == {"b1"}
@@ -104,10 +104,10 @@ def test_a_report_counts_for_its_generation_and_tells_when(view, mirror):
 
 def test_a_member_does_not_go_back(view, mirror):
     """A write that was repeated, since nobody knew whether it had arrived, may arrive after a later one."""
-    for revision, done in enumerate((Done.COMPLETED, Done.READY), start=31):
+    for revision, done in enumerate((MemberStatus.COMPLETED, MemberStatus.READY), start=31):
         mirror.put(records.report_key(1, "b"), records.pack(Report(done=done)), revision)
         view.refresh(mirror, float(revision))
-    assert view.done("b") is Done.COMPLETED
+    assert view.done("b") is MemberStatus.COMPLETED
 
 
 def test_since_when_nothing_runs(view, mirror):

@@ -137,9 +137,9 @@ def test_of_a_store_that_is_killed_the_nodes_know_before_their_lease_ends(patien
     patient.all_see("a", "host")
     patient.host.kill()
     eventually(lambda: node.said("lost"))
-    assert node.said("lost") == [
-        f"the meeting point {patient.endpoint} is gone, and the launcher that served it: connection refused"
-    ]
+    (lost,) = node.said("lost")
+    assert patient.endpoint in lost
+    assert "connection refused" in lost
     assert node.said("down") == [f"{patient.endpoint}: Connection refused"]
 
 
@@ -192,8 +192,8 @@ def test_a_store_that_is_silent_for_a_lease_is_lost(cast: Cast) -> None:
     assert cast.clock() - stopped_at > 0.7 * LEASE
     (lost,) = node.said("lost")
     assert (
-        lost == f"the meeting point {cast.endpoint} has not answered for {LEASE:g} s: "
-        "its machine or the network is gone"
+        lost == f"the rendezvous store {cast.endpoint} has not answered for {LEASE:g} s: "
+        "its machine or network is down"
     )
 
 

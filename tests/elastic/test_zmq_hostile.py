@@ -14,8 +14,9 @@ import zmq
 
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.client import ZmqStore
-from fleetrun.elastic.embedded.sockets import KeyPair, StoreKeys, store_keys
+from fleetrun.elastic.embedded.sockets import store_keys
 from fleetrun.elastic.embedded.wire import running_version
+from fleetrun.envs.curve import CurveKeys, KeyPair
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, steady_loop, until
 from tests.elastic.proxy import Proxy
@@ -331,9 +332,9 @@ def test_a_client_that_was_dropped_begins_anew(loop: Loop, stack: ExitStack) -> 
 @pytest.mark.parametrize(
     ("theirs", "mine", "words"),
     [
-        ("", SECRET, "has one, and the meeting point has another or none"),
-        (SECRET, "", "has none, and the meeting point has one"),
-        (SECRET, "another secret of the same kind", "has one, and the meeting point has another or none"),
+        ("", SECRET, "has one, and the rendezvous store has another or none"),
+        (SECRET, "", "has none, and the rendezvous store has one"),
+        (SECRET, "another secret of the same kind", "has one, and the rendezvous store has another or none"),
     ],
     ids=["superfluous", "missing", "wrong"],
 )
@@ -362,7 +363,7 @@ def test_another_secret_is_told_as_such(
 def test_only_the_nodes_own_key_gets_in(loop: Loop, guarded: ZmqWorld) -> None:
     """Somebody who knows the store's public key, and no secret."""
     assert guarded.keys is not None
-    forged = StoreKeys(guarded.keys.store, KeyPair(*zmq.curve_keypair()))
+    forged = CurveKeys(guarded.keys.server, KeyPair(*zmq.curve_keypair()))
     store = ZmqStore(
         loop, guarded.server.endpoint, job_id="job", node_id="a", lease=guarded.lease, keys=forged,
         context=guarded.context,

@@ -220,7 +220,7 @@ def test_a_store_that_is_gone_is_lost_after_a_second(loop: Loop, join: Join, por
     (error,) = seen.errors
     assert (
         error.message
-        == f"the meeting point {endpoint} is gone, and the launcher that served it: connection refused"
+        == f"the rendezvous store {endpoint} is gone, and the launcher that served it: connection refused"
     )
     assert "etcd" in str(error.hint)
 
@@ -233,7 +233,7 @@ def test_who_belongs_to_another_job_is_refused(loop: Loop, world: ZmqWorld, join
         assert (seen.ups, seen.errors) == ([True], [])
     else:
         expected = (
-            f"the meeting point {world.server.endpoint} refuses this node: "
+            f"the rendezvous store {world.server.endpoint} refuses this node: "
             "it belongs to job 'job', this node to job 'other'"
         )
         assert ([error.message for error in seen.errors], seen.ups) == ([expected], [])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
+from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.errors import PortError
 from fleetrun.host.network import Ports, is_this_host
 from tests.support.ports import free_port

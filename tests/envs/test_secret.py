@@ -37,14 +37,14 @@ def test_keys_stay_what_they_were() -> None:
     keys = keys_of({TOKEN: SECRET})
     assert keys is not None
     assert keys.server.public == b"}mz)OYl7NekQ&O}9dD6tNnsc.g{R=z6o{m=y5#K="
-    assert keys.trainer.secret == b"7hm.sG6%r[g^K$Ik8jy.(j.:^)F8^JsayVs.VGB("
+    assert keys.client.secret == b"7hm.sG6%r[g^K$Ik8jy.(j.:^)F8^JsayVs.VGB("
 
 
 def test_the_store_has_keys_of_its_own() -> None:
     store, servers = store_keys(SECRET), keys_of({TOKEN: SECRET})
     assert store is not None
     assert servers is not None
-    pairs = [store.store, store.node, servers.server, servers.trainer]
+    pairs = [store.server, store.client, servers.server, servers.client]
     assert len({pair.public for pair in pairs} | {pair.secret for pair in pairs}) == 8
     assert store_keys(SECRET) == store
 

@@ -118,7 +118,7 @@ def ready(launches: Sequence[Launch], times: int = 1) -> list[int]:
     return [launch.until_ready(times)[0] for launch in launches]
 
 
-_STORE = r"(meeting point|rendezvous)"
+_STORE = r"rendezvous"
 _LOST = rf"Watching Pod.*?\nLAUNCH WARNING [^\n]*{_STORE}"
 
 

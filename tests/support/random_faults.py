@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from fleetrun.elastic.rendezvous import records
-from fleetrun.elastic.rendezvous.records import Why
+from fleetrun.elastic.rendezvous.records import CauseKind
 from fleetrun.elastic.rendezvous.view import Phase
 from fleetrun.elastic.store import Ledger
 from tests.support.simulation import CountingStore, LossyStore, Player, Run, SimulatedJob
@@ -261,7 +261,7 @@ class FaultyJob(SimulatedJob):
         ends: dict[int, set[object]] = {}
         for player in left:
             last = player.membership._own.last
-            assert player.end is None or player.end[1] is None or player.end[1].why is not Why.JOINED
+            assert player.end is None or player.end[1] is None or player.end[1].why is not CauseKind.JOINED
             if player.end is None:
                 assert player.error.exit_code > 0
             elif last is not None and not player.left:

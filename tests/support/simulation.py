@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.memory_store import Expiry, MemoryStore
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
-from fleetrun.elastic.rendezvous.records import Cause, Node, Round, Why
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.elastic.store import Ledger
 from fleetrun.errors import LaunchError
 from fleetrun.plan.topology import Offer
@@ -270,7 +270,7 @@ class Player:
         """A process fails, and the launcher stops the others of this node."""
         assert self.running is not None
         cause = Cause(
-            why=Why.FAILED,
+            why=CauseKind.FAILED,
             node="",
             headline=f"trainer {self.running.rank} exited with code {code}",
             code=code,
@@ -281,7 +281,7 @@ class Player:
     def leave(self, code: int = 143) -> None:
         """A signal: the launcher stops its processes, and says so."""
         self.left = True
-        self.membership.leave(Cause(why=Why.LEFT, node="", headline="got SIGTERM", code=code))
+        self.membership.leave(Cause(why=CauseKind.LEFT, node="", headline="got SIGTERM", code=code))
         if self.running is not None and not self.stopping:
             self.stopping = True
             self.job.loop.after(self.stop_takes, self._stopped)

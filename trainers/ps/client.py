@@ -22,7 +22,7 @@ import zmq
 from trainers.errors import FleetError, ServerError, TrainerLostError
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
-from trainers.ps.transport import JobKeys, client_socket, receive, send
+from trainers.ps.transport import CurveKeys, client_socket, receive, send
 from trainers.ps.wire import Buffer, Code, Kind, Message, Part, WireError, decode, encode
 
 _MAX_RETRY_S = 10.0
@@ -85,7 +85,7 @@ class Client:
         rank: int,
         configs: PsConfigs,
         *,
-        keys: JobKeys | None = None,
+        keys: CurveKeys | None = None,
         first_retry_s: float = 1.0,
     ) -> None:
         self._first_retry_s = first_retry_s

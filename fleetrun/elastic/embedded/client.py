@@ -14,9 +14,9 @@ import zmq
 
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.connection import Link
-from fleetrun.elastic.embedded.sockets import Context, StoreKeys
 from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.elastic.store import Entry, Listener, Mirror
+from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError
 from fleetrun.pod.loop import Loop, Timer
 
@@ -159,38 +159,38 @@ _HINT = "With --master etcd://... a job outlives any one node."
 
 def store_gone(endpoint: str) -> StoreLostError:
     return StoreLostError(
-        f"the meeting point {endpoint} is gone, and the launcher that served it: connection refused",
+        f"the rendezvous store {endpoint} is gone, and the launcher that served it: connection refused",
         hint=_HINT,
     )
 
 
 def store_silent(endpoint: str, lease: float) -> StoreLostError:
     return StoreLostError(
-        f"the meeting point {endpoint} has not answered for {lease:g} s: its machine or the network is gone",
+        f"the rendezvous store {endpoint} has not answered for {lease:g} s: its machine or network is down",
         hint=_HINT,
     )
 
 
 def store_replaced(endpoint: str) -> StoreLostError:
     return StoreLostError(
-        f"the meeting point {endpoint} is another one: the launcher that served it was started again",
+        f"the rendezvous store {endpoint} is another one: the launcher that served it was started again",
         hint=_HINT,
     )
 
 
 def store_refused(endpoint: str, why: str) -> StoreError:
-    return StoreError(f"the meeting point {endpoint} refuses this node: {why}")
+    return StoreError(f"the rendezvous store {endpoint} refuses this node: {why}")
 
 
 def store_denied(endpoint: str, *, secret: bool) -> StoreError:
     """`secret`: whether this node has one."""
     theirs = (
-        "has one, and the meeting point has another or none"
+        "has one, and the rendezvous store has another or none"
         if secret
-        else "has none, and the meeting point has one"
+        else "has none, and the rendezvous store has one"
     )
     return StoreError(
-        f"the meeting point {endpoint} does not take this node: their secrets differ (this node {theirs})",
+        f"the rendezvous store {endpoint} does not take this node: their secrets differ (this node {theirs})",
         hint="Give every node the same FLEETRUN_TOKEN or --token_file, or none of them any.",
     )
 
@@ -219,7 +219,7 @@ class ZmqStore:
         job_id: str,
         node_id: str,
         lease: float,
-        keys: StoreKeys | None = None,
+        keys: CurveKeys | None = None,
         version: str | None = None,
         context: Context | None = None,
     ) -> None:

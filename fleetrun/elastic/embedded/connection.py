@@ -18,15 +18,13 @@ from typing import Any, Protocol, TypeAlias
 import zmq
 
 from fleetrun.elastic.embedded.sockets import (
-    HANDSHAKE_MS,
-    Context,
     Frames,
     Monitor,
-    StoreKeys,
     Watched,
     node_socket,
 )
-from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
+from fleetrun.envs.contract import join_endpoint, split_endpoint
+from fleetrun.envs.curve import HANDSHAKE_MS, Context, CurveKeys
 from fleetrun.pod.loop import WRITE, Loop, Timer
 
 # ---- Resolving names without blocking the loop: a resolver may take 30 s
@@ -207,7 +205,7 @@ class Link:
         user: LinkUser,
         *,
         lease: float,
-        keys: StoreKeys | None,
+        keys: CurveKeys | None,
         context: Context,
     ) -> None:
         self.is_up = False

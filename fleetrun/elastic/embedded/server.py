@@ -19,18 +19,17 @@ import zmq
 
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.sockets import (
-    Context,
     CurveAuthenticator,
     Frames,
     Monitor,
-    StoreKeys,
     Watched,
     store_socket,
 )
 from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.elastic.memory_store import Expiry
-from fleetrun.elastic.store import Ledger, Session, forgiven
-from fleetrun.envs.settings.parsing import join_endpoint, split_endpoint
+from fleetrun.elastic.store import Ledger, Session, reconnect_grace
+from fleetrun.envs.contract import join_endpoint, split_endpoint
+from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import StoreError
 from fleetrun.pod.loop import Loop
 
@@ -145,7 +144,7 @@ class Service:
         self._job = job_id
         self._version = version
         self._lease = lease
-        self._grace = forgiven(lease)
+        self._grace = reconnect_grace(lease)
         self._peers = Peers(ledger)
         self._to_tell: dict[Session, None] = {}
         self._flushing = False
@@ -400,7 +399,7 @@ class StoreServer:
         *,
         job_id: str,
         lease: float,
-        keys: StoreKeys | None = None,
+        keys: CurveKeys | None = None,
         version: str | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -494,7 +493,7 @@ class StoreServer:
         if now - self._noticed_at >= _NOTICE_EVERY_S:
             self._noticed_at = now
             self._notice(
-                f"the meeting point {self.endpoint} turned away {self._refused} connections so far: "
+                f"the rendezvous store {self.endpoint} turned away {self._refused} connections so far: "
                 "of no fleetrun, or without this job's token"
             )
 

@@ -21,6 +21,7 @@ from requests.exceptions import ConnectTimeout
 from urllib3.exceptions import NewConnectionError
 
 from fleetrun.elastic.etcd.wire import PASSWORD_VARIABLE, Body, EtcdAddress, in_one_reading
+from fleetrun.envs.contract import split_endpoint
 from fleetrun.errors import LaunchError, UsageError
 
 # ---- Shared by the threads of a store: address, certificates, token
@@ -86,10 +87,8 @@ def session_with(address: EtcdAddress) -> requests.Session:
 
 
 def member_at(endpoint: str, secure: bool, session: requests.Session) -> Etcd3Client:
-    host, _, port = endpoint.rpartition(":")
-    return Etcd3Client(
-        host.strip("[]"), int(port), "https" if secure else "http", api_path=_API, session=session
-    )
+    host, port = split_endpoint(endpoint)
+    return Etcd3Client(host, port, "https" if secure else "http", api_path=_API, session=session)
 
 
 # ---- Lets one thread interrupt another's read

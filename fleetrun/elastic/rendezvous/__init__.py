@@ -1,1 +1,3 @@
-"""Who takes part, in which order: pure decisions over what the store says."""
+"""The rendezvous protocol: which nodes take part, in which order. Pure decisions over the content of a
+store.
+"""

@@ -1,5 +1,5 @@
-"""The values of a decision: what the job wants of its nodes (`Policy`), the steps that can be decided, and
-the `Decision` itself. `elastic/membership.py` takes the steps.
+"""What a decision consists of: the job's `Policy`, the acts that can be decided, and the `Decision` itself.
+`elastic/membership.py` carries the acts out.
 """
 
 from __future__ import annotations
@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from fleetrun.elastic.rendezvous.records import Cause, Census, Node, Report, Round, Verdict
 from fleetrun.errors import LaunchError
 
-# ---- The policy of a job: how many nodes, which timeouts, what follows a loss
-
 REFORM_QUIET = 2.0
-"""How long a job that has run waits for more nodes, once there are enough; a loss seldom comes alone."""
+"""Seconds that a job that has run waits for more nodes, once there are enough: nodes are often lost
+together.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """`fewest` to `most` nodes. `level` is --elastic_level: -1, 0 or 1. `lease` is how many seconds a node
-    may be silent. `fixed_ranks` are the hosts of --ips, to name who is missing. `endpoint` is where they
-    meet.
+    """What the job requires of its nodes: how many, and what happens when one is lost.
+
+    There are `fewest` to `most` nodes. `level` is --elastic_level: -1, 0 or 1. `lease` is for how many
+    seconds a node may be silent. `fixed_ranks` are the hosts of --ips, so that missing ones can be named.
+    `endpoint` is the address of the rendezvous store.
     """
 
     fewest: int
@@ -36,24 +38,24 @@ class Policy:
 
     @property
     def elastic(self) -> bool:
-        """Whether the job survives a node."""
+        """Whether the job survives the loss of a node."""
         return self.fewest < self.most or self.level >= 0
 
     @property
     def reform_timeout(self) -> float:
-        """How long a job that has run may be without enough nodes."""
+        """Seconds that a job that has run may be without enough nodes."""
         return max(1.0, self.elastic_timeout)
 
     @property
     def ghost(self) -> float:
-        """How long a replacement of a dead node may have to wait for that one's lease to end."""
+        """Seconds until the lease of a dead node has ended for certain: its replacement may have to wait."""
         return self.lease + 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """While nodes meet: how many are there, who is missing (hosts, or `rank 3`; empty if nobody can tell),
-    and the seconds left.
+    """Progress of a rendezvous: how many nodes are present, which are missing (hosts, or `rank 3`; empty when
+    that is unknown), and the seconds left.
     """
 
     present: int
@@ -63,53 +65,51 @@ class Waiting:
     left: float = 0.0
 
 
-# ---- Decisions: steps at the store and steps of this node; `membership.py` takes them
-
-# ---- at the store, by any node
+# ---- Acts of any node at the store
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Say that this node wants to take part."""
+    """Write this node's entry: it wants to take part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unregister:
-    """Say that this node has seen the end."""
+    """Delete this node's entry: it has seen the end of the job."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimLead:
     """Become the leader."""
 
     expect: int
 
 
 @dataclass(frozen=True, slots=True)
-class Learn:
-    """Read the topology of this name."""
+class ReadTopology:
+    """Read the topology with this name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Report how far this node is."""
+class WriteReport:
+    """Write this node's report: how far it is in the generation."""
 
     generation: int
     report: Report
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Write the round, if it still is of revision `expect`."""
+class WriteRound:
+    """Write the round, if its revision still is `expect`."""
 
     round: Round
     expect: int
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Propose:
     """Write the topology of these members, then the round."""
 
     round: Round
@@ -117,48 +117,50 @@ class Form:
     expect: int
 
 
-# ---- at the store, by the leader
+# ---- Acts of the leader at the store
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
+    """Tell a node that it cannot take part."""
+
     id: str
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """Delete the entry of a node that does not answer, if it still is of this revision."""
+class DropNode:
+    """Delete the entry of a node that does not answer, if its revision still is this one."""
 
     id: str
     revision: int
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Ask the store itself whether this node is there."""
+class CheckNode:
+    """Read this node's entry: the mirror may not have it yet."""
 
     id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """Let those who wait know."""
+class WriteCensus:
+    """Write how many nodes are present, for those that wait."""
 
     census: Census
 
 
 @dataclass(frozen=True, slots=True)
-class Clean:
-    """Everybody has seen the end: leave nothing behind."""
+class DeleteJob:
+    """Delete all keys of the job: every node has seen its end."""
 
 
-# ---- of this node
+# ---- Acts of this node in its own processes and state
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Take part in a generation that forms, as member `rank`."""
+class Accept:
+    """Take part in the generation that forms, as member `rank`."""
 
     round: Round
     rank: int
@@ -166,58 +168,66 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Start:
+    """Start this node's processes."""
+
     round: Round
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
+    """Stop this node's processes."""
+
     cause: Cause
     restart: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """Out of the generation; none of its processes is left."""
+class Leave:
+    """Leave the generation; none of its processes is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """All trainers of the job have completed."""
+    """Let this node's servers exit: all trainers of the job have completed."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
+    """The job is over for this node, with this exit code."""
+
     code: int
     cause: Cause | None
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
+    """This node cannot take part, or cannot continue."""
+
     error: LaunchError
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Leave the store."""
+    """Disconnect from the store."""
 
 
 Act = (
     Register
     | Unregister
-    | Claim
-    | Learn
-    | Tell
-    | Move
-    | Form
+    | ClaimLead
+    | ReadTopology
+    | WriteReport
+    | WriteRound
+    | Propose
     | Refuse
-    | Drop
-    | Check
-    | Count
-    | Clean
-    | Ready
+    | DropNode
+    | CheckNode
+    | WriteCensus
+    | DeleteJob
+    | Accept
     | Start
     | Stop
-    | Rest
+    | Leave
     | Finish
     | End
     | Fail
@@ -227,7 +237,7 @@ Act = (
 
 @dataclass(slots=True)
 class Decision:
-    """What to do now, and when to look again though nothing has changed."""
+    """What to do now, and when to decide again if nothing changes until then."""
 
     acts: list[Act] = field(default_factory=list)
     until: float = math.inf

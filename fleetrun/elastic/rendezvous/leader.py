@@ -1,6 +1,6 @@
 """What the leader of a round does next: which nodes it admits, in which order of ranks, when they become a
-generation, why that one stopped, and whether another follows. Pure: a view and the time in, acts and the time
-of the next look out.
+generation, why that generation stopped, and whether another follows. Pure: from a view and the time to acts
+and the time of the next look.
 
 Which node leads, and what every other node does, is in `member.py`.
 """
@@ -13,24 +13,33 @@ from ipaddress import ip_address
 
 from fleetrun.elastic.rendezvous.actions import (
     REFORM_QUIET,
-    Check,
-    Clean,
-    Count,
+    CheckNode,
     Decision,
-    Drop,
-    Form,
-    Learn,
-    Move,
+    DeleteJob,
+    DropNode,
     Policy,
+    Propose,
+    ReadTopology,
     Refuse,
     Waiting,
+    WriteCensus,
+    WriteRound,
 )
-from fleetrun.elastic.rendezvous.records import Cause, Census, Done, Node, Round, State, Verdict, Why
-from fleetrun.elastic.rendezvous.view import Came, View
-from fleetrun.elastic.store import ABSENT, forgiven
+from fleetrun.elastic.rendezvous.records import (
+    Cause,
+    CauseKind,
+    Census,
+    MemberStatus,
+    Node,
+    Round,
+    State,
+    Verdict,
+)
+from fleetrun.elastic.rendezvous.view import Candidate, View
+from fleetrun.elastic.store import ABSENT, reconnect_grace
 from fleetrun.pod.policy import HOPELESS
 
-# ---- Which of the present nodes may take part, and what the others are told
+# ---- Admission: which of the present nodes may take part
 
 USAGE = 2
 REFUSED = 125
@@ -38,40 +47,41 @@ REFUSED = 125
 
 @dataclass(slots=True)
 class Admission:
-    """`eligible` by arrival. `conflict`: this job cannot be, since its nodes were started differently."""
+    """`eligible` are in order of arrival. `conflict`: the job cannot run, because its nodes were started
+    differently.
+    """
 
-    eligible: list[Came] = field(default_factory=list)
+    eligible: list[Candidate] = field(default_factory=list)
     refused: list[Refuse] = field(default_factory=list)
     conflict: Cause | None = None
     until: float = float("inf")
 
 
 def admit(view: View, policy: Policy, now: float) -> Admission:
-    """Nodes of a round that has members are measured by these; else by the leader.
+    """Nodes must have the options of the round's members; where it has none, those of the leader.
 
-    Of two that ask for one rank the older one has it. The younger one is refused when the older one still is
-    there after the time in which a dead one would have gone: until then the older one may be what is left of
-    a node that the younger one replaces.
+    Of two nodes that ask for the same rank the older gets it. The younger is refused once the older is still
+    present when the lease of a dead node would have ended: until then the younger may be its replacement.
     """
     result = Admission()
     members = view.members or ()
     reference = _reference(view, members)
-    holders: dict[int, Came] = {}
-    for came in sorted(view.nodes.values(), key=lambda came: came.created):
-        if came.node.rank >= policy.most:
-            result.refused.append(Refuse(came.node.id, _rank_too_high(came.node, policy)))
-        elif reference is not None and came.fits != reference.fits:
-            _differs(result, came, reference, view, policy, now, settled=bool(members))
-        elif came.node.rank >= 0 and came.node.rank in holders:
-            _same_rank(result, came, holders[came.node.rank], view, policy, now)
+    holders: dict[int, Candidate] = {}
+    for candidate in sorted(view.nodes.values(), key=lambda candidate: candidate.created):
+        if candidate.node.rank >= policy.most:
+            result.refused.append(Refuse(candidate.node.id, _rank_too_high(candidate.node, policy)))
+        elif reference is not None and candidate.fits != reference.fits:
+            _differs(result, candidate, reference, view, policy, now, settled=bool(members))
+        elif candidate.node.rank >= 0 and candidate.node.rank in holders:
+            _same_rank(result, candidate, holders[candidate.node.rank], view, policy, now)
         else:
-            result.eligible.append(came)
-            if came.node.rank >= 0:
-                holders[came.node.rank] = came
+            result.eligible.append(candidate)
+            if candidate.node.rank >= 0:
+                holders[candidate.node.rank] = candidate
     return result
 
 
-def _reference(view: View, members: tuple[Node, ...]) -> Came | None:
+def _reference(view: View, members: tuple[Node, ...]) -> Candidate | None:
     for node in members:
         if node.id in view.nodes:
             return view.nodes[node.id]
@@ -88,33 +98,46 @@ def _rank_too_high(node: Node, policy: Policy) -> Verdict:
 
 
 def _differs(
-    result: Admission, came: Came, reference: Came, view: View, policy: Policy, now: float, *, settled: bool
+    result: Admission,
+    candidate: Candidate,
+    reference: Candidate,
+    view: View,
+    policy: Policy,
+    now: float,
+    *,
+    settled: bool,
 ) -> None:
-    """A node that came under this leader's eyes is alive; another may be left over from an earlier start."""
-    what = difference(reference.node, came.node)
+    """A node that came under this leader is alive; the entry of an older one may be left from an earlier
+    start.
+    """
+    what = difference(reference.node, candidate.node)
     hint = "Start all nodes with the same command."
-    alive = came.created > view.leader_created
+    alive = candidate.created > view.leader_created
     if settled:
-        result.refused.append(Refuse(came.node.id, Verdict(code=USAGE, message=what, hint=hint)))
-    elif alive or now >= came.since + policy.ghost:
+        result.refused.append(Refuse(candidate.node.id, Verdict(code=USAGE, message=what, hint=hint)))
+    elif alive or now >= candidate.since + policy.ghost:
         result.conflict = Cause(
-            why=Why.REFUSED, node=came.node.title, headline=what, code=USAGE, lines=(hint,)
+            why=CauseKind.REFUSED, node=candidate.node.title, headline=what, code=USAGE, lines=(hint,)
         )
     else:
-        result.until = min(result.until, came.since + policy.ghost)
+        result.until = min(result.until, candidate.since + policy.ghost)
 
 
-def _same_rank(result: Admission, came: Came, holder: Came, view: View, policy: Policy, now: float) -> None:
-    sure = now if holder.node.id == view.me else came.since + policy.ghost
+def _same_rank(
+    result: Admission, candidate: Candidate, holder: Candidate, view: View, policy: Policy, now: float
+) -> None:
+    sure = now if holder.node.id == view.me else candidate.since + policy.ghost
     if now < sure:
         result.until = min(result.until, sure)
         return
-    message = f"--rank {came.node.rank} is taken by {holder.node.title}"
+    message = f"--rank {candidate.node.rank} is taken by {holder.node.title}"
     hint = "Give every node its own --rank, or none."
-    if came.node.rank < len(policy.fixed_ranks):
-        message = f"{policy.fixed_ranks[came.node.rank]} of the list is here already: {holder.node.title}"
+    if candidate.node.rank < len(policy.fixed_ranks):
+        message = (
+            f"{policy.fixed_ranks[candidate.node.rank]} of the list is here already: {holder.node.title}"
+        )
         hint = "Is --host or POD_IP the same on two machines?"
-    result.refused.append(Refuse(came.node.id, Verdict(code=REFUSED, message=message, hint=hint)))
+    result.refused.append(Refuse(candidate.node.id, Verdict(code=REFUSED, message=message, hint=hint)))
 
 
 def difference(one: Node, other: Node) -> str:
@@ -143,59 +166,62 @@ def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdic
     )
 
 
-# ---- From the present nodes to the members of a generation, in rank order
+# ---- Ranks: from the admitted nodes to the members of a generation
 
 
 def choose(
-    nodes: Iterable[Came], previous: Sequence[Node], most: int, *, sort_ip: bool = False
+    nodes: Iterable[Candidate], previous: Sequence[Node], most: int, *, sort_ip: bool = False
 ) -> tuple[Node, ...]:
-    """At most `most` of these: members of the previous generation first, then those that ask for a rank, then
-    by arrival. No two of them may ask for the same rank.
+    """At most `most` of these in rank order. Members of the previous generation are preferred, then those
+    that ask for a rank, then by arrival. No two of them may ask for the same rank.
 
-    Who asks for a rank gets it. The others of the previous generation keep theirs; where one is missing, its
-    host may have come back, else the last ranks move into the holes, and newcomers follow: by address with
-    `sort_ip`, else by arrival.
+    A node that asks for a rank gets it. The other members of the previous generation keep theirs. A missing
+    member's rank goes to a new node of its machine, else the last ranks move into the gaps; new nodes follow,
+    by address with `sort_ip`, else by arrival.
     """
     ranks = {node.id: rank for rank, node in enumerate(previous)}
-    there = sorted(nodes, key=lambda came: (came.node.id not in ranks, came.node.rank < 0, came.created))[
-        :most
-    ]
-    seats = _Seats(len(there))
-    for came in there:
-        seats.take(came.node.rank, came.node)
-    for came in there:
-        seats.take(ranks.get(came.node.id, -1), came.node)
-    empty = _empty_places({came.node.id for came in there}, previous)
-    for came in there:
-        if came.node.id not in ranks:
-            seats.take(empty.get((came.node.host, came.node.name), -1), came.node)
-    movers = [came.node for came in there if came.node.id in ranks]
-    newcomers = [came for came in there if came.node.id not in ranks]
-    newcomers.sort(key=lambda came: (_address(came.node.host) if sort_ip else (), came.created))
-    seats.fill(sorted(movers, key=lambda node: ranks[node.id]))
-    seats.fill(came.node for came in newcomers)
-    return seats.all()
+    there = sorted(
+        nodes,
+        key=lambda candidate: (candidate.node.id not in ranks, candidate.node.rank < 0, candidate.created),
+    )[:most]
+    slots = _RankSlots(len(there))
+    for candidate in there:
+        slots.take(candidate.node.rank, candidate.node)
+    for candidate in there:
+        slots.take(ranks.get(candidate.node.id, -1), candidate.node)
+    empty = _empty_places({candidate.node.id for candidate in there}, previous)
+    for candidate in there:
+        if candidate.node.id not in ranks:
+            slots.take(empty.get((candidate.node.host, candidate.node.name), -1), candidate.node)
+    movers = [candidate.node for candidate in there if candidate.node.id in ranks]
+    newcomers = [candidate for candidate in there if candidate.node.id not in ranks]
+    newcomers.sort(
+        key=lambda candidate: (_address(candidate.node.host) if sort_ip else (), candidate.created)
+    )
+    slots.fill(sorted(movers, key=lambda node: ranks[node.id]))
+    slots.fill(candidate.node for candidate in newcomers)
+    return slots.nodes()
 
 
-class _Seats:
+class _RankSlots:
     def __init__(self, size: int) -> None:
-        self._seats: list[Node | None] = [None] * size
-        self._seated: set[str] = set()
+        self._slots: list[Node | None] = [None] * size
+        self._placed: set[str] = set()
 
     def take(self, rank: int, node: Node) -> None:
-        """If it is free, and the node has none."""
-        if 0 <= rank < len(self._seats) and self._seats[rank] is None and node.id not in self._seated:
-            self._seats[rank] = node
-            self._seated.add(node.id)
+        """If the rank is free, and the node has none."""
+        if 0 <= rank < len(self._slots) and self._slots[rank] is None and node.id not in self._placed:
+            self._slots[rank] = node
+            self._placed.add(node.id)
 
     def fill(self, nodes: Iterable[Node]) -> None:
-        free = (rank for rank, node in enumerate(self._seats) if node is None)
+        free = (rank for rank, node in enumerate(self._slots) if node is None)
         for node in nodes:
-            if node.id not in self._seated:
+            if node.id not in self._placed:
                 self.take(next(free), node)
 
-    def all(self) -> tuple[Node, ...]:
-        return tuple(node for node in self._seats if node is not None)
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(node for node in self._slots if node is not None)
 
 
 def _empty_places(there: set[str], previous: Sequence[Node]) -> dict[tuple[str, str], int]:
@@ -216,28 +242,30 @@ def _address(host: str) -> tuple[int, int, str]:
     return (address.version, int(address), "")
 
 
-# ---- Why a generation stopped, and what follows. Every node stops for the first cause that reached the
-# round. The final cause is the oldest: each node reports its own with their age, so clocks need not agree
+# ---- After a generation: why it stopped, and whether another follows
+#
+# All nodes stop at once for the first cause that reaches the round. What is reported in the end is the oldest
+# cause: each node reports its own with their age, so clocks need not agree.
 
 LOST_CODE = 125
 SOONEST = 0.3
 LATEST = 5.0
-"""How long the leader waits for older causes than the first, when all have answered and at most: a machine
-that writes a core dump may stand still for seconds before it tells what failed there, and a launcher that was
-killed is given up after all that `forgiven` says.
+"""Seconds that the leader waits for causes older than the first: once all nodes have answered, and at most. A
+machine that writes a core dump may take seconds to report what failed, and a launcher that was killed counts
+as gone only after `reconnect_grace`.
 """
 
 
 def follows(lease: float) -> float:
-    """For so many seconds before a node is seen to go the failures of others are its consequence: their
-    connections to it broke as the store's did, which was forgiven for a while.
+    """Failures of other nodes up to this many seconds before a node is seen to be gone are its consequence:
+    their connections to it broke when the store's did, and the store waited for `reconnect_grace`.
     """
-    return max(1.0, forgiven(lease)) + 0.5
+    return max(1.0, reconnect_grace(lease)) + 0.5
 
 
 def lost(node: Node, rank: int, lease: float, age: float) -> Cause:
     return Cause(
-        why=Why.LOST,
+        why=CauseKind.LOST,
         node=node.title,
         rank=rank,
         headline=f"{node.title} is gone: its launcher has ended, or was not heard of for {lease:g} s",
@@ -254,19 +282,19 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
     since = max(view.round_since, view.led_since)
     here = [node for node in members if gone_at(view, node, policy, now, decision) is None]
     done = [view.done(node.id) for node in here]
-    heard = all(each in (Done.STOPPING, Done.STOPPED) for each in done)
+    heard = all(each in (MemberStatus.STOPPING, MemberStatus.STOPPED) for each in done)
     decided = since + (SOONEST if heard else LATEST)
     if now < decided:
         decision.look_at(decided)
         return decision
     cause = final_cause(view, members, policy, now)
     restart = may_restart(round_, cause, here, policy)
-    if not restart and cause.why is Why.JOINED:
-        cause = final_cause(view, members, policy, now, but=Why.JOINED)
+    if not restart and cause.why is CauseKind.JOINED:
+        cause = final_cause(view, members, policy, now, but=CauseKind.JOINED)
     if not restart:
         ended = replace(round_, state=State.ENDED, cause=cause, code=cause.code or 1, restart=False)
-        decision.do(Move(ended, view.round_revision))
-    elif all(each is Done.STOPPED for each in done):
+        decision.do(WriteRound(ended, view.round_revision))
+    elif all(each is MemberStatus.STOPPED for each in done):
         restarts = round_.restarts + cause.counts
         opened = Round(
             generation=round_.generation + 1,
@@ -276,26 +304,28 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
             after=round_.after,
             topology=round_.topology,
         )
-        decision.do(Move(opened, view.round_revision))
+        decision.do(WriteRound(opened, view.round_revision))
     return decision
 
 
 def gone_at(view: View, node: Node, policy: Policy, now: float, decision: Decision) -> float | None:
-    """When a member went. None: it is there, or may come yet; then there is another look when that is over.
-    A leader that went is asked for: its successor has not seen how its entry went.
+    """When a member went. None while it is present or may still come; then the decision is made again later.
+    The entry of a departed leader is read: its successor did not watch the entries when it disappeared.
     """
     gone = view.lost_at(node.id, policy.lease)
     if gone is None or now >= gone:
         return gone
     decision.look_at(gone)
     if node.id == view.departed_leader:
-        decision.do(Check(node.id))
+        decision.do(CheckNode(node.id))
     return None
 
 
 def may_go(view: View, node: Node) -> bool:
-    """Whether a member is not missed: its trainers have ended well, and those of others do not need it."""
-    return view.done(node.id) is Done.COMPLETED and not node.offer.serves
+    """Whether a member may leave early: its trainers have completed, and it serves no other node's
+    trainers.
+    """
+    return view.done(node.id) is MemberStatus.COMPLETED and not node.offer.serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +335,9 @@ class _Told:
 
 
 def final_cause(
-    view: View, members: Sequence[Node], policy: Policy, now: float, but: Why | None = None
+    view: View, members: Sequence[Node], policy: Policy, now: float, but: CauseKind | None = None
 ) -> Cause:
-    """The oldest; of causes but these if there are others."""
+    """The oldest cause; one of kind `but` only if there is no other."""
     round_ = view.round
     assert round_ is not None
     assert round_.cause is not None
@@ -320,32 +350,32 @@ def final_cause(
         if gone is not None and now >= gone and not explained:
             told.append(_Told(gone, lost(node, rank, policy.lease, now - gone)))
     first = min(told, key=lambda each: (each.cause.why is but, each.at))
-    if first.cause.why is Why.FAILED:
+    if first.cause.why is CauseKind.FAILED:
         late = first.at + follows(policy.lease)
-        vanished = [each for each in told if each.cause.why is Why.LOST and each.at <= late]
+        vanished = [each for each in told if each.cause.why is CauseKind.LOST and each.at <= late]
         first = min(vanished, key=lambda each: each.at, default=first)
     return replace(first.cause, age=max(0.0, now - first.at))
 
 
 def may_restart(round_: Round, cause: Cause, here: Sequence[Node], policy: Policy) -> bool:
-    """Whether there is another generation. The round says what the node with the first cause wants; the last
-    word counts for the cause that it turned out to be.
+    """Whether another generation follows. The round has the decision of the node with the first cause; it
+    does not count if the final cause is another one.
     """
-    if cause.why in (Why.TIMEOUT, Why.REFUSED):
+    if cause.why in (CauseKind.TIMEOUT, CauseKind.REFUSED):
         return False
-    if cause.why is Why.FAILED and not _may_try_again(round_, cause, policy):
+    if cause.why is CauseKind.FAILED and not _may_try_again(round_, cause, policy):
         return False
-    if cause.why is Why.LEFT and _is_the_first(cause, round_) and not round_.restart:
+    if cause.why is CauseKind.LEFT and _is_the_first(cause, round_) and not round_.restart:
         return False
     if policy.level >= 0:
         return True
-    if cause.why in (Why.LOST, Why.LEFT) and not policy.elastic:
+    if cause.why in (CauseKind.LOST, CauseKind.LEFT) and not policy.elastic:
         return False
     return len(here) >= policy.fewest
 
 
 def _is_the_first(cause: Cause, round_: Round) -> bool:
-    """Whether it is the one that the round was stopped for."""
+    """Whether the round was stopped for this cause."""
     first = round_.cause
     return first is not None and (cause.rank, cause.headline) == (first.rank, first.headline)
 
@@ -356,26 +386,26 @@ def _may_try_again(round_: Round, cause: Cause, policy: Policy) -> bool:
     return cause.code not in HOPELESS and round_.restarts < policy.max_restart
 
 
-# ---- The next step of the leader
+# ---- The leader's decisions, by the state of the round
 
 TIMEOUT_CODE = 124
 ROOM = 0.005
-"""Seconds of patience for each member that has to read a topology of so many."""
+"""Seconds granted per member for reading the topology."""
 CENSUS_EVERY = 2.0
 LEAVE = 2.0
-"""How long the leader waits at least for the others to see the end."""
+"""Seconds that the leader waits at least for the others to see the end."""
 
 
 def lead(view: View, policy: Policy, now: float, *, over: bool) -> Decision:
-    """`over`: this node has seen the job's end, which is not one from before its time."""
+    """`over`: this node has seen the end of its job, as opposed to one that ended before it came."""
     round_ = view.round
     if round_ is None:
-        return _only(Move(Round(generation=1, state=State.OPEN), ABSENT)) if not over else Decision()
+        return _only(WriteRound(Round(generation=1, state=State.OPEN), ABSENT)) if not over else Decision()
     if round_.state is State.ENDED:
-        return _clean(view, policy, now) if over else _only(Move(_afresh(round_), view.round_revision))
+        return _clean(view, policy, now) if over else _only(WriteRound(_afresh(round_), view.round_revision))
     members = view.members
     if members is None:
-        return _only(Learn(round_.topology))
+        return _only(ReadTopology(round_.topology))
     if round_.state is State.OPEN:
         return _open(view, round_, members, policy, now)
     if not any(node.id in view.nodes for node in members):
@@ -387,26 +417,26 @@ def lead(view: View, policy: Policy, now: float, *, over: bool) -> Decision:
     return after_stop(view, members, policy, now)
 
 
-def _only(*acts: Move | Learn) -> Decision:
+def _only(*acts: WriteRound | ReadTopology) -> Decision:
     return Decision(list(acts))
 
 
 def _afresh(round_: Round) -> Round:
-    """A new job where an old one has left its round."""
+    """A new job, after an old one left its round behind."""
     return Round(generation=round_.generation + 1, state=State.OPEN)
 
 
 def _again(round_: Round) -> Round:
-    """What was proposed did not come about."""
+    """The proposed generation was not accepted: try the next."""
     return replace(round_, generation=round_.generation + 1, state=State.OPEN, size=0, after=0.0)
 
 
 def _abandoned(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
-    """No member is left: what stands here is of an old job, or of one whose nodes are all cut off."""
+    """No member is left: the round belongs to an old job, or to one whose nodes are all disconnected."""
     gone = max((view.lost_at(node.id, policy.lease) or now for node in members), default=now)
     if now < gone:
         return Decision(until=gone)
-    return _only(Move(_afresh(round_), view.round_revision))
+    return _only(WriteRound(_afresh(round_), view.round_revision))
 
 
 # ---- open
@@ -418,10 +448,14 @@ def _open(view: View, round_: Round, members: Sequence[Node], policy: Policy, no
     if admission.conflict is not None:
         decision.do(_ended(view, round_, admission.conflict))
         return decision
-    nodes = [came for came in admission.eligible if came.node.id != _not_again(round_, members, policy)]
-    deadline = view.unformed_since + patience(round_, policy)
+    nodes = [
+        candidate
+        for candidate in admission.eligible
+        if candidate.node.id != _not_again(round_, members, policy)
+    ]
+    deadline = view.unformed_since + meeting_time(round_, policy)
     form_at = _form_at(view, round_, members, nodes, deadline, policy)
-    if form_at <= now < deadline + 2 * policy.lease:  # past that, what is proposed never comes about
+    if form_at <= now < deadline + 2 * policy.lease:  # after that, no proposal was ever accepted
         decision.do(_form(view, round_, members, nodes, policy))
     elif now >= deadline:
         decision.do(_ended(view, round_, _timeout(round_, members, nodes, policy)))
@@ -439,17 +473,17 @@ def _open(view: View, round_: Round, members: Sequence[Node], policy: Policy, no
     return decision
 
 
-def patience(round_: Round | None, policy: Policy) -> float:
-    """How long nodes may take to meet: for the first generation, or for one after it."""
+def meeting_time(round_: Round | None, policy: Policy) -> float:
+    """Seconds that nodes may take to meet: for the first generation, or for a later one."""
     if round_ is None or round_.cause is None:
         return policy.rdzv_timeout
     return policy.reform_timeout + round_.after
 
 
 def _not_again(round_: Round, members: Sequence[Node], policy: Policy) -> str:
-    """With --elastic_level 0 a node whose process failed makes room for another one."""
+    """With --elastic_level 0: the node whose process failed, which leaves room for another."""
     cause = round_.cause
-    if policy.level != 0 or cause is None or cause.why is not Why.FAILED or cause.rank >= len(members):
+    if policy.level != 0 or cause is None or cause.why is not CauseKind.FAILED or cause.rank >= len(members):
         return ""
     return members[cause.rank].id if cause.rank >= 0 else ""
 
@@ -458,11 +492,11 @@ def _form_at(
     view: View,
     round_: Round,
     members: Sequence[Node],
-    nodes: Sequence[Came],
+    nodes: Sequence[Candidate],
     deadline: float,
     policy: Policy,
 ) -> float:
-    """When these nodes become a generation if nothing changes."""
+    """When these nodes become a generation, if nothing changes."""
     count = len(nodes)
     if count < policy.fewest:
         return float("inf")
@@ -476,13 +510,15 @@ def _form_at(
     return max(earliest, min(calm, deadline))
 
 
-def _all_back(round_: Round, members: Sequence[Node], nodes: Sequence[Came]) -> bool:
-    """After a failure nobody else is waited for."""
+def _all_back(round_: Round, members: Sequence[Node], nodes: Sequence[Candidate]) -> bool:
+    """After a failure, a complete generation starts again without waiting for more nodes."""
     assert round_.cause is not None
-    return round_.cause.counts and {node.id for node in members} <= {came.node.id for came in nodes}
+    return round_.cause.counts and {node.id for node in members} <= {candidate.node.id for candidate in nodes}
 
 
-def _form(view: View, round_: Round, members: Sequence[Node], nodes: Sequence[Came], policy: Policy) -> Form:
+def _form(
+    view: View, round_: Round, members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy
+) -> Propose:
     chosen = choose(nodes, members, policy.most, sort_ip=policy.sort_ip)
     known = {node.id for node in members}
     old_job = bool(known) and not any(node.id in known for node in chosen)
@@ -493,25 +529,25 @@ def _form(view: View, round_: Round, members: Sequence[Node], nodes: Sequence[Ca
         restarts=0 if old_job else round_.restarts,
         topology=f"{round_.generation}/{view.me}.{view.topologies_seen}",
     )
-    return Form(forming, chosen, view.round_revision)
+    return Propose(forming, chosen, view.round_revision)
 
 
-def _ended(view: View, round_: Round, cause: Cause) -> Move:
+def _ended(view: View, round_: Round, cause: Cause) -> WriteRound:
     ended = replace(round_, state=State.ENDED, cause=cause, code=cause.code or 1)
-    return Move(ended, view.round_revision)
+    return WriteRound(ended, view.round_revision)
 
 
-def _timeout(round_: Round, members: Sequence[Node], nodes: Sequence[Came], policy: Policy) -> Cause:
+def _timeout(round_: Round, members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy) -> Cause:
     again = " again" if round_.cause is not None else ""
     where = f" at {policy.endpoint}" if policy.endpoint else ""
-    limit = patience(round_, policy)
+    limit = meeting_time(round_, policy)
     headline = f"{len(nodes)} of {policy.fewest} nodes met{again}{where} within {limit:g} s"
     missing = who_is_missing(members, nodes, policy)
     if missing:
         headline += f"; missing {_listed(missing)}"
     lines = [f"before that: {round_.cause.headline}"] if round_.cause is not None else []
     lines.append(_what_to_do(policy))
-    return Cause(why=Why.TIMEOUT, node="", headline=headline, code=TIMEOUT_CODE, lines=tuple(lines))
+    return Cause(why=CauseKind.TIMEOUT, node="", headline=headline, code=TIMEOUT_CODE, lines=tuple(lines))
 
 
 def _what_to_do(policy: Policy) -> str:
@@ -520,12 +556,12 @@ def _what_to_do(policy: Policy) -> str:
     return f"Start the same command on the other machines, with --master={policy.endpoint}."
 
 
-def who_is_missing(members: Sequence[Node], nodes: Sequence[Came], policy: Policy) -> tuple[str, ...]:
+def who_is_missing(members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy) -> tuple[str, ...]:
     """At most eight, as far as anything tells who else there should be: members before, --ips, --rank."""
     if len(nodes) >= policy.fewest:
         return ()
-    there = {came.node.id for came in nodes}
-    ranks = {came.node.rank for came in nodes if came.node.rank >= 0}
+    there = {candidate.node.id for candidate in nodes}
+    ranks = {candidate.node.rank for candidate in nodes if candidate.node.rank >= 0}
     if members:
         names = [f"{node.title} (rank {rank})" for rank, node in enumerate(members) if node.id not in there]
     elif policy.fixed_ranks:
@@ -545,12 +581,12 @@ def _listed(missing: Sequence[str]) -> str:
 
 
 def _count(view: View, decision: Decision, census: Census, now: float) -> None:
-    """Not for each that comes: everybody reads it."""
+    """At most every CENSUS_EVERY seconds, because all nodes read it."""
     if census == view.census:
         return
     due = view.census_since + CENSUS_EVERY
     if now >= due:
-        decision.do(Count(census))
+        decision.do(WriteCensus(census))
     else:
         decision.look_at(due)
 
@@ -560,8 +596,10 @@ def _count(view: View, decision: Decision, census: Census, now: float) -> None:
 
 def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
     done = [view.done(node.id) for node in members]
-    if all(each is Done.READY for each in done):
-        return _only(Move(replace(round_, state=State.RUNNING, cause=None, after=0.0), view.round_revision))
+    if all(each is MemberStatus.READY for each in done):
+        return _only(
+            WriteRound(replace(round_, state=State.RUNNING, cause=None, after=0.0), view.round_revision)
+        )
     vanished = any(node.id in view.gone for node in members)
     patient_until = max(view.round_since, view.led_since, view.whole_since) + max(
         1.0, policy.lease / 2, len(members) * ROOM
@@ -572,21 +610,21 @@ def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy,
     if now >= patient_until:
         for node, state in zip(members, done, strict=True):
             if state is None and node.id in view.nodes and node.id != view.me:
-                decision.do(Drop(node.id, view.nodes[node.id].revision))
-    decision.do(Move(_again(round_), view.round_revision))
+                decision.do(DropNode(node.id, view.nodes[node.id].revision))
+    decision.do(WriteRound(_again(round_), view.round_revision))
     return decision
 
 
 def _running(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
-    if all(view.done(node.id) is Done.COMPLETED for node in members):
-        return _only(Move(replace(round_, state=State.ENDED, cause=None, code=0), view.round_revision))
+    if all(view.done(node.id) is MemberStatus.COMPLETED for node in members):
+        return _only(WriteRound(replace(round_, state=State.ENDED, cause=None, code=0), view.round_revision))
     decision = Decision()
     cause = _first_lost(view, members, policy, now, decision)
     if cause is None and len(view.nodes) > sum(node.id in view.nodes for node in members):
         cause = _newcomers(view, round_, members, policy, now, decision)
     if cause is not None:
-        restart = cause.why is Why.JOINED or policy.elastic
-        decision.do(Move(round_.stopping(cause, restart=restart), view.round_revision))
+        restart = cause.why is CauseKind.JOINED or policy.elastic
+        decision.do(WriteRound(round_.stopping(cause, restart=restart), view.round_revision))
     return decision
 
 
@@ -606,22 +644,22 @@ def _first_lost(
 def _newcomers(
     view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float, decision: Decision
 ) -> Cause | None:
-    """Who may join makes the job form anew; the others are told that it is full."""
+    """A node that may join starts a new generation; others are refused, because the job is full."""
     admission = admit(view, policy, now)
     known = {node.id for node in members}
     decision.do(*(refuse for refuse in admission.refused if refuse.id not in known))
     decision.look_at(admission.until)
-    joining = [came for came in admission.eligible if came.node.id not in known]
+    joining = [candidate for candidate in admission.eligible if candidate.node.id not in known]
     if not joining:
         return None
     if round_.size < policy.most:
-        names = ", ".join(came.node.title for came in joining[:4])
-        return Cause(why=Why.JOINED, node=joining[0].node.title, headline=f"{names} joins", code=0)
+        names = ", ".join(candidate.node.title for candidate in joining[:4])
+        return Cause(why=CauseKind.JOINED, node=joining[0].node.title, headline=f"{names} joins", code=0)
     verdict = job_is_full(view, tuple(members), policy)
-    for came in joining:
-        sure = came.since + policy.ghost if policy.elastic else now  # it may replace one that is lost
+    for candidate in joining:
+        sure = candidate.since + policy.ghost if policy.elastic else now  # it may replace one that is lost
         if now >= sure:
-            decision.do(Refuse(came.node.id, verdict))
+            decision.do(Refuse(candidate.node.id, verdict))
         else:
             decision.look_at(sure)
     return None
@@ -631,11 +669,12 @@ def _newcomers(
 
 
 def _clean(view: View, policy: Policy, now: float) -> Decision:
-    """Once all who were there have seen the end. One that does not answer is waited for as long as its lease
-    may last: it could come back to an empty store and believe that the store had lost its data.
+    """Delete the job's keys once all nodes have seen the end. A node that does not answer is awaited until
+    its lease has ended: back at an empty store, it would conclude that the store had lost its data.
     """
     latest = view.round_since + max(LEAVE, policy.lease)
     waits = any(
-        came.created < view.round_revision and came.node.id != view.me for came in view.nodes.values()
+        candidate.created < view.round_revision and candidate.node.id != view.me
+        for candidate in view.nodes.values()
     )
-    return Decision(until=latest) if waits and now < latest else Decision([Clean()])
+    return Decision(until=latest) if waits and now < latest else Decision([DeleteJob()])

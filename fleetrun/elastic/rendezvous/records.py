@@ -1,5 +1,5 @@
-"""What stands in the store: the records with their JSON in both directions, and the keys under which they
-stand. No rule of the rendezvous is in this file.
+"""The records of the rendezvous: their keys in the store, and their JSON in both directions. No rule of the
+rendezvous is in this file.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from typing import Any, TypeVar
 
 from fleetrun.plan.topology import Offer
 
-# ---- Records in the store, and their JSON
-
 T = TypeVar("T")
 
 MOST_BYTES = 64 << 20
-"""No record is larger, unpacked; a topology of 100,000 nodes has about 20 MB."""
+"""Limit of an unpacked record; a topology of 100,000 nodes has about 20 MB."""
 
 WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What reading other people's JSON may raise."""
+"""What reading JSON of unknown origin may raise."""
 
 
 class BadRecordError(ValueError):
-    """What was read is no such record: written by something else than this version of fleetrun."""
+    """The value is not such a record: it was not written by this version of fleetrun."""
 
 
 class State(StrEnum):
-    """Of a round. `member.py` draws the moves."""
+    """Of a round. The diagram of all transitions is in `member.py`."""
 
     OPEN = "open"
     FORMING = "forming"
@@ -40,23 +38,22 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-class Why(StrEnum):
+class CauseKind(StrEnum):
     """Kinds of causes for which a round stops."""
 
     FAILED = "failed"  # a process failed
-    LOST = "lost"  # a node does not answer any more
+    LOST = "lost"  # a node no longer answers
     LEFT = "left"  # a node was told to leave (a signal)
     JOINED = "joined"  # a node came to an elastic job
     TIMEOUT = "timeout"  # --timeout
-    REFUSED = "refused"  # the nodes do not fit together (options, versions, ranks); nothing was started
+    REFUSED = "refused"  # the nodes' options, versions or ranks do not match; nothing was started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` its address, `name`
-    what its machine calls itself.
-
-    `options` are those that have to be equal everywhere, as they would be typed.
+    """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` is its address,
+    `name` its machine's own name. `options` are those that must be equal on all nodes, as they would be
+    typed.
     """
 
     id: str
@@ -69,21 +66,21 @@ class Node:
 
     @property
     def title(self) -> str:
-        """How messages call it: `h1 (10.0.0.1)`."""
+        """Its name in messages: `h1 (10.0.0.1)`."""
         return self.host if self.name in ("", self.host) else f"{self.name} ({self.host})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a round stops, and what every node tells about it.
+    """Why a round stops, as every node reports it.
 
     `node` is the title of the node, `rank` its rank (-1: none yet). `headline` is one line such as `trainer 3
-    exited with code 7`, `lines` the report of the node where it happened, without frame. `age` is how many
-    seconds it was old when its node posted it (its own clock on both sides, so clocks need not agree).
+    exited with code 7`, `lines` the failure report of that node, without frame. `age` is how old it was, in
+    seconds, when its node wrote it: both times are of that node's clock, so clocks need not agree.
     `counts`: whether it counts against --max_restart.
     """
 
-    why: Why
+    why: CauseKind
     node: str
     rank: int = -1
     headline: str = ""
@@ -93,18 +90,18 @@ class Cause:
 
     @property
     def counts(self) -> bool:
-        return self.why is Why.FAILED
+        return self.why is CauseKind.FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One generation of the job. `size` is the number of members; who they are stands in the topology.
+    """One generation of the job. `size` is the number of members; the topology lists them.
 
-    `restarts` counts failures that were answered with a restart. While STOPPING, `restart` says whether there
-    is a next generation, `after` how many seconds later at the earliest. `code` is the exit code of an ENDED
-    one. `topology` names the record with the members (`3/h1-17.0`: of generation 3, the first by that node);
-    in an OPEN round it is the one before, "" if nothing has been formed yet. `cause` of an OPEN or FORMING
-    one is what ended the generation before.
+    `restarts` counts failures that led to a restart. While STOPPING, `restart` says whether another
+    generation follows, `after` how many seconds later at the earliest. `code` is the exit code of an ENDED
+    round. `topology` names the record with the members (`3/h1-17.0`: of generation 3, the first that this
+    node wrote); in an OPEN round it is the previous one, "" before the first. `cause` of an OPEN or FORMING
+    round is what ended the previous generation.
     """
 
     generation: int
@@ -121,26 +118,26 @@ class Round:
         return replace(self, state=State.STOPPING, cause=cause, restart=restart, after=after)
 
 
-class Done(StrEnum):
-    """How far a member is in a generation."""
+class MemberStatus(StrEnum):
+    """How far a member is in its generation, in this order."""
 
     READY = "ready"  # it has read the topology and takes part
-    COMPLETED = "completed"  # its trainers have ended well
+    COMPLETED = "completed"  # its trainers have exited with 0
     STOPPING = "stopping"  # it has seen that the round stops; `causes` are its own failures so far
     STOPPED = "stopped"  # none of its processes is left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Of one member in one generation; rewritten as it goes on."""
+    """Of one member in one generation; rewritten on progress."""
 
-    done: Done
+    done: MemberStatus
     causes: tuple[Cause, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """To a node that cannot take part: its exit code, and what and why for the person there."""
+    """To a node that cannot take part: its exit code, and a message and a hint for its user."""
 
     code: int
     message: str
@@ -149,7 +146,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """Who has come so far, for those who wait: only the leader sees all."""
+    """Which nodes have come so far, for those that wait: only the leader watches all."""
 
     present: int
     missing: tuple[str, ...] = ()
@@ -183,14 +180,14 @@ def census(data: bytes) -> Census:
 
 
 def pack_topology(members: Sequence[Node]) -> bytes:
-    """The members in rank order. What all have in common (options, version) is left out."""
+    """The members in rank order, without what is equal in all (options, version)."""
     rows = [[each.id, each.host, each.name, each.rank, each.offer.packed()] for each in members]
     return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
 
 
 @lru_cache(maxsize=1)
 def topology(data: bytes) -> tuple[Node, ...]:
-    """Raises BadRecordError. The last one is kept, for a process that is many nodes."""
+    """Raises BadRecordError. The last result is cached, for simulations with many nodes in one process."""
     try:
         unpacker = zlib.decompressobj()
         text = unpacker.decompress(data, MOST_BYTES)
@@ -212,10 +209,10 @@ def _read(build: Callable[[Any], T], data: bytes) -> T:
 
 
 def _seconds(value: Any) -> float:
-    """Neither endless nor no number: times are compared."""
+    """A finite number: times are compared."""
     seconds = float(value)
     if not math.isfinite(seconds):
-        raise ValueError(f"{seconds} is no time")
+        raise ValueError(f"{seconds} is not a time")
     return seconds
 
 
@@ -223,12 +220,12 @@ def _code(value: Any) -> int:
     """What a process can exit with: 256 would be 0."""
     code = int(value)
     if not 0 <= code <= 255:
-        raise ValueError(f"{code} is no exit code")
+        raise ValueError(f"{code} is not an exit code")
     return code
 
 
 def _only(fields: Mapping[str, Any], **kinds: Any) -> dict[str, Any]:
-    """Of these fields each through its kind; others are of a later version and left out."""
+    """These fields, each converted by its kind; others are of a later version and left out."""
     return {name: kind(fields[name]) for name, kind in kinds.items() if name in fields}
 
 
@@ -243,7 +240,7 @@ def _offer_row(offer: Mapping[str, Any]) -> list[Any]:
 
 
 def _cause(fields: Mapping[str, Any]) -> Cause:
-    plain = _only(fields, why=Why, node=str, rank=int, headline=str, code=_code, age=_seconds)
+    plain = _only(fields, why=CauseKind, node=str, rank=int, headline=str, code=_code, age=_seconds)
     return Cause(**plain, lines=tuple(map(str, fields.get("lines", ()))))
 
 
@@ -262,19 +259,19 @@ def _round(fields: Mapping[str, Any]) -> Round:
     cause = fields.get("cause")
     round_ = Round(**plain, cause=None if cause is None else _cause(cause))
     if cause is None and (round_.state is State.STOPPING or round_.code):
-        raise ValueError(f"a round that is {round_.state} without a cause")
+        raise ValueError(f"a round that is {round_.state} needs a cause")
     return round_
 
 
 def _report(fields: Mapping[str, Any]) -> Report:
-    return Report(done=Done(fields["done"]), causes=tuple(map(_cause, fields.get("causes", ()))))
+    return Report(done=MemberStatus(fields["done"]), causes=tuple(map(_cause, fields.get("causes", ()))))
 
 
 def _census(fields: Mapping[str, Any]) -> Census:
     return Census(present=int(fields["present"]), missing=tuple(map(str, fields.get("missing", ()))))
 
 
-# ---- Names of keys
+# ---- Keys
 
 NODES_PREFIX = "nodes/"
 """One leased entry for each node that wants to take part. Only the leader watches it."""
@@ -285,7 +282,7 @@ ROUND_KEY = "state/round"
 CENSUS_KEY = "state/census"
 
 ASKS_PREFIX = "state/asks/"
-"""Questions of one node to the others, which watch them already; see `inquiry.py`."""
+"""Questions of one node to the others, which watch `state/` anyway; see `inquiry.py`."""
 
 ANSWERS_PREFIX = "answers/"
 REPORTS_PREFIX = "reports/"
@@ -311,7 +308,7 @@ def report_key(generation: int, id_: str) -> str:
 
 
 def topology_key(name: str) -> str:
-    """`name` is what a round calls its topology."""
+    """`name` is the `topology` of a round."""
     return f"{TOPOLOGY_PREFIX}{name}"
 
 
@@ -320,5 +317,5 @@ def ask_key(question: str) -> str:
 
 
 def answers_prefix(question: str) -> str:
-    """The folder of the answers to one question. Only who asks watches it."""
+    """The folder of the answers to one question. Only the asking node watches it."""
     return f"{ANSWERS_PREFIX}{question}/"

@@ -1,4 +1,4 @@
-"""What a node knows when it decides: of the job, from its mirror of the store (`View`), and of itself
+"""The state that a node decides on: of the job, from its mirror of the store (`View`), and of itself
 (`MemberState`). Nothing is decided or written here; time is an argument.
 """
 
@@ -14,7 +14,7 @@ from fleetrun.elastic.rendezvous.records import (
     BadRecordError,
     Cause,
     Census,
-    Done,
+    MemberStatus,
     Node,
     Report,
     Round,
@@ -23,13 +23,11 @@ from fleetrun.elastic.rendezvous.records import (
 )
 from fleetrun.elastic.store import ABSENT, Entry
 
-# ---- The records of the mirror, each parsed once, and since when they are known, by the clock of this node
-
 
 @dataclass(frozen=True, slots=True)
-class Came:
-    """A node that wants to take part. `created` orders by arrival, over all nodes; `since` is when it was
-    first seen here. Nodes with equal `fits` agree in version and options.
+class Candidate:
+    """A node that wants to take part. `created` orders nodes by arrival; `since` is when this node first saw
+    it. Nodes with equal `fits` agree in version and options.
     """
 
     node: Node
@@ -40,7 +38,7 @@ class Came:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ReceivedReport:
     """A report, and when each of its causes happened."""
 
     report: Report
@@ -48,22 +46,26 @@ class Heard:
 
 
 class View:
+    """The records in one node's mirror, each parsed once, and the time since when it has had them, on its own
+    clock.
+    """
+
     def __init__(self, me: str, now: float) -> None:
         self.me = me
         self.up = False
         self.foreign = ""
-        """What stands where a round should, if it is none."""
+        """Why the value at the round's key is not a round; empty if it is one."""
         self.round: Round | None = None
         self.round_revision = ABSENT
         self.round_since = now
         self.unformed_since = now
-        """Since when there is neither a running nor a stopping generation."""
+        """Since when no generation has been running or stopping."""
         self._round_seen = ABSENT
-        """Revision of the round at the last look at a living job."""
+        """Revision of the round when the job was last seen alive."""
         self.rewound = False
-        """The store counts from anew: it has lost its data, and somebody else has begun a round there."""
+        """The store's revisions started again: it lost its data, and another node has begun a round there."""
         self._missed = False
-        """This node's own entry was gone since then."""
+        """This node's own entry has been missing since then."""
         self.leader: str | None = None
         self.leader_created = ABSENT
         self.leader_revision = ABSENT
@@ -75,21 +77,21 @@ class View:
         self.census: Census | None = None
         self.census_since = now
         self.verdict: Verdict | None = None
-        self.nodes: dict[str, Came] = {}
+        self.nodes: dict[str, Candidate] = {}
         self.nodes_since = now
-        """The last time that one came or went."""
+        """When a node last came or went."""
         self.gone: dict[str, float] = {}
-        """Nodes that went while this one was looking, and when."""
-        self.reports: dict[str, Heard] = {}
-        """Of the generation of the round."""
+        """Nodes that went while this one was connected, and when."""
+        self.reports: dict[str, ReceivedReport] = {}
+        """Those of the round's generation."""
         self.others: dict[str, Entry] = {}
-        """Entries that are no records of rounds: for who else meets in this store."""
+        """Entries that are not records of the rendezvous, such as those of `inquiry.py`."""
         self.topologies_seen = 0
-        """How many topologies it has learned: no two that it writes have one name."""
+        """How many topologies this node has learned: makes the names of those that it writes unique."""
         self._topology: tuple[str, tuple[Node, ...]] | None = None
         self._known: dict[str, Entry] = {}
 
-    # ---- what is asked of it
+    # ---- reading
 
     @property
     def leads(self) -> bool:
@@ -101,7 +103,7 @@ class View:
 
     @property
     def members(self) -> tuple[Node, ...] | None:
-        """Of the round's topology, in rank order; None: not read yet. Empty when there is none."""
+        """Of the round's topology, in rank order; None before it was read, empty when there is none."""
         name = self.round.topology if self.round is not None else ""
         if not name:
             return ()
@@ -109,9 +111,8 @@ class View:
 
     @property
     def cleared(self) -> bool:
-        """The round is gone and the store has kept its data: somebody has deleted it, after the job's end.
-
-        A store that lost its data counts its revisions from the beginning.
+        """The round is gone but the store has kept its data: the leader deleted it after the job's end. (The
+        revisions of a store that lost its data start again.)
         """
         mine = self.nodes.get(self.me)
         if self.round is not None or self._round_seen == ABSENT or mine is None:
@@ -123,36 +124,38 @@ class View:
         self.topologies_seen += 1
 
     def left(self, id_: str, now: float) -> None:
-        """The store says that this node is not there."""
+        """The store itself has no entry of this node."""
         if id_ not in self.nodes:
             self.gone.setdefault(id_, now)
 
     def lost_at(self, id_: str, lease: float) -> float | None:
-        """When a node went, or will count as gone if it stays absent; None: it is there.
+        """When a node went, or will count as gone if it stays absent; None while it is present.
 
-        One that was not there when this view began (a new leader, a store that came back) may come yet.
+        A node that was absent when this view began (after a change of leader, or a reconnect) may still come.
         """
         if id_ in self.nodes:
             return None
         return self.gone.get(id_, max(self.whole_since, self.led_since) + lease)
 
-    def done(self, id_: str) -> Done | None:
+    def done(self, id_: str) -> MemberStatus | None:
         heard = self.reports.get(id_)
         return None if heard is None else heard.report.done
 
-    # ---- how it comes to know
+    # ---- updating
 
     def refresh(self, mirror: Mapping[str, Entry], now: float, *, whole: bool = False) -> None:
-        """Take over what has changed. `whole`: the mirror was away in between; what is missing now may have
-        gone at any time.
+        """Read what has changed in the mirror. `whole`: the connection was lost in between, so what is
+        missing now may have gone at any time.
         """
         if whole:
             self.whole_since = now
         known = self._known
-        first = mirror.get(records.ROUND_KEY)  # what reports mean depends on it
+        first = mirror.get(records.ROUND_KEY)  # first: it decides what reports mean
         for key, entry in chain(((records.ROUND_KEY, first),) if first else (), mirror.items()):
             old = known.get(key)
-            if old is not entry and old != entry:  # by value too: a store without its data counts from anew
+            if (
+                old is not entry and old != entry
+            ):  # by value too: a store that lost its data starts its revisions again
                 known[key] = entry
                 self._note(key, entry, now)
         if len(known) > len(mirror):
@@ -211,7 +214,7 @@ class View:
         fits = hash((node.version, frozenset(node.options.items())))
         again = before is not None and before.created == entry.created
         since = before.since if before is not None and again else now
-        self.nodes[id_] = Came(node, entry.created, entry.revision, since, fits)
+        self.nodes[id_] = Candidate(node, entry.created, entry.revision, since, fits)
         self.gone.pop(id_, None)
         if not again:
             self.nodes_since = now
@@ -220,9 +223,9 @@ class View:
         generation, _, id_ = name.partition("/")
         if self.round is not None and generation == str(self.round.generation):
             if _further(self.done(id_), report.done):
-                return  # an earlier one, written again by a client that had not heard of its arrival
+                return  # an earlier one, written again by a client that missed the answer to its write
             causes = tuple((now - cause.age, cause) for cause in report.causes)
-            self.reports[id_] = Heard(report, causes)
+            self.reports[id_] = ReceivedReport(report, causes)
 
     def _miss(self, key: str, now: float, *, seen: bool) -> None:
         folder, _, name = key.partition("/")
@@ -250,15 +253,12 @@ class View:
             self.others.pop(key, None)
 
 
-_COURSE = tuple(Done)
+_COURSE = tuple(MemberStatus)
 
 
-def _further(one: Done | None, other: Done) -> bool:
-    """Whether a member that was there before would go back by this."""
+def _further(one: MemberStatus | None, other: MemberStatus) -> bool:
+    """Whether a member is further than this report says."""
     return one is not None and _COURSE.index(one) > _COURSE.index(other)
-
-
-# ---- The state of this node: its generation and phase
 
 
 class Phase(Enum):
@@ -267,13 +267,13 @@ class Phase(Enum):
     RUNNING = auto()  # its processes were started
     STOPPING = auto()  # they were told to stop
     STOPPED = auto()  # none is left
-    FINISHING = auto()  # the job is done; its servers may leave
-    OVER = auto()  # the launcher knows the end
+    FINISHING = auto()  # all trainers of the job have completed; its servers may exit
+    OVER = auto()  # the launcher was told how the job ended
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What this node wants the round to stop for. `since`: when it did so first."""
+    """A failure of this node, for which the round should stop. `since`: when it was first reported."""
 
     cause: Cause
     restart: bool
@@ -283,33 +283,35 @@ class Failure:
 
 @dataclass(slots=True)
 class MemberState:
+    """What only this node knows: which generation it is in, and how far. `member.py` decides what follows."""
+
     node: Node
     joined: float
     phase: Phase = Phase.IDLE
     round: Round | None = None
-    """The last state seen of the generation that it is in."""
+    """The last state that was seen of this node's generation."""
     members: tuple[Node, ...] = ()
     rank: int = -1
     completed: bool = False
     completed_since: float = 0.0
     failure: Failure | None = None
     causes: list[tuple[float, Cause]] = field(default_factory=list)
-    """Of this node, with the times at which they happened."""
+    """Of failures on this node, with the times at which they happened."""
     stopped_since: float = 0.0
-    """When it was told to stop."""
+    """When this node was told to stop."""
     stop_cause: Cause | None = None
     seen_alive: bool = False
-    """It has seen the job before its end."""
+    """Whether this node has seen the job before its end."""
     last: Round | None = None
     """The end of the job."""
     was_up: bool = False
     down_since: float | None = None
     why_down: str = ""
     downs: int = 0
-    told: tuple[int, Done, int] | None = None
-    """The last report: generation, how far, how many causes."""
+    told: tuple[int, MemberStatus, int] | None = None
+    """What was last reported: generation, how far, how many causes."""
     renew: set[str] = field(default_factory=set)
-    """Keys to write again, since they stand under a lease that has ended."""
+    """Keys to write again, because their lease has ended."""
 
     @property
     def generation(self) -> int:
@@ -317,11 +319,13 @@ class MemberState:
 
     @property
     def active(self) -> bool:
-        """It has processes."""
+        """Whether this node has processes."""
         return self.phase in (Phase.RUNNING, Phase.STOPPING)
 
     def is_in(self, round_: Round) -> bool:
-        """Whether it is a member of this very generation: another job may have come to the same number."""
+        """Whether this node is a member of exactly this generation: another job may have reached the same
+        number.
+        """
         mine = self.round
         return mine is not None and (mine.generation, mine.topology) == (round_.generation, round_.topology)
 
@@ -342,11 +346,11 @@ class MemberState:
 
     def report(self, now: float) -> Report | None:
         if self.phase is Phase.READY:
-            return Report(done=Done.READY)
+            return Report(done=MemberStatus.READY)
         if self.phase is Phase.RUNNING:
-            return Report(done=Done.COMPLETED if self.completed else Done.READY)
+            return Report(done=MemberStatus.COMPLETED if self.completed else MemberStatus.READY)
         if self.phase is Phase.STOPPING:
-            return Report(done=Done.STOPPING, causes=self.aged(now))
+            return Report(done=MemberStatus.STOPPING, causes=self.aged(now))
         if self.phase is Phase.STOPPED:
-            return Report(done=Done.STOPPED, causes=self.aged(now))
+            return Report(done=MemberStatus.STOPPED, causes=self.aged(now))
         return None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from fleetrun.envs.contract import Mode, Role
+from fleetrun.errors import similar
 
 Parser = Callable[[str], Any]
 
@@ -45,9 +46,7 @@ def closest(word: str, words: Iterable[str]) -> tuple[str, ...]:
     begun = tuple(other for other in known if len(word) > 1 and other.startswith(word))
     if begun:
         return begun[:2]
-    from difflib import get_close_matches  # late: needed for mistakes only
-
-    return tuple(get_close_matches(word, known, n=2, cutoff=0.5))
+    return tuple(similar(word, known, most=2, cutoff=0.5))
 
 
 def whole(low: int, high: int | None = None) -> Parser:
@@ -406,16 +405,6 @@ def rendezvous_address(text: str) -> str:
 
 def _missing() -> tuple[str, ...]:
     raise InvalidValue(_ENDPOINT)
-
-
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """`host:port` or `[v6]:port` -> host without brackets, port."""
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def join_endpoint(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 # ---- Ranks as a short text: `0-2,5`

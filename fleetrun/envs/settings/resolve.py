@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetrun.envs import contract
 from fleetrun.envs.channels import inside_container
-from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.contract import Mode, Role, join_endpoint
 from fleetrun.envs.settings.command_line import (
     Choice,
     Choices,
@@ -32,7 +32,7 @@ from fleetrun.envs.settings.options import (
     RoleSettings,
     table_of,
 )
-from fleetrun.envs.settings.parsing import PROCESSES_PER_NODE, join_endpoint, with_ports
+from fleetrun.envs.settings.parsing import PROCESSES_PER_NODE, with_ports
 from fleetrun.errors import UsageError
 from fleetrun.values import replace
 

@@ -26,7 +26,7 @@ from trainers.ps.server.steps import AsyncSteps, SyncSteps
 from trainers.ps.server.store import AnyTable, Store
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
-from trainers.ps.transport import CurveAuthenticator, JobKeys, receive, send, server_socket
+from trainers.ps.transport import CurveAuthenticator, CurveKeys, receive, send, server_socket
 from trainers.ps.wire import ROW_DTYPES, Field, Kind, Message, WireError, bytes_part, decode, encode
 
 
@@ -77,7 +77,7 @@ class ServerPlan:
     max_staleness: int | None = None
     settings: str = ""
     start: str = ""
-    keys: JobKeys | None = None
+    keys: CurveKeys | None = None
     load_from: str | None = None
     durable_dir: Path | None = None
 

@@ -31,7 +31,7 @@ from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, Exchang
 from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedRows, GeoExchange
 from trainers.ps.trainer.remote import RemoteTable
-from trainers.ps.transport import JobKeys
+from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import MAX_FRAME_BYTES, ROW_DTYPES, Code, Field, Kind, Message, Part, bytes_part
 from trainers.roles.identity import Identity
 from trainers.storage.errors import SaveError
@@ -130,7 +130,7 @@ class Worker:
         asynchronous: AsyncConfigs | None,
         *,
         settings: str = "",
-        keys: JobKeys | None = None,
+        keys: CurveKeys | None = None,
         local: LocalTraining | None = None,
     ) -> None:
         self._identity = identity

@@ -19,7 +19,7 @@ from trainers.ps.configs import PsConfigs
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.spec import TableKind, TableSpec, describe_job
-from trainers.ps.transport import TOKEN, JobKeys, keys_of
+from trainers.ps.transport import TOKEN, CurveKeys, keys_of
 from trainers.ps.wire import Field, Kind, Message, Part, bytes_part
 
 SECRET = "correct horse battery"
@@ -27,7 +27,7 @@ SPEC = TableSpec(kind=TableKind.DENSE, name="w", size=3, rule=SGD())
 SILENCE_S = 1.0
 
 
-def keys(token: str | None) -> JobKeys | None:
+def keys(token: str | None) -> CurveKeys | None:
     return keys_of({} if token is None else {TOKEN: token})
 
 
@@ -146,5 +146,5 @@ def test_keys_depend_on_the_secret_and_on_the_role_and_on_nothing_else() -> None
     assert one is not None
     assert other is not None
     assert one == again
-    pairs = [one.server, one.trainer, other.server, other.trainer]
+    pairs = [one.server, one.client, other.server, other.client]
     assert len({pair.public for pair in pairs} | {pair.secret for pair in pairs}) == 8
