@@ -21,7 +21,7 @@ PARTS = {
     "files": set(),
     "envs": {"values", "errors"},
     "host": {"values", "envs", "errors"},
-    "plan": {"values", "host", "envs", "errors"},
+    "plan": {"values", "host", "pod", "files", "envs", "errors"},
     "pod": {"values", "files", "envs", "errors"},
     "console": {"values", "files", "pod", "envs"},
     "record": {"files", "pod"},
@@ -37,7 +37,8 @@ PARTS = {
         "plan", "host", "files", "values", "envs", "errors",
     },
     "doctor": {
-        "launch", "schedulers", "elastic", "console", "pod", "plan", "host", "files", "envs", "errors",
+        "launch", "schedulers", "elastic", "console", "pod", "plan", "host", "files", "values", "envs",
+        "errors",
     },
     "commands": {
         "doctor", "plots", "stacks", "control", "record", "console", "pod", "host", "envs", "errors",

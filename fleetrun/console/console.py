@@ -154,6 +154,12 @@ class Console:
         return self.paint(f"{name:<{width}} |", _LABEL_COLOURS[number % len(_LABEL_COLOURS)]).encode() + b" "
 
 
+class QuietConsole(Console):
+    """Errors only."""
+
+    shows_output = False
+
+
 def wants_colour(environ: Mapping[str, str]) -> bool:
     """NO_COLOR, FORCE_COLOR and TERM=dumb as usual; otherwise colour only if both outputs are terminals."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":

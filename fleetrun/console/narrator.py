@@ -16,7 +16,7 @@ from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import Ending, Failure, Hang, JobResult, Leaving, PodEvent, Restarting, Started
 from fleetrun.pod.policy import GiveUp, Restart
-from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
+from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 # ---- Tells what happens to a pod, as it happens: one line each. Decides nothing.
 
@@ -119,9 +119,10 @@ def configuration_lines(rows: Sequence[tuple[str, str, str | None]], *, rule: in
     return lines
 
 
-def job_line(job: JobSpec) -> str:
-    span = f"{job.replicas}[{job.replicas_min}:{job.replicas_max}]"
-    return f"Job: {job.job_id}, mode {job.mode}, replicas {span}, elastic {job.elastic}"
+def job_line(job_id: str, mode: str, nnodes: tuple[int, int]) -> str:
+    """`nnodes`: the fewest and the most machines, which are replicas in Paddle's words."""
+    fewest, most = nnodes
+    return f"Job: {job_id}, mode {mode}, replicas {most}[{fewest}:{most}], elastic {fewest < most}"
 
 
 def pod_line(verb: str, spec: PodSpec, status: str) -> str:

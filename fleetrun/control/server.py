@@ -350,6 +350,12 @@ class JobStatus:
             "containers": [self._container(each) for each in self._shown()],
         }
 
+    def packed(self, brief: bool, most: int) -> bytes:
+        """The fields for another machine, in at most so many bytes."""
+        from fleetrun.control.node_status import pack  # late: for jobs on several machines
+
+        return pack(self.fields(), brief, most)
+
     def _shown(self) -> list[Container]:
         if self._pod is None:
             return []
@@ -414,8 +420,6 @@ def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: i
 
 # ---- Answers of a running launcher
 
-Interrupt = Callable[[int], None]
-
 
 class Others(Protocol):
     """Asks the launchers of the job's other machines."""
@@ -431,23 +435,31 @@ class Others(Protocol):
 
 
 class Control:
-    """Between the socket and the job. `interrupt` ends the job as this signal would."""
+    """Answers the commands that ask this launcher. `end` ends the job as the signal of this number would;
+    `tell` shows a person at the launcher's terminal what was asked; `others` are the other machines of a job
+    on several.
+    """
 
-    def __init__(self, loop: Loop, job_status: JobStatus, told: Callable[[str], None]) -> None:
-        """`told`: what a person at the launcher's terminal should know of it."""
-        self.job_status = job_status
-        self.interrupt: Interrupt | None = None
-        self.others: Others | None = None
-        """Of a job on several machines."""
+    def __init__(
+        self,
+        loop: Loop,
+        job_status: JobStatus,
+        end: Callable[[int], None],
+        tell: Callable[[str], None],
+        others: Others | None = None,
+    ) -> None:
+        self._job_status = job_status
+        self._end_job = end
+        self._others = others
         self._loop = loop
-        self._told = told
+        self._told = tell
         self._server: Server | None = None
 
     def open(self, runtime: Path) -> None:
         """From now on people can ask. Without a place for the socket the job runs all the same."""
         try:
             files.make_run_folder(runtime)
-            path = files.control_socket(runtime, self.job_status.facts.pod)
+            path = files.control_socket(runtime, self._job_status.facts.pod)
             self._server = Server(self._loop, path, self.answer)
         except OSError as error:
             why = error.strerror or error
@@ -460,46 +472,37 @@ class Control:
 
     def answer(self, question: Message) -> Message | Later:
         asked = question.get("ask")
-        if asked == "status" and question.get("everywhere") is True and self.others is not None:
-            return self._everywhere(self.others, question)
+        if asked == "status" and question.get("everywhere") is True and self._others is not None:
+            return self._everywhere(self._others, question)
         if asked == "status":
-            return self.job_status.fields()
+            return self._job_status.fields()
         if asked == "stop":
             return self._stop(question)
         return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
-
-    def tell(self, brief: bool, most: int) -> bytes:
-        """How the job stands here, for another machine: at most so many bytes."""
-        from fleetrun.control.node_status import pack  # late: for jobs on several machines
-
-        return pack(self.job_status.fields(), brief, most)
 
     def _everywhere(self, others: Others, question: Message) -> Later:
         """`node`: its rank, if it is about one; `all`: every process, however many there are."""
         from fleetrun.control.node_status import MANY, with_answers  # late, too
 
         rank = question.get("node")
-        one = rank if isinstance(rank, int) and 0 <= rank < self.job_status.nodes else None
-        brief = one is None and question.get("all") is not True and self.job_status.nodes > MANY
+        one = rank if isinstance(rank, int) and 0 <= rank < self._job_status.nodes else None
+        brief = one is None and question.get("all") is not True and self._job_status.nodes > MANY
 
         def ask(say: Say) -> None:
             others.ask(
-                one, brief, lambda found: say(with_answers(self.job_status.fields(), found, others.within))
+                one, brief, lambda found: say(with_answers(self._job_status.fields(), found, others.within))
             )
 
         return ask
 
     def _stop(self, question: Message) -> dict[str, Any]:
-        if self.interrupt is None:
-            return {"error": "the job has not begun"}
         now = question.get("now") is True
         self._told(f"`fleetrun stop{' --now' if now else ''}` asks this job to end")
         self._loop.after(0, lambda: self._end(now))  # whoever asked has the answer by then
-        facts = self.job_status.facts
+        facts = self._job_status.facts
         return {"stopping": facts.job, "pod": facts.pod, "pid": facts.pid, "guard": facts.guard}
 
     def _end(self, now: bool) -> None:
-        if self.interrupt is not None:
-            self.interrupt(signal.SIGTERM)
-            if now:
-                self.interrupt(signal.SIGQUIT)  # the second one kills what is left
+        self._end_job(signal.SIGTERM)
+        if now:
+            self._end_job(signal.SIGQUIT)  # the second one kills what is left

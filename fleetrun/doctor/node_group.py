@@ -29,7 +29,7 @@ from fleetrun.envs.settings.options import Resolved
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
-from fleetrun.plan.site import Site
+from fleetrun.plan.topology import Host
 from fleetrun.pod.loop import Loop, Timer
 
 # ---- Machines that check themselves together meet in a store, measure the ways between them, and show each
@@ -361,7 +361,7 @@ def _elsewhere(resolved: Resolved, plan: Plan) -> tuple[str, ...]:
     return line if plan.names_script else line[:-1]
 
 
-def _missing(site: Site, cards: Sequence[NodeRecord]) -> str:
+def _missing(site: Host, cards: Sequence[NodeRecord]) -> str:
     """Which of the listed machines are not here; empty when there is no list."""
     there = {card.rank for card in cards}
     return ", ".join(each for rank, each in enumerate(site.machines) if rank not in there)
@@ -375,7 +375,7 @@ def _door(plan: Plan, ports: Ports) -> socket.socket:
 
 
 def _meeting_options(
-    resolved: Resolved, site: Site, card: NodeRecord, environ: Mapping[str, str]
+    resolved: Resolved, site: Host, card: NodeRecord, environ: Mapping[str, str]
 ) -> MeetingOptions:
     settings = resolved.settings
     return MeetingOptions(
@@ -425,7 +425,7 @@ def _digest(script: str) -> str:
     return ""
 
 
-def _judged(group: NodeGroup, card: NodeRecord, site: Site) -> Iterator[Finding]:
+def _judged(group: NodeGroup, card: NodeRecord, site: Host) -> Iterator[Finding]:
     if group.members:
         yield judge_group.counted(group.members, site.nnodes[0])
         yield from judge_group.options(group.members)

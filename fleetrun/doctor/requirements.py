@@ -14,9 +14,9 @@ from fleetrun.envs.contract import TOKEN, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
-from fleetrun.launch.prepare import check_program, host_of, offer_of, take_token
-from fleetrun.plan.site import Site, locate
-from fleetrun.plan.topology import Host, Offer, process_counts
+from fleetrun.launch.prepare import check_program, equipped, locate, offer_of, take_token
+from fleetrun.plan.topology import Host, Offer, offer
+from fleetrun.values import replace
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class Plan:
 
     names_script: bool = True
     findings: list[Finding] = field(default_factory=list)
-    site: Site | None = None
+    site: Host | None = None
     host: Host | None = None
     offer: Offer | None = None
     wanted: Wanted = field(default_factory=Wanted)
@@ -69,7 +69,7 @@ def make_plan(
     site = plan.site = plan.attempt("address", lambda: locate(settings))
     if site is None:
         return plan
-    host = plan.host = plan.attempt("devices", lambda: host_of(resolved, site, lambda text: None, environ))
+    host = plan.host = plan.attempt("devices", lambda: equipped(site, resolved, lambda text: None, environ))
     if host is None:
         return plan
     plan.offer = plan.attempt("ports", lambda: offer_of(settings, host, ports))
@@ -83,7 +83,7 @@ def make_plan(
                 f"Give every machine the same --token_file, or {TOKEN}.",
             )
         )
-    plan.wanted = wanted(settings, site, host, plan.offer, environ)
+    plan.wanted = wanted(settings, host, plan.offer, environ)
     return plan
 
 
@@ -92,7 +92,7 @@ def _script(settings: LaunchSettings) -> Finding:
     return passed("script", settings.script)
 
 
-def _only_here(site: Site) -> bool:
+def _only_here(site: Host) -> bool:
     """Whether only processes of this machine can come to the rendezvous store."""
     return (site.master or "").startswith(("127.", "localhost:", "[::1]:"))
 
@@ -107,20 +107,19 @@ def extras(settings: LaunchSettings, installed: Callable[[str], bool]) -> Iterat
             yield failed("packages", f"{module} is not installed", f"pip install 'fleetrun[{extra}]'")
 
 
-def wanted(
-    settings: LaunchSettings, site: Site, host: Host, offer: Offer | None, environ: Mapping[str, str]
-) -> Wanted:
-    number = process_counts(settings, host)
+def wanted(settings: LaunchSettings, host: Host, found: Offer | None, environ: Mapping[str, str]) -> Wanted:
+    """`found` is None when a port that was asked for is not free; without asking there are enough."""
+    wanted = found or offer(replace(settings, start_port=None), host, lambda port: port or 0)
     trainer = settings.role_settings(Role.TRAINER)
     environ = {**environ, **dict(settings.environment), **dict(trainer.environment)}
-    endpoints = _endpoints(offer) if offer is not None else ()
+    endpoints = _endpoints(found) if found is not None else ()
     asked = settings.start_port is not None or bool(settings.servers)
     return Wanted(
-        processes=number.total,
-        trainers=number.trainers,
+        processes=wanted.size,
+        trainers=len(wanted.trainers),
         servers=settings.run_mode.has_servers,
-        several=not site.alone,
-        address=site.address,
+        several=not host.alone,
+        address=host.address,
         device_kind=host.device_kind,
         devices=host.devices,
         named=host.wanted_devices,

@@ -28,7 +28,7 @@ from fleetrun.envs.settings.options import JobFile, LaunchSettings, Resolved
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
 from fleetrun.host.network import Ports
-from fleetrun.launch.prepare import process_command
+from fleetrun.plan.topology import process_command
 from fleetrun.schedulers.placing import place
 
 # ---- All measurements of this machine at once, each with a bound, then the judgement

@@ -9,27 +9,11 @@ from pathlib import Path
 
 from fleetrun.envs.contract import VISIBLE_VARIABLE
 from fleetrun.errors import UsageError
-from fleetrun.values import dataclass
 
 # ---- Accelerators of this host, counted without torch
 
 _DEVICE_FILES = {"gpu": "nvidia", "xpu": "xpu", "npu": "davinci"}
 """How their files in /dev begin, ahead of a number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
-    """What a launcher may hand out: `ids` as they stand in the visibility variable (numbers, GPU-... or
-    MIG-... names).
-    """
-
-    kind: str = "gpu"
-    ids: tuple[str, ...] = ()
-    restricted: bool = False
-
-    @property
-    def variable(self) -> str:
-        return VISIBLE_VARIABLE[self.kind]
 
 
 def count_devices(kind: str) -> int:
@@ -57,40 +41,48 @@ def _count_nvidia(files: int) -> int:
         pynvml.nvmlShutdown()
 
 
-def detect(kind: str, environ: Mapping[str, str], count: Callable[[str], int] = count_devices) -> Devices:
-    """The devices this launcher may use: all, or those that the visibility variable leaves."""
+def detect(
+    kind: str, environ: Mapping[str, str], count: Callable[[str], int] = count_devices
+) -> tuple[str, ...]:
+    """The devices that this launcher may use, as the visibility variable names them (numbers, GPU-... or
+    MIG-...): all, or those that the variable leaves.
+    """
     value = environ.get(VISIBLE_VARIABLE[kind])
     if value is None:
-        return Devices(kind=kind, ids=tuple(map(str, range(count(kind)))))
+        return tuple(map(str, range(count(kind))))
     present = count(kind)
     ids: list[str] = []
     for entry in filter(None, (part.strip() for part in value.split(","))):
         if entry.startswith("-") or (entry.isdecimal() and int(entry) >= present):
             break  # CUDA: a number that is no device hides itself and all after it
         ids.append(entry)
-    return Devices(kind=kind, ids=tuple(ids) if present else (), restricted=True)
+    return tuple(ids) if present else ()
 
 
-def choose(wanted: tuple[str, ...], found: Devices, origin: str = "--devices") -> tuple[str, ...]:
-    """The ids of `--devices`, checked against what there is; all of them when none was named.
+def choose(
+    wanted: tuple[str, ...],
+    ids: tuple[str, ...],
+    kind: str,
+    environ: Mapping[str, str],
+    origin: str = "--devices",
+) -> tuple[str, ...]:
+    """The ids of `--devices`, checked against those that `detect` found; all of them when none was named.
 
     Ids are those of the visibility variable where there is one (`CUDA_VISIBLE_DEVICES=4,5 --gpus 5`); with
     names there, numbers are positions. Raises UsageError that shows both lists.
     """
     if not wanted:
-        return found.ids
-    named = found.restricted and not all(each.isdigit() for each in found.ids)
+        return ids
+    variable = VISIBLE_VARIABLE[kind]
+    named = variable in environ and not all(each.isdigit() for each in ids)
     chosen = tuple(
-        found.ids[int(each)] if named and each.isdigit() and int(each) < len(found.ids) else each
-        for each in wanted
+        ids[int(each)] if named and each.isdigit() and int(each) < len(ids) else each for each in wanted
     )
-    missing = [each for each in chosen if each not in found.ids]
+    missing = [each for each in chosen if each not in ids]
     if missing:
-        there = (
-            f"{found.variable}={','.join(found.ids)}" if found.restricted else f"0 to {len(found.ids) - 1}"
-        )
+        there = f"{variable}={','.join(ids)}" if variable in environ else f"0 to {len(ids) - 1}"
         raise UsageError(
-            f"{origin} {','.join(wanted)}: there is no {found.kind} {', '.join(missing)}; there is {there}"
+            f"{origin} {','.join(wanted)}: there is no {kind} {', '.join(missing)}; there is {there}"
         )
     return chosen
 
@@ -98,25 +90,20 @@ def choose(wanted: tuple[str, ...], found: Devices, origin: str = "--devices") -
 # ---- Division among processes
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one process gets of the devices: what it may see, and which of that are its own, by position."""
-
-    visible: tuple[str, ...] = ()
-    own: tuple[int, ...] = ()
-
-
-def share(ids: tuple[str, ...], index: int, size: int, *, whole_node: bool) -> Share:
-    """The share of process `index` of `size`.
+def share(
+    ids: tuple[str, ...], index: int, size: int, *, whole_node: bool
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The share of process `index` of `size`: the ids that it may see, and which of those are its own, by
+    position.
 
     One device each, seen among all of the node's, so that LOCAL_RANK is its index (torchrun's custom);
     several each, or with `whole_node` off, each process sees its own slice only. Devices that do not divide
     evenly: as many as there are processes are used (Paddle). More processes than devices: none is bound.
     """
     if size > len(ids) or not ids:
-        return Share()
+        return (), ()
     width = len(ids) // size if len(ids) % size == 0 else 1
     slice_ = ids[index * width : (index + 1) * width]
     if width == 1 and whole_node:
-        return Share(ids[:size], (index,))
-    return Share(slice_, tuple(range(width)))
+        return ids[:size], (index,)
+    return slice_, tuple(range(width))

@@ -187,10 +187,10 @@ def is_this_host(host: str) -> bool:
 
 def same_host(one: str, other: str) -> bool:
     """Whether two names or addresses have an address in common."""
-    return bool(resolved(one) & resolved(other))
+    return bool(host_addresses(one) & host_addresses(other))
 
 
-def resolved(host: str) -> set[str]:
+def host_addresses(host: str) -> set[str]:
     try:
         return {str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:

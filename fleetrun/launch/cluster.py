@@ -26,80 +26,81 @@ from fleetrun.envs.contract import TOKEN, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.host.network import LOOPBACK, Ports
-from fleetrun.launch.prepare import check_followed, host_of, offer_of, pod_name, print_plan, spec_of
-from fleetrun.launch.session import WIDE, LaunchSession, PodRunner, announce, failure_report, tell_strays
-from fleetrun.plan.site import Site
-from fleetrun.plan.topology import Host, Offer, check_complete, placed
+from fleetrun.launch.prepare import check_followed, equipped, offer_of, pod_name, print_plan
+from fleetrun.launch.session import (
+    WIDE,
+    Interrupts,
+    LaunchSession,
+    PodRunner,
+    announce,
+    failure_report,
+    tell_strays,
+)
+from fleetrun.plan.topology import Host, Offer, check_complete, placed, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import JobResult, Peers, code_of
-from fleetrun.pod.spec import PodSpec
+from fleetrun.pod.loop import Loop
 from fleetrun.pod.supervisor import Supervisor
 
 _MOST_NOTED = 1000  # machines, of which the record says what runs there
 
 
 def run_cluster(
-    resolved: Resolved, site: Site, runner: PodRunner, ports: Ports, show_settings: Callable[[], None]
+    resolved: Resolved,
+    host: Host,
+    ports: Ports,
+    console: Console,
+    loop: Loop,
+    interrupts: Interrupts,
+    show_settings: Callable[[], None],
 ) -> int:
     """Take part in the job; return the exit code. Raises LaunchError for what cannot be started."""
-    settings, console = resolved.settings, runner.console
-    check_meeting(site.master)
-    host = host_of(resolved, site, console.warning, os.environ)
+    settings = resolved.settings
+    check_meeting(host.master)
+    host = equipped(host, resolved, console.warning, os.environ)
     offer = offer_of(settings, host, ports)
-    pods = PodFactory(settings, host, runner)
-    imagined = pods.spec(_imagined(site, offer), max(0, site.rank))
+    pod = pod_name()
+    imagined = pod_spec(
+        settings, host, _imagined(host, offer), max(0, host.rank), pod=pod, environ=os.environ
+    )
     check_followed(resolved, imagined)
     if settings.dry_run:
         print_plan(settings, imagined)
         return 0
     logs.make_log_dir(Path(settings.log_dir))
     show_settings()
-    node = _node(resolved, site, offer)
-    meeting = open_meeting(_meeting_options(settings, site, node), runner.loop, ports)
-    _tell_meeting(resolved, site, meeting, console)
-    session = LaunchSession(resolved, pods.pod, console, runner.loop)
-    runner.on(session)
+    node = _node(resolved, host, offer)
+    meeting = open_meeting(_meeting_options(settings, host, node), loop, ports)
+    _tell_meeting(resolved, host, meeting, console)
+    session = LaunchSession(resolved, pod, console, loop, interrupts)
+    runner = PodRunner(session, console, loop, interrupts)
+    pods = PodFactory(settings, host, pod, runner, console)
     nodes = NodeReporter(console, terminal_columns() or WIDE)
-    events = _NodeEvents(nodes, settings, session.control.job_status, partial(session.journal.write, "node"))
-    policy = _policy(settings, site, meeting)
-    others = session.control.others = Inquiry(meeting.store, runner.loop, node.id, session.control.tell)
-    agent = _agent(settings, runner, node, meeting, policy, others, pods, events)
-    try:
-        session.opened(imagined)
-        outcome = agent.run()
-        runner.over()
-        _conclude(outcome, events.nodes, console, pods.pod)
-        session.over(outcome.code, *_end(outcome))
-    finally:
-        meeting.close()
-        session.close()
-    return outcome.code
-
-
-def _agent(
-    settings: LaunchSettings,
-    runner: PodRunner,
-    node: Node,
-    meeting: Meeting,
-    policy: Policy,
-    others: Inquiry,
-    pods: PodFactory,
-    events: _NodeEvents,
-) -> Agent:
-    """The agent hears of signals from here on."""
+    events = _NodeEvents(nodes, settings, session.job_status, partial(session.journal.write, "node"))
+    policy = _policy(settings, host, meeting)
+    others = Inquiry(meeting.store, loop, node.id, session.job_status.packed)
     agent = Agent(
-        runner.loop,
+        loop,
         node,
-        partial(_membership, meeting, runner, node, policy, others),
+        partial(_membership, meeting, loop, node, policy, others),
         pods,
         events,
         timeout=settings.timeout,
         start_checks=meeting.start_checks,
         serves=meeting.hosted,
     )
-    runner.listen(agent.interrupt, agent.guard_lost)
-    return agent
+    interrupts.listen(agent.interrupt, agent.guard_lost)
+    try:
+        session.open(imagined, others)
+        outcome = agent.run()
+        runner.over()
+        _conclude(outcome, events.nodes, console, pod)
+        session.over(outcome.code, *_end(outcome))
+    finally:
+        meeting.close()
+        session.close()
+    return outcome.code
 
 
 def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
@@ -113,27 +114,27 @@ def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
 
 
 def _membership(
-    meeting: Meeting, runner: PodRunner, node: Node, policy: Policy, others: Inquiry, agent: Agent
+    meeting: Meeting, loop: Loop, node: Node, policy: Policy, others: Inquiry, agent: Agent
 ) -> Membership:
-    return others.enter(Membership(meeting.store, runner.loop, node, policy, agent))
+    return others.enter(Membership(meeting.store, loop, node, policy, agent))
 
 
-def _node(resolved: Resolved, site: Site, offer: Offer) -> Node:
+def _node(resolved: Resolved, host: Host, offer: Offer) -> Node:
     return Node(
         id=os.urandom(8).hex(),
-        host=site.address,
+        host=host.address,
         name=socket.gethostname(),
-        rank=site.rank,
+        rank=host.rank,
         offer=offer,
         version=version("fleetrun"),
         options=agreed(resolved),
     )
 
 
-def _meeting_options(settings: LaunchSettings, site: Site, node: Node) -> MeetingOptions:
+def _meeting_options(settings: LaunchSettings, host: Host, node: Node) -> MeetingOptions:
     return MeetingOptions(
-        master=site.master,
-        address=site.address,
+        master=host.master,
+        address=host.address,
         job_id=settings.job_id,
         node_id=node.id,
         lease=settings.heartbeat_timeout,
@@ -142,8 +143,8 @@ def _meeting_options(settings: LaunchSettings, site: Site, node: Node) -> Meetin
     )
 
 
-def _policy(settings: LaunchSettings, site: Site, meeting: Meeting) -> Policy:
-    fewest, most = site.nnodes
+def _policy(settings: LaunchSettings, host: Host, meeting: Meeting) -> Policy:
+    fewest, most = host.nnodes
     return Policy(
         fewest=fewest,
         most=most,
@@ -153,17 +154,17 @@ def _policy(settings: LaunchSettings, site: Site, meeting: Meeting) -> Policy:
         lease=settings.heartbeat_timeout,
         sort_ip=settings.sort_ip,
         max_restart=settings.max_restart,
-        fixed_ranks=site.machines,
+        fixed_ranks=host.machines,
         endpoint=meeting.endpoint,
     )
 
 
-def _imagined(site: Site, offer: Offer) -> list[Offer]:
+def _imagined(host: Host, offer: Offer) -> list[Offer]:
     """For --dry_run: as if every machine made the same offer, under its own address or, if that is not known,
     as node0, node1 and so on.
     """
-    rank = max(0, site.rank)
-    machines = site.machines or tuple(f"node{number}" for number in range(site.nnodes[1]))
+    rank = max(0, host.rank)
+    machines = host.machines or tuple(f"node{number}" for number in range(host.nnodes[1]))
 
     def moved(endpoints: tuple[str, ...], to: str) -> tuple[str, ...]:
         return tuple(f"{to}:{split_endpoint(each)[1]}" for each in endpoints)
@@ -183,13 +184,13 @@ def _imagined(site: Site, offer: Offer) -> list[Offer]:
     ]
 
 
-def _tell_meeting(resolved: Resolved, site: Site, meeting: Meeting, console: Console) -> None:
-    if meeting.hosted and site.master is None:
+def _tell_meeting(resolved: Resolved, host: Host, meeting: Meeting, console: Console) -> None:
+    if meeting.hosted and host.master is None:
         console.info(f"Machines meet at {meeting.endpoint}. Run on the others:")
         line = words(resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port"})
         console.block([f"  fleetrun --master={meeting.endpoint} {_typed(line)}"])
-    host = "" if "://" in meeting.endpoint else split_endpoint(meeting.endpoint)[0]
-    loopback = host in (LOOPBACK, "::1", "localhost")
+    name = "" if "://" in meeting.endpoint else split_endpoint(meeting.endpoint)[0]
+    loopback = name in (LOOPBACK, "::1", "localhost")
     if meeting.hosted and loopback:
         console.info(f"Only nodes on this machine can come to {meeting.endpoint}")
     elif meeting.hosted and not os.environ.get(TOKEN):
@@ -208,22 +209,22 @@ def _typed(line: tuple[str, ...]) -> str:
 class PodFactory:
     """Pods of this machine, one for each generation, all with the same name and log files."""
 
-    def __init__(self, settings: LaunchSettings, host: Host, runner: PodRunner) -> None:
-        self.pod = pod_name()
+    def __init__(
+        self, settings: LaunchSettings, host: Host, pod: str, runner: PodRunner, console: Console
+    ) -> None:
+        self._pod = pod
         self._settings = settings
         self._host = host
-        self._stage = runner
-
-    def spec(self, offers: list[Offer], rank: int) -> PodSpec:
-        return spec_of(self._settings, self._host, offers, rank, pod=self.pod, environ=os.environ)
+        self._runner = runner
+        self._console = console
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         offers = [each.offer for each in place.members]
         check_complete(self._settings, offers)
-        spec = self.spec(offers, place.rank)
+        spec = pod_spec(self._settings, self._host, offers, place.rank, pod=self._pod, environ=os.environ)
         if place.attempt == 0:
-            announce(spec, self._stage.console)
-        return self._stage.supervisor(
+            announce(spec, self._console)
+        return self._runner.supervisor(
             spec, peers=peers, restarts=place.restarts, attempt=place.generation - 1
         )
 

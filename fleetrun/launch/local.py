@@ -1,15 +1,15 @@
-"""The composition root of one launch: settings in, exit code out. Everything is made here, or for several
-machines in `cluster.py`; nothing is decided.
+"""One launch on this machine: settings in, exit code out. Everything is made here, leaves first, or for a job
+on several machines in `cluster.py`; nothing is decided but how the console looks.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from fleetrun.console import narrator
-from fleetrun.console.console import Console, terminal_columns
-from fleetrun.console.display import console_for
+from fleetrun.console.console import LEVELS, Console, QuietConsole, sinks, terminal_columns, wants_colour
 from fleetrun.envs.contract import TOKEN
 from fleetrun.envs.settings.options import Resolved
 from fleetrun.envs.settings.show import banner as banner_rows
@@ -17,18 +17,18 @@ from fleetrun.host.network import Ports
 from fleetrun.launch.prepare import (
     check_followed,
     check_program,
-    host_of,
-    job_spec,
+    equipped,
+    locate,
     offer_of,
     pod_name,
     print_plan,
-    spec_of,
     take_token,
 )
-from fleetrun.launch.session import WIDE, LaunchSession, PodRunner, announce, conclude
-from fleetrun.plan.site import Site, locate
+from fleetrun.launch.session import WIDE, Interrupts, LaunchSession, PodRunner, announce, conclude
+from fleetrun.plan.topology import Host, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.guard import Guard, Signals
+from fleetrun.pod.loop import Loop
 
 _STAMP = 36  # columns of `LAUNCH INFO 2022-05-18 11:27:17,761 `
 
@@ -41,29 +41,30 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
     settings = resolved.settings
     runs = settings.scheduler == "local" and not settings.dry_run
     console = console_for(settings.display, settings.log_level, os.environ, runs=runs)
-    runner = PodRunner(settings, console, signals, guard)
+    loop, interrupts = Loop(), Interrupts(signals, guard)
     ports = Ports(settings.port_range)
     try:
         take_token(settings, os.environ, console.warning)
         if settings.scheduler != "local":
-            return _submit(resolved, runner, signals, guard)
+            return _submit(resolved, console, signals, guard)
         check_program(settings)
         for notice in resolved.notices:
             console.warning(notice)
-        site = locate(settings)
-        if site.alone:
-            return _alone(resolved, site, runner, ports)
+        host = locate(settings)
+        if host.alone:
+            return _alone(resolved, host, ports, console, loop, interrupts)
         from fleetrun.launch.cluster import run_cluster  # late: one machine needs no network
 
-        return run_cluster(resolved, site, runner, ports, lambda: _show_settings(resolved, site, console))
+        show = lambda: _show_settings(resolved, host, console)  # noqa: E731
+        return run_cluster(resolved, host, ports, console, loop, interrupts, show)
     finally:
         ports.close()
         signals.only_endings()
-        console.drain(runner.urgent)
+        console.drain(interrupts.urgent)
 
 
-def _submit(resolved: Resolved, runner: PodRunner, signals: Signals, guard: Guard) -> int:
-    """Hand the job to an engine."""
+def _submit(resolved: Resolved, console: Console, signals: Signals, guard: Guard) -> int:
+    """Hand the job to a scheduler."""
     from fleetrun.envs.settings.write_job_file import words_to_carry  # late: one machine needs none of these
     from fleetrun.schedulers.base import Submission, scheduler
 
@@ -73,7 +74,7 @@ def _submit(resolved: Resolved, runner: PodRunner, signals: Signals, guard: Guar
         settings=resolved.settings,
         words=words_to_carry(resolved),
         environ=os.environ,
-        console=runner.console,
+        console=console,
         signals=signals,
         guard=guard,
         token=os.environ.get(TOKEN),
@@ -81,26 +82,27 @@ def _submit(resolved: Resolved, runner: PodRunner, signals: Signals, guard: Guar
     return scheduler(resolved.settings.scheduler).submit(job)
 
 
-def _alone(resolved: Resolved, site: Site, runner: PodRunner, ports: Ports) -> int:
+def _alone(
+    resolved: Resolved, host: Host, ports: Ports, console: Console, loop: Loop, interrupts: Interrupts
+) -> int:
     """A job on this machine."""
-    settings, console = resolved.settings, runner.console
-    host = host_of(resolved, site, console.warning, os.environ)
+    settings = resolved.settings
+    host = equipped(host, resolved, console.warning, os.environ)
     offers = [offer_of(settings, host, ports)]
-    pod = pod_name()
-    spec = spec_of(settings, host, offers, 0, pod=pod, environ=os.environ)
+    spec = pod_spec(settings, host, offers, pod=pod_name(), environ=os.environ)
     check_followed(resolved, spec)
     if settings.dry_run:
         print_plan(settings, spec)
         return 0
     logs.make_log_dir(Path(settings.log_dir))
-    _show_settings(resolved, site, console)
+    _show_settings(resolved, host, console)
     announce(spec, console)
-    session = LaunchSession(resolved, pod, console, runner.loop)
-    runner.on(session)
+    session = LaunchSession(resolved, spec.name, console, loop, interrupts)
     try:
-        session.opened(spec)
+        session.open(spec)
+        runner = PodRunner(session, console, loop, interrupts)
         supervisor = runner.supervisor(spec, timeout=settings.timeout)
-        runner.listen(supervisor.interrupt, supervisor.guard_lost)
+        interrupts.listen(supervisor.interrupt, supervisor.guard_lost)
         result = supervisor.run()
         runner.over()
         lines = conclude(result, spec, console)
@@ -110,8 +112,51 @@ def _alone(resolved: Resolved, site: Site, runner: PodRunner, ports: Ports) -> i
     return result.code
 
 
-def _show_settings(resolved: Resolved, site: Site, console: Console) -> None:
-    columns = terminal_columns() or WIDE
+def _show_settings(resolved: Resolved, host: Host, console: Console) -> None:
+    settings, columns = resolved.settings, terminal_columns() or WIDE
     for line in narrator.configuration_lines(banner_rows(resolved), rule=min(50, columns - _STAMP)):
         console.info(line)
-    console.info(narrator.job_line(job_spec(resolved.settings, site.nnodes)))
+    console.info(narrator.job_line(settings.job_id, settings.run_mode, host.nnodes))
+
+
+# ---- The display: live, plain, json or quiet
+
+NO_TERMINAL = (
+    "--display live needs one terminal for both stdout and stderr, and TERM must not be dumb; "
+    "showing plain lines"
+)
+
+
+def choose_display(requested: str, environ: Mapping[str, str], *, terminal: bool) -> str:
+    """live, plain, json or quiet. `terminal`: stdout and stderr are the same terminal."""
+    if requested not in ("auto", "live"):
+        return requested
+    able = terminal and environ.get("TERM", "") not in ("", "dumb")
+    automated = environ.get("CI", "").lower() not in ("", "0", "false")
+    notebook = "JPY_PARENT_PID" in environ  # its `!command` shows colours but cannot move the cursor
+    wanted = requested == "live" or not (environ.get("NO_COLOR") or automated or notebook)
+    return "live" if able and wanted else "plain"
+
+
+def console_for(requested: str, level: str, environ: Mapping[str, str], *, runs: bool = True) -> Console:
+    """A console on stdout and stderr of this process. Without `runs` this process starts no job, so there is
+    no state to show, and there are no events.
+    """
+    out, err = sinks()
+    colour = wants_colour(environ)
+    display = choose_display(requested, environ, terminal=out is err and os.isatty(1))
+    if display == "json" and runs:
+        from fleetrun.console.jsonlines import JsonConsole  # late, as below: a launch needs one at most
+
+        return JsonConsole(out, err, level)
+    if display == "live" and runs:
+        from fleetrun.console.status_line import live_console
+
+        return live_console(out, level, colour=colour)
+    if display == "quiet":
+        level = max(level, "ERROR", key=LEVELS.__getitem__)
+    kind = QuietConsole if display == "quiet" else Console
+    console = kind(out, err, level, colour=colour, columns=terminal_columns())
+    if requested == "live" and display != "live" and runs:
+        console.warning(NO_TERMINAL)
+    return console

@@ -1,155 +1,32 @@
-"""From settings to the pod that would run on this machine: the program, devices and ports are checked, then
-commands, environments and files of all processes are made. Starts nothing.
+"""This machine before a launch: whether the program can run here, which of the job's machines this is, its
+devices and its ports. Starts nothing.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
-from fleetrun import files
-from fleetrun.envs import contract
-from fleetrun.envs.channels import NOTICE_VARIABLE, PROGRESS_VARIABLE
-from fleetrun.envs.contract import TOKEN, Member, Role, token_flaw
-from fleetrun.envs.settings.options import LaunchSettings, Resolved, RoleSettings
+from fleetrun.envs.contract import TOKEN, Role, join_endpoint, split_endpoint, token_flaw
+from fleetrun.envs.settings.options import LaunchSettings, Resolved
+from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
 from fleetrun.host import devices
-from fleetrun.host.network import Ports, is_this_host
-from fleetrun.plan import topology
-from fleetrun.plan.site import Site
-from fleetrun.plan.topology import Host, Offer, offer
-from fleetrun.pod.logs import log_path
-from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
+from fleetrun.host.network import (
+    LOOPBACK,
+    Ports,
+    address_of,
+    addresses,
+    host_addresses,
+    is_this_host,
+    same_host,
+    source_address,
+)
+from fleetrun.plan.topology import Host, Offer, offer, process_command
+from fleetrun.pod.spec import PodSpec
 from fleetrun.values import replace
-
-# ---- From members to what would run: commands, environments and files
-
-_RESTARTS = ("PADDLE_RESTART_COUNT",)
-_RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
-
-
-def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> tuple[str, ...]:
-    """What the processes of a role run. Python scripts and modules run under this Python, unbuffered;
-    anything else is a program of its own.
-    """
-    own = settings.role_settings(role)
-    script, module, no_python = settings.script, settings.module, settings.no_python
-    arguments = settings.script_args if own.args is None else own.args
-    if own.script is not None:
-        script, module, no_python, arguments = own.script, own.module, own.no_python, own.args or ()
-    if module:
-        return (sys.executable, "-u", "-m", script, *arguments)
-    if script.endswith(".py") and not no_python:
-        return (sys.executable, "-u", script, *arguments)
-    program = script if "/" in script or not Path(script).is_file() else f"./{script}"
-    return (program, *arguments)
-
-
-def job_spec(settings: LaunchSettings, nnodes: tuple[int, int]) -> JobSpec:
-    """`nnodes`: the fewest and the most machines."""
-    fewest, most = nnodes
-    return JobSpec(
-        job_id=settings.job_id,
-        mode=settings.run_mode,
-        replicas=most,
-        replicas_min=fewest,
-        replicas_max=most,
-    )
-
-
-def pod_spec(
-    settings: LaunchSettings, members: Sequence[Member], *, pod: str, cores: int, environ: Mapping[str, str]
-) -> PodSpec:
-    """`environ` is the launcher's own; of the contract nothing of it is handed down."""
-    base = {**contract.without_contract(environ), **dict(settings.environment)}
-    threads = None if "OMP_NUM_THREADS" in base else max(1, cores // _local_trainers(members))
-    log_dir = Path(settings.log_dir).absolute()
-    progress = files.progress_socket(files.run_folder(environ), pod)
-    containers = []
-    for member in members:
-        placed = replace(
-            member,
-            pod=pod,
-            log_dir=str(log_dir),
-            omp_threads=_omp_threads(settings.role_settings(member.role), threads),
-        )
-        log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
-        env = {
-            **base,
-            **dict(settings.role_settings(member.role).environment),
-            PROGRESS_VARIABLE: str(progress),
-        }
-        containers.append(_container_spec(placed, process_command(settings, member.role), log, env))
-    return PodSpec(
-        name=pod,
-        job_id=settings.job_id,
-        mode=settings.run_mode,
-        containers=tuple(containers),
-        log_dir=log_dir,
-        pre_hook=_pre_hook(settings, log_dir, pod, base),
-    )
-
-
-def _omp_threads(wish: RoleSettings, share: int | None) -> int | None:
-    """OMP_NUM_THREADS of a process: what the job file says, for those that compute their share of the
-    cores.
-    """
-    if wish.threads is not None:
-        return wish.threads
-    computes = wish.role in (Role.TRAINER, Role.EVALUATOR)
-    return share if computes and "OMP_NUM_THREADS" not in dict(wish.environment) else None
-
-
-def _container_spec(
-    member: Member, argv: tuple[str, ...], log: Path, base: Mapping[str, str]
-) -> ContainerSpec:
-    """One process; its files stand beside its log."""
-    error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
-    env = contract.write(replace(member, error_file=str(error_file)))
-    long = {name: value for name, value in env.items() if len(value) > contract.LONGEST_VALUE}
-    long_file = log.with_suffix(".long.json") if long else None
-    if long_file is not None:
-        env = {name: value for name, value in env.items() if name not in long}
-        env[contract.LONG_VALUES_VARIABLE] = str(long_file)
-    return ContainerSpec(
-        role=member.role,
-        rank=member.rank,
-        index=member.local_rank,
-        argv=argv,
-        env={**base, **env, NOTICE_VARIABLE: str(notice_file)},
-        log=log,
-        endpoint=member.endpoint,
-        error_file=error_file,
-        notice_file=notice_file,
-        long_file=long_file,
-        long_values=long,
-        restart_variables=_RESTARTS_TORCH if member.role is Role.TRAINER else _RESTARTS,
-    )
-
-
-def _local_trainers(members: Sequence[Member]) -> int:
-    return max(1, sum(member.role is Role.TRAINER for member in members))
-
-
-def _pre_hook(
-    settings: LaunchSettings, log_dir: Path, pod: str, env: Mapping[str, str]
-) -> ContainerSpec | None:
-    if settings.elastic_pre_hook is None:
-        return None
-    import shlex  # late: few jobs have one
-
-    return ContainerSpec(
-        role=Role.TRAINER,
-        rank=0,
-        index=0,
-        argv=tuple(shlex.split(settings.elastic_pre_hook)),
-        env=env,
-        log=log_path(log_dir, settings.job_id, pod, "pre_hook", 0),
-        label="pre_hook",
-    )
-
 
 # ---- Checks of the script, before anything starts
 
@@ -234,7 +111,7 @@ def check_program(settings: LaunchSettings) -> None:
 def _roles(settings: LaunchSettings) -> list[Role]:
     """Those that may have processes here, trainers first."""
     servers = [Role.SERVER] if settings.run_mode.has_servers else []
-    return [Role.TRAINER, *servers, *(wish.role for wish in settings.roles)]
+    return [Role.TRAINER, *servers, *(own.role for own in settings.roles)]
 
 
 def take_token(
@@ -262,47 +139,154 @@ def take_token(
         raise UsageError(flaw)
 
 
-def host_of(resolved: Resolved, site: Site, warn: Callable[[str], None], environ: Mapping[str, str]) -> Host:
-    """This machine. Raises UsageError for addresses that are another's, and devices that are not there."""
-    settings = resolved.settings
-    named = [site.address] if site.alone else []
-    if settings.master_addr and (site.alone or site.rank == 0):
-        named.append(settings.master_addr)
-    for host in (*named, *(site.machines if site.alone else ())):
-        if not is_this_host(host):
+# ---- This machine: its place among the machines of the job, its devices, its ports
+
+_EVERYWHERE = ("localhost", "::1")
+_SOMEWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737): stands for any remote address
+
+
+def locate(settings: LaunchSettings) -> Host:
+    """Raises UsageError when this machine is not in the list, or matches more than one entry."""
+    listed = settings.ips or _listed(settings)
+    if not listed:
+        master = settings.master if _several(settings) else None
+        address = _address(settings, master)
+        return Host(address=address, nnodes=settings.nnodes, rank=settings.rank, master=master)
+    mine = _mine(settings, listed)
+    if set(mine) == set(listed) and not (settings.ips and len(listed) > 1):
+        return Host(address=settings.host or listed[0], hosts=None, machines=listed)
+    if len(mine) > 1:
+        raise UsageError(
+            f"{' and '.join(mine)} are both this machine, but there are others in {_origin(settings)}",
+            hint="Name each machine once, or choose this one with --host.",
+        )
+    _refuse_loopback(settings, listed)
+    rank = listed.index(mine[0])
+    if settings.rank not in (-1, rank):
+        raise UsageError(
+            f"--rank {settings.rank} does not agree with {_origin(settings)}: "
+            f"{mine[0]} is machine {rank} there, and this is {mine[0]}"
+        )
+    return Host(
+        address=settings.host or mine[0],
+        nnodes=(len(listed), len(listed)),
+        machines=listed,
+        hosts=mine,
+        rank=rank,
+        master=settings.master or join_endpoint(listed[0], STORE_PORT),
+    )
+
+
+def _refuse_loopback(settings: LaunchSettings, listed: tuple[str, ...]) -> None:
+    """Raises UsageError for a list in which an address means every machine, and others only one."""
+    own = [each for each in listed if each in _EVERYWHERE or each.startswith("127.")]
+    if own and len(own) < len(listed):
+        others = [each for each in listed if each not in own]
+        raise UsageError(
+            f"{own[0]} in {_origin(settings)} means a different machine on every machine, "
+            f"and {', '.join(others)} {'does' if len(others) == 1 else 'do'} not",
+            hint="Give the address by which the other machines reach this one.",
+        )
+
+
+def _several(settings: LaunchSettings) -> bool:
+    return settings.nnodes != (1, 1) or (settings.master or "").startswith("etcd://")
+
+
+def _listed(settings: LaunchSettings) -> tuple[str, ...]:
+    """The machines of the endpoint lists, in the order in which they appear."""
+    stages = tuple(endpoint for stage in settings.heter_workers for endpoint in stage)
+    endpoints = (*settings.servers, *settings.trainers, *stages, *settings.coordinators)
+    return tuple(dict.fromkeys(split_endpoint(each)[0] for each in endpoints))
+
+
+def _origin(settings: LaunchSettings) -> str:
+    return "--ips" if settings.ips else "the endpoint lists"
+
+
+def _mine(settings: LaunchSettings, listed: tuple[str, ...]) -> tuple[str, ...]:
+    """Which of the listed machines this one is: what --host says, else those whose address it has."""
+    if settings.host is not None:
+        if settings.host in listed:
+            others = [each for each in listed if each != settings.host]
+            local = not settings.ips and all(is_this_host(each) for each in others)
+            return listed if local else (settings.host,)
+        mine = tuple(each for each in listed if same_host(each, settings.host))
+        known = settings.host
+    else:
+        own = None if settings.nic is None else address_of(settings.nic)
+        mine = tuple(each for each in listed if (is_this_host(each) if own is None else same_host(each, own)))
+        known = own or ", ".join(addresses())
+    if not mine:
+        unknown = [each for each in listed if not host_addresses(each)]
+        hint = "Choose it with --host, or add its address."
+        raise UsageError(
+            f"this machine ({known}) is not in {_origin(settings)}: {', '.join(listed)}",
+            hint=f"{', '.join(unknown)}: this name cannot be resolved here. {hint}" if unknown else hint,
+        )
+    return mine
+
+
+def _address(settings: LaunchSettings, master: str | None) -> str:
+    """--host, else that of --nic, else the one that reaches the rendezvous endpoint."""
+    if settings.host is not None:
+        if not is_this_host(settings.host):
             raise UsageError(
-                f"{host} is not an address of this machine",
+                f"{settings.host} is not an address of this machine, which has {', '.join(addresses())}",
+                hint="--host and POD_IP give this machine's own address.",
+            )
+        return settings.host
+    if settings.nic is not None:
+        return address_of(settings.nic)
+    if not _several(settings):
+        return LOOPBACK
+    target = (master or "").removeprefix("etcd://").partition("?")[0].split(",")[0]
+    there = split_endpoint(target)[0] if target else _SOMEWHERE
+    return source_address(there) or source_address(_SOMEWHERE) or (*addresses(), LOOPBACK)[0]
+
+
+def equipped(host: Host, resolved: Resolved, warn: Callable[[str], None], environ: Mapping[str, str]) -> Host:
+    """`host` with its cores and devices. Raises UsageError for addresses that are another's, and devices that
+    are not there.
+    """
+    settings = resolved.settings
+    named = [host.address] if host.alone else []
+    if settings.master_addr and (host.alone or host.rank == 0):
+        named.append(settings.master_addr)
+    for address in (*named, *(host.machines if host.alone else ())):
+        if not is_this_host(address):
+            raise UsageError(
+                f"{address} is not an address of this machine",
                 hint="--nnodes and --master, or --ips, start a job on several machines.",
             )
-    found = devices.detect(settings.device_kind, environ)
-    if settings.devices and not found.ids:
+    ids = devices.detect(settings.device_kind, environ)
+    if settings.devices and not ids:
         warn(
             f"{resolved.origins['devices']} {','.join(settings.devices)}: "
             f"there is no {settings.device_kind.upper()} here; "
             "computing on CPUs (Gloo)"
         )
-    return Host(
-        address=site.address,
-        devices=devices.choose(settings.devices, found) if found.ids else (),
+    return replace(
+        host,
+        cores=len(os.sched_getaffinity(0)),
+        devices=devices.choose(settings.devices, ids, settings.device_kind, environ) if ids else (),
         device_kind=settings.device_kind,
         wanted_devices=len(settings.devices),
-        cores=len(os.sched_getaffinity(0)),
-        evaluator_devices=evaluator_devices(settings, found, warn),
-        hosts=site.hosts,
+        evaluator_devices=evaluator_devices(settings, ids, warn, environ),
     )
 
 
 def evaluator_devices(
-    settings: LaunchSettings, found: devices.Devices, warn: Callable[[str], None]
+    settings: LaunchSettings, ids: tuple[str, ...], warn: Callable[[str], None], environ: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The devices that the job file names for evaluators."""
-    wish = settings.role_settings(Role.EVALUATOR)
-    if wish.devices and not found.ids:
-        kind = settings.device_kind.upper()
-        warn(f"{wish.where}: roles.evaluator: there is no {kind} here; evaluators compute on CPUs")
-    if not wish.devices or not found.ids:
+    """The devices that the job file names for evaluators, of those with these ids."""
+    own, kind = settings.role_settings(Role.EVALUATOR), settings.device_kind
+    if own.devices and not ids:
+        warn(f"{own.where}: roles.evaluator: there is no {kind.upper()} here; evaluators compute on CPUs")
+    if not own.devices or not ids:
         return ()
-    return devices.choose(wish.devices, found, f"{wish.where}: roles.evaluator.resources.devices")
+    origin = f"{own.where}: roles.evaluator.resources.devices"
+    return devices.choose(own.devices, ids, kind, environ, origin)
 
 
 def offer_of(settings: LaunchSettings, host: Host, ports: Ports) -> Offer:
@@ -312,20 +296,6 @@ def offer_of(settings: LaunchSettings, host: Host, ports: Ports) -> Offer:
 
 def pod_name() -> str:
     return "".join(chr(ord("a") + byte % 26) for byte in os.urandom(6))
-
-
-def spec_of(
-    settings: LaunchSettings,
-    host: Host,
-    offers: Sequence[Offer],
-    node_rank: int,
-    *,
-    pod: str,
-    environ: Mapping[str, str],
-) -> PodSpec:
-    """What would run on this machine, rank `node_rank` of those that make these offers."""
-    members = topology.build(settings, host, offers, node_rank)
-    return pod_spec(settings, members, pod=pod, cores=host.cores, environ=environ)
 
 
 def check_followed(resolved: Resolved, spec: PodSpec) -> None:

@@ -26,14 +26,13 @@ from fleetrun.console.narrator import (
     restarts_in_words,
 )
 from fleetrun.console.text import printable, read_tail
-from fleetrun.control.server import Control, JobStatus, facts_of_launch
+from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.errors import LaunchError
 from fleetrun.pod import linux, logs
 from fleetrun.pod.container import Pod
 from fleetrun.pod.events import Events, JobResult, Peers
-from fleetrun.pod.gpu_log import GpuLog
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
@@ -126,18 +125,65 @@ def _fields_of(spec: ContainerSpec) -> dict[str, Any]:
     }
 
 
+# ---- What ends a job from outside
+
+
+class Interrupts:
+    """Signals, the loss of the guard, and `fleetrun stop`. Made before anything that they end; the supervisor
+    of the pod, or the agent of this machine, listens once there is one.
+    """
+
+    def __init__(self, signals: Signals, guard: Guard) -> None:
+        self.signals = signals
+        self.guard = guard
+        self.job_over = False
+        """Nothing runs any more: what is left is to show the last output."""
+        self._urgent = select.epoll()
+        self._urgent.register(signals.fileno(), select.EPOLLIN)
+        self._urgent.register(guard.fileno(), select.EPOLLIN)
+        self._interrupt: Callable[[int], None] | None = None
+        self._guard_lost: Callable[[], None] | None = None
+
+    @property
+    def urgent(self) -> int:
+        """A descriptor, readable when the last output cannot wait for a slow reader: a signal ends the job,
+        or its guard is gone.
+        """
+        return self._urgent.fileno()
+
+    def listen(self, interrupt: Callable[[int], None], guard_lost: Callable[[], None]) -> None:
+        """From now on `interrupt` gets signals that mean "end"; `guard_lost` is called when the guard is
+        gone.
+        """
+        self._interrupt, self._guard_lost = interrupt, guard_lost
+
+    def end(self, number: int) -> None:
+        """As if this signal had come. Once the job is over, the alarm is for a slow reader of this machine's
+        output: other machines may have more time.
+        """
+        if self._interrupt is not None and not (self.job_over and number == signal.SIGALRM):
+            self._interrupt(number)
+
+    def lose_guard(self) -> None:
+        if self._guard_lost is not None:
+            self._guard_lost()
+
+
 # ---- The session: record, control socket, progress socket; one per launch, over all its pods
 
 
 class LaunchSession:
     """Made before the first pod, closed after the last."""
 
-    def __init__(self, resolved: Resolved, pod: str, console: Console, loop: Loop) -> None:
+    def __init__(
+        self, resolved: Resolved, pod: str, console: Console, loop: Loop, interrupts: Interrupts
+    ) -> None:
         self.settings: LaunchSettings = resolved.settings
         self.pod_name = pod
         self._resolved = resolved
         self._console = console
         self._loop = loop
+        self._interrupts = interrupts
         self._runtime = files.run_folder(os.environ)
         log_dir = Path(self.settings.log_dir).absolute()
         self.journal = Journal(journal_path(log_dir, self.settings.job_id, pod))
@@ -147,28 +193,30 @@ class LaunchSession:
             self.journal.listen(lambda event: hear(encoded(event)))
         self.progress = ProgressReceiver(loop, files.progress_socket(self._runtime, pod), self.journal.write)
         self.companions: set[int] = set()
-        """The processes beside the job, by pid: what sweeps up behind containers spares them."""
-        self.urgent: int | None = None
-        """Readable when nothing is to be waited for any more."""
+        """Pids of processes of the launcher's own: they are spared when what containers left is ended."""
         self._feed: Feed | None = None
         self._hangs: HangWatch | None = None
         self._over = False
         settings = self.settings
         facts = facts_of_launch(settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart)
-        self.control = Control(loop, JobStatus(facts, self.progress), console.info)
+        self.job_status = JobStatus(facts, self.progress)
+        self._control: Control | None = None
 
-    def opened(self, spec: PodSpec) -> None:
-        """Before the first process of the first pod starts. Raises LaunchError for what cannot be."""
+    def open(self, spec: PodSpec, others: Others | None = None) -> None:
+        """Before the first process of the first pod starts. `others` asks the launchers of the job's other
+        machines. Raises LaunchError for what cannot be.
+        """
         if self.settings.tensorboard is not None or self.settings.metrics_port is not None:
             self._export(spec)
         if (problem := self.progress.open()) is not None:
             self._console.debug(f"no progress can be reported: {problem}")
         self.journal.write("launch", **launch_fields(self._resolved, spec, os.environ))
-        self.control.open(self._runtime)
+        self._control = Control(self._loop, self.job_status, self._interrupts.end, self._console.info, others)
+        self._control.open(self._runtime)
         if self._console.shows_status:
             from fleetrun.console.status_text import status_fields  # late: few launches show it
 
-            self._console.begin(self._loop, lambda: status_fields(self.control.job_status.fields()))
+            self._console.begin(self._loop, lambda: status_fields(self.job_status.fields()))
 
     def events(self, narrator: Narrator) -> Events:
         """The event stream of one pod, with all its subscribers. Their order matters: the console comes
@@ -178,11 +226,11 @@ class LaunchSession:
         events.subscribe(narrator.handle)
         events.subscribe(self.progress.handle)
         events.subscribe(Recorder(self.journal).handle)
-        events.subscribe(self.control.job_status.handle)
+        events.subscribe(self.job_status.handle)
         return events
 
     def hangs(self) -> HangWatch | None:
-        """Who watches for hangs, over all pods; nobody, unless that was asked for."""
+        """The watch for hangs, the same for all pods; None unless it was asked for."""
         if self._hangs is None and self.settings.hang_timeout is not None:
             from fleetrun.stacks.helper import watch_for_hangs  # late: most launches watch for none
 
@@ -197,7 +245,7 @@ class LaunchSession:
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
-        self.control.job_status.set_pod(pod, restarts)
+        self.job_status.set_pod(pod, restarts)
         self.progress.pod(pod.spec)
         if self._feed is not None:
             self._feed.pod(pod.spec)
@@ -223,10 +271,11 @@ class LaunchSession:
             told = error if isinstance(error, LaunchError) else bug
             self.over(told.exit_code, told.message, 0, [])
         self.marks.close()
-        self.control.close()
+        if self._control is not None:
+            self._control.close()
         self.progress.close()
         if self._feed is not None:
-            self._feed.close(self.urgent)
+            self._feed.close(self._interrupts.urgent)
         self.journal.close()
 
     def _export(self, spec: PodSpec) -> None:
@@ -342,88 +391,58 @@ class PodRunner:
     files.
     """
 
-    def __init__(self, settings: LaunchSettings, console: Console, signals: Signals, guard: Guard) -> None:
-        self.loop = Loop()
-        self.console = console
-        self._settings = settings
-        self._signals = signals
-        self._guard = guard
-        self._urgent = select.epoll()
-        self._urgent.register(signals.fileno(), select.EPOLLIN)
-        self._urgent.register(guard.fileno(), select.EPOLLIN)
+    def __init__(self, session: LaunchSession, console: Console, loop: Loop, interrupts: Interrupts) -> None:
+        self._session = session
+        self._settings = session.settings
+        self._console = console
+        self._loop = loop
+        self._interrupts = interrupts
         self._watch: Watch | None = None
         self._pod: Pod | None = None
-        self._interrupt: Callable[[int], None] | None = None
-        self._guard_lost: Callable[[], None] = lambda: None
-        self._session: LaunchSession | None = None
-        self._over = False
-
-    def on(self, session: LaunchSession) -> None:
-        """Before the first pod."""
-        self._session = session
-        session.urgent = self.urgent
-        session.control.interrupt = self._end_job
-
-    @property
-    def urgent(self) -> int:
-        """Readable when the last output cannot wait for a slow reader: the job shall end, or nobody guards
-        it.
-        """
-        return self._urgent.fileno()
-
-    def listen(self, interrupt: Callable[[int], None], guard_lost: Callable[[], None]) -> None:
-        """From now on `interrupt` gets signals that mean "end"; `guard_lost` is called when the guard is
-        gone.
-        """
-        first = self._interrupt is None
-        self._interrupt = interrupt
-        self._guard_lost = guard_lost
-        if first:
-            self.loop.add(self._signals.fileno(), self._signalled)
-            self.loop.add(self._guard.fileno(), self._guard_gone)
-
-    def _end_job(self, number: int) -> None:
-        """The alarm after the end is for a slow reader of ours: other machines may have more time."""
-        if self._interrupt is not None and not (self._over and number == signal.SIGALRM):
-            self._interrupt(number)
+        loop.add(interrupts.signals.fileno(), self._signalled)
+        loop.add(interrupts.guard.fileno(), self._guard_gone)
 
     def _signalled(self) -> None:
         dispatch(
-            self._signals.read,
+            self._interrupts.signals.read,
             self._pod,
-            interrupt=self._end_job,
+            interrupt=self._interrupts.end,
             written=self._written,
             resumed=self._resumed,
-            say=self.console.info,
-            pausing=self.console.pause,
-            beside=self._session.companions if self._session is not None else (),
+            say=self._console.info,
+            pausing=self._console.pause,
+            beside=self._session.companions,
         )
 
     def _written(self) -> None:
         """Something in the log directory was written to."""
         if self._watch is not None:
             self._watch.told()
-        if self._session is not None:
-            self._session.marks.told()
+        self._session.marks.told()
 
     def _resumed(self, seconds: float) -> None:
-        self.loop.postpone(seconds)
-        self.console.resume()
+        self._loop.postpone(seconds)
+        self._console.resume()
 
     def _guard_gone(self) -> None:
-        self.loop.remove(self._guard.fileno())
-        self._guard_lost()
-        linux.kill_cgroup(self._guard.pid)
-        linux.remove_cgroup(self._guard.pid)
+        guard = self._interrupts.guard
+        self._loop.remove(guard.fileno())
+        self._interrupts.lose_guard()
+        linux.kill_cgroup(guard.pid)
+        linux.remove_cgroup(guard.pid)
 
     def supervisor(
-        self, spec: PodSpec, *, timeout: float | None = None, peers: Peers | None = None, restarts: int = 0,
+        self,
+        spec: PodSpec,
+        *,
+        timeout: float | None = None,
+        peers: Peers | None = None,
+        restarts: int = 0,
         attempt: int = 0,
-    ) -> Supervisor:  # fmt: skip
+    ) -> Supervisor:
         """For one pod. Its log files are in place then, and followed. `attempt` counts the pods before it,
         `restarts` those that were restarts after a failure.
         """
-        assert self._session is not None
         first = self._watch is None
         if first and self._settings.log_overwrite:
             logs.remove_earlier(spec.log_dir, spec.job_id)
@@ -432,12 +451,12 @@ class PodRunner:
         if first:
             files = [(each.name, each.log) for each in spec.containers]
             logs.point_latest(spec.log_dir, spec.name, files)
-            self._watch = _watch(self._settings, spec, self.console, self.loop, self._session.marks.cut)
+            self._watch = _watch(self._settings, spec, self._console, self._loop, self._session.marks.cut)
         assert self._watch is not None
-        narrator = Narrator(self.console, spec, self._watch.catch_up, alone=peers is None)
+        narrator = Narrator(self._console, spec, self._watch.catch_up, alone=peers is None)
         supervisor = Supervisor(
             pod,
-            self.loop,
+            self._loop,
             RestartPolicy(limit=self._settings.max_restart),
             self._session.events(narrator).publish,
             stop_timeout=self._settings.stop_timeout,
@@ -452,19 +471,22 @@ class PodRunner:
         self._session.set_pod(pod, restarts)
         if first:
             self._watch.start()
-            GpuLog.start_if(self._settings.enable_gpu_log, spec, self.loop)
+            if self._settings.enable_gpu_log and spec.uses_gpus:
+                from fleetrun.pod.gpu_log import GpuLog  # late: only where there are GPUs
+
+                GpuLog.start(spec, self._loop)
         return supervisor
 
     def over(self) -> None:
         """Nothing runs any more: show what the logs still hold."""
-        self._over = True
-        self._signals.only_endings()
+        self._interrupts.job_over = True
+        self._interrupts.signals.only_endings()
         if self._watch is None:
             return
-        self._watch.drain(lambda: self.console.out.drain(self.urgent))
-        self.console.end()
+        self._watch.drain(lambda: self._console.out.drain(self._interrupts.urgent))
+        self._console.end()
         for path in self._watch.unbounded:
-            self.console.warning(
+            self._console.warning(
                 f"--log_rotate could not shorten {path}: its file system cannot take blocks out of a file"
             )
 

@@ -1,20 +1,27 @@
-"""Who runs where: what each machine offers (how many processes of each role, at which endpoints), and from
-the offers of all machines the members: role, rank, endpoint and devices of every process. Pure.
+"""Who runs where, and what: what each machine offers (how many processes of each role, at which endpoints),
+from the offers of all machines the members (role, rank, endpoint and devices of every process), and from the
+members of this machine the pod: commands, environments and files. Pure.
 
 Ranks and shares follow Paddle's launchers; where those differ, each rule says which of them it follows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from fleetrun import files
+from fleetrun.envs import contract
+from fleetrun.envs.channels import NOTICE_VARIABLE, PROGRESS_VARIABLE
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role, join_endpoint, split_endpoint
-from fleetrun.envs.settings.options import LaunchSettings
+from fleetrun.envs.settings.options import LaunchSettings, RoleSettings
 from fleetrun.envs.settings.parsing import written_ranks
 from fleetrun.errors import PortError, UsageError
-from fleetrun.host.devices import Share, share
-from fleetrun.values import dataclass
+from fleetrun.host.devices import share
+from fleetrun.pod.spec import ContainerSpec, PodSpec, log_path
+from fleetrun.values import dataclass, replace
 
 # ---- Offers: processes and endpoints of one machine. Shares follow Paddle's launchers
 
@@ -23,38 +30,37 @@ PADDLES_GLOO_PORT = 6767
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What this machine offers: the devices chosen for the job (ids of the visibility variable), cores, its
-    address.
+    """This machine: its place among the machines of the job, and what it has for the job's processes.
 
-    `wanted_devices` is how many --devices named, whether they are there or not. `hosts` are the hosts of the
-    endpoint lists that are this machine. `evaluator_devices` are those that a job file names for evaluators.
+    Place: `address` is this machine's; `nnodes` the fewest and most machines. `machines` are those of a list
+    (--ips or endpoint lists) in order, `hosts` those of them that are this machine, and `rank` its place
+    there, else what --rank says. `master` is where the machines meet; None: this machine chooses.
+
+    Equipment: `cores`; `devices`, the ids of the visibility variable that were chosen for the job;
+    `wanted_devices`, how many --devices named, whether they are there or not; `evaluator_devices`, those that
+    a job file names for evaluators.
     """
 
     address: str
+    nnodes: tuple[int, int] = (1, 1)
+    machines: tuple[str, ...] = ()
+    hosts: tuple[str, ...] | None = None
+    rank: int = -1
+    master: str | None = None
+    cores: int = 1
     devices: tuple[str, ...] = ()
     device_kind: str = "gpu"
     wanted_devices: int = 0
-    cores: int = 1
-    hosts: tuple[str, ...] | None = None
     evaluator_devices: tuple[str, ...] = ()
+
+    @property
+    def alone(self) -> bool:
+        """Whether the job has no other machine."""
+        return self.nnodes == (1, 1) and not (self.master or "").startswith("etcd://")
 
 
 Reserve = Callable[[int | None], int]
 """Holds the port that is asked for, or any (None), and tells which."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """How many processes of each role on this machine; `heter` per stage from stage 2 on."""
-
-    servers: int = 0
-    trainers: int = 1
-    heter: tuple[int, ...] = ()
-    coordinators: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.servers + self.trainers + sum(self.heter) + self.coordinators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,11 @@ class Offer:
     coordinators: tuple[str, ...] = ()
     service: str = ""
     gloo: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many processes."""
+        return sum(map(len, (self.servers, self.trainers, *self.heter, self.coordinators)))
 
     @property
     def serves(self) -> bool:
@@ -107,25 +118,6 @@ def _text(value: Any) -> str:
     return text
 
 
-def process_counts(settings: LaunchSettings, host: Host) -> Counts:
-    if settings.run_mode.has_servers:
-        heter = tuple(len(_of_this_host(stage, host)) for stage in settings.heter_workers)
-        return Counts(
-            servers=_number(settings.servers, settings.server_num, host),
-            trainers=_number(settings.trainers, settings.trainer_num, host),
-            heter=heter or settings.heter_worker_num,
-            coordinators=len(_of_this_host(settings.coordinators, host)) or settings.coordinator_num or 0,
-        )
-    return Counts(trainers=_nproc(settings, host))
-
-
-def _number(listed: tuple[str, ...], counted: int | None, host: Host) -> int:
-    """Of a list what is here, else what was said, else one."""
-    if listed:
-        return len(_of_this_host(listed, host))
-    return 1 if counted is None else counted
-
-
 def _of_this_host(endpoints: tuple[str, ...], host: Host) -> tuple[str, ...]:
     """The endpoints of this machine: those whose host is exactly one of its own."""
     if host.hosts is None:
@@ -155,16 +147,17 @@ def offer(settings: LaunchSettings, host: Host, reserve: Reserve) -> Offer:
     With a start port, ports follow one another: servers, trainers, heter trainers, coordinators, then the
     master's or Gloo's (the order of Paddle's legacy launcher).
     """
-    number = process_counts(settings, host)
     ports = _PortPlan(settings, host, reserve)
-    servers = ports.endpoints(settings.servers, number.servers)
-    trainers = ports.endpoints(settings.trainers, number.trainers)
-    given = settings.heter_workers or ((),) * len(number.heter)
-    heter = tuple(ports.endpoints(stage, size) for stage, size in zip(given, number.heter, strict=True))
-    coordinators = ports.endpoints(settings.coordinators, number.coordinators)
-    gloo = ""
-    if settings.run_mode.has_servers:
-        gloo = join_endpoint(host.address, _gloo_port(settings, host, ports))
+    if not settings.run_mode.has_servers:
+        trainers = ports.endpoints((), _nproc(settings, host))
+        return Offer(trainers=trainers, service=join_endpoint(host.address, ports.one(settings.master_port)))
+    servers = ports.endpoints(settings.servers, settings.server_num)
+    trainers = ports.endpoints(settings.trainers, settings.trainer_num)
+    heter = tuple(ports.endpoints(stage, 0) for stage in settings.heter_workers) or tuple(
+        ports.endpoints((), number) for number in settings.heter_worker_num
+    )
+    coordinators = ports.endpoints(settings.coordinators, settings.coordinator_num or 0)
+    gloo = join_endpoint(host.address, _gloo_port(settings, host, ports))
     return Offer(
         servers=servers,
         trainers=trainers,
@@ -192,12 +185,14 @@ class _PortPlan:
             )
         return self._reserve(wanted)
 
-    def endpoints(self, given: tuple[str, ...], number: int) -> tuple[str, ...]:
-        if given:
-            here = _of_this_host(given, self._host)
+    def endpoints(self, listed: tuple[str, ...], number: int | None) -> tuple[str, ...]:
+        """Of a list those that are here, else so many new ones; one if no number was given."""
+        if listed:
+            here = _of_this_host(listed, self._host)
             for endpoint in here:
                 self._reserve(split_endpoint(endpoint)[1])
             return here
+        number = 1 if number is None else number
         return tuple(join_endpoint(self._host.address, self.one()) for _ in range(number))
 
 
@@ -230,7 +225,7 @@ def evaluators(settings: LaunchSettings, host: Host, cluster: Cluster, node_rank
     members = []
     parts = min(wish.count, len(host.evaluator_devices)) or 1
     for index in range(wish.count):
-        part = share(host.evaluator_devices, index % parts, parts, whole_node=False)
+        visible, own = share(host.evaluator_devices, index % parts, parts, whole_node=False)
         members.append(
             Member(
                 cluster=cluster,
@@ -241,9 +236,9 @@ def evaluators(settings: LaunchSettings, host: Host, cluster: Cluster, node_rank
                 node_rank=node_rank,
                 endpoint="",
                 log_dir=settings.log_dir,
-                device_kind=host.device_kind if part.own else "gpu",
-                devices=part.own,
-                visible=",".join(part.visible) if part.own else None,
+                device_kind=host.device_kind if own else "gpu",
+                devices=own,
+                visible=",".join(visible) if own else None,
             )
         )
     return members
@@ -372,7 +367,7 @@ def _members(
         for endpoint in here:
             local_rank = placed[role]
             placed[role] += 1
-            part = _devices(settings, host, cluster, role, local_rank, len(here), stage)
+            visible, own_devices = _devices(settings, host, cluster, role, local_rank, len(here), stage)
             members.append(
                 Member(
                     cluster=cluster,
@@ -385,9 +380,9 @@ def _members(
                     stage=stage if cluster.mode is Mode.PS_HETER else 0,
                     backend=_backend(settings, host) if cluster.mode is Mode.COLLECTIVE else None,
                     log_dir=settings.log_dir,
-                    device_kind=host.device_kind if part.own else "gpu",
-                    devices=part.own,
-                    visible=",".join(part.visible) if part.own else None,
+                    device_kind=host.device_kind if own_devices else "gpu",
+                    devices=own_devices,
+                    visible=",".join(visible) if own_devices else None,
                 )
             )
     return members
@@ -428,12 +423,128 @@ def _computes_on(kind: str, cluster: Cluster, role: Role, stage: int) -> bool:
 
 def _devices(
     settings: LaunchSettings, host: Host, cluster: Cluster, role: Role, index: int, size: int, stage: int
-) -> Share:
-    """Collective trainers share the node's devices. In ps modes only --devices binds, one each in turn
-    (Paddle's legacy launcher, whose ps-gpu this is); in ps-heter those of stages that compute on it.
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """What a process may see, and which of it is its own, as `share` gives it.
+
+    Collective trainers share the node's devices. In ps modes only --devices binds, one each in turn (Paddle's
+    legacy launcher, whose ps-gpu this is); in ps-heter those of stages that compute on it.
     """
     if cluster.mode in (Mode.COLLECTIVE, Mode.RPC):
         return share(host.devices, index, size, whole_node=settings.visible_devices == "node")
     if host.wanted_devices and host.devices and _computes_on(host.device_kind, cluster, role, stage):
-        return Share((host.devices[index % len(host.devices)],), (0,))
-    return Share()
+        return (host.devices[index % len(host.devices)],), (0,)
+    return (), ()
+
+
+# ---- From members to what would run: commands, environments and files
+
+_RESTARTS = ("PADDLE_RESTART_COUNT",)
+_RESTARTS_TORCH = (*_RESTARTS, "TORCHELASTIC_RESTART_COUNT")
+
+
+def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> tuple[str, ...]:
+    """What the processes of a role run. Python scripts and modules run under this Python, unbuffered;
+    anything else is a program of its own.
+    """
+    own = settings.role_settings(role)
+    script, module, no_python = settings.script, settings.module, settings.no_python
+    arguments = settings.script_args if own.args is None else own.args
+    if own.script is not None:
+        script, module, no_python, arguments = own.script, own.module, own.no_python, own.args or ()
+    if module:
+        return (sys.executable, "-u", "-m", script, *arguments)
+    if script.endswith(".py") and not no_python:
+        return (sys.executable, "-u", script, *arguments)
+    program = script if "/" in script or not Path(script).is_file() else f"./{script}"
+    return (program, *arguments)
+
+
+def pod_spec(
+    settings: LaunchSettings,
+    host: Host,
+    offers: Sequence[Offer],
+    node_rank: int = 0,
+    *,
+    pod: str,
+    environ: Mapping[str, str],
+) -> PodSpec:
+    """What would run on this machine, rank `node_rank` of those that make these offers.
+
+    `environ` is the launcher's own; of the contract nothing of it is handed down.
+    """
+    members = build(settings, host, offers, node_rank)
+    base = {**contract.without_contract(environ), **dict(settings.environment)}
+    local_trainers = sum(member.role is Role.TRAINER for member in members)
+    threads = None if "OMP_NUM_THREADS" in base else max(1, host.cores // max(1, local_trainers))
+    log_dir = Path(settings.log_dir).absolute()
+    progress = files.progress_socket(files.run_folder(environ), pod)
+    containers = []
+    for member in members:
+        own = settings.role_settings(member.role)
+        placed = replace(member, pod=pod, log_dir=str(log_dir), omp_threads=_omp_threads(own, threads))
+        log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
+        env = {**base, **dict(own.environment), PROGRESS_VARIABLE: str(progress)}
+        containers.append(_container_spec(placed, process_command(settings, member.role), log, env))
+    return PodSpec(
+        name=pod,
+        job_id=settings.job_id,
+        mode=settings.run_mode,
+        containers=tuple(containers),
+        log_dir=log_dir,
+        pre_hook=_pre_hook(settings, log_dir, pod, base),
+    )
+
+
+def _omp_threads(own: RoleSettings, share: int | None) -> int | None:
+    """OMP_NUM_THREADS of a process: what the job file says, for those that compute their share of the
+    cores.
+    """
+    if own.threads is not None:
+        return own.threads
+    computes = own.role in (Role.TRAINER, Role.EVALUATOR)
+    return share if computes and "OMP_NUM_THREADS" not in dict(own.environment) else None
+
+
+def _container_spec(
+    member: Member, argv: tuple[str, ...], log: Path, base: Mapping[str, str]
+) -> ContainerSpec:
+    """One process; its files stand beside its log."""
+    error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
+    env = contract.write(replace(member, error_file=str(error_file)))
+    long = {name: value for name, value in env.items() if len(value) > contract.LONGEST_VALUE}
+    long_file = log.with_suffix(".long.json") if long else None
+    if long_file is not None:
+        env = {name: value for name, value in env.items() if name not in long}
+        env[contract.LONG_VALUES_VARIABLE] = str(long_file)
+    return ContainerSpec(
+        role=member.role,
+        rank=member.rank,
+        index=member.local_rank,
+        argv=argv,
+        env={**base, **env, NOTICE_VARIABLE: str(notice_file)},
+        log=log,
+        endpoint=member.endpoint,
+        error_file=error_file,
+        notice_file=notice_file,
+        long_file=long_file,
+        long_values=long,
+        restart_variables=_RESTARTS_TORCH if member.role is Role.TRAINER else _RESTARTS,
+    )
+
+
+def _pre_hook(
+    settings: LaunchSettings, log_dir: Path, pod: str, env: Mapping[str, str]
+) -> ContainerSpec | None:
+    if settings.elastic_pre_hook is None:
+        return None
+    import shlex  # late: few jobs have one
+
+    return ContainerSpec(
+        role=Role.TRAINER,
+        rank=0,
+        index=0,
+        argv=tuple(shlex.split(settings.elastic_pre_hook)),
+        env=env,
+        log=log_path(log_dir, settings.job_id, pod, "pre_hook", 0),
+        label="pre_hook",
+    )

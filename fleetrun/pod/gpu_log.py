@@ -27,12 +27,11 @@ class GpuLog:
         self._sample = sample
 
     @classmethod
-    def start_if(cls, wanted: bool, spec: PodSpec, loop: Loop) -> None:
-        """Begin to log, if it is wanted and a process of this pod has a GPU."""
-        if wanted and any("FLAGS_selected_gpus" in each.env for each in spec.containers):
-            sample = nvml_sample()
-            if sample is not None:
-                cls(spec.log_dir / f"{spec.job_id}.{spec.name}.gpu.log", loop, sample).write()
+    def start(cls, spec: PodSpec, loop: Loop) -> None:
+        """Begin to log, if NVML is there."""
+        sample = nvml_sample()
+        if sample is not None:
+            cls(spec.log_dir / f"{spec.job_id}.{spec.name}.gpu.log", loop, sample).write()
 
     def write(self) -> None:
         """One line per GPU now, and again after a while. A disk that is full must not end a job."""

@@ -97,10 +97,6 @@ def is_full(path: Path) -> bool:
     return False
 
 
-def log_path(log_dir: Path, job: str, pod: str, role: str, index: int) -> Path:
-    return log_dir / f"{job}.{pod}.{role}.{index}.log"
-
-
 def remove_earlier(log_dir: Path, job: str) -> None:
     """`--log_overwrite`: delete the logs and records of earlier runs of this job that no process writes any
     more.

@@ -54,21 +54,6 @@ class ContainerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """The whole of what was asked for; `replicas` counts machines, of which each runs one pod."""
-
-    job_id: str
-    mode: Mode
-    replicas: int = 1
-    replicas_min: int = 1
-    replicas_max: int = 1
-
-    @property
-    def elastic(self) -> bool:
-        return self.replicas_min < self.replicas_max
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PodSpec:
     """The processes of one job on this node, servers first. `pre_hook` runs to its end before every start."""
 
@@ -82,3 +67,11 @@ class PodSpec:
     @property
     def replicas(self) -> int:
         return len(self.containers)
+
+    @property
+    def uses_gpus(self) -> bool:
+        return any("FLAGS_selected_gpus" in each.env for each in self.containers)
+
+
+def log_path(log_dir: Path, job: str, pod: str, role: str, index: int) -> Path:
+    return log_dir / f"{job}.{pod}.{role}.{index}.log"

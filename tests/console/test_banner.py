@@ -10,7 +10,7 @@ from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.envs.settings.show import banner as rows
-from fleetrun.pod.spec import ContainerSpec, JobSpec, PodSpec
+from fleetrun.pod.spec import ContainerSpec, PodSpec
 
 
 def container(role, rank, **env):
@@ -79,8 +79,8 @@ def test_what_is_no_default_says_where_it_comes_from():
 
 
 def test_the_job_and_its_pod(spec):
-    job = JobSpec(job_id="default", mode=Mode.PS)
-    assert narrator.job_line(job) == "Job: default, mode ps, replicas 1[1:1], elastic False"
+    line = narrator.job_line("default", Mode.PS, (1, 1))
+    assert line == "Job: default, mode ps, replicas 1[1:1], elastic False"
     assert narrator.pod_line("Run", spec, "ready") == "Run Pod: evjsyn, replicas 3, status ready"
     assert (
         narrator.pod_line("Watching", spec, "running") == "Watching Pod: evjsyn, replicas 3, status running"
@@ -88,8 +88,8 @@ def test_the_job_and_its_pod(spec):
 
 
 def test_an_elastic_job():
-    job = JobSpec(job_id="ads", mode=Mode.COLLECTIVE, replicas=4, replicas_min=2, replicas_max=4)
-    assert narrator.job_line(job) == "Job: ads, mode collective, replicas 4[2:4], elastic True"
+    line = narrator.job_line("ads", Mode.COLLECTIVE, (2, 4))
+    assert line == "Job: ads, mode collective, replicas 4[2:4], elastic True"
 
 
 def test_a_table_for_the_first_of_each_role(spec):

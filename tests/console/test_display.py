@@ -6,11 +6,10 @@ import re
 
 import pytest
 
-from fleetrun.console import display
-from fleetrun.console.console import Console
-from fleetrun.console.display import QuietConsole, choose_display, console_for
+from fleetrun.console.console import Console, QuietConsole
 from fleetrun.console.jsonlines import JsonConsole
 from fleetrun.console.status_line import LiveConsole
+from fleetrun.launch.local import NO_TERMINAL, choose_display, console_for
 from tests.support.isolated import isolated
 
 XTERM = {"TERM": "xterm"}
@@ -82,7 +81,7 @@ def a_wish_that_cannot_be():
     for fd in (1, 2):
         os.dup2(write, fd)
     assert type(console_for("live", "INFO", XTERM)) is Console
-    assert display.NO_TERMINAL in os.read(read, 4096).decode()
+    assert NO_TERMINAL in os.read(read, 4096).decode()
 
 
 def nothing_runs():

@@ -26,14 +26,15 @@ class Others:
 def control():
     loop = Loop()
     facts = facts_of_launch("job", "abcdef", "collective", Path("/logs"), 0)
-    made = Control(loop, JobStatus(facts, clock=lambda: 5.0), print)  # two answers have one time
-    made.others = Others()
+    status, others = JobStatus(facts, clock=lambda: 5.0), Others()  # two answers have one time
+    made = Control(loop, status, print, print, others)
+    made.status, made.others, made.loop = status, others, loop
     yield made
     loop.close()
 
 
 def meet(control, count):
-    control.job_status.met([f"h{rank}" for rank in range(count)], 0)
+    control.status.met([f"h{rank}" for rank in range(count)], 0)
 
 
 def ask(control, **more):
@@ -44,11 +45,11 @@ def ask(control, **more):
 
 def test_others_are_asked_only_when_somebody_wants_to_know(control):
     meet(control, 2)
-    assert control.answer({"ask": "status"}) == control.job_status.fields()
-    assert control.answer({"ask": "status", "everywhere": 1}) == control.job_status.fields()
+    assert control.answer({"ask": "status"}) == control.status.fields()
+    assert control.answer({"ask": "status", "everywhere": 1}) == control.status.fields()
     assert control.others.asked == []
-    control.others = None
-    assert control.answer({"ask": "status", "everywhere": True}) == control.job_status.fields(), "it has none"
+    alone = Control(control.loop, control.status, print, print)
+    assert alone.answer({"ask": "status", "everywhere": True}) == control.status.fields(), "it has none"
 
 
 def test_the_answer_comes_when_they_have_answered(control):
@@ -84,7 +85,7 @@ def test_of_many_machines_it_wants_to_know_less(control, count, more, asked):
 
 def test_what_it_tells_another(control):
     meet(control, 2)
-    said = unpack(control.tell(False, 1 << 10))
+    said = unpack(control.status.packed(False, 1 << 10))
     assert said is not None
     assert (said["pod"], said["containers"]) == ("abcdef", [])
-    assert "containers" not in (unpack(control.tell(True, 1 << 10)) or {})
+    assert "containers" not in (unpack(control.status.packed(True, 1 << 10)) or {})

@@ -7,7 +7,7 @@ from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import UsageError
 from fleetrun.host.network import addresses, source_address
-from fleetrun.plan.site import locate
+from fleetrun.launch.prepare import locate
 
 NOWHERE = "192.0.2.7"
 

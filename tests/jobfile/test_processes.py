@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.host.devices import Devices
-from fleetrun.launch.prepare import check_followed, check_program, evaluator_devices, pod_spec
-from fleetrun.plan import topology
-from fleetrun.plan.topology import Host, offer
+from fleetrun.launch.prepare import check_followed, check_program, evaluator_devices
+from fleetrun.plan.topology import Host, offer, pod_spec
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from tests.jobfile.folder import resolved
 
@@ -36,10 +34,10 @@ script = "eval.py"
 
 def containers(text: str, environ: dict[str, str] | None = None) -> dict[str, ContainerSpec]:
     settings = resolved(text).settings
-    host = Host(address="127.0.0.1")
+    host = Host(address="127.0.0.1", cores=8)
     ports = iter(range(7000, 8000))
-    members = topology.build(settings, host, [offer(settings, host, lambda port: port or next(ports))])
-    spec = pod_spec(settings, members, pod="evjsyn", cores=8, environ=environ or {})
+    offers = [offer(settings, host, lambda port: port or next(ports))]
+    spec = pod_spec(settings, host, offers, pod="evjsyn", environ=environ or {})
     return {each.name: each for each in spec.containers}
 
 
@@ -125,7 +123,7 @@ TWO = "script = 'x.py'\n[roles.evaluator.resources]\ndevices = [1]"
 )
 def test_devices_of_evaluators(text, ids, expected, warned):
     told: list[str] = []
-    assert evaluator_devices(resolved(text).settings, Devices(ids=ids), told.append) == expected
+    assert evaluator_devices(resolved(text).settings, ids, told.append, {}) == expected
     assert len(told) == warned
 
 
@@ -133,7 +131,7 @@ def test_devices_that_are_not_there():
     with pytest.raises(
         UsageError, match=r"job.toml:2: roles.evaluator.resources.devices 1: there is no gpu 1"
     ):
-        evaluator_devices(resolved(TWO).settings, Devices(ids=("0",)), print)
+        evaluator_devices(resolved(TWO).settings, ("0",), print, {})
 
 
 @pytest.mark.parametrize(

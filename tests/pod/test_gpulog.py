@@ -47,8 +47,8 @@ def test_a_full_disk_ends_nothing(tmp_path, loop):
     assert len((tmp_path / "gpu.log").read_text().splitlines()) == 1
 
 
-def test_no_gpu_no_log(tmp_path, loop):
-    container = ContainerSpec(role=Role.TRAINER, rank=0, index=0, argv=("x",), env={}, log=tmp_path / "x")
+@pytest.mark.parametrize("env", [{}, {"FLAGS_selected_gpus": "0"}])
+def test_only_a_pod_that_uses_gpus_has_a_log(tmp_path, env):
+    container = ContainerSpec(role=Role.TRAINER, rank=0, index=0, argv=("x",), env=env, log=tmp_path / "x")
     spec = PodSpec(name="x", job_id="x", mode=Mode.COLLECTIVE, containers=(container,), log_dir=tmp_path)
-    GpuLog.start_if(True, spec, loop)
-    assert list(tmp_path.iterdir()) == []
+    assert spec.uses_gpus is bool(env)

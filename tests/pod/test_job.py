@@ -9,9 +9,7 @@ from fleetrun.envs import contract
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve
-from fleetrun.launch.prepare import job_spec, pod_spec, process_command
-from fleetrun.plan import topology
-from fleetrun.plan.topology import Host, offer
+from fleetrun.plan.topology import Host, offer, pod_spec, process_command
 
 
 def settings_of(words):
@@ -21,9 +19,9 @@ def settings_of(words):
 def spec_of(words, environ=None, cores=8, **host):
     settings = settings_of(words)
     ports = iter(range(7000, 8000))
-    here = Host(address="127.0.0.1", **host)
-    members = topology.build(settings, here, [offer(settings, here, lambda port: port or next(ports))])
-    return pod_spec(settings, members, pod="evjsyn", cores=cores, environ=environ or {})
+    here = Host(address="127.0.0.1", cores=cores, **host)
+    offers = [offer(settings, here, lambda port: port or next(ports))]
+    return pod_spec(settings, here, offers, pod="evjsyn", environ=environ or {})
 
 
 # ---- commands
@@ -121,8 +119,8 @@ def test_not_to_the_hook_either():
 def test_a_hook_has_words():
     settings = resolve(read(["--elastic_pre_hook", "cp 'a b' c", "train.py"]), {}).settings
     here = Host(address="127.0.0.1")
-    members = topology.build(settings, here, [offer(settings, here, lambda port: port or 7000)])
-    spec = pod_spec(settings, members, pod="x", cores=1, environ={})
+    offers = [offer(settings, here, lambda port: port or 7000)]
+    spec = pod_spec(settings, here, offers, pod="x", environ={})
     assert spec.pre_hook.argv == ("cp", "a b", "c")
 
 
@@ -157,17 +155,3 @@ def test_restarts_are_counted_for_both_worlds():
 
 def test_a_representation_shows_no_environment():
     assert "s3cr3t" not in repr(spec_of("train.py", {"HF_TOKEN": "s3cr3t"}))
-
-
-@pytest.mark.parametrize(
-    ("words", "span"),
-    [
-        ("train.py", (1, 1, 1, False)),
-        ("--nnodes 1 train.py", (1, 1, 1, False)),
-        ("--nnodes 2:4 train.py", (4, 2, 4, True)),
-    ],
-)
-def test_the_job(words, span):
-    settings = settings_of(words)
-    job = job_spec(settings, settings.nnodes)
-    assert (job.replicas, job.replicas_min, job.replicas_max, job.elastic) == span

@@ -14,9 +14,7 @@ from fleetrun.elastic.rendezvous.records import Node
 from fleetrun.envs import contract
 from fleetrun.envs.settings.command_line import read
 from fleetrun.envs.settings.resolve import resolve
-from fleetrun.launch.prepare import pod_spec
-from fleetrun.plan import topology
-from fleetrun.plan.topology import Host, Offer
+from fleetrun.plan.topology import Host, Offer, pod_spec
 
 NODES, PROCESSES = 12_500, 8
 ONE_STRING = 128 << 10
@@ -49,9 +47,8 @@ def test_the_environment_of_a_process(nodes: list[Node], tmp_path):
     settings = resolve(
         read(f"--nproc_per_node {PROCESSES} --log_dir {tmp_path} train.py".split()), {}
     ).settings
-    here = Host(address=nodes[-1].host)
-    members = topology.build(settings, here, [each.offer for each in nodes], NODES - 1)
-    spec = pod_spec(settings, members, pod="evjsyn", cores=8, environ={"HOME": "/"})
+    here, offers = Host(address=nodes[-1].host, cores=8), [each.offer for each in nodes]
+    spec = pod_spec(settings, here, offers, NODES - 1, pod="evjsyn", environ={"HOME": "/"})
     last = spec.containers[-1]
     assert last.env["RANK"] == str(NODES * PROCESSES - 1)
     assert last.env["WORLD_SIZE"] == str(NODES * PROCESSES)

@@ -13,6 +13,7 @@ from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod import logs
 from fleetrun.pod.logs import Trimmer
+from fleetrun.pod.spec import log_path
 from tests.support.disks import no_file_longer_than
 from tests.support.waiting import eventually
 
@@ -100,7 +101,7 @@ def test_room_on_the_disk(tmp_path):
 
 
 def test_names():
-    path = logs.log_path(Path("/log"), "ads", "evjsyn", Role.SERVER, 3)
+    path = log_path(Path("/log"), "ads", "evjsyn", Role.SERVER, 3)
     assert path == Path("/log/ads.evjsyn.ps.3.log")
 
 
