@@ -10,7 +10,7 @@ from typing import TextIO
 
 from fleetrun import verbs
 from fleetrun.envs.settings import command_line
-from fleetrun.envs.settings.command_line import Given, parsed
+from fleetrun.envs.settings.command_line import Choice
 from fleetrun.envs.settings.options import NOTHING, JobFile, Resolved
 from fleetrun.envs.settings.resolve import EngineValues, no_engine, resolve
 from fleetrun.errors import LaunchError, ScriptNotFoundError
@@ -93,16 +93,16 @@ def _save(resolved: Resolved, name: str) -> None:
 
 def _job_file(line: command_line.CommandLine, environ: Mapping[str, str]) -> JobFile:
     """The job file of --config, if there is one."""
-    given = [word for word in line.given if word.option.name == "config"]
-    if not given:
+    named = line.last("config")
+    if named is None:
         return NOTHING
     # Late: a launch without a job file needs no TOML reader.
     from fleetrun.envs.settings.job_file import load_job_file
 
-    return load_job_file(given[-1].text, environ, given[-1].spelling)
+    return load_job_file(named.text, environ, named.origin)
 
 
-def _answer(action: Given) -> str:
+def _answer(action: Choice) -> str:
     """What `--help`, `--version` or `--show_completion` prints."""
     if action.option.name == "help":
         from fleetrun.help import help_text
@@ -114,7 +114,7 @@ def _answer(action: Given) -> str:
         return f"fleetrun {version('fleetrun')}\n"
     from fleetrun import completion
 
-    return completion.script(parsed(action.option, action.spelling, action.text))
+    return completion.script(action.value)
 
 
 def _report(error: LaunchError) -> None:

@@ -115,7 +115,7 @@ import os, sys
 root, told = sys.argv[1:3]
 ours = root + "/fleetrun/"
 sys.argv[1:3] = []
-phase, files = "start", {"start": {}, "run": {}, "exit": {}}
+phase, files = "start", {"start": {}, "run": {}, "exit": {}, "values": {}}
 guard, end = os.getpid(), os._exit
 importing = 0  # depth of modules whose top level runs: what they call then is no step of the launch
 
@@ -139,6 +139,10 @@ def note(frame):
     path = frame.f_code.co_filename
     if path.startswith(ours):
         files[phase].setdefault(path[len(root) + 1:])
+    if phase == "start" and frame.f_code.co_name == "__init__":
+        made = type(frame.f_locals.get("self"))
+        if hasattr(made, "_setters") or "__dataclass_fields__" in vars(made):
+            files["values"].setdefault(made.__name__)
 
 def finish(code):
     sys.setprofile(None)
@@ -158,7 +162,8 @@ fleetrun.__main__.main()
 
 def walks() -> dict[str, list[str]]:
     """Files of which a function runs in a plain local launch of `true`: `start` (from argv to the first
-    process) and `exit` (from the end of that process to the exit code), in order.
+    process) and `exit` (from the end of that process to the exit code), in order. `values`: the types of
+    frozen values that are made from argv to the first process.
     """
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "files"
@@ -190,6 +195,7 @@ def figures() -> list[tuple[str, str, str]]:
         ("import cycles of modules", str(len(cycles(graph))), "0"),
         ("import cycles of folders", str(len(cycles(folder_graph(graph)))), "0"),
         ("files from argv to the first process", str(len(touched["start"])), "<= 30"),
+        ("value types from argv to the first process", str(len(touched["values"])), "<= 9"),
         ("files from a process's exit to the exit code", str(len(touched["exit"])), "<= 14"),
     ]
 

@@ -63,11 +63,11 @@ def command(context: click.Context, as_json: bool, words: tuple[str, ...]) -> in
     line = command_line.read(words)
     if line.action is not None:
         if line.action.option.name != "help":
-            raise UsageError(f"fleetrun doctor has no option {line.action.spelling}")
+            raise UsageError(f"fleetrun doctor has no option {line.action.origin}")
         click.echo(context.get_help())
         return 0
-    as_json = as_json or any(each.option.name == "json" for each in line.given)
-    line = replace(line, given=tuple(each for each in line.given if each.option.name not in _OF_A_PLAN))
+    as_json = as_json or line.last("json") is not None
+    line = replace(line, options=tuple(each for each in line.options if each.option.name not in _OF_A_PLAN))
     visit = Visit(line, _job_file(line), os.environ, _say, _busy)
     sections, code = visit.run()
     if as_json:
@@ -84,8 +84,8 @@ _OF_A_PLAN = ("json", "dry_run", "save")
 
 def _job_file(line: CommandLine) -> JobFile:
     """The job file that --config names."""
-    given = [each for each in line.given if each.option.name == "config"]
-    return load_job_file(given[-1].text, os.environ, given[-1].spelling) if given else NOTHING
+    named = line.last("config")
+    return NOTHING if named is None else load_job_file(named.text, os.environ, named.origin)
 
 
 def _say(text: str) -> None:

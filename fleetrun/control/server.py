@@ -28,7 +28,6 @@ from fleetrun.pod.events import Ending, Failure, Hang, Leaving, PodEvent, Restar
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 from fleetrun.pod.policy import Restart
 from fleetrun.record.journal import plain
-from fleetrun.values import dataclass
 
 if TYPE_CHECKING:
     from fleetrun.progress.reports import Report
@@ -201,21 +200,6 @@ STATUS_VERSION = 1
 """Of the answer. A later one may have more fields, and has all of these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
-    """What does not change while a launcher runs. `started` is seconds since the epoch."""
-
-    job: str
-    pod: str
-    mode: str
-    log_dir: Path
-    cwd: str
-    max_restart: int
-    started: float
-    pid: int
-    guard: int
-
-
 class Reports(Protocol):
     """Where the reports of processes arrive; containers go by their names (`trainer.0`)."""
 
@@ -228,7 +212,7 @@ class JobStatus:
 
     def __init__(
         self,
-        facts: JobFacts,
+        facts: Mapping[str, Any],
         reports: Reports | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -329,22 +313,13 @@ class JobStatus:
 
     def fields(self) -> dict[str, Any]:
         """The answer to `status`; see docs/monitoring-a-job.md."""
-        facts = self.facts
         return {
             "version": STATUS_VERSION,
-            "job": facts.job,
-            "pod": facts.pod,
-            "mode": facts.mode,
-            "pid": facts.pid,
-            "guard": facts.guard,
-            "log_dir": str(facts.log_dir),
-            "cwd": facts.cwd,
-            "started": facts.started,
+            **self.facts,
             "elapsed": round(self._clock() - self._began, 3),
             "state": self._state,
             "why": self._why,
             "restarts": self._restarts,
-            "max_restart": facts.max_restart,
             "nodes": self._nodes,
             "waiting": self._waiting,
             "containers": [self._container(each) for each in self._shown()],
@@ -403,19 +378,19 @@ def _gpus(env: Mapping[str, str]) -> str:
     return ",".join(seen[int(each)] for each in own if each.isdecimal() and int(each) < len(seen))
 
 
-def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: int) -> JobFacts:
-    """For a launch that this process begins."""
-    return JobFacts(
-        job=job,
-        pod=pod,
-        mode=mode,
-        log_dir=log_dir,
-        cwd=str(Path.cwd()),
-        max_restart=max_restart,
-        started=round(time.time(), 3),
-        pid=os.getpid(),
-        guard=os.getppid(),
-    )
+def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: int) -> dict[str, Any]:
+    """What does not change while this launcher runs, as fields of the answer to `status`."""
+    return {
+        "job": job,
+        "pod": pod,
+        "mode": str(mode),
+        "pid": os.getpid(),
+        "guard": os.getppid(),
+        "log_dir": str(log_dir),
+        "cwd": str(Path.cwd()),
+        "started": round(time.time(), 3),
+        "max_restart": max_restart,
+    }
 
 
 # ---- Answers of a running launcher
@@ -459,7 +434,7 @@ class Control:
         """From now on people can ask. Without a place for the socket the job runs all the same."""
         try:
             files.make_run_folder(runtime)
-            path = files.control_socket(runtime, self._job_status.facts.pod)
+            path = files.control_socket(runtime, self._job_status.facts["pod"])
             self._server = Server(self._loop, path, self.answer)
         except OSError as error:
             why = error.strerror or error
@@ -500,7 +475,7 @@ class Control:
         self._told(f"`fleetrun stop{' --now' if now else ''}` asks this job to end")
         self._loop.after(0, lambda: self._end(now))  # whoever asked has the answer by then
         facts = self._job_status.facts
-        return {"stopping": facts.job, "pod": facts.pod, "pid": facts.pid, "guard": facts.guard}
+        return {"stopping": facts["job"], **{name: facts[name] for name in ("pod", "pid", "guard")}}
 
     def _end(self, now: bool) -> None:
         self._end_job(signal.SIGTERM)

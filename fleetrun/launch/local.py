@@ -58,7 +58,6 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         show = lambda: _show_settings(resolved, host, console)  # noqa: E731
         return run_cluster(resolved, host, ports, console, loop, interrupts, show)
     finally:
-        ports.close()
         signals.only_endings()
         console.drain(interrupts.urgent)
 

@@ -36,7 +36,8 @@ from fleetrun.pod.events import Events, JobResult, Peers
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.policy import RestartPolicy
+from fleetrun.pod.oom import OomWatch
+from fleetrun.pod.policy import decide
 from fleetrun.pod.process import (
     ask_strays,
     descendants,
@@ -399,6 +400,7 @@ class PodRunner:
         self._interrupts = interrupts
         self._watch: Watch | None = None
         self._pod: Pod | None = None
+        self._oom = OomWatch()
         loop.add(interrupts.signals.fileno(), self._signalled)
         loop.add(interrupts.guard.fileno(), self._guard_gone)
 
@@ -457,9 +459,10 @@ class PodRunner:
         supervisor = Supervisor(
             pod,
             self._loop,
-            RestartPolicy(limit=self._settings.max_restart),
+            partial(decide, limit=self._settings.max_restart),
             self._session.events(narrator).publish,
             stop_timeout=self._settings.stop_timeout,
+            out_of_memory=self._oom.killed,
             timeout=timeout,
             peers=peers,
             restarts=restarts,

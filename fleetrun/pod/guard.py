@@ -25,7 +25,6 @@ from typing import NoReturn
 
 from fleetrun.pod import linux
 from fleetrun.pod.process import Exit, end_descendants
-from fleetrun.values import dataclass
 
 # ---- Signals as numbers in a file descriptor: a handler only records, the loop decides
 
@@ -114,12 +113,12 @@ def _recorded(number: int, frame: object) -> None:
 # ---- Guard and launcher
 
 
-@dataclass(frozen=True, slots=True)
 class Guard:
     """The guard as its launcher knows it. The descriptor is readable once it is gone."""
 
-    pid: int
-    descriptor: int
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self._descriptor = descriptor
 
     @classmethod
     def of_this_process(cls, pid: int) -> Guard:
@@ -134,12 +133,12 @@ class Guard:
         return cls(pid, descriptor)
 
     def fileno(self) -> int:
-        return self.descriptor
+        return self._descriptor
 
     @property
     def gone(self) -> bool:
         poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
+        poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(0))
 
 

@@ -29,9 +29,6 @@ class OomWatch:
         counted, self._before = now > self._before, now
         return counted or self._log.names(pid)
 
-    def close(self) -> None:
-        self._log.close()
-
     def _count(self) -> int:
         total = 0
         for file in self._counters:
@@ -86,12 +83,6 @@ class KernelLog:
             if found:
                 self._killed.add(int(found.group(1)))
         return pid in self._killed
-
-    def close(self) -> None:
-        """From now on it names nobody new."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
 
     def _next(self) -> bytes | None:
         if self._fd is None:

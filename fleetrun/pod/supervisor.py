@@ -47,8 +47,7 @@ from fleetrun.pod.events import (
     conclude,
 )
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.pod.oom import OomWatch
-from fleetrun.pod.policy import GiveUp, RestartPolicy
+from fleetrun.pod.policy import GiveUp, Policy
 from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked, signal_name
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class Evaluators:
     def __init__(
         self,
         loop: Loop,
-        policy: RestartPolicy,
+        policy: Policy,
         publish: Callable[[PodEvent], None],
         deployer: Deployer,
         goes_on: Callable[[], bool],
@@ -148,7 +147,7 @@ class Evaluators:
         """One that ends well has done its work."""
         if ended.exit.ok:
             return
-        decision = self._policy.decide(ended.exit, self._failures[container.spec.name])
+        decision = self._policy(ended.exit, self._failures[container.spec.name])
         self._failures[container.spec.name] += 1
         self._publish(Failure(ended=ended, decision=decision))
         if not isinstance(decision, GiveUp):
@@ -340,10 +339,11 @@ class Supervisor:
         self,
         pod: Pod,
         loop: Loop,
-        policy: RestartPolicy,
+        policy: Policy,
         publish: Callable[[PodEvent], None],
         *,
         stop_timeout: float,
+        out_of_memory: Callable[[int], bool],
         timeout: float | None = None,
         peers: Peers | None = None,
         restarts: int = 0,
@@ -352,7 +352,9 @@ class Supervisor:
         ask: Callable[[Collection[int]], None] = ask_strays,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`restarts`: how many there were. `sweep` and `ask` are those of `Strays`."""
+        """`out_of_memory` tells whether the kernel killed this pid for lack of memory. `restarts`: how many
+        there were. `sweep` and `ask` are those of `Strays`.
+        """
         self._pod = pod
         self._loop = loop
         self._policy = policy
@@ -360,7 +362,7 @@ class Supervisor:
         self._timeout = timeout
         self._strays = Strays(loop.clock, sweep, ask)
         self._stopper = Stopper(pod, loop, self._strays, stop_timeout, wall)
-        self._oom = OomWatch()
+        self._out_of_memory = out_of_memory
         self._timers: list[Timer] = []
         self._limit: Timer | None = None
         self._failures: list[Ended] = []
@@ -394,7 +396,6 @@ class Supervisor:
             if self._limit is not None:
                 self._limit.cancel()
             self._close_hangs()
-            self._oom.close()
         strays = self._strays.end()
         return conclude(self._failures, self._code, self._reason, self._restarts, strays, self._hang)
 
@@ -416,7 +417,7 @@ class Supervisor:
 
         def on_exit() -> None:
             self._loop.remove(process.fileno())
-            ended = container.collect(self._oom.killed)
+            ended = container.collect(self._out_of_memory)
             self._publish(ended)
             if self._phase is Phase.WATCHING:
                 then(ended)
@@ -460,7 +461,7 @@ class Supervisor:
 
     def _failed(self, ended: Ended, together: list[Container]) -> None:
         self._failures.append(ended)
-        decision = self._policy.decide(ended.exit, self._restarts)
+        decision = self._policy(ended.exit, self._restarts)
         self._publish(Failure.of(ended, decision, self._pod.alive))
         together_only = self._peers is not None and not self._pod.spec.mode.has_servers
         if isinstance(decision, GiveUp) or together_only:
@@ -479,7 +480,7 @@ class Supervisor:
         """No trainer gives a sign of life; who waits for whom nobody knows, so all start again."""
         if self._phase is not Phase.WATCHING:
             return
-        decision = self._policy.decide(Exit(TIMEOUT), self._restarts)
+        decision = self._policy(Exit(TIMEOUT), self._restarts)
         running = tuple(each.spec for each in self._pod.alive)
         hang = Hang(silent_for=silent_for, containers=running, decision=decision, stacks=stacks)
         self._publish(hang)

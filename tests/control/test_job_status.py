@@ -1,12 +1,11 @@
 """What a launcher answers, after what the supervisor told."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from fleetrun.control.server import Control, JobFacts, JobStatus
+from fleetrun.control.server import Control, JobStatus
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Ended, Pod, Status
 from fleetrun.pod.events import Ending, Failure, Leaving, Started
@@ -17,10 +16,10 @@ from fleetrun.pod.spec import PodSpec
 from fleetrun.progress.reports import Activity, Report
 from tests.support.pods import spec_of
 
-FACTS = JobFacts(
-    job="default", pod="abcdef", mode="ps", log_dir=Path("/logs"), cwd="/here", max_restart=3, started=1000.0,
-    pid=11, guard=10,
-)  # fmt: skip
+FACTS = {
+    "job": "default", "pod": "abcdef", "mode": "ps", "log_dir": "/logs", "cwd": "/here", "max_restart": 3,
+    "started": 1000.0, "pid": 11, "guard": 10,
+}  # fmt: skip
 
 
 class ProgressReceiver:

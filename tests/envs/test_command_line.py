@@ -7,7 +7,7 @@ from fleetrun.errors import UsageError
 
 
 def given(*words: str) -> list[tuple[str, str, str]]:
-    return [(word.spelling, word.option.name, word.text) for word in read([*words, "x.py"]).given]
+    return [(each.origin, each.option.name, each.text) for each in read([*words, "x.py"]).options]
 
 
 @pytest.mark.parametrize(

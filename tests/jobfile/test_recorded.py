@@ -28,7 +28,7 @@ def recorded(found: Resolved) -> Recorded:
 def launched(found: Resolved, *more: str, environ: dict[str, str] | None = None) -> Resolved:
     argv, variables = again(recorded(found), more, FILE, environ or {})
     line = read(argv)
-    named = [given.text for given in line.given if given.option.name == "config"]
+    named = [each.text for each in line.options if each.option.name == "config"]
     file = {"file": load_job_file(named[0], variables)} if named else {}
     return resolve(line, variables, **file)
 

@@ -1,6 +1,7 @@
 """Evaluators under the supervisor, as small real processes: what becomes of them decides nothing."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fleetrun.envs.contract import Mode, Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import Failure, PodEvent
-from fleetrun.pod.policy import GiveUp, Restart, RestartPolicy
+from fleetrun.pod.policy import GiveUp, Restart, decide
 from fleetrun.pod.process import Exit
 from fleetrun.pod.supervisor import Evaluators
 from tests.support.pods import CARING, OBEDIENT, SLOWLY, Supervision, spec_of
@@ -126,7 +127,7 @@ class Moment:
         self.told: list[Any] = []
         self.container = Container(spec_of(folder, "exit 0", Role.EVALUATOR))
         self.error = error
-        self.evaluators = Evaluators(self, RestartPolicy(limit=2), self.handle, self, lambda: goes_on)  # type: ignore[arg-type]
+        self.evaluators = Evaluators(self, partial(decide, limit=2), self.handle, self, lambda: goes_on)  # type: ignore[arg-type]
 
     def ends(self, code: int = 1, attempt: int = 0) -> None:
         ended = Ended(

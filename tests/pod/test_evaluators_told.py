@@ -6,7 +6,7 @@ import pytest
 
 from fleetrun.console.console import Console
 from fleetrun.console.narrator import Narrator
-from fleetrun.control.server import JobFacts, JobStatus
+from fleetrun.control.server import JobStatus, facts_of_launch
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import Failure, Restarting, Started
@@ -52,10 +52,7 @@ def test_on_the_console(tmp_path, decision, told, mode, alone):
 
 @pytest.mark.parametrize(("decision", "told"), DECISIONS)
 def test_on_the_board(tmp_path, decision, told):
-    facts = JobFacts(
-        job="j", pod="p", mode="ps", log_dir=Path("/"), cwd="/", max_restart=3, started=1.0, pid=1, guard=1
-    )
-    status = JobStatus(facts)
+    status = JobStatus(facts_of_launch("j", "p", "ps", Path("/"), 3))
     evaluator = Container(spec_of(tmp_path, "exit 3", Role.EVALUATOR))
     trainer = Container(spec_of(tmp_path, "exit 3"))
     status.handle(Started([trainer, evaluator]))

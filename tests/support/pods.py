@@ -11,16 +11,19 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.events import Ending, Failure, Hang, JobResult, Leaving, PodEvent, Restarting, Started
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.policy import GiveUp, Restart, RestartPolicy
+from fleetrun.pod.oom import OomWatch
+from fleetrun.pod.policy import GiveUp, Restart, decide
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 
+_OOM = OomWatch()  # one for all pods: it keeps a descriptor
 _BOUND = 120.0
 """Real seconds, however the clock goes."""
 SLOWLY = 0.02
@@ -96,8 +99,9 @@ class Supervision:
         self.pod = Pod(self._spec(folder, scripts, mode, hook))
         self.pod.prepare()
         self.supervisor = Supervisor(
-            self.pod, self.loop, RestartPolicy(limit=restarts, backoff=backoff), self.handle,
+            self.pod, self.loop, partial(decide, limit=restarts, backoff=backoff), self.handle,
             stop_timeout=stop_timeout, timeout=timeout, sweep=self._sweep, ask=self.asked_strays.append,
+            out_of_memory=_OOM.killed,
         )  # fmt: skip
 
     def _spec(self, folder: Path, scripts: Scripts, mode: Mode, hook: str | None) -> PodSpec:

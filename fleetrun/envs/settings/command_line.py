@@ -1,5 +1,5 @@
-"""The command line: options, the script, and the script's own arguments. And a `Choice`: an option, its value
-and where it was set. The rules between options are in `resolve`.
+"""The command line: options, the script, and the script's own arguments. Each option becomes a `Choice`: its
+value and where it was set. The rules between options are in `resolve`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 from fleetrun.envs.settings.options import (
     ACTIONS,
     OPTIONS,
+    PREFIXES,
     RETIRED,
     RETIRED_SCRIPTS,
     Option,
@@ -27,93 +28,7 @@ _DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
 _SPELLINGS = by_spelling((*OPTIONS.values(), *ACTIONS.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """One option as typed: `spelling` --worker-num, `alias` worker_num, `option` trainer_num, `text` 2."""
-
-    spelling: str
-    alias: str
-    option: Option
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommandLine:
-    """What was typed. With an `action`, the first of `options.ACTIONS` on the line, nothing else matters."""
-
-    given: tuple[Given, ...] = ()
-    script: str | None = None
-    script_args: tuple[str, ...] = ()
-    action: Given | None = None
-
-
-def read(argv: Sequence[str]) -> CommandLine:
-    """Split a command line. Options end at the first word that is not one; the rest belongs to the script.
-
-    Raises UsageError for an unknown option, and for a missing or surplus value.
-    """
-    words = list(argv)
-    given: list[Given] = []
-    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
-        found = _take(words)
-        if found.option.name in ACTIONS:
-            return CommandLine(action=found)
-        given.append(found)
-    if words and words[0] == "--":
-        del words[0]
-    if not words:
-        return CommandLine(given=tuple(given))
-    _check_script(words[0])
-    return CommandLine(given=tuple(given), script=words[0], script_args=tuple(words[1:]))
-
-
-def _take(words: list[str]) -> Given:
-    """Remove the first option and its value from `words`."""
-    spelling, equals, text = words.pop(0).partition("=")
-    option = _find(spelling)
-    if not equals:
-        text = _value(spelling, option, words)
-    elif option.takes is Takes.NOTHING and text.lower() not in TRUE_WORDS | FALSE_WORDS:
-        raise UsageError(f"{spelling} takes no value, but was given {text!r}")
-    return Given(spelling, normal(spelling), option, text)
-
-
-def _find(spelling: str) -> Option:
-    long = spelling.startswith("--")
-    found = _SPELLINGS.get(normal(spelling) if long else spelling)
-    if found is not None:
-        return found
-    name = normal(spelling.lower() if long else f"-{spelling.lower()}")
-    retired = RETIRED.get(name if long else spelling)
-    if retired is not None:
-        raise UsageError(f"{spelling} {retired}")
-    meant = closest(name, (word for word in _SPELLINGS if not word.startswith("-")))
-    hint = "fleetrun --help lists the options; the script's own go after the script"
-    if meant:
-        hint = f"did you mean {either(tuple(f'--{word}' for word in meant))}?"
-    raise UsageError(f"unknown option {spelling}", hint=hint)
-
-
-def _value(spelling: str, option: Option, words: list[str]) -> str:
-    if option.takes is Takes.VALUE:
-        if not words or (words[0].startswith("-") and words[0][1:2] not in set("0123456789")):
-            raise UsageError(f"{spelling} needs a value: {spelling} {option.metavar}")
-        return words.pop(0)
-    if option.takes is Takes.BOOLEAN and words and words[0].lower() in TRUE_WORDS | FALSE_WORDS:
-        return words.pop(0)
-    return "true"
-
-
-def _check_script(script: str) -> None:
-    if script in RETIRED_SCRIPTS:
-        raise UsageError(RETIRED_SCRIPTS[script])
-    if script.startswith(_DASHES):
-        raise UsageError(
-            f"{script!r} begins with a typographic dash", hint="Options begin with two hyphens, as in --gpus."
-        )
-
-
-# ---- Choices
+# ---- Choices: options, their values, and where they were set
 
 
 class Source(IntEnum):
@@ -193,3 +108,91 @@ def parsed(option: Option, origin: str, text: str, prefix: str = "") -> Any:
 
 def _short(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+# ---- The command line
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What was typed. With an `action`, the first of `options.ACTIONS` on the line, nothing else matters."""
+
+    options: tuple[Choice, ...] = ()
+    script: str | None = None
+    script_args: tuple[str, ...] = ()
+    action: Choice | None = None
+
+    def last(self, name: str) -> Choice | None:
+        """The option of this name; of several the last."""
+        return next((each for each in reversed(self.options) if each.option.name == name), None)
+
+
+def read(argv: Sequence[str]) -> CommandLine:
+    """Split a command line. Options end at the first word that is not one; the rest belongs to the script.
+
+    Raises UsageError for an unknown option, and for a missing, surplus or invalid value.
+    """
+    words = list(argv)
+    found: list[tuple[str, Option, str]] = []
+    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+        found.append(_take(words))
+        if found[-1][1].name in ACTIONS:
+            return CommandLine(action=_typed(*found[-1]))
+    if words and words[0] == "--":
+        del words[0]
+    if words:
+        _check_script(words[0])
+    options = tuple(_typed(*each) for each in found)
+    return CommandLine(options, words[0] if words else None, tuple(words[1:]))
+
+
+def _typed(spelling: str, option: Option, text: str) -> Choice:
+    alias = normal(spelling)
+    value = parsed(option, spelling, text, PREFIXES.get(alias, ""))
+    return Choice(option, value, spelling, text, alias, Source.TYPED)
+
+
+def _take(words: list[str]) -> tuple[str, Option, str]:
+    """Remove the first option and its value from `words`: its spelling, the option, the text of its value."""
+    spelling, equals, text = words.pop(0).partition("=")
+    option = _find(spelling)
+    if not equals:
+        text = _value(spelling, option, words)
+    elif option.takes is Takes.NOTHING and text.lower() not in TRUE_WORDS | FALSE_WORDS:
+        raise UsageError(f"{spelling} takes no value, but was given {text!r}")
+    return spelling, option, text
+
+
+def _find(spelling: str) -> Option:
+    long = spelling.startswith("--")
+    found = _SPELLINGS.get(normal(spelling) if long else spelling)
+    if found is not None:
+        return found
+    name = normal(spelling.lower() if long else f"-{spelling.lower()}")
+    retired = RETIRED.get(name if long else spelling)
+    if retired is not None:
+        raise UsageError(f"{spelling} {retired}")
+    meant = closest(name, (word for word in _SPELLINGS if not word.startswith("-")))
+    hint = "fleetrun --help lists the options; the script's own go after the script"
+    if meant:
+        hint = f"did you mean {either(tuple(f'--{word}' for word in meant))}?"
+    raise UsageError(f"unknown option {spelling}", hint=hint)
+
+
+def _value(spelling: str, option: Option, words: list[str]) -> str:
+    if option.takes is Takes.VALUE:
+        if not words or (words[0].startswith("-") and words[0][1:2] not in set("0123456789")):
+            raise UsageError(f"{spelling} needs a value: {spelling} {option.metavar}")
+        return words.pop(0)
+    if option.takes is Takes.BOOLEAN and words and words[0].lower() in TRUE_WORDS | FALSE_WORDS:
+        return words.pop(0)
+    return "true"
+
+
+def _check_script(script: str) -> None:
+    if script in RETIRED_SCRIPTS:
+        raise UsageError(RETIRED_SCRIPTS[script])
+    if script.startswith(_DASHES):
+        raise UsageError(
+            f"{script!r} begins with a typographic dash", hint="Options begin with two hyphens, as in --gpus."
+        )

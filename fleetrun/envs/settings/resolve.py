@@ -15,7 +15,6 @@ from fleetrun.envs.settings.command_line import (
     Choices,
     CommandLine,
     EngineValue,
-    Given,
     Source,
     parsed,
 )
@@ -64,7 +63,7 @@ def resolve(
     Raises UsageError for an invalid value or combination.
     """
     readable, notices = _without_leftovers(environ)
-    choices = _from_command_line(line.given)
+    choices = _from_command_line(line.options)
     choices |= _from_environment(readable, but=choices.keys())
     choices |= _from_file(file.options, but={*choices, *(_SCRIPT_OPTIONS if line.script else ())})
     choices |= _engine_choices(choices, readable, engine_values)
@@ -97,13 +96,11 @@ def resolve(
 # ---- Values by source: command line, environment, job file, and the engine that started this process
 
 
-def _from_command_line(given: Iterable[Given]) -> Choices:
+def _from_command_line(typed: Iterable[Choice]) -> Choices:
     """One choice per option. Of one spelling the last counts; different spellings must agree."""
     choices: Choices = {}
-    for word in given:
-        name = word.option.name
-        value = parsed(word.option, word.spelling, word.text, PREFIXES.get(word.alias, ""))
-        choice = Choice(word.option, value, word.spelling, word.text, word.alias, Source.TYPED)
+    for choice in typed:
+        name = choice.option.name
         choices[name] = _combined(choices[name], choice) if name in choices else choice
     return {name: choice for name, choice in choices.items() if choice.text or choice.value != ()}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun.envs.settings import toml
-from fleetrun.envs.settings.command_line import CommandLine, Given, read
+from fleetrun.envs.settings.command_line import Choice, CommandLine, read
 from fleetrun.envs.settings.job_file import escaped
 from fleetrun.envs.settings.options import OPTIONS, Group, Option, Resolved, Takes
 from fleetrun.envs.settings.show import job_file_parts
@@ -40,7 +40,7 @@ def document(resolved: Resolved) -> str:
     if settings.module:
         lines.append("module = true")
     lines.append("")
-    lines += [_row(given, resolved) for given in read(_words(resolved)).given]
+    lines += [_row(choice, resolved) for choice in read(_words(resolved)).options]
     if "environment" in said:
         lines += toml.table(("environment",), said["environment"])
     if "roles" in said:
@@ -62,17 +62,17 @@ def _words(resolved: Resolved) -> list[str]:
     return [word for name, word in resolved.words.items() if name not in left_out]
 
 
-def _row(given: Given, resolved: Resolved) -> str:
+def _row(choice: Choice, resolved: Resolved) -> str:
     """`trainer_num = 2  # --worker_num`; an option of one machine only becomes a comment."""
-    name, origin = given.option.name, resolved.origins.get(given.option.name, "")
-    value: Any = escaped(given.text)
-    if given.option.takes is not Takes.VALUE:
+    name, origin = choice.option.name, resolved.origins.get(choice.option.name, "")
+    value: Any = escaped(choice.text)
+    if choice.option.takes is not Takes.VALUE:
         value = getattr(resolved.settings, name)
     elif name == "scheduler_option":  # a list, which one text cannot be
         value = literal(list(resolved.settings.scheduler_option))
-    elif isinstance(getattr(resolved.settings, name), int) and given.text.isdecimal():
-        value = int(given.text)
-    row = f"{given.alias} = {toml.value(value)}"
+    elif isinstance(getattr(resolved.settings, name), int) and choice.text.isdecimal():
+        value = int(choice.text)
+    row = f"{choice.alias} = {toml.value(value)}"
     if name in _OF_ONE_MACHINE:
         return f"# {row}  # of the machine on which it was {_source(origin)}"
     return f"{row}  # {_source(origin)}" if not origin.startswith("--") else row
@@ -277,15 +277,15 @@ def again(
     """
     changed = read(words)
     if changed.action is not None:
-        raise UsageError(f"fleetrun again: {changed.action.spelling} cannot be combined with a job")
+        raise UsageError(f"fleetrun again: {changed.action.origin} cannot be combined with a job")
     if changed.script is not None:
         raise UsageError(
             f"fleetrun again takes no script, but was given {changed.script}",
             hint="It launches the script of that job; options come after the job's name.",
         )
-    new = {given.option.name for given in changed.given}
-    kept = [given for given in recorded.line.given if given.option.name not in {*new, "config"}]
-    options = [f"{given.spelling}={given.text}" for given in (*kept, *changed.given)]
+    new = {each.option.name for each in changed.options}
+    kept = [each for each in recorded.line.options if each.option.name not in {*new, "config"}]
+    options = [f"{each.origin}={each.text}" for each in (*kept, *changed.options)]
     if recorded.job_file and "config" not in new:
         _write(file, recorded.job_file)
         options.append(f"--config={file}")
