@@ -19,16 +19,17 @@ PARTS = {
     "errors": set(),
     "values": set(),
     "files": set(),
-    "envs": {"values", "errors"},
+    "proc": {"values"},
+    "envs": {"values", "errors", "proc"},
     "host": {"values", "envs", "errors"},
     "plan": {"values", "host", "pod", "files", "envs", "errors"},
-    "pod": {"values", "files", "envs", "errors"},
+    "pod": {"values", "files", "proc", "envs", "errors"},
     "console": {"values", "files", "pod", "envs"},
     "record": {"files", "pod"},
     "progress": {"values", "files", "pod", "envs"},
-    "control": {"values", "files", "record", "progress", "pod", "envs"},
-    "stacks": {"files", "host", "pod", "envs", "errors"},
-    "exporters": {"progress", "host", "pod", "envs", "errors"},
+    "control": {"values", "files", "proc", "record", "progress", "pod", "envs"},
+    "stacks": {"files", "proc", "host", "pod", "envs", "errors"},
+    "exporters": {"progress", "proc", "host", "pod", "envs", "errors"},
     "plots": {"record", "errors"},
     "elastic": {"plan", "host", "pod", "envs", "errors"},
     "schedulers": {"pod", "envs", "errors"},
@@ -196,6 +197,11 @@ CHANNEL_USERS = (
     "data.sources",
 )  # fmt: skip
 
+# Of the contract's variables they need no more than how an endpoint is written.
+ENDPOINT_READERS = (
+    "collective.group", "data.exchange", "ps.transport", "roles.environment", "roles.makers", "roles.parsing",
+)  # fmt: skip
+
 
 def test_the_contract_is_the_only_bridge_between_the_packages():
     bridges = {
@@ -204,9 +210,8 @@ def test_the_contract_is_the_only_bridge_between_the_packages():
         if package_of(module) == "trainers" and package_of(target) == "fleetrun"
     }
     assert bridges == {
-        ("trainers.roles.environment", "fleetrun.envs.contract"),
+        *((f"trainers.{module}", "fleetrun.envs.contract") for module in ENDPOINT_READERS),
         ("trainers.roles.environment", "fleetrun.envs.mpi"),  # the same question, asked of mpirun's variables
-        ("trainers.ps.transport", "fleetrun.envs.contract"),
         ("trainers.ps.transport", "fleetrun.envs.curve"),  # the same CURVE sockets as the embedded store's
         *((f"trainers.{module}", "fleetrun.envs.channels") for module in CHANNEL_USERS),
     }
@@ -221,7 +226,8 @@ def test_the_contract_stands_on_the_standard_library():
         waiting += [target for target in IMPORTS[module] if target in MODULES and target not in seen]
     outside = {package_of(target) for module in seen for target in IMPORTS[module] - seen}
     assert seen == {
-        "fleetrun.envs.channels", "fleetrun.envs.contract", "fleetrun.envs.mpi", "fleetrun.values"
+        "fleetrun.envs.channels", "fleetrun.envs.contract", "fleetrun.envs.mpi", "fleetrun.proc",
+        "fleetrun.values",
     }  # fmt: skip
     assert outside <= set(sys.stdlib_module_names)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from fleetrun import files
 from fleetrun.files import peer, short_socket_path
+from fleetrun.proc import read_stat
 from fleetrun.record.history import names
 
 # ---- Asking a running launcher
@@ -156,8 +157,8 @@ def _seen_from_here(answer: dict[str, Any], pid: int) -> dict[str, Any]:
 def _stopped(pid: int) -> bool:
     """Whether nobody need wait for this process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
-    except (OSError, IndexError):
+        return read_stat(pid).state in "Tt"
+    except ProcessLookupError:
         return False
 
 
@@ -366,11 +367,10 @@ def _readable(fd: int) -> bool:
 def guard_of(launcher: int) -> int:
     """The parent of this process, if it is a guard; else 0."""
     try:
-        parent = int(Path(f"/proc/{launcher}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-        name = Path(f"/proc/{parent}/comm").read_text(errors="replace").strip()
-    except (OSError, ValueError, IndexError):
+        parent = read_stat(read_stat(launcher).parent)
+    except ProcessLookupError:
         return 0
-    return parent if name == "fleetrun-guard" else 0
+    return parent.pid if parent.name == "fleetrun-guard" else 0
 
 
 def ask_by_signal(launcher: int, now: bool) -> bool:

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fleetrun.proc import read_stat
+
 # ---- Use of this machine by processes: CPU, memory, GPUs; and the last line of a log
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -42,15 +44,10 @@ def snapshot(proc: Path = Path("/proc")) -> dict[int, Taken]:
     for entry in os.scandir(proc):
         if entry.name.isdigit():
             try:
-                text = (proc / entry.name / "stat").read_text(errors="replace")
-            except OSError:  # it has just ended
+                now = read_stat(entry.name, proc)
+            except ProcessLookupError:  # it has just ended
                 continue
-            fields = text.rpartition(")")[2].split()
-            if len(fields) > 21:
-                seconds = (int(fields[11]) + int(fields[12])) / _TICKS
-                found[int(entry.name)] = Taken(
-                    int(fields[1]), int(fields[19]), seconds, int(fields[21]) * _PAGE
-                )
+            found[now.pid] = Taken(now.parent, now.started, now.ticks / _TICKS, now.resident * _PAGE)
     return found
 
 

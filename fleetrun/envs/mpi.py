@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleetrun.envs.contract import agreed_port
+from fleetrun.proc import read_stat
 
 _HYDRA = "hydra_pmi_proxy"
 _JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri")
@@ -127,12 +128,11 @@ def hydra_proxy(pid: int | str = "self", proc: Path = Path("/proc")) -> int | No
     """The pid of the nearest Hydra proxy above a process: one for each mpirun and machine."""
     while True:
         try:
-            stat = (proc / str(pid) / "stat").read_text(errors="replace")
-        except OSError:
+            stat = read_stat(pid, proc)
+        except ProcessLookupError:
             return None
-        name = stat[stat.index("(") + 1 : stat.rindex(")")]
-        pid = int(stat.rpartition(")")[2].split()[1])
-        if name == _HYDRA:
-            return int(stat.split(" ", 1)[0])
-        if pid == 0:
+        if stat.name == _HYDRA:
+            return stat.pid
+        if stat.parent == 0:
             return None
+        pid = stat.parent

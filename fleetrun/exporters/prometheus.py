@@ -10,7 +10,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -20,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from fleetrun.exporters.job_state import Job, ProcessState
+from fleetrun.proc import read_stat
 
 _LABELS = ("role", "rank")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -123,11 +123,10 @@ def usage(pid: int | None) -> tuple[float | None, float | None]:
     if pid is None:
         return None, None
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (OSError, ValueError, IndexError):
+        found = read_stat(pid)
+    except ProcessLookupError:
         return None, None
-    return float(pages * _PAGE), (int(fields[11]) + int(fields[12])) / _TICKS
+    return float(found.resident * _PAGE), found.ticks / _TICKS
 
 
 # ---- The HTTP server. The launcher opens its socket. There is a limit on clients, and a new client replaces

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, SpawnError
+from fleetrun.proc import read_stat
 from fleetrun.values import dataclass
 
 _ROUNDS = 500  # of killing, of a hundredth of a second each
@@ -194,8 +195,8 @@ def _all_pids() -> Iterator[int]:
 
 
 def _parent_of(pid: int) -> int:
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    with contextlib.suppress(ProcessLookupError):
+        return read_stat(pid).parent
     return -1
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fleetrun.envs.channels import CONTAINER_VARIABLE
 from fleetrun.pod.process import children_of
+from fleetrun.proc import read_stat
 
 MOST_BELOW = 16
 """Python processes below one container that are looked at: data loaders come in dozens and look alike."""
@@ -31,17 +32,16 @@ STATES = {
 def state_of(pid: int) -> str:
     """The letter of `ps`; empty when there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+        return read_stat(pid).state
+    except ProcessLookupError:
         return ""
 
 
 def age_of(pid: int) -> float | None:
     """Seconds since it began; None when there is no such process."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        ticks = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    with contextlib.suppress(OSError):
         up = float(Path("/proc/uptime").read_text().split()[0])
-        return max(0.0, up - int(ticks) / os.sysconf("SC_CLK_TCK"))
+        return max(0.0, up - read_stat(pid).started / os.sysconf("SC_CLK_TCK"))
     return None
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fleetrun.envs.contract import split_endpoint
 from trainers import progress
 from trainers.errors import UsageError
 from trainers.notice import Notice
@@ -123,7 +124,7 @@ def _prefer_loopback(identity: Identity) -> None:
     """Gloo looks up the host's own name, which may resolve to nothing or to a VPN; a job on loopback needs
     neither.
     """
-    hosts = [endpoint.rpartition(":")[0].strip("[]") for endpoint in identity.trainers]
+    hosts = [split_endpoint(endpoint)[0] for endpoint in identity.trainers]
     if hosts and all(_is_loopback(host) for host in hosts):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from fleetrun.envs.contract import split_endpoint
 from trainers.data import kernels
 from trainers.data.slots import Kind, Layout
 from trainers.data.store import Columns, Store
@@ -228,13 +229,13 @@ def default_peers() -> Peers | None:
 @functools.cache
 def _own_group(identity: Identity) -> Peers:
     """One for the life of the process: a second one could not have the same port."""
-    host, _, port = identity.meeting().rpartition(":")
+    host, port = split_endpoint(identity.meeting())
     rank, size = identity.index, identity.worker_num
-    meeting = TCPStore(host.strip("[]"), int(port), size, rank == 0, timeout=_GROUP_TIMEOUT)
+    meeting = TCPStore(host, port, size, rank == 0, timeout=_GROUP_TIMEOUT)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # the only way to give a device
     options._timeout = _GROUP_TIMEOUT
     if identity.trainers:  # the address that the others know; the host's own name may resolve to nothing
-        mine = identity.trainers[rank].rpartition(":")[0].strip("[]")
+        mine = split_endpoint(identity.trainers[rank])[0]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=mine)]
     else:
         options._devices = [dist.ProcessGroupGloo.create_default_device()]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from fleetrun.envs.contract import split_endpoint
 from trainers.errors import FleetError, UsageError
 from trainers.roles.environment import (
     EnvironmentRoleMaker,
@@ -158,8 +159,8 @@ def placed(process: MpiProcess, cards: Sequence[Card], backend: str | None = Non
 
 def _exchanged(process: MpiProcess, master: str, own: Card) -> list[Card]:
     """What all processes say, in the order of their ranks."""
-    host, _, port = master.rpartition(":")
-    store = TCPStore(host.strip("[]"), int(port), process.size, process.rank == 0, _TIMEOUT)
+    host, port = split_endpoint(master)
+    store = TCPStore(host, port, process.size, process.rank == 0, _TIMEOUT)
     job = PrefixStore(f"roles/{process.job}", store)  # another mpirun may have taken the same port
     job.set(str(process.rank), str(own))
     cards = [Card.parse(job.get(str(rank)).decode()) for rank in range(process.size)]
@@ -183,8 +184,7 @@ def own_host(process: MpiProcess, master: str, environ: Mapping[str, str]) -> st
         return environ["POD_IP"]
     if process.one_host:
         return "127.0.0.1"
-    host, _, port = master.rpartition(":")
-    for place in ((host.strip("[]"), int(port)), _ANYWHERE):
+    for place in (split_endpoint(master), _ANYWHERE):
         address = _source_address(*place)
         if address is not None and not address.startswith("127.") and address != "::1":
             return f"[{address}]" if ":" in address else address

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fleetrun.envs.contract import split_endpoint
 from trainers.errors import UsageError
 
 # ---- Typed look-ups in an environment, whose errors name the variable. Knows none of the variables.
@@ -75,8 +76,8 @@ def apart(servers: Sequence[str], workers: Sequence[str], names: tuple[str, str]
 
 def position(own: str, among: Sequence[str]) -> int:
     """How many endpoints before this one are on its host: the process's number on its machine."""
-    host = own.rpartition(":")[0]
-    return [each for each in among if each.rpartition(":")[0] == host].index(own)
+    host = split_endpoint(own)[0]
+    return [each for each in among if split_endpoint(each)[0] == host].index(own)
 
 
 def _well_formed(endpoint: object) -> bool:

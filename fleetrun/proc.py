@@ -1,0 +1,42 @@
+"""Processes of this machine as the kernel shows them: the only reader of `/proc/<pid>/stat` (proc(5))."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fleetrun.values import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """`state` is the letter of `ps`. `ticks` of processor in user and kernel mode, `started` in ticks since
+    the machine was started, `resident` memory in pages.
+    """
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    ticks: int
+    started: int
+    resident: int
+
+
+def read_stat(pid: int | str, proc: Path = Path("/proc")) -> Stat:
+    """Of a pid, or of `self`. Raises ProcessLookupError when there is no such process."""
+    try:
+        # The name may hold spaces and parentheses; it ends at the last one.
+        head, _, tail = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")
+        number, _, name = head.partition(" (")
+        fields = tail.split()
+        return Stat(
+            pid=int(number),
+            name=name,
+            state=fields[0],
+            parent=int(fields[1]),
+            ticks=int(fields[11]) + int(fields[12]),
+            started=int(fields[19]),
+            resident=int(fields[21]),
+        )
+    except (OSError, IndexError, ValueError):
+        raise ProcessLookupError(f"there is no process {pid}") from None
