@@ -62,7 +62,7 @@ class Narrator:
 
     def _failed(self, failure: Failure) -> None:
         ended, decision = failure.ended, failure.decision
-        if isinstance(decision, GiveUp) and not failure.alive and not failure.beside:
+        if isinstance(decision, GiveUp) and not failure.alive and not failure.tolerated:
             return  # the report comes at once and says it all
         self._catch_up()
         said = [failure_summary(ended, read_tail(ended.spec.log))]
@@ -84,11 +84,15 @@ class Narrator:
 
     def _answer(self, failure: Failure) -> str:
         spec, decision = failure.ended.spec, failure.decision
-        if not self._alone and not self._spec.mode.has_servers and not failure.beside:
+        if not self._alone and not self._spec.mode.has_servers and not failure.tolerated:
             return f"log {spec.log}"
         if isinstance(decision, GiveUp):
-            return f"{decision.reason}: the job goes on without it" if failure.beside else "stopping the rest"
-        what = spec.title if self._spec.mode.has_servers or failure.beside else "all processes"
+            return (
+                f"{decision.reason}: the job continues without it"
+                if failure.tolerated
+                else "stopping the rest"
+            )
+        what = spec.title if self._spec.mode.has_servers or failure.tolerated else "all processes"
         return f"restart {decision.number} of {decision.limit} of {what} {_when(decision)}; log {spec.log}"
 
     def _restarting(self, containers: Sequence[Container]) -> None:
@@ -327,6 +331,6 @@ def hang_report(hang: Hang, restarts: int, width: int) -> list[str]:
 
 
 def hang_places(hang: Hang, width: int) -> list[str]:
-    """Where its processes stand, what is alone at its place first."""
-    lines = hang.stacks or ("Where its processes stand is not known.",)
+    """Where its processes are, the outlier first."""
+    lines = hang.stacks or ("Where its processes are is not known.",)
     return [row for each in lines for row in wrapped(f"  {printable(each)}", width)]

@@ -52,7 +52,7 @@ class LiveConsole(Console):
         return super().follower(name, width, number, alone=alone)
 
     def _wrap(self, line: str) -> list[str]:
-        """The width is read anew for each line: the terminal may have been resized."""
+        """The width is read again for each line: the terminal may have been resized."""
         return wrapped(line, terminal_columns() or _FALLBACK_COLUMNS)
 
 
@@ -226,7 +226,7 @@ class PendingLines:
         self._calm = 0  # lines since the last move
 
     def feed(self, data: bytes) -> bytes:
-        """Take sanitized output; returns the lines that will not change any more."""
+        """Take sanitized output; returns the lines that are final."""
         moves = self._reach or b"\r" in data or b"\x1b" in data
         if self._rows == [b""] and not moves and data.endswith(b"\n"):
             return data

@@ -1,7 +1,7 @@
 """Running launches as commands see them: finds their sockets, asks them within a limit of time, and waits for
 their end, or ends by signal those that do not answer. Knows no command.
 
-A launcher that was killed leaves its sockets; whoever finds one at which nobody listens removes it.
+A launcher that was killed leaves its sockets; a command that finds one without a listener removes it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NoAnswer(Exception):
 
 
 class Gone(NoAnswer):
-    """There is no launcher (any more)."""
+    """There is no launcher, or it has ended."""
 
 
 def ask(path: Path, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Question:
             with short_socket_path(path) as name:
                 self._socket.connect(name)
         except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
-            raise Gone("nobody listens there") from None
+            raise Gone("no launcher listens there") from None
         except (TimeoutError, BlockingIOError):
             raise NoAnswer("it is busy or stopped") from None
         except OSError as error:
@@ -100,7 +100,7 @@ class Question:
         if uid not in (0, os.getuid()):
             raise NoAnswer(f"it belongs to another user ({uid})")
         if not self.pid:
-            raise NoAnswer("it runs in another container, whose processes are not seen from here")
+            raise NoAnswer("it runs in another container, whose processes are not visible from here")
         if _stopped(self.pid):
             raise NoAnswer(STOPPED, self.pid)
         with contextlib.suppress(OSError):  # then it has gone, which the answer shows
@@ -113,9 +113,9 @@ class Question:
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):
-            raise NoAnswer("it speaks another language", self.pid) from None
+            raise NoAnswer("its protocol version is incompatible", self.pid) from None
         if not isinstance(answer, dict):
-            raise NoAnswer("it speaks another language", self.pid)
+            raise NoAnswer("its protocol version is incompatible", self.pid)
         if "error" in answer:
             raise NoAnswer(str(answer["error"]), self.pid)
         return _seen_from_here(answer, self.pid)
@@ -155,7 +155,7 @@ def _seen_from_here(answer: dict[str, Any], pid: int) -> dict[str, Any]:
 
 
 def _stopped(pid: int) -> bool:
-    """Whether nobody need wait for this process."""
+    """Whether this process is stopped, so that waiting for it is useless."""
     try:
         return read_stat(pid).state in "Tt"
     except ProcessLookupError:
@@ -180,7 +180,7 @@ def run_folders(environ: Mapping[str, str]) -> list[Path]:
 
 
 def trusted(folder: Path) -> bool:
-    """Whether it is a folder of this user, into which nobody else writes."""
+    """Whether it is a folder of this user that no other user can write to."""
     try:
         found = folder.lstat()
     except OSError:
@@ -206,7 +206,9 @@ def _is_socket(path: Path) -> bool:
 
 
 def remove_dead_sockets(path: Path) -> None:
-    """What a launcher that is gone has left: its control socket, at which nobody listens, and its other."""
+    """Remove what a dead launcher has left: its control socket, on which no process listens, and its progress
+    socket.
+    """
     for left in (path, path.with_suffix(".progress")):
         if _is_socket(left) and _dead(left):
             with contextlib.suppress(OSError):
@@ -214,7 +216,7 @@ def remove_dead_sockets(path: Path) -> None:
 
 
 def _dead(path: Path) -> bool:
-    """Whether nobody has this socket open any more."""
+    """Whether no process has this socket open."""
     kind = socket.SOCK_STREAM if path.suffix == SUFFIX else socket.SOCK_DGRAM
     with socket.socket(socket.AF_UNIX, kind) as probe, contextlib.suppress(OSError):
         probe.setblocking(False)
@@ -277,7 +279,7 @@ def _answered(path: Path, status: dict[str, Any]) -> Running:
     pid = status.get("pid")
     sound = isinstance(job, str) and isinstance(log_dir, str) and isinstance(pid, int) and 0 < pid < 1 << 31
     if not sound or status.get("pod") != path.stem:
-        return _silent(path, 0, "it speaks another language")
+        return _silent(path, 0, "its protocol version is incompatible")
     return Running(
         job=str(job),
         pod=path.stem,
@@ -381,7 +383,7 @@ def ask_by_signal(launcher: int, now: bool) -> bool:
     """
     with contextlib.ExitStack() as stack:
         try:
-            it = _held(launcher, stack)  # before its guard is looked for: from here on the pid is no other's
+            it = _held(launcher, stack)  # first: from here on the pid cannot be reused
             guard = guard_of(launcher)
             if guard <= 1:
                 return False
@@ -395,7 +397,7 @@ def ask_by_signal(launcher: int, now: bool) -> bool:
 
 
 def _held(pid: int, stack: contextlib.ExitStack) -> int:
-    """A pidfd as long as the stack lasts."""
+    """A pidfd, closed with the stack."""
     pidfd = os.pidfd_open(pid)
     stack.callback(os.close, pidfd)
     return pidfd

@@ -1,5 +1,5 @@
-"""How a job stands on its other machines: what each says of itself, as few bytes as may be, and back. Who
-reads it believes nothing: of another machine anything may come.
+"""The status of a job on its other machines, packed into as few bytes as possible, and unpacked. Nothing in
+it is trusted: another machine may send anything.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _WRONG = (ValueError, RecursionError, zlib.error)
 
 
 def summary(status: Mapping[str, Any]) -> Status:
-    """Of one machine, in a few words: `states` counts its processes, `up` those that run; `step` is the one
-    of who is least far, `rate` the samples per second of all of them.
+    """Of one machine: `states` counts its processes, `up` those that run; `step` is that of the slowest,
+    `rate` the samples per second of all of them.
     """
     containers = status["containers"]
     steps = [each["step"] for each in containers if each["step"] is not None]
@@ -57,7 +57,7 @@ def pack(status: Mapping[str, Any], brief: bool, most: int) -> bytes:
         if len(data) <= most:
             return data
         if not kept:
-            return b""  # there is no room for anything
+            return b""  # nothing fits
         kept = min(kept - 1, kept * most // len(data))
 
 
@@ -102,7 +102,9 @@ def with_answers(status: Status, found: Mapping[int, bytes | None], within: floa
 
 
 def unfolded(status: Mapping[str, Any]) -> Status:
-    """The other way, for who asked: each node with its fields, this one's too. The rest stays as it is."""
+    """Unpacked for the command that asked: each node with its fields, this one's too. Unknown ones are left
+    as they are.
+    """
     nodes = status.get("nodes")
     there = [each for each in nodes if isinstance(each, dict)] if isinstance(nodes, list) else []
     return {**status, "nodes": [_unfolded(each, status) for each in there]}

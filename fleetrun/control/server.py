@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 Say = Callable[[Message], None]
 Later = Callable[[Say], None]
-"""Who will say it when it is known; once."""
+"""Calls its argument once, with the answer, when that is known."""
 
 Answer = Callable[[Message], Message | Later]
 
@@ -85,7 +85,7 @@ class Server:
         try:
             caller, _ = self._socket.accept()
         except OSError as error:
-            if error.errno in _EXHAUSTED:  # it would be readable again at once, for ever
+            if error.errno in _EXHAUSTED:  # it would be readable again at once, without end
                 self._loop.remove(self._socket.fileno())
                 self._pause = self._loop.after(_PAUSE, self._listen_again)
             return
@@ -101,7 +101,7 @@ class Server:
 
 
 def _listen(made: socket.socket, path: Path) -> int:
-    """Bind and listen, and only then take the name: who meets a socket at which nobody listens takes it away.
+    """Bind and listen, and only then take the name: a command removes a socket without a listener.
 
     Returns the number of its inode.
     """
@@ -136,7 +136,7 @@ class _Talk:
         loop.add(caller.fileno(), self._hear, READ)
 
     def end(self) -> None:
-        """An answer that comes later finds nobody."""
+        """An answer that comes later is dropped."""
         self._limit.cancel()
         self._loop.remove(self._caller.fileno())
         self._caller.close()
@@ -162,7 +162,7 @@ class _Talk:
             self.end()
 
     def _say(self, answer: Message) -> None:
-        """Perhaps nobody listens any more."""
+        """The client may be gone."""
         if self._caller.fileno() < 0:
             return
         self._left = memoryview(json.dumps(plain(answer)).encode() + b"\n")
@@ -174,7 +174,7 @@ class _Talk:
             sent = self._caller.send(self._left)
         except BlockingIOError:
             return
-        except OSError:  # nobody reads any more
+        except OSError:  # the client is gone
             self.end()
             return
         self._left = self._left[sent:]
@@ -231,7 +231,7 @@ class JobStatus:
         self._started_at: dict[str, float] = {}
         self._ended: dict[str, Ended] = {}
 
-    # ---- what it is told
+    # ---- what happened
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
@@ -275,7 +275,7 @@ class JobStatus:
         self._ended[ended.spec.name] = ended
 
     def _failed(self, failure: Failure) -> None:
-        if failure.beside:
+        if failure.tolerated:
             return
         if isinstance(failure.decision, Restart):
             self._restarts += 1
@@ -405,7 +405,9 @@ class Others(Protocol):
     def ask(
         self, rank: int | None, brief: bool, then: Callable[[Mapping[int, bytes | None]], None], /
     ) -> None:
-        """`then` hears what all, or the one of this rank, said (`node_status.pack`); None: nothing."""
+        """`then` gets the answers (`node_status.pack`) of all, or of the one with this rank; None: no
+        answer.
+        """
         ...
 
 
@@ -473,7 +475,7 @@ class Control:
     def _stop(self, question: Message) -> dict[str, Any]:
         now = question.get("now") is True
         self._told(f"`fleetrun stop{' --now' if now else ''}` asks this job to end")
-        self._loop.after(0, lambda: self._end(now))  # whoever asked has the answer by then
+        self._loop.after(0, lambda: self._end(now))  # the command has its answer by then
         facts = self._job_status.facts
         return {"stopping": facts["job"], **{name: facts[name] for name in ("pod", "pid", "guard")}}
 

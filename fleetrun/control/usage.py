@@ -26,7 +26,7 @@ _LONGEST = 500
 @dataclass(frozen=True, slots=True)
 class Taken:
     """One process at one moment: `seconds` of processor so far, `memory` resident bytes. `born` tells it from
-    another of the same pid.
+    another process with the same pid.
     """
 
     parent: int
@@ -52,7 +52,7 @@ def snapshot(proc: Path = Path("/proc")) -> dict[int, Taken]:
 
 
 class Families:
-    """Who is below whom in a snapshot."""
+    """The process tree of a snapshot."""
 
     def __init__(self, now: Snapshot) -> None:
         self._now = now
@@ -89,9 +89,9 @@ def processor(pids: Iterable[int], before: Snapshot, now: Snapshot, seconds: flo
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that has something in it, as its bytes are; of a progress bar its last state.
+    """The last line of a log that is not blank, as bytes; of a progress bar its last state.
 
-    Empty when there is none, or what is there is no file.
+    Empty when there is none, or the path is not a file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would be waited for
@@ -173,7 +173,7 @@ MOMENT = 0.25
 
 
 class Observer:
-    """Looks again and again. The share of a processor is that of the time since the look before."""
+    """Measures repeatedly. The share of a processor is that of the time since the measurement before."""
 
     def __init__(
         self,

@@ -59,8 +59,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of this user's processes; None: not limited. `tasks` are threads that run already, of those that the
-    limit counts.
+    """Of this user's processes; None: not limited. `tasks` are the threads that run now and count
+    against it.
     """
 
     open_files: int | None = None
@@ -146,8 +146,8 @@ class Nic:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """`resolved` are the addresses that this machine's own name stands for, found in `seconds`; `own` those
-    of the address that the job uses for it, which may be a name too. `clients` are the ports that the kernel
-    gives to clients, `kept` those of them that it leaves alone.
+    of the address that the job uses for it, which may be a name too. `clients` are the ports from which
+    the kernel takes those of clients, `kept` those of them that are reserved.
     """
 
     name: str

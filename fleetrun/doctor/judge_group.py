@@ -1,4 +1,4 @@
-"""Several machines together: from what each told of itself and measured to findings. Pure."""
+"""Several machines together: from what each reported and measured to findings. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def versions(cards: Sequence[NodeRecord]) -> Iterator[Finding]:
 
 
 def _plain(version: str) -> str:
-    """Builds of one version go together: 2.4.0+cu121 and 2.4.0+cpu speak the same language."""
+    """Builds of one version are compatible: 2.4.0+cu121 and 2.4.0+cpu use the same protocols."""
     return version.partition("+")[0]
 
 

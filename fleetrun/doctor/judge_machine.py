@@ -90,7 +90,7 @@ def _threads(facts: Cores, allowed: float, wanted: Wanted) -> Finding:
         found = f"OMP_NUM_THREADS is {wanted.threads}"
     if not each:
         mend = f"export OMP_NUM_THREADS={fair}, or unset it."
-        found = f"OMP_NUM_THREADS is {wanted.threads!r}, which is no number of threads"
+        found = f"OMP_NUM_THREADS is {wanted.threads!r}, which is not a number of threads"
         return warned("OMP threads", found, mend)
     found += f" in {plural(trainers, 'trainer')}"
     if each * trainers > max(allowed, trainers):
@@ -116,9 +116,7 @@ def memory(facts: Memory, wanted: Wanted) -> Iterator[Finding]:
 def shm(facts: Space | None) -> Finding:
     mend = "In a container: `--shm-size=8g` or `--ipc=host`; in Kubernetes an emptyDir of medium Memory."
     if facts is None:
-        return failed(
-            "/dev/shm", "there is none: data loaders and NCCL keep what processes share there", mend
-        )
+        return failed("/dev/shm", "missing: data loaders and NCCL keep shared memory there", mend)
     if not facts.total:
         return passed("/dev/shm", "has no bounds of its own")
     found = f"{size(facts.free)} of {size(facts.total)} free"
@@ -290,7 +288,7 @@ def _in_use(driver: Driver, wanted: Wanted) -> Iterator[Finding]:
     for gpu in _mine(driver, wanted):
         if gpu.memory and gpu.used > MUCH_USED * gpu.memory:
             found = f"GPU {gpu.id}: {size(gpu.used)} of {size(gpu.memory)} are in use already"
-            yield warned("device memory", found, "See who uses it: `nvidia-smi`.")
+            yield warned("device memory", found, "See which processes use it: `nvidia-smi`.")
         if gpu.ecc:
             found = f"GPU {gpu.id}: {plural(gpu.ecc, 'memory error')} could not be corrected"
             yield warned("device memory", found, "Reset or replace the device.")
@@ -403,7 +401,7 @@ def _named_interfaces(variable: str, value: str, nics: tuple[Nic, ...]) -> Itera
         return
     if any(own == name or (own.startswith(name) and not exact) for own in there for name in names):
         return
-    found = f"{variable} is {value}, and there is no such interface: there are {', '.join(there)}"
+    found = f"{variable} is {value}, but there is no such interface; there are {', '.join(there)}"
     yield failed("interface", found, f"Correct {variable}, or unset it.")
 
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from fleetrun.doctor.node_records import Link, NodeRecord
 
 # ---- What two machines say to each other while one measures the way to the other: over one connection,
-# blocking. Knows no turns and no store.
+# blocking. The order of turns and the store are not its concern.
 #
-# The one who measures asks: p (what time is it?), u (count what I send), d (send), q (enough). Data goes in
+# The measuring side asks: p (what time is it?), u (count what I send), d (send), q (enough). Data goes in
 # chunks with their length before them; an empty one is the last.
 
 PINGS = 30
@@ -38,7 +38,7 @@ Clock = Callable[[], float]
 
 
 class LinkError(Exception):
-    """The other side has gone, or said what nobody understands."""
+    """The other side is gone, or sent something invalid."""
 
 
 def measure_link(sock: socket.socket, clock: Clock = time.time) -> Link:
@@ -68,7 +68,7 @@ def serve_link(sock: socket.socket, clock: Clock = time.time) -> None:
             case b"q":
                 return
             case other:
-                raise LinkError(f"{other!r} is no request")
+                raise LinkError(f"{other!r} is not a request")
     raise LinkError("it asks too much")
 
 
@@ -89,7 +89,7 @@ def _ping(sock: socket.socket, clock: Clock) -> tuple[float, float]:
 def _send(sock: socket.socket) -> None:
     chunk = _LENGTH.pack(CHUNK) + bytes(CHUNK)
     began, sent = time.perf_counter(), 0
-    while not sent or (sent < MOST and time.perf_counter() - began < LONGEST):  # it may stand still here
+    while not sent or (sent < MOST and time.perf_counter() - began < LONGEST):  # it may block here
         sock.sendall(chunk)
         sent += CHUNK
     sock.sendall(_LENGTH.pack(0))
@@ -130,7 +130,7 @@ def _fill(sock: socket.socket, room: memoryview) -> None:
 # ---- Turns: which pair measures when
 
 MOST_TURNS = 8
-"""With more machines than that, each is measured with so many others, whose ways cross all of the network."""
+"""With more machines than that, each is measured with this many others, spread over the whole network."""
 
 Turn = tuple[tuple[int, int], ...]
 """Pairs that do not touch each other; the first of a pair does the measuring."""
@@ -152,7 +152,7 @@ def turns(count: int) -> list[Turn]:
 
 
 def partner(turn: Turn, me: int) -> tuple[int, bool] | None:
-    """Whom this machine meets in a turn, and whether it does the measuring; None: it rests."""
+    """The partner of this machine in a turn, and whether this side measures; None: it has no partner."""
     for one, other in turn:
         if me == one:
             return other, True
@@ -164,7 +164,7 @@ def partner(turn: Turn, me: int) -> tuple[int, bool] | None:
 # ---- Measuring in threads: this machine answers others and visits them in turn
 
 ALLOWED = 10.0
-"""Seconds for a turn, from the beginning on: who waits for one that is gone does not keep others waiting."""
+"""Seconds for a turn, from its start: a machine that waits for a dead one does not delay the others."""
 
 _MOST_VISITORS = 32
 _GREETING = 200
@@ -189,9 +189,9 @@ def open_door(address: str, port: int) -> socket.socket:
 
 
 class Surveyor:
-    """`links` are the ways measured so far, by the other's id; `done`: there will be no more. `news` becomes
-    readable, as a file, when it is done, and before that when a way could not be measured: `excuse` tells the
-    one at its other end. `close` ends everything.
+    """`links` are the links measured so far, by the other's id; `done`: there will be no more. `news` becomes
+    readable, as a file, when it is done, and before that when a link could not be measured: `excuse` reports
+    that to its other end. `close` ends everything.
     """
 
     def __init__(self, door: socket.socket, ticket: str, clock: Callable[[], float] = time.time) -> None:
@@ -217,7 +217,7 @@ class Surveyor:
         self._start(lambda: self._take_turns(cards, me))
 
     def excuse(self, id_: str) -> None:
-        """The machine with this id could not come: nobody needs to wait for it."""
+        """The machine with this id could not come: do not wait for it."""
         with self._changed:
             self._excused.add(id_)
             self._changed.notify_all()
@@ -225,7 +225,7 @@ class Surveyor:
     def close(self) -> None:
         self._closed = True
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)  # wakes up who waits in accept
+            self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._door.close()
         with self._changed:
             self._changed.notify_all()

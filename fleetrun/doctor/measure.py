@@ -21,7 +21,7 @@ from typing import Any
 from fleetrun.doctor.facts import Cores, Driver, Folder, Gpu, Limits, Memory, Network, Nic, Space, Torch
 
 # ---- What control groups leave to this process, of version 1 and 2: its own group and those around it. In a
-# container, whose groups seem to be elsewhere, what is mounted there. Reads only, judges nothing.
+# container, whose groups seem to be elsewhere, what is mounted there. Reads only.
 
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -70,7 +70,7 @@ class Groups:
             yield from _left(group, "pids.max", "pids.current", ())
 
     def _groups(self, controller: str) -> Iterator[Path]:
-        """Inmost first. Version 2 is mounted at the root, or beside those of version 1."""
+        """Innermost first. Version 2 is mounted at the root, or next to those of version 1."""
         for _, names, path in self._lines:
             if controller in names.split(","):
                 for mount in (
@@ -375,7 +375,7 @@ _TORCH_MARK = "fleetrun-doctor "
 
 _TORCH_PROGRAM = """
 import ctypes, json, sys, time
-ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: nobody would hear the answer
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: nothing would read the answer
 began = time.perf_counter()
 try:
     import torch
@@ -430,7 +430,7 @@ def ask_torch(
 
 
 def read_torch(text: str) -> Torch:
-    """What the process told; whatever is on the path may call itself torch."""
+    """What the process reported; any module on the path may be called torch."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -36,15 +36,15 @@ from fleetrun.pod.loop import Loop, Timer
 # other what they found. Knows the keys; leaves what it means to `judge_group`.
 #
 #     nodes/ID     a machine's card          as soon as it is there
-#     set          who takes part            by whoever first sees that enough are there; never changes
-#     tried/ID     what it measured so far   when it could not reach one, which then need not wait for it
+#     set          the members               by the first that sees enough of them; never changes
+#     tried/ID     what it measured so far   when it could not reach another, which then does not wait
 #     results/ID   what it measured          when its turns are over
 #     seen/ID      it has all results        then it may leave
 # All of them are leased: nothing is left in the store.
 
 NODES, SET, TRIED, RESULTS, SEEN = "nodes/", "set", "tried/", "results/", "seen/"
 LAST_WORDS = 3.0
-"""For how many seconds who has all results waits for others to have them."""
+"""Seconds that a machine with all results waits for the others to have them."""
 
 _OTHER_PORT = "If a job runs there, or another check, give another port in --master for this one."
 
@@ -53,7 +53,7 @@ LATE = 10.0
 
 
 class SurveyorProtocol(Protocol):
-    """Who measures; see `links.py`."""
+    """Measures links; see `links.py`."""
 
     @property
     def news(self) -> int: ...
@@ -86,10 +86,10 @@ class NodeGroup:
 def chosen(
     here: Mapping[str, NodeRecord], arrival: Mapping[str, int], fewest: int, most: int, *, waited: bool
 ) -> tuple[str, ...]:
-    """Who takes part, in order; empty while others are waited for.
+    """The members, in order; empty while more are expected.
 
-    The first to come, as many as may be, by the rank that they ask for; `waited`: those between fewest and
-    most had their time.
+    The first to come, up to the most, by the rank that they ask for; `waited`: the time for those beyond the
+    fewest is over.
     """
     if len(here) < (fewest if waited else most):
         return ()
@@ -113,7 +113,9 @@ class Gathering:
         say: Callable[[Sequence[NodeRecord]], None],
         told: Callable[[str], None],
     ) -> None:
-        """`say` is told which machines are there whenever that changes, `told` why the store is down."""
+        """`say` is called with the machines that are present whenever they change, `told` with why the store
+        is down.
+        """
         self._store = store
         self._loop = loop
         self._card = card
@@ -157,7 +159,7 @@ class Gathering:
             self.lost(error)
 
     def _missing(self, timeout: float) -> None:
-        """Of those that came some may have given up before."""
+        """Some of those that came may have given up."""
         self._end(f"{len(self._cards)} of {self._fewest} machines came within {timeout:g} s")
 
     def _end(self, error: str = "", hint: str = "") -> None:
@@ -204,7 +206,9 @@ class Gathering:
             self._end(f"another machine says what this fleetrun does not understand: {error}")
 
     def _note(self, mirror: Mapping[str, Entry]) -> None:
-        """Raises BadNodeRecordError. What came once stays: who has told everything may leave."""
+        """Raises BadNodeRecordError. What arrived is kept: a machine may leave once it has sent
+        everything.
+        """
         for key, entry in mirror.items():
             id_ = key.partition("/")[2]
             if key.startswith(NODES) and id_ not in self._cards:
@@ -262,7 +266,7 @@ class Gathering:
         self._post(key + self._card.id, cards.pack_links(self._surveyor.links))
 
     def _compare(self, mirror: Mapping[str, Entry]) -> None:
-        """Leave when everybody who is still here has all results."""
+        """Leave when all machines that are still here have all results."""
         for id_, links in self._results.items():
             self.group.links |= {(id_, other): each for other, each in links.items()}
         self.group.gone = {
@@ -415,7 +419,7 @@ def _card(
 
 
 def _digest(script: str) -> str:
-    """A few characters that differ when the files do; empty for what is no file, or too large."""
+    """A few characters that differ when the files do; empty when it is not a file, or too large."""
     path = Path(script)
     try:
         if path.is_file() and path.stat().st_size <= _LARGEST_SCRIPT:

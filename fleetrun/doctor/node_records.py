@@ -1,6 +1,4 @@
-"""What machines tell each other of themselves through the store: the cards, and their JSON in both ways.
-Knows no key and no rule.
-"""
+"""The records that machines exchange through the store, and their JSON in both directions."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ class BadNodeRecordError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """One machine. `port` and `ticket` are for who wants to measure the way to it; `kinds` are the names of
+    """One machine. `port` and `ticket` let another measure the link to it; `kinds` are the names of
     its devices, `script` is a digest of the script's file; `options` as they would be typed.
     """
 
@@ -66,7 +64,7 @@ class Link:
 
 
 def pack(card: NodeRecord) -> bytes:
-    """Only what stands in the way is told to the others: a pass is nobody's business but its own."""
+    """Only problems are sent to the others, not checks that passed."""
     told = [each for each in card.findings if each.verdict is not Verdict.PASS][:_MOST_FINDINGS]
     rows = [[_cut(text) for text in (each.check, each.verdict, each.found, each.mend)] for each in told]
     return json.dumps({**asdict(card), "findings": rows}).encode()
@@ -116,7 +114,7 @@ def unpack_links(data: bytes) -> dict[str, Link]:
     found = {}
     for id_, row in _object(data).items():
         if not isinstance(row, dict):
-            raise BadNodeRecordError("a link is no object")
+            raise BadNodeRecordError("a link is not an object")
         numbers = {name: _amount(row, name) for name in ("round_trip", "there", "back", "ahead")}
         found[id_] = Link(**numbers, error=_text(row, "error"))
     return found
@@ -130,14 +128,14 @@ def unpack_members(data: bytes) -> tuple[str, ...]:
     """Raises BadNodeRecordError."""
     row = _json(data)
     if not isinstance(row, list) or not all(isinstance(each, str) for each in row):
-        raise BadNodeRecordError("it is no list of machines")
+        raise BadNodeRecordError("it is not a list of machines")
     return tuple(row)
 
 
 def _object(data: bytes) -> dict[str, Any]:
     row = _json(data)
     if not isinstance(row, dict):
-        raise BadNodeRecordError("it is no object")
+        raise BadNodeRecordError("it is not an object")
     return row
 
 
@@ -153,28 +151,28 @@ def _json(data: bytes) -> Any:
 def _list(row: Mapping[str, Any], name: str) -> list[Any]:
     value = row.get(name)
     if not isinstance(value, list):
-        raise BadNodeRecordError(f"{name} is no list")
+        raise BadNodeRecordError(f"{name} is not a list")
     return value
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str):
-        raise BadNodeRecordError(f"{name} is no text")
+        raise BadNodeRecordError(f"{name} is not a string")
     return _cut(value)
 
 
 def _number(row: Mapping[str, Any], name: str) -> int:
     value = row.get(name)
     if not isinstance(value, int) or not -1 <= value <= 1 << 32:
-        raise BadNodeRecordError(f"{name} is no number")
+        raise BadNodeRecordError(f"{name} is not a number")
     return value
 
 
 def _amount(row: Mapping[str, Any], name: str) -> float:
     value = row.get(name)
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadNodeRecordError(f"{name} is no number")
+        raise BadNodeRecordError(f"{name} is not a number")
     return float(value)
 
 

@@ -30,8 +30,8 @@ _EXTRAS = {
 
 @dataclass(slots=True)
 class Plan:
-    """`site`, `host` and `offer` are None when they could not be found out; `findings` say why. Without
-    `names_script` the script of the settings is a stand-in.
+    """`site`, `host` and `offer` are None when they are unknown; `findings` say why. Without
+    `names_script` the script of the settings is a placeholder.
     """
 
     names_script: bool = True

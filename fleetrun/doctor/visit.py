@@ -154,7 +154,7 @@ _MARGIN = 8 + _CHECK
 """Columns before what was found."""
 
 _NARROW, _UNDER = 64, 6
-"""On a terminal of fewer columns it stands below, so far from the left."""
+"""On a terminal of fewer columns it is below, indented by this much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ def _summary(sections: Sequence[Section]) -> str:
     counted += f"{number[Verdict.FAIL]} failed"
     if exit_code(findings):
         return f"{counted}: a job with these options would not run"
-    return f"{counted}: nothing stands in the way of such a job"
+    return f"{counted}: nothing was found that would stop such a job"
 
 
 def findings_json(sections: Sequence[Section], extra: Mapping[str, Any]) -> str:
@@ -231,7 +231,7 @@ def findings_json(sections: Sequence[Section], extra: Mapping[str, Any]) -> str:
 # ---- The command: from options to sections of findings and an exit code
 
 Say = Callable[[str], None]
-"""A line for the person who waits."""
+"""A line that shows what is being checked."""
 
 Busy = Callable[[str], AbstractContextManager[object]]
 """What they see while something takes long."""

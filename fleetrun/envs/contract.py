@@ -159,7 +159,7 @@ def write(member: Member) -> dict[str, str]:
     """The variables of one process. Values are complete: nothing else of the contract may stay in its
     environment.
 
-    An evaluator takes no part in the training: it is told who does, and has no rank among them.
+    An evaluator is not part of the training: it gets the endpoints of the trainers, but no rank among them.
     """
     values = _common(member)
     of_mode = {
@@ -331,7 +331,7 @@ def read(environ: Mapping[str, str]) -> Member:
     """The member that `write` described.
 
     Raises ContractError when a variable is missing or malformed. Device visibility and the OMP thread count
-    are read back as they stand.
+    are read back unchanged.
     """
     environ = _with_long_values(environ)
     reader = _Reader(environ)

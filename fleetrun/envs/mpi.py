@@ -27,8 +27,8 @@ class MpiError(Exception):
 class MpiProcess:
     """One process that an MPI starter started. `starter` names the variable of its rank.
 
-    `job` is the same in all processes of one mpirun and differs between two of them; None where that cannot
-    be told. `head` is the address of the machine of mpirun, None where the variables do not tell.
+    `job` is the same in all processes of one mpirun and differs between two of them; None where that is
+    unknown. `head` is the address of the machine of mpirun, None where the variables do not say.
     """
 
     rank: int

@@ -1,1 +1,1 @@
-"""TensorBoard files and Prometheus metrics, written by a process beside the job."""
+"""TensorBoard files and Prometheus metrics, written by a helper process of the launcher."""

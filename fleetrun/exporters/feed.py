@@ -91,7 +91,7 @@ def metrics_url(sock: socket.socket) -> str:
 
 
 _FINISH_TIMEOUT = 30.0  # seconds at the end for writing what was reported; a signal ends it
-_SILENT_WAIT = 1.0  # seconds of that before the user is told
+_SILENT_WAIT = 1.0  # seconds of that before a warning
 
 
 class Feed:
@@ -100,13 +100,13 @@ class Feed:
     def __init__(
         self,
         loop: Loop,
-        beside: set[int],
+        companions: set[int],
         receiver: ProgressReceiver,
         say: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
         self._loop = loop
-        self._beside = beside
+        self._companions = companions
         self._receiver = receiver
         self._say = say
         self._warn = warn
@@ -174,7 +174,7 @@ class Feed:
         self._writes = folder is not None
         self._companion = Companion(
             self._loop,
-            self._beside,
+            self._companions,
             interpreter.helper_command("fleetrun.exporters"),
             interpreter.helper_environment(os.environ),
             heard=self._heard,

@@ -20,7 +20,7 @@ from fleetrun.exporters.job_state import MOST_NAMES, Line, bounded
 LOSS = "loss"
 RATE = "throughput/samples_per_second"
 
-_LARGEST_CLOCK_ERROR = 3600.0  # seconds; a report whose time is further off gets the time of this process
+_LARGEST_CLOCK_ERROR = 3600.0  # seconds; a report whose time differs by more gets the time of this process
 _VERSION = "brain.Event:2"
 _WRITER = "fleetrun"
 
@@ -35,7 +35,7 @@ class ScalarFile(Protocol):
 
 
 class EventFiles:
-    """The event files of all processes. `warn` gets each problem once; writing goes on after it."""
+    """The event files of all processes. `warn` gets each problem once; writing continues."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class EventFile:
 
     @property
     def deleted(self) -> bool:
-        """Whether the file has no name any more; a renamed one has."""
+        """Whether the file was deleted; a renamed one was not."""
         return self._file.deleted
 
     def close(self) -> None:

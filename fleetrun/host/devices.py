@@ -1,5 +1,5 @@
 """Accelerators of this host: how many there are (counted without torch), which of them a job gets, and how
-they are divided among its processes. Knows no process.
+they are divided among its processes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def detect(
     ids: list[str] = []
     for entry in filter(None, (part.strip() for part in value.split(","))):
         if entry.startswith("-") or (entry.isdecimal() and int(entry) >= present):
-            break  # CUDA: a number that is no device hides itself and all after it
+            break  # CUDA: a number without a device hides itself and all after it
         ids.append(entry)
     return tuple(ids) if present else ()
 

@@ -24,9 +24,9 @@ def helper_command(module: str, *words: str) -> list[str]:
 
 
 def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's without the contract and the job's secret: it is no process of the job.
+    """The launcher's without the contract and the job's secret: it is not a process of the job.
 
-    It finds the same fleetrun, installed or not, and computes in one thread: processors are the job's.
+    It finds the same fleetrun, installed or not, and computes in one thread: the processors are for the job.
     """
     values = without_contract(environ)
     values.pop(TOKEN, None)
@@ -40,8 +40,8 @@ def helper_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_package(package: str, what: str, extra: str) -> None:
-    """Raises UsageError where `what` needs a package that is not installed; `extra` of fleetrun brings it. A
-    folder of that name is no package.
+    """Raises UsageError where `what` needs a package that is not installed; `extra` of fleetrun installs it.
+    A folder of that name does not count.
     """
     try:
         found = find_spec(package)

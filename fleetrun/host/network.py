@@ -47,7 +47,7 @@ class Ports:
         )
 
     def fixed(self, port: int) -> int:
-        """This very port. Raises PortError that names who has it."""
+        """This port and no other. Raises PortError, which names the process that has it."""
         if port in self._held:
             raise PortError(f"port {port} is wanted twice by this job")
         taken = self._try(port)
@@ -99,7 +99,7 @@ def _bind(port: int) -> socket.socket | str:
         if port:
             holder.setsockopt(
                 socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # TIME_WAIT of an earlier run is no obstacle
+            )  # TIME_WAIT of an earlier run does not matter
         holder.bind(("", port))
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     except OSError as error:
@@ -132,7 +132,7 @@ def _claim(port: int) -> socket.socket | None:
         raise PortError(f"cannot reserve port {port}: {error.strerror}", hint="See `ulimit -n`.") from None
     try:
         name.bind(_lock_name(port))
-        name.listen(1)  # so that others can ask whose it is
+        name.listen(1)  # so that others can see which job holds it
     except OSError:
         name.close()
         return None
@@ -152,7 +152,7 @@ def _reserving_launcher(port: int) -> str | None:
 
 
 def _process_on(port: int) -> str | None:
-    """Who has the port, as far as this user may know."""
+    """The process that has the port, as far as this user may know."""
     import psutil
 
     with contextlib.suppress(psutil.Error):

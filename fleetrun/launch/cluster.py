@@ -195,8 +195,8 @@ def _tell_meeting(resolved: Resolved, host: Host, meeting: Meeting, console: Con
         console.info(f"Only nodes on this machine can come to {meeting.endpoint}")
     elif meeting.hosted and not os.environ.get(TOKEN):
         console.warning(
-            f"without a secret everybody who reaches {meeting.endpoint} can take part in this job or end it "
-            f"(--token_file or {TOKEN})"
+            f"no secret is set (--token_file or {TOKEN}): anyone who can reach {meeting.endpoint} can join "
+            "or end this job"
         )
 
 

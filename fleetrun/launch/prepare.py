@@ -95,9 +95,7 @@ def check_program(settings: LaunchSettings) -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UsageError(
-            "the current directory does not exist any more", hint="Try `cd .` or another."
-        ) from None
+        raise UsageError("the current directory no longer exists", hint="Try `cd .` or another.") from None
     search = dict(settings.environment).get("PATH", os.environ.get("PATH", os.defpath))
     for argv in dict.fromkeys(process_command(settings, role) for role in _roles(settings)):
         if argv[:3] == (sys.executable, "-u", "-m"):
@@ -128,7 +126,7 @@ def take_token(
             if path.stat().st_mode & 0o077:
                 warn(f"--token_file {path}: other users can read it; `chmod 600` it")
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
             raise UsageError(f"--token_file {settings.token_file} cannot be read: {why}") from None
         environ[TOKEN] = token
         if not token:
@@ -142,7 +140,7 @@ def take_token(
 # ---- This machine: its place among the machines of the job, its devices, its ports
 
 _EVERYWHERE = ("localhost", "::1")
-_SOMEWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737): stands for any remote address
+_SOMEWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737): any remote address
 
 
 def locate(settings: LaunchSettings) -> Host:
@@ -205,7 +203,7 @@ def _origin(settings: LaunchSettings) -> str:
 
 
 def _mine(settings: LaunchSettings, listed: tuple[str, ...]) -> tuple[str, ...]:
-    """Which of the listed machines this one is: what --host says, else those whose address it has."""
+    """The listed machines that are this one: the one of --host, else those whose address it has."""
     if settings.host is not None:
         if settings.host in listed:
             others = [each for each in listed if each != settings.host]

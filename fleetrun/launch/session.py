@@ -138,7 +138,7 @@ class Interrupts:
         self.signals = signals
         self.guard = guard
         self.job_over = False
-        """Nothing runs any more: what is left is to show the last output."""
+        """No process of the job is left; only the last output has to be shown."""
         self._urgent = select.epoll()
         self._urgent.register(signals.fileno(), select.EPOLLIN)
         self._urgent.register(guard.fileno(), select.EPOLLIN)
@@ -265,7 +265,9 @@ class LaunchSession:
         self.journal.write("over", code=code, reason=reason, restarts=restarts, report=report)
 
     def close(self) -> None:
-        """Nothing runs any more. May be called twice. While an error is handled, it is over because of it."""
+        """After the last process. May be called twice. While an error is handled, the error is recorded as
+        the reason.
+        """
         error = sys.exception()
         if error is not None and not self._over:
             bug = LaunchError(f"{type(error).__name__}: {error}")
@@ -302,21 +304,21 @@ def dispatch(
     resumed: Callable[[float], None],
     say: Callable[[str], None],
     pausing: Callable[[], None] = lambda: None,
-    beside: Collection[int] = (),
+    companions: Collection[int] = (),
 ) -> None:
     """Act on the signals that `read` gives, in the order in which they came; `pod` is None before there is
     one.
 
     `interrupt` gets those that mean: end. `written` is called when a log was written to, `pausing` before the
-    job is stopped, and `resumed` afterwards, with the seconds for which it was. The processes `beside` the
-    job have handles of their own.
+    job is stopped, and `resumed` afterwards, with the seconds for which it was. `companions` are helper
+    processes of the launcher, which reap themselves.
     """
     numbers = bytearray(read())
     for position, number in enumerate(numbers):  # which may become more on the way
         if number in (signal.SIGCHLD, signal.SIGIO):
             continue
         if number in PASSED_ON:
-            say(pass_on(pod, number) if pod is not None else f"{signal_name(number)}: nobody runs yet")
+            say(pass_on(pod, number) if pod is not None else f"{signal_name(number)}: no process runs yet")
         elif number == signal.SIGTSTP:
 
             def called_off(since: int = position) -> bool:
@@ -330,13 +332,13 @@ def dispatch(
         elif number != signal.SIGCONT:
             interrupt(number)
     if signal.SIGCHLD in numbers:
-        reap_adopted({*(pod.pids() if pod is not None else ()), *beside})
+        reap_adopted({*(pod.pids() if pod is not None else ()), *companions})
     if signal.SIGIO in numbers:
         written()
 
 
 def pass_on(pod: Pod, number: int) -> str:
-    """Send a user signal to every process that has a handler for it, and say whom it reached.
+    """Send a user signal to every process that has a handler for it, and say which got it.
 
     The default action of SIGUSR1 and SIGUSR2 is to die; a process without a handler is left alone.
     """
@@ -348,7 +350,7 @@ def pass_on(pod: Pod, number: int) -> str:
             reached.append(container.spec.title)
         else:
             spared.append(container.spec.title)
-    text = f"{signal_name(number)} passed on to {', '.join(reached) or 'nobody'}"
+    text = f"{signal_name(number)} passed on to {', '.join(reached) or 'no process'}"
     return f"{text}; no handler for it in {', '.join(spared)}" if spared else text
 
 
@@ -366,7 +368,7 @@ def suspend(called_off: Callable[[], bool]) -> float:
 
 
 def _stop_unless(called_off: Callable[[], bool]) -> None:
-    """A SIGCONT that comes at the last moment must count: nobody would continue this process again.
+    """A SIGCONT that comes at the last moment must count: no other would come to continue this process.
 
     So it stops itself by a SIGTSTP that waits while `called_off` looks, and that the kernel takes away when a
     SIGCONT comes (signal(7)). To this thread alone: in another it would not wait.
@@ -413,7 +415,7 @@ class PodRunner:
             resumed=self._resumed,
             say=self._console.info,
             pausing=self._console.pause,
-            beside=self._session.companions,
+            companions=self._session.companions,
         )
 
     def _written(self) -> None:
@@ -481,7 +483,7 @@ class PodRunner:
         return supervisor
 
     def over(self) -> None:
-        """Nothing runs any more: show what the logs still hold."""
+        """After the last process: show what the logs still hold."""
         self._interrupts.job_over = True
         self._interrupts.signals.only_endings()
         if self._watch is None:
@@ -494,16 +496,16 @@ class PodRunner:
             )
 
 
-def _ask_strays(beside: Collection[int], groups: Collection[int]) -> None:
-    """Not the processes beside the job, which lead groups of their own."""
-    ask_strays({*groups, *beside})
+def _ask_strays(companions: Collection[int], groups: Collection[int]) -> None:
+    """But not the launcher's helper processes, which lead groups of their own."""
+    ask_strays({*groups, *companions})
 
 
 def _watch(
     settings: LaunchSettings, spec: PodSpec, console: Console, loop: Loop, cut: Callable[[Path, int], None]
 ) -> Watch:
     """What the console follows: one container as it is, several with their names before each line. `cut` is
-    told what --log_rotate takes away.
+    called with what --log_rotate takes away.
     """
     watch = Watch(loop, spec.log_dir, lambda: console.out.room, cut=cut)
     console.attach(loop, watch.go_on)
@@ -532,7 +534,7 @@ def announce(spec: PodSpec, console: Console) -> None:
     if console.enabled("DEBUG"):
         console.block(environment_tables(spec), level="DEBUG")
     if logs.is_full(spec.log_dir):
-        console.warning(f"the disk of {spec.log_dir} is full: the job goes on, but its output will be lost")
+        console.warning(f"the disk of {spec.log_dir} is full: the job continues, but its output will be lost")
 
 
 def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -> list[str]:

@@ -114,7 +114,7 @@ def _text(value: Any) -> str:
     """It goes into environments of processes: no NUL, no line breaks."""
     text = str(value)
     if not text.isprintable():
-        raise ValueError(f"{text!r} is no endpoint")
+        raise ValueError(f"{text!r} is not an endpoint")
     return text
 
 
@@ -216,8 +216,8 @@ def _gloo_port(settings: LaunchSettings, host: Host, ports: _PortPlan) -> int:
 
 def evaluators(settings: LaunchSettings, host: Host, cluster: Cluster, node_rank: int) -> list[Member]:
     """Those of machine `node_rank`: on the first machine only, unless the job file wants them on each. They
-    have no endpoint, and divide the devices that were named for them; of more evaluators than devices several
-    have the same one.
+    have no endpoint, and divide the devices that were named for them; if there are more evaluators than
+    devices, several share one.
     """
     wish = settings.role_settings(Role.EVALUATOR)
     if node_rank > 0 and not wish.each:
@@ -470,7 +470,7 @@ def pod_spec(
 ) -> PodSpec:
     """What would run on this machine, rank `node_rank` of those that make these offers.
 
-    `environ` is the launcher's own; of the contract nothing of it is handed down.
+    `environ` is the launcher's own; its variables of the contract are not passed on.
     """
     members = build(settings, host, offers, node_rank)
     base = {**contract.without_contract(environ), **dict(settings.environment)}
@@ -508,7 +508,7 @@ def _omp_threads(own: RoleSettings, share: int | None) -> int | None:
 def _container_spec(
     member: Member, argv: tuple[str, ...], log: Path, base: Mapping[str, str]
 ) -> ContainerSpec:
-    """One process; its files stand beside its log."""
+    """One process; its files are next to its log."""
     error_file, notice_file = log.with_suffix(".error.json"), log.with_suffix(".notice.json")
     env = contract.write(replace(member, error_file=str(error_file)))
     long = {name: value for name, value in env.items() if len(value) > contract.LONGEST_VALUE}

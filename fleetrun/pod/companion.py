@@ -1,5 +1,6 @@
-"""A process beside a job, with a pipe of lines to it and one of lines from it. No container: when it ends,
-the job goes on. Writes and reads never block; what it does not take in time is let go.
+"""A helper process of the launcher, with a pipe of lines to it and one of lines from it. It is not a
+container: when it ends, the job continues. Writes and reads never block; lines that it does not read in time
+are dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fleetrun.pod.loop import WRITE, Loop
 from fleetrun.pod.process import Exit, Process
 
 _ROOM = 1 << 20  # bytes that wait for it at most
-_LONGEST_LINE = 1 << 16  # bytes from it that are no line yet
+_LONGEST_LINE = 1 << 16  # bytes from it that are not a whole line yet
 _PIECE = 1 << 16
 _DEAF = 1.0  # seconds from SIGKILL to its end
 
@@ -24,14 +25,14 @@ _DEAF = 1.0  # seconds from SIGKILL to its end
 class Companion:
     """`heard` gets each line from it, without its end; `ended` how it ended, once, unless it was closed.
 
-    Its pid is in `beside` as long as it lives: what sweeps up behind containers spares those. Raises
+    Its pid is in `companions` as long as it runs: these are spared when what containers left is ended. Raises
     LaunchError when it cannot be started.
     """
 
     def __init__(
         self,
         loop: Loop,
-        beside: set[int],
+        companions: set[int],
         argv: Sequence[str],
         env: Mapping[str, str],
         *,
@@ -42,7 +43,7 @@ class Companion:
         self.lost = 0
         """Lines that were let go."""
         self._loop = loop
-        self._beside = beside
+        self._companions = companions
         self._heard = heard
         self._ended = ended
         self._waiting = bytearray()
@@ -50,7 +51,7 @@ class Companion:
         self._armed = False
         self._process, self._in, self._out = _spawned(argv, env, keep)
         self.pid = self._process.pid
-        beside.add(self.pid)
+        companions.add(self.pid)
         loop.add(self._out, self._read)
         loop.add(self._process.fileno(), self._gone)
 
@@ -185,7 +186,7 @@ class Companion:
         self._let_go()
         self._loop.remove(self._process.fileno())
         exit = self._process.reap(with_group=True)
-        self._beside.discard(self.pid)
+        self._companions.discard(self.pid)
         return exit
 
 

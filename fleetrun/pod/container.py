@@ -36,7 +36,9 @@ from fleetrun.values import dataclass
 
 
 def read_error(path: Path | None) -> ErrorRecord | None:
-    """The record in `path`, or None when there is none or it is not one: a report must never fail over it."""
+    """The record in `path`, or None when there is none or it is malformed: a report must never fail because
+    of it.
+    """
     if path is None:
         return None
     try:
@@ -196,7 +198,7 @@ class Container:
         """
         process = self.process
         assert process is not None, "collect before start"
-        now = self._wall()  # before what takes time: failures of several machines are told apart by it
+        now = self._wall()  # before anything slow: failures of several machines are ordered by it
         exit = process.reap(with_group=self._asked is None)
         record = read_error(self.spec.error_file) if not exit.ok else None
         self.ended = Ended(
@@ -221,7 +223,7 @@ class Container:
         return self.ended
 
     def record(self) -> ErrorRecord | None:
-        """What the process has written of its own failure so far, in this attempt."""
+        """What the process has reported about its own failure in this attempt."""
         return read_error(self.spec.error_file)
 
     def renew(self) -> None:
@@ -265,8 +267,8 @@ class Pod:
 
     @property
     def stop_order(self) -> list[list[Container]]:
-        """Whom to stop together, one group after the other: servers last, so that no trainer loses its server
-        first.
+        """Containers to stop together, one group after the other: servers last, so that no trainer loses its
+        server first.
         """
         workers = [each for each in self._all if each.spec.role is not Role.SERVER]
         return [workers, [each for each in self._all if each.spec.role is Role.SERVER]]

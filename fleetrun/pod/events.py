@@ -39,13 +39,13 @@ class Failure:
     alive: int = 0
 
     @property
-    def beside(self) -> bool:
-        """Whether the job goes on, whatever is decided: evaluators have no part in it."""
+    def tolerated(self) -> bool:
+        """Whether the job continues whatever is decided: evaluators are not part of the training."""
         return self.ended.spec.role is Role.EVALUATOR
 
     @classmethod
     def of(cls, ended: Ended, decision: Restart | GiveUp, alive: Sequence[Container]) -> Failure:
-        """Beside those that are still `alive`."""
+        """Besides those that are still `alive`."""
         records = ((each.spec, each.record()) for each in alive)
         earlier = tuple(
             (spec, record) for spec, record in records if record and record.time < ended.failed_at
@@ -57,8 +57,8 @@ class Failure:
 class Hang:
     """No trainer gave a sign of life for `silent_for` seconds, and what is done about it.
 
-    `containers` were running then. `stacks` says where they stand, a line for all that stand at the same
-    place, the odd one first; empty when that could not be found out.
+    `containers` were running then. `stacks` says where they are, one line for all that are at the same
+    place, the outlier first; empty when that is not known.
     """
 
     silent_for: float
@@ -79,10 +79,10 @@ class Hang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """`cause` is the failure that ended the job, `others` what else failed of its own doing, in order; `hang`
-    is set when it hung instead.
+    """`cause` is the failure that ended the job, `others` the other failures that it did not cause, in order;
+    `hang` is set when it hung instead.
 
-    `strays` counts processes that no container owned any more and that were ended with the job.
+    `strays` counts processes that had left their container and were ended with the job.
     """
 
     code: int

@@ -143,7 +143,7 @@ class Guard:
 
 
 def _readable() -> int:
-    """A descriptor that is readable for ever: the end of a pipe that nobody writes to."""
+    """A descriptor that stays readable: the read end of a pipe without a writer."""
     read, write = os.pipe2(os.O_CLOEXEC)
     os.close(write)
     return read
@@ -157,7 +157,7 @@ def guarded(work: Callable[[Signals, Guard], int]) -> int:
     numbers = governed()
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
-    )  # ignored, the kernel would reap the launcher and tell nobody
+    )  # were it ignored, the kernel would reap the launcher without a notice
     linux.become_subreaper()
     signal.pthread_sigmask(
         signal.SIG_BLOCK, numbers | {signal.SIGCHLD}
@@ -206,7 +206,7 @@ def flush() -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            continue  # a closed pipe: nobody reads any more
+            continue  # a closed pipe: the reader is gone
 
 
 def _guard(launcher: int, numbers: set[int]) -> int:

@@ -21,8 +21,8 @@ LOOKS = 4
 
 
 class Silence:
-    """Counts looks that found no sign of life, not time: while nobody could look (the launcher was stopped
-    with Ctrl-Z, or the machine slept) nobody was silent.
+    """Counts checks that found no sign of life, not time: while the launcher could not check (it was stopped
+    with Ctrl-Z, or the machine was suspended) no trainer counts as silent.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Silence:
 
     def look(self, seen: Mapping[str, Hashable]) -> bool:
         """`seen` has for each trainer that runs a value that changes with its signs of life. True when none
-        of them has given one in `LOOKS` looks; one that goes on is enough, and one that has ended is not
+        of them has given one in `LOOKS` looks; one that has is enough, and one that has ended is not
         waited for.
         """
         alive = not seen or any(
@@ -46,8 +46,8 @@ class Silence:
 
 Stacks = tuple[str, ...]
 Take = Callable[[Sequence[Container], Callable[[Stacks], None]], Callable[[], None]]
-"""Begins to take the stacks of these containers and to write them into their logs; calls back once, in any
-case and not at once, with where they stand. Returns what calls it off.
+"""Begins to take the stacks of these containers and to write them into their logs; calls back exactly once,
+later, with where they are. Returns a function that cancels it.
 """
 
 
@@ -68,7 +68,7 @@ class HangWatch:
         take: Take = _nothing_taken,
         tell: Callable[[Stacks], None] = lambda stacks: None,
     ) -> None:
-        """`tell` is called with where all stand here when the job hangs on another machine."""
+        """`tell` is called with the places of all processes here when the job hangs on another machine."""
         self._loop = loop
         self._limit = limit
         self._take = take
@@ -81,7 +81,7 @@ class HangWatch:
         self._cancel: Callable[[], None] | None = None
 
     def watch(self, pod: Pod, hung: Callable[[float, Stacks], None]) -> None:
-        """From now on; `hung` is called with the seconds of silence and with where all stand."""
+        """From now on; `hung` is called with the seconds of silence and with where all processes are."""
         self.close()
         self._pod, self._hung = pod, hung
         self._silence = Silence()

@@ -1,10 +1,10 @@
-"""Log files: their names and permissions, what becomes of those of an earlier run, how a long one stays
+"""Log files: their names and permissions, what happens to those of an earlier run, how a long one is kept
 bounded, and how the console follows them.
 
-Containers write straight into these files (their stdout and stderr), opened for append. Nothing stands in the
-path: a log costs the launcher nothing, and is complete when the launcher is gone. That is also how `Trimmer`
-can bound a file that is being written to: the kernel takes whole blocks out of its head, and appends go on at
-its end.
+Containers write straight into these files (their stdout and stderr), opened for append. Nothing is in
+between: a log costs the launcher nothing, and is complete even when the launcher is killed. That is also how
+`Trimmer` can bound a file that is being written to: the kernel takes whole blocks out of its head, and
+appends go on at its end.
 
 `Watch` follows whole lines as soon as they are there, however many there are. It is woken by the kernel, or
 by a timer on file systems that do not tell. It rests for a moment between two looks, so that a flood costs
@@ -70,7 +70,7 @@ def mark(path: Path, text: str) -> None:
 
 
 def make_log_dir(path: Path) -> None:
-    """Create `path` and its parents. Raises UsageError when it is no directory or cannot be written to."""
+    """Create `path` and its parents. Raises UsageError when it is not a directory or is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -166,11 +166,11 @@ class Trimmer:
         self.trimmed = 0
 
     def trim(self) -> int:
-        """How many bytes the file has become shorter by, for those who remember offsets into it."""
+        """By how many bytes the file has become shorter, for readers that remember offsets into it."""
         try:
             fd = open_plain(self._path, os.O_RDWR)
         except OSError:
-            return 0  # deleted under us, or no file any more: nothing to bound
+            return 0  # deleted or replaced meanwhile: nothing to bound
         try:
             return self._trim(fd)
         except OSError as error:
@@ -214,7 +214,7 @@ Emit = Callable[[bytes], None]
 class Follower:
     """One file. `emit` gets whole lines, newline included.
 
-    With `live`, also what ends in a carriage return: progress bars move, where no label stands before them.
+    With `live`, also what ends in a carriage return: progress bars move, unless lines have a label in front.
     """
 
     def __init__(self, path: Path, emit: Emit, *, live: bool = False) -> None:
@@ -246,13 +246,13 @@ class Follower:
         return len(data) == _PIECE
 
     def finish(self) -> None:
-        """The writer is gone: what stands after the last newline is a line too."""
+        """The writer is gone: what follows the last newline is a line too."""
         if self._partial:
             self._emit(self._partial + b"\n")
             self._partial = b""
 
     def shortened(self, by: int, start: int) -> None:
-        """The file lost so many bytes at its head, and has nothing before `start` any more."""
+        """The file lost so many bytes at its head, and now begins at `start`."""
         self.offset -= by
         if self.offset < start:  # what was not read yet is gone, and the line that had begun with it
             self._lost += start - self.offset + len(self._partial)
@@ -278,9 +278,9 @@ class Follower:
 
 
 class Watch:
-    """All files of a pod that somebody looks at: followed to the console, trimmed to a size, or both.
+    """All files of a pod that are followed to the console, trimmed to a size, or both.
 
-    The kernel is asked to tell of the next write into the log directory (fcntl F_NOTIFY: one SIGIO, then no
+    The kernel is asked to signal the next write into the log directory (fcntl F_NOTIFY: one SIGIO, then no
     more until asked again). Hand that to `told`. Not inotify: closing its descriptor delays a process by 8 to
     20 ms at its exit (a grace period of the kernel).
     """
@@ -293,7 +293,7 @@ class Watch:
         ask: Callable[[int], None] = ask_for_writes,
         cut: Callable[[Path, int], None] = lambda path, by: None,
     ) -> None:
-        """`cut` is told of files that became shorter at their head, and by how many bytes."""
+        """`cut` is called when a file became shorter at its head, with the number of bytes."""
         self._loop = loop
         self._has_room = has_room
         self._log_dir = log_dir
@@ -334,7 +334,7 @@ class Watch:
             self._look()
 
     def catch_up(self) -> None:
-        """Everything that has been written so far, at once."""
+        """Read everything that has been written, at once."""
         for follower in self._followers.values():
             while self._has_room() and follower.pump():
                 pass

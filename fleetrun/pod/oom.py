@@ -23,7 +23,7 @@ class OomWatch:
     def killed(self, pid: int) -> bool:
         """Whether process `pid`, ended by a SIGKILL that we did not send, was killed for lack of memory.
 
-        The kernel's log names pids and is certain; the counter tells only that somebody in our cgroup was.
+        The kernel's log names pids and is certain; the counter only says that some process of our cgroup was.
         """
         now = self._count()
         counted, self._before = now > self._before, now
@@ -63,7 +63,7 @@ def _nearest(root: Path, path: str, name: str) -> list[Path]:
 
 class KernelLog:
     """What the kernel's log says of killed processes from now on. Readable by root, or by everyone where
-    kernel.dmesg_restrict is 0; elsewhere it names nobody.
+    kernel.dmesg_restrict is 0; elsewhere it names no process.
     """
 
     def __init__(self) -> None:

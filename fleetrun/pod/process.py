@@ -227,8 +227,8 @@ def children_of(pid: int) -> list[int]:
 def kill_marked(mark: str) -> None:
     """SIGKILL to what is below this process and has `NAME=value` in the environment that it was started with.
 
-    So a container's daemons are told from those of others, whatever session they gave themselves. What is
-    below them goes too: a launch inside a container gives its own containers marks of their own.
+    This tells a container's daemons from those of others, whatever session they are in. What is below
+    them goes too: a launch inside a container gives its own containers marks of their own.
     """
     wanted = mark.encode()
     for pid in descendants():

@@ -16,8 +16,8 @@ class ContainerSpec:
 
     `rank` counts within the role over the whole job, `index` within the role on this node (the number in file
     names). `restart_variables` name the variables that count restarts; `environment(n)` fills them in.
-    `label` is the name of what is no role (the pre-hook). In `notice_file` the process finds why it is asked
-    to end, in `long_file` the `long_values`, which an environment could not hold.
+    `label` names what has no role (the pre-hook). In `notice_file` the process finds why it is asked to end,
+    in `long_file` the `long_values`, which an environment could not hold.
     """
 
     role: Role
@@ -46,7 +46,7 @@ class ContainerSpec:
 
     @property
     def mark(self) -> str:
-        """`NAME=value` as it stands in the environment of all that this container started."""
+        """`NAME=value` as it is in the environment of every process that this container started."""
         return f"{CONTAINER_VARIABLE}={self.env.get(CONTAINER_VARIABLE, '')}"
 
     def environment(self, restart_count: int) -> dict[str, str]:

@@ -80,8 +80,8 @@ class Deployer:
         started: Callable[[list[Container]], None],
         goes_on: Callable[[], bool],
     ) -> None:
-        """`exited` is told of the end of a container, `failed` of a hook that failed and of whom it kept from
-        starting. What waits for a hook is started only while the job `goes_on`.
+        """`exited` is called at the end of a container; `failed` when a hook has failed, with the containers
+        that it kept from starting. What waits for a hook is started only while the job `goes_on`.
         """
         self._pod = pod
         self._watch = watch
@@ -224,7 +224,7 @@ class Ladder:
             self._timer = None
 
 
-# ---- Processes that no container owns any more (daemons of a script)
+# ---- Processes that have left their container (daemons of a script)
 
 STRAYS_LEAVE = 0.5  # seconds from SIGTERM to SIGKILL
 
@@ -256,7 +256,7 @@ class Strays:
         return self._sweep(max(0.0, STRAYS_LEAVE - waited))
 
     def end_now(self) -> int:
-        """They had their time, or there is none."""
+        """Their grace is over, or they have none."""
         self._asked = None
         return self._sweep(0.0)
 
@@ -307,7 +307,7 @@ class Stopper:
             self._ladder.abandon()
 
     def end_now(self) -> None:
-        """Everything, daemons too, by SIGKILL. How it ended is not asked any more."""
+        """Everything, daemons too, by SIGKILL. How it ended no longer matters."""
         self.abandon()
         for container in self._pod.alive:
             container.ask(signal.SIGKILL)
@@ -444,7 +444,7 @@ class Supervisor:
                 self._peers.pod_completed()
 
     def _left_early(self, container: Container, ended: Ended) -> None:
-        """A server ended, well but unasked, and the trainers still run: whom would they talk to?"""
+        """A server ended with 0 but unasked, while trainers still run that need it."""
         if self._phase is Phase.WATCHING:
             self._failed(ended, [container])
 
@@ -477,7 +477,7 @@ class Supervisor:
             self._restart_all(decision.after)
 
     def _hung(self, silent_for: float, stacks: tuple[str, ...]) -> None:
-        """No trainer gives a sign of life; who waits for whom nobody knows, so all start again."""
+        """No trainer gives a sign of life. Which of them blocks the others is unknown, so all start again."""
         if self._phase is not Phase.WATCHING:
             return
         decision = self._policy(Exit(TIMEOUT), self._restarts)
@@ -588,7 +588,7 @@ class Supervisor:
             self._end()
 
     def guard_lost(self) -> None:
-        """Nobody would clean up after this process any more: end everything now."""
+        """The guard is gone, so nothing would clean up after this process: end everything now."""
         self._code = LOST_GUARD
         self._reason = "the guard process was killed"
         self._stopper.end_now()

@@ -40,7 +40,7 @@ class ProgressReceiver:
     """Of one launch, over all its pods. Containers go by their names on this node: `trainer.0`.
 
     `write` appends to the record: `Journal.write`. Without `open`, and where the socket cannot be made,
-    nobody reports; that ends no job.
+    there are no reports; the job runs all the same.
     """
 
     def __init__(self, loop: Loop, path: Path, write: Callable[..., None]) -> None:
@@ -65,7 +65,7 @@ class ProgressReceiver:
         return None
 
     def pod(self, spec: PodSpec) -> None:
-        """Who reports from now on. What is known of the pod before is forgotten."""
+        """The pod that reports from now on. What is known of the one before is forgotten."""
         self.settle()
         self._pod = spec.name
         self._names = {(str(each.role), each.rank): each.name for each in spec.containers}
@@ -85,7 +85,7 @@ class ProgressReceiver:
         self._speakers.pop(name, None)
 
     def ended(self, name: str) -> None:
-        """Its process is gone: its last words stand before its end in the record."""
+        """Its process has ended: its last reports come before its exit in the record."""
         self._read(_QUEUE)
         self._note(name)
 
@@ -150,7 +150,7 @@ class ProgressReceiver:
             listener(name, report)
 
     def _speaks(self, name: str, report: Report, pid: int) -> bool:
-        """Whether this process tells of the container's steps. 0 is one in a pid namespace of its own."""
+        """Whether this process may report for the container. 0 is one in a pid namespace of its own."""
         first = self._speakers.get(name)
         if first not in (None, pid) and os.path.exists(f"/proc/{first}"):  # noqa: PTH110 - no Path for each report
             return False

@@ -1,5 +1,6 @@
 """What a process reports of its progress (one datagram, read and checked), and what is known of it over time:
-its latest state, its pace, and when that is worth a line in the record. Knows no socket; time is an argument.
+its latest state, its pace, and when that is worth a line in the record. Pure: no socket, and time is an
+argument.
 
 A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
 0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "time": 1e9}`.
@@ -21,12 +22,12 @@ from fleetrun.envs.channels import LARGEST_DATAGRAM, LONGEST_ACTIVITY, LONGEST_N
 from fleetrun.envs.contract import Role
 from fleetrun.values import dataclass, field, replace
 
-# ---- What a process says of its progress: one datagram, read and checked. Knows no socket and no clock.
+# ---- One report: a datagram, read and checked
 #
 # A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
 # 0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "time":
 # 1e9}`. Only the mark must be there. Numbers may be NaN or infinite, as Python's json writes them: a loss
-# that is no number any more is what somebody waits to see.
+# that has become NaN is what somebody waits to see.
 
 _LARGEST_COUNT = 1 << 63
 _RANK = re.compile(r"[0-9]{1,9}")
@@ -35,7 +36,7 @@ _ROLES = frozenset(str(role) for role in Role)
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a process does beside steps. `done` of `of` parts; None where nobody can tell."""
+    """What a process does besides steps. `done` of `of` parts; None where that is unknown."""
 
     what: str
     done: float | None = None
@@ -63,7 +64,7 @@ class Report:
 
 
 class _Refused(ValueError):
-    """This is no report."""
+    """The datagram is not a report."""
 
 
 def read_report(datagram: bytes, received: float = 0.0) -> Report | None:
@@ -200,7 +201,7 @@ class Track:
 
     def rate(self, now: float) -> float | None:
         """Samples per second over the last ten seconds; where steps take longer, over the last that is known
-        of them. None when nobody counts samples, or when none has come for long.
+        of them. None when samples are not counted, or when none has come for long.
         """
         if len(self._points) < 2:
             return None
@@ -274,7 +275,7 @@ def json_number(number: float | None) -> float | str | None:
 def _merged(before: Report, report: Report) -> Report:
     values = {**before.values, **report.values}
     if len(values) > MOST_VALUES:
-        values = dict(islice(values.items(), MOST_VALUES))  # what is new stands at the end
+        values = dict(islice(values.items(), MOST_VALUES))  # what is new comes last
     return replace(
         report,
         step=before.step if report.step is None else report.step,

@@ -24,13 +24,13 @@ _NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class UnreadableError(Exception):
-    """There is no record, or it may not be read. Says why."""
+    """There is no record, or it is not readable; the message says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A process of the job as the record knows it. `rank` is None for what runs before the pod. `log` is
-    beside the record, wherever that was moved to.
+    """A process of the job as the record knows it. `rank` is None for the pre-hook. `log` is next to
+    the record, wherever that was moved to.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What the record says. `damaged` counts lines that are no events, `owner` is the uid whose file it is.
-    `running`: whether its launcher is there; None where the file system does not tell. `heard`: when the last
-    of the events that were left out was written.
+    """What the record says. `damaged` counts lines that are not events, `owner` is the uid of the file.
+    `running`: whether its launcher runs; None where the file system cannot tell. `heard`: when the last of
+    the events that were left out was written.
     """
 
     path: Path
@@ -80,7 +80,7 @@ class History:
 
     @property
     def ended(self) -> float | None:
-        """When the last was heard of it; None while it runs."""
+        """The time of its last event; None while it runs."""
         if self.over is not None:
             return float(self.over["time"])
         if self.running or not self.events:
@@ -169,7 +169,7 @@ def records(log_dir: Path) -> list[Path]:
 
 
 def _changed(entry: os.DirEntry[str]) -> float:
-    """When; 0 for what is no file, or none any more."""
+    """Its time of change; 0 when it is not a file, or was deleted."""
     try:
         return entry.stat(follow_symlinks=False).st_mtime if entry.is_file(follow_symlinks=False) else 0.0
     except OSError:
@@ -246,7 +246,9 @@ def _begins(events: Collection[str]) -> Callable[[bytes], object]:
 
 
 def _is_written(file: IO[bytes]) -> bool | None:
-    """A launcher holds the lock as long as it lives. Several readers do not take each other for one."""
+    """A launcher holds the lock while it runs. Readers take a shared lock, so they do not mistake each other
+    for a launcher.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,5 +1,5 @@
 """Writing the record of a launch on one machine: everything that happens, one JSON object a line, appended to
-`log/<job>.<pod>.events.jsonl`; and in `.marks` beside it the sizes of the log files over time, which give
+`log/<job>.<pod>.events.jsonl`; and in `.marks` next to it the sizes of the log files over time, which give
 their lines a time. `history` and `log_lines` read them.
 
 Marks are written at most once a second and only while logs grow:
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 
 class Appender:
-    """Readable by its owner only. As long as it is open it holds the file's lock; by that a reader knows."""
+    """Readable by its owner only. While it is open it holds the file's lock, which shows readers that it is
+    being written.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = _opened(path)
@@ -73,7 +75,7 @@ class Appender:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor that appends to a regular file, or -1. Waits for nobody (a FIFO's reader)."""
+    """A descriptor that appends to a regular file, or -1. Never blocks (on a FIFO without a reader)."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, 0o600)
@@ -160,7 +162,7 @@ _ENOUGH = 8 << 20  # bytes, after which the rest doubles: a job of weeks must no
 
 
 class Marks:
-    """Of the logs of one pod's containers, by name. Woken as a `Watch` is: hand SIGIO to `told`."""
+    """Of the logs of one pod's containers, by name. Woken like a `Watch`: call `told` at each SIGIO."""
 
     def __init__(
         self,
@@ -200,7 +202,7 @@ class Marks:
         if self._folder >= 0 and self._timer is None:
             if self._mark(range(len(self._logs))):
                 self._quiet, rest = _QUIET, self._rest
-            else:  # only others write there: look again soon, but not as often as they
+            else:  # other files grow there: check again soon, but not at each of their writes
                 rest, self._quiet = self._quiet, min(REST, 2 * self._quiet)
             self._timer = self._loop.after(rest, self._look)
 
@@ -217,7 +219,7 @@ class Marks:
             self._write(f"{self._wall():.2f} {number}-{by}")
 
     def close(self) -> None:
-        """Nothing is written any more. May be called twice."""
+        """After the last write. May be called twice."""
         if self._folder < 0:
             return
         self._mark(range(len(self._logs)))

@@ -87,13 +87,13 @@ class LogReader:
             self._skip(unread)
 
     def _skip(self, lost: int) -> None:
-        """What is left of the line whose beginning is lost is no line."""
+        """The rest of a line whose beginning is lost is skipped."""
         rest = self._read(self.offset, LONGEST).find(b"\n") + 1
         self.offset += rest
         self.lost += lost + rest
 
     def ahead(self, end: int) -> bytes:
-        """What stands up to byte `end`, read at once: whoever cuts off its head may do so at any moment."""
+        """Everything up to byte `end`, in one read: its head may be cut off at any moment."""
         return self._read(self.offset, end - self.offset)
 
     def lines(
@@ -157,7 +157,7 @@ class LogReader:
         return data
 
     def _open(self) -> None:
-        """Waits for nobody, and takes nothing but a regular file."""
+        """Never blocks, and opens only a regular file."""
         try:
             self._fd = open_plain(self.path)
             self.trouble = None
@@ -224,7 +224,7 @@ class Track:
         return self.sizes[number - 1] if number else 0
 
     def _within(self, number: int, offset: int, before: float, size: int) -> float:
-        """Spread evenly over the time for which nobody looked. After a longer silence the kernel has told of
+        """Spread evenly over the time since the look before. After a longer silence the kernel has signalled
         the first write.
         """
         moment, rest = self.times[number], self.rests[number]
@@ -240,7 +240,7 @@ class Track:
 
 
 class MarksReader:
-    """Reads the notes of a launch, and goes on where it stopped. A missing file has none."""
+    """Reads the notes of a launch, and continues where it stopped. A missing file has none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -301,14 +301,14 @@ def _positive(text: str) -> float | None:
 # ---- Lines of several logs, merged by time
 
 AT_ONCE = 2 << 20
-"""Bytes of news of a log: who reads slowly is told piece by piece."""
+"""Bytes of new lines of a log: a slow reader gets them piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """`moment`: seconds since the epoch, exact to about a second. `number` is that of its log.
 
-    With `lost` it is none: so many bytes of the log were rotated away before they were read.
+    With `lost` it is not a line: so many bytes of the log were rotated away before they were read.
     """
 
     moment: float
@@ -342,7 +342,7 @@ class Merged:
     ) -> Iterator[Line]:
         """What is there: lines since a moment, or the last `most` of them. What comes then is `news`.
 
-        `whole`: nobody writes any more, and what stands after the last newline is a line too.
+        `whole`: the logs are complete, and what follows the last newline is a line too.
         """
         self._marks.read()
         streams = []
@@ -417,7 +417,7 @@ class Merged:
     def _ending(
         self, number: int, track: Track, size: int, most: int, wanted: Wanted, whole: bool
     ) -> list[Line]:
-        """The last lines that are wanted; the reader goes on behind what is whole."""
+        """The last lines that were asked for; the reader continues after the last whole line."""
         reader = self._readers[number]
         lines = reader.backwards(size, reader.offset, last=whole)
         found = list(islice((each for each in lines if wanted(each[1])), most))
@@ -437,5 +437,5 @@ class Merged:
 
 
 def in_time_order(lines: Sequence[Line]) -> list[Line]:
-    """Of one look: by time, and those of one log as they stand in it."""
+    """Of one look: by time; those of one log in its order."""
     return sorted(lines, key=lambda line: line.moment)

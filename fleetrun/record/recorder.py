@@ -67,7 +67,7 @@ class Recorder:
             container=failure.ended.spec.name,
             rank=failure.ended.spec.rank,
             attempt=failure.ended.attempt,
-            beside=failure.beside,
+            beside=failure.tolerated,
             **_restart_fields(decision),
             reason="" if isinstance(decision, Restart) else decision.reason,
         )

@@ -1,6 +1,6 @@
-"""What all engines share: the job that they are given (`Submission`), what they are (`Scheduler`), and how
-their client programs (sbatch, scontrol, kubectl) are run. Each engine is a file beside this one, imported
-when it is needed.
+"""What all schedulers share: the job that they are given (`Submission`), their interface (`Scheduler`), and
+how their client programs (sbatch, scontrol, kubectl) are run. Each scheduler is a file in this folder,
+imported when it is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLEETRUN = (sys.executable, "-m", "fleetrun")
 
 
 class Output(Protocol):
-    """A stream that takes whole lines, and waits for nobody."""
+    """A stream that takes whole lines and never blocks."""
 
     @property
     def room(self) -> bool: ...
@@ -100,7 +100,9 @@ class Submission:
 
 @dataclass(slots=True)
 class Options:
-    """--scheduler_option NAME=VALUE, `_` written as `-`. What nobody took is no option of the engine."""
+    """--scheduler_option NAME=VALUE, `_` written as `-`. What is never taken is not an option of the
+    scheduler.
+    """
 
     given: Mapping[str, str]
     _taken: set[str] = field(default_factory=set)
@@ -133,7 +135,7 @@ class Options:
         return {name: value for name, value in self.given.items() if name not in self._taken}
 
     def refuse_rest(self, engine: str) -> None:
-        """Raises UsageError for an option that nobody took."""
+        """Raises UsageError for an option that was never taken."""
         for name in self.rest():
             known = ", ".join(sorted(self._taken))
             raise UsageError(f"--scheduler_option {name}: {engine} has no such option; it has {known}")

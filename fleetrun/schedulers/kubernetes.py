@@ -269,7 +269,7 @@ def _job(job: Submission, options: Options, name: str) -> list[Document]:
 
 
 def _jobset(job: Submission, options: Options, name: str) -> list[Document]:
-    """All pods are made anew when one has failed for good: --max_restart times."""
+    """All pods are created again when one has failed for good: up to --max_restart times."""
     pod = _pod(job, options, name, f"{name}-node-0-0.{name}")
     # JobSet sets the subdomain itself.
     node = {"backoffLimit": 0} | _deadline(job) | _job_spec(job, pod, subdomain=None)

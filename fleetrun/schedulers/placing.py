@@ -1,5 +1,5 @@
-"""Whether an engine started this process: the one that did says where it wants it. Every launch imports this,
-so it imports no engine by itself.
+"""Whether a scheduler started this process, and which place in the job it gave it. Every launch imports this
+module, so a scheduler's module is imported only if its variables are set.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ the variables of which one must be there: without an engine none is imported.
 
 
 def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
-    """Where the engine that started this process wants it, by the option's name: nnodes, rank, master,
-    job_id; or scheduler, where it gave machines but started this process on one only. Empty: no engine did.
+    """The place that the scheduler which started this process gave it, by the option's name: nnodes, rank,
+    master, job_id; or scheduler, where it gave machines but started this process on one only. Empty: no
+    scheduler did.
 
-    `but` are options that are settled without it: they are left out, and what only they need is not looked
-    up. Raises UsageError for variables that are malformed, and where machines cannot know where to meet.
+    `but` are options that are set elsewhere: they are left out, and what only they need is not looked up.
+    Raises UsageError for variables that are malformed, and where machines cannot know where to meet.
     """
     if inside_container(environ):  # a launch inside a trainer is a job of its own
         return {}

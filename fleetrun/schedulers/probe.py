@@ -17,7 +17,7 @@ _STOPPED = b"TtZX"
 
 
 def main(argv: list[str], proc: Path = Path("/proc")) -> int:
-    """0: yes; 1: no; 2: that is no question."""
+    """0: yes; 1: no; 2: unknown question."""
     questions = {"live": live, "ready": ready}
     if len(argv) != 1 or argv[0] not in questions:
         sys.stderr.write("usage: python -m fleetrun.schedulers.probe live|ready\n")

@@ -24,7 +24,7 @@ _NUMBERS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 class HostlistError(ValueError):
-    """The text is no host list."""
+    """The text is not a host list."""
 
 
 def hosts(text: str) -> Iterator[str]:
@@ -39,14 +39,14 @@ def _list_items(text: str) -> list[str]:
     for letter in text:
         depth += (letter == "[") - (letter == "]")
         if depth not in (0, 1):
-            raise HostlistError(f"{text!r} is no list of hosts: its brackets do not match")
+            raise HostlistError(f"{text!r} is not a list of hosts: its brackets do not match")
         if letter == "," and depth == 0:
             items.append(item)
             item = ""
         else:
             item += letter
     if depth:
-        raise HostlistError(f"{text!r} is no list of hosts: a bracket is open")
+        raise HostlistError(f"{text!r} is not a list of hosts: a bracket is open")
     return [each for each in (*items, item) if each]
 
 
@@ -65,10 +65,10 @@ def _numbers_of(ranges: str, item: str) -> Iterator[str]:
     for part in ranges.split(","):
         found = _NUMBERS.fullmatch(part)
         if found is None:
-            raise HostlistError(f"{item!r} is no list of hosts: {part!r} is no range")
+            raise HostlistError(f"{item!r} is not a list of hosts: {part!r} is not a range")
         first, last = found[1], found[2] or found[1]
         if int(last) < int(first) or int(last) - int(first) > _MOST_HOSTS:
-            raise HostlistError(f"{item!r} is no list of hosts: {part!r} is no range")
+            raise HostlistError(f"{item!r} is not a list of hosts: {part!r} is not a range")
         yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
 
 
@@ -81,7 +81,7 @@ _STEPS_PER_JOB = 16  # ports of neighbouring jobs stay apart for so many steps
 def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
     """One machine of the job for each task of the step, in the order of the tasks.
 
-    In a batch script or the shell of salloc there is no step: then fleetrun is to start itself on the nodes.
+    A batch script or the shell of salloc has no step: then fleetrun has to start itself on the nodes.
     """
     if not _in_step(environ):
         nodes = nodes_of_allocation(environ)
@@ -122,7 +122,7 @@ def _first_host(environ: Mapping[str, str]) -> str:
     try:
         return next(hosts(text))
     except (HostlistError, StopIteration):
-        raise UsageError(f"SLURM_STEP_NODELIST is {text!r}, which is no list of hosts") from None
+        raise UsageError(f"SLURM_STEP_NODELIST is {text!r}, which is not a list of hosts") from None
 
 
 def _first_of_file(environ: Mapping[str, str]) -> str:
@@ -205,7 +205,7 @@ def batch_script(job: Submission) -> str:
 
 
 def _elastic(job: Submission) -> bool:
-    """Whether the job goes on with fewer nodes: then it meets elsewhere than on one of them."""
+    """Whether the job continues with fewer nodes: then the rendezvous store must not be on one of them."""
     return job.settings.nnodes[0] < job.settings.nnodes[1] and job.settings.master is not None
 
 
@@ -223,7 +223,7 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
     if settings.timeout is not None:
         # A minute more than fleetrun needs to end the job itself, with exit code 124.
         wanted["time"] = str(int((settings.timeout + settings.stop_timeout + 119) // 60))
-    wanted["open-mode"] = "append"  # a job that was requeued goes on in its file
+    wanted["open-mode"] = "append"  # a requeued job appends to its file
     if _elastic(job):
         wanted["no-kill"] = ""
     for name, value in (wanted | options.rest()).items():
@@ -232,7 +232,7 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
 
 def _directive(name: str, value: str) -> str:
     if not re.fullmatch(r"[a-zA-Z][a-zA-Z0-9-]*", name):
-        raise UsageError(f"--scheduler_option {name}: that is no option of sbatch")
+        raise UsageError(f"--scheduler_option {name}: sbatch has no such option")
     if is_switch(value):
         return f"#SBATCH --{name}"
     if not value.isprintable():

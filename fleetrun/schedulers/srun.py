@@ -1,4 +1,4 @@
-"""srun: the same command on every node of the Slurm allocation that this process stands in."""
+"""srun: the same command on every node of the Slurm allocation that this process runs in."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from fleetrun.schedulers.base import FLEETRUN, Submission
 SRUN = (
     "srun",
     "--ntasks-per-node=1",
-    # The first failure is told to all nodes by fleetrun itself; Slurm's own signal would come in between and
+    # fleetrun itself reports the first failure to all nodes; Slurm's own signal would come in between and
     # put 143 in place of the exit code.
     "--kill-on-bad-exit=0",
     "--wait=60",  # but if the others do not end, Slurm ends them
 )
 
 SETTLED = {False: ("ips", "nnodes", "master"), True: ("ips",)}
-"""Options that a step of Slurm settles, by whether the person said where machines meet: who says that, says
-how many they are.
+"""Options that a step of Slurm sets, by whether the user gave a rendezvous: with one, the user gives the
+number of machines too.
 """
 
 
 class Srun:
-    """`--scheduler srun`, which is chosen by itself in a batch script and in the shell of salloc."""
+    """`--scheduler srun`, which is the default in a batch script and in the shell of salloc."""
 
     name = "srun"
 

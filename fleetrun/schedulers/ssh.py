@@ -33,7 +33,7 @@ _REMEMBERED = 8  # lines of what a host said before its fleetrun began
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What the far end is told first; see `ssh_remote.py`."""
+    """The first line to the far end; see `ssh_remote.py`."""
 
     env: dict[str, str] = field(default_factory=dict, repr=False)
     patience: float
@@ -96,7 +96,7 @@ class Link:
         self._write(orders.line())
 
     def pause(self) -> None:
-        """Read no more of the job's output for now: nobody takes it."""
+        """Stop reading the job's output for now: its reader is slow."""
         if self.alive and not self._paused:
             self._paused = True
             self._loop.remove(self._fds[1])
@@ -195,7 +195,7 @@ _SSH_FAILED = 255
 _HINTS = {
     "Host key verification failed": "its key is not the known one, or none is known: connect once by hand",
     "Permission denied": "the key was not accepted: fleetrun asks for no password, use an agent or a key",
-    "Could not resolve": "there is no host of this name",
+    "Could not resolve": "no host has this name",
     "Connection refused": "no sshd listens there",
     "timed out": "it does not answer",
     "No route to host": "it cannot be reached",
@@ -247,7 +247,7 @@ def _relevant(said: tuple[str, ...]) -> str:
 # ---- All hosts: when one fails, the others end
 
 _BEATS = 4  # signs of life within the time after which a silent side is given up
-_MARGIN = 5.0  # seconds for what ends by itself to say so
+_MARGIN = 5.0  # seconds for programs that end by themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

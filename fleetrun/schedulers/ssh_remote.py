@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tell(text: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more
+    with contextlib.suppress(OSError):  # the near end is gone
         os.write(2, MARK + text + b"\n")
 
 

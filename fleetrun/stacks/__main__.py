@@ -1,5 +1,5 @@
 """`python -m fleetrun.stacks`: the process that a launcher starts when its job hangs. One line of JSON in
-(whose stacks, why, how long it may take), the stacks into the logs, one line of JSON out (where all stand).
+(whose stacks, why, how long it may take), the stacks into the logs, one line of JSON out (where all are).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def summary(found: Collection) -> list[str]:
-    """A line for each place where processes stand, the odd one first."""
+    """A line for each place where processes are, the outlier first."""
     there = groups(found.processes)
     lines = [clean(f"{group.who}: {group.where}") for group in there[:MOST_GROUPS]]
     if len(there) > MOST_GROUPS:

@@ -30,7 +30,7 @@ from fleetrun.stacks.processes import belongs, blocking, catches, state_of, wait
 # ---- Stacks by signal: the runtime has `faulthandler` write them on stderr. The signal is never sent to a
 # process that would die of it
 
-_PATIENCE = 5.0  # seconds for the stacks to stand in the log
+_PATIENCE = 5.0  # seconds for the stacks to appear in the log
 _SETTLED = 0.2  # seconds without another line: that was all
 _LOG_PAUSE = 0.02
 _MOST = 1 << 20  # bytes of a log that are searched for them
@@ -88,7 +88,7 @@ def _send(target: Target, pid: int) -> bool:
 
 
 def _size(log: Path) -> int | None:
-    """None for what is no plain file: nothing is read from a FIFO."""
+    """None unless it is a regular file: nothing is read from a FIFO."""
     with contextlib.suppress(OSError):
         return log.lstat().st_size if log.is_file() and not log.is_symlink() else None
     return None
@@ -109,7 +109,7 @@ PYSPY_MISSING = "py-spy is not installed: pip install 'fleetrun[monitor]'"
 _WHY = {
     "ermission": "this user may not look into it (kernel.yama.ptrace_scope, or another user's process)",
     "not permitted": "this user may not look into it (kernel.yama.ptrace_scope, or another user's process)",
-    "find python version": "it is no Python, or one that py-spy does not know",
+    "find python version": "it is not Python, or a version that py-spy does not know",
     "No such": "it has ended",
 }
 _LONGEST = 200  # characters
@@ -122,14 +122,14 @@ def find_pyspy() -> str | None:
 
 
 class SpyError(Exception):
-    """Why py-spy did not say where a process stands."""
+    """Why py-spy has no stacks of a process."""
 
 
 def dump_pyspy(program: str, pid: int, env: Mapping[str, str], within: float) -> tuple[Thread, ...]:
     """The threads of a Python process. Raises SpyError, after about `within` seconds at the latest.
 
-    py-spy stops what it looks at for a moment. A process that is stopped already, or deaf in the kernel, it
-    would wait for without end; that one stands still anyway, and is read as it is.
+    py-spy stops a process while it reads. It would wait without end for one that is stopped already, or
+    uninterruptible in the kernel; such a process does not move, and is read as it is.
     """
     before = state_of(pid)
     still = before in ("T", "t", "D")
@@ -241,7 +241,7 @@ def collect(targets: Sequence[Target], within: float, program: str | None) -> Co
     return Collection(taken, hint)
 
 
-_NO_PYTHON = "it is no Python"
+_NO_PYTHON = "it is not Python"
 
 
 def _pids(target: Target) -> list[int]:

@@ -84,8 +84,8 @@ def of_faulthandler(text: str) -> tuple[Thread, ...]:
 
 
 def place(threads: tuple[Thread, ...]) -> str:
-    """Where a process stands, in few words: the innermost call of its first thread, and the innermost one
-    that is not of an installed package, if that is another.
+    """Where a process is, in a few words: the innermost call of its first thread, and the innermost one
+    that is not in an installed package, if that is another.
     """
     frames = threads[0].frames if threads else ()
     if not frames:
@@ -160,7 +160,7 @@ _STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "deaf
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Processes that stand at the same place."""
+    """Processes that are at the same place."""
 
     members: tuple[Taken, ...]
 
@@ -185,8 +185,8 @@ class Group:
 
 
 def groups(taken: Sequence[Taken]) -> list[Group]:
-    """The smallest first: of many that wait for one, that one is told first; and before them what is stopped.
-    Those of one size in the order in which they came.
+    """Stopped processes first, then the smallest group: when many wait for one, that one comes first. Groups
+    of one size stay in order.
     """
     together: dict[Hashable, list[Taken]] = {}
     for each in taken:

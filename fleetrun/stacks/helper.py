@@ -1,5 +1,5 @@
-"""Has the stacks of containers taken by a process beside the job when it hangs, from a launcher's loop:
-nothing here waits for a process that hangs.
+"""Collects the stacks of containers when a job hangs, in a helper process: the launcher's loop never waits
+for a process that hangs.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _LONGEST = 500
 
 
 class Taker:
-    """One for a launch. `beside` gets the pid of the process while it runs, which `argv` starts; `why` stands
-    above the stacks.
+    """One for a launch. `companions` gets the pid of the process while it runs, which `argv` starts; `why`
+    is printed above the stacks.
     """
 
-    def __init__(self, loop: Loop, beside: set[int], why: str, argv: Sequence[str] = ()) -> None:
+    def __init__(self, loop: Loop, companions: set[int], why: str, argv: Sequence[str] = ()) -> None:
         self._argv = argv or helper_command("fleetrun.stacks")
         self._loop = loop
-        self._beside = beside
+        self._companions = companions
         self._why = why
 
     def take(
         self, containers: Sequence[Container], then: Callable[[tuple[str, ...]], None]
     ) -> Callable[[], None]:
-        """Begin; `then` gets where they stand, a line for each place, or why that is not known. Returns what
-        calls it off.
+        """Begin; `then` gets a line for each place where processes are, or why that is not known. Returns a
+        function that cancels it.
         """
-        return _Taking(self._loop, self._beside, then).begin(self._argv, self._request(containers))
+        return _Taking(self._loop, self._companions, then).begin(self._argv, self._request(containers))
 
     def _request(self, containers: Sequence[Container]) -> bytes:
         targets = [target_of(each).as_json() for each in containers if each.process is not None]
@@ -69,9 +69,9 @@ def target_of(container: Container) -> Target:
 class _Taking:
     """One time."""
 
-    def __init__(self, loop: Loop, beside: set[int], then: Callable[[tuple[str, ...]], None]) -> None:
+    def __init__(self, loop: Loop, companions: set[int], then: Callable[[tuple[str, ...]], None]) -> None:
         self._loop = loop
-        self._beside = beside
+        self._companions = companions
         self._then: Callable[[tuple[str, ...]], None] | None = then
         self._companion: Companion | None = None
         self._last = b""
@@ -81,7 +81,7 @@ class _Taking:
         try:
             self._companion = Companion(
                 self._loop,
-                self._beside,
+                self._companions,
                 argv,
                 helper_environment(os.environ),
                 heard=self._heard,
@@ -132,8 +132,10 @@ class _Taking:
 
 
 def watch_for_hangs(
-    loop: Loop, beside: set[int], limit: float, tell: Callable[[tuple[str, ...]], None]
+    loop: Loop, companions: set[int], limit: float, tell: Callable[[tuple[str, ...]], None]
 ) -> HangWatch:
-    """`beside` are the processes beside the job, `limit` the seconds of silence; `tell` is `HangWatch`'s."""
+    """`companions` are helper processes of the launcher, `limit` the seconds of silence; `tell` is
+    `HangWatch`'s.
+    """
     why = f"no sign of life for {limit:g} s (--hang_timeout)"
-    return HangWatch(loop, limit, Taker(loop, beside, why).take, tell)
+    return HangWatch(loop, limit, Taker(loop, companions, why).take, tell)

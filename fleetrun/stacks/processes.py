@@ -1,5 +1,5 @@
-"""What the kernel tells of a process: its state, its name, what is below it, whether a signal is safe. Only
-looks; a process that has gone looks like one of which nothing is known.
+"""What the kernel shows of a process: its state, its name, its children, whether a signal is safe. Reads
+only; a process that has ended looks like an unknown one.
 """
 
 from __future__ import annotations

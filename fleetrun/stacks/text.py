@@ -1,6 +1,5 @@
 """Stacks as lines of text, on a terminal, as JSON, or below the output in the log of their container.
-Whatever names processes gave themselves, a terminal shows letters only. A log that is not a file any more is
-left alone, and so is a full disk.
+Control characters in names are escaped. A log that is no longer a file is left alone, and so is a full disk.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _LONGEST_LINE = 120
 
 
 def grouped_lines(groups: Sequence[Group]) -> Iterator[str]:
-    """For a person: what stands at the same place once, the odd one first."""
+    """For a person: each place once, the outlier first."""
     for number, group in enumerate(groups):
         if number:
             yield ""
@@ -136,5 +135,5 @@ def _append(log: Path, text: str) -> bool:
 
 
 def _newline(fd: int, size: int) -> str:
-    """What has to stand before the first line."""
+    """What must precede the first line."""
     return "" if size == 0 or os.pread(fd, 1, size - 1) == b"\n" else "\n"

@@ -41,7 +41,7 @@ def test_it_fits_a_terminal(width: int):
 
 
 def test_without_stacks_it_says_so():
-    assert hang_places(hang(), 80) == ["  Where its processes stand is not known."]
+    assert hang_places(hang(), 80) == ["  Where its processes are is not known."]
 
 
 def test_nothing_that_a_terminal_obeys_comes_through():

@@ -86,7 +86,7 @@ def test_an_answer_that_cannot_be_is_no_answer(folder, environ, answer):
 def test_one_that_answers_nonsense_is_not_listened_to(folder, environ, odd):
     with serving(folder / "abcdef.sock", lambda _: {**status_of("x", "abcdef"), **odd}):
         (found,) = running_launches(environ, PATIENCE)
-    assert (found.pod, found.silence) == ("abcdef", "it speaks another language")
+    assert (found.pod, found.silence) == ("abcdef", "its protocol version is incompatible")
 
 
 def test_a_beginning_that_cannot_be_is_unknown(folder, environ):

@@ -38,7 +38,7 @@ def test_nothing_does_anything_to_the_terminal() -> None:
 
 def test_a_good_end() -> None:
     lines = visit.findings_table([Section("h1", (passed("python", "3.11.7"),))], 80, colour=False)
-    assert lines[-1].startswith("1 passed, 0 warnings, 0 failed: nothing stands in the way")
+    assert lines[-1].startswith("1 passed, 0 warnings, 0 failed: nothing was found")
 
 
 def test_the_document() -> None:

@@ -1,4 +1,6 @@
-"""A process beside a job: lines to it and from it, whatever it does with them; and it is nobody's stray."""
+"""A process companions a job: lines to it and from it, whatever it does with them; and it is nobody's
+stray.
+"""
 
 import os
 import signal
@@ -26,12 +28,12 @@ class Made:
 
     def __init__(self, *argv, keep=()):
         self.loop = Loop()
-        self.beside = set()
+        self.companions = set()
         self.lines = []
         self.exits = []
         self.enough = lambda: False
         self.it = Companion(
-            self.loop, self.beside, argv, ENVIRONMENT, heard=self._heard, ended=self._ended, keep=keep
+            self.loop, self.companions, argv, ENVIRONMENT, heard=self._heard, ended=self._ended, keep=keep
         )
 
     def _heard(self, line):
@@ -75,7 +77,7 @@ def test_lines_go_there_and_come_back(make):
     made.it.write(b"two\n")
     made.until(lambda: len(made.lines) == 2)
     assert made.lines == [b"one", b"two"]
-    assert made.beside == {made.it.pid}
+    assert made.companions == {made.it.pid}
     assert made.it.alive
 
 
@@ -84,7 +86,7 @@ def test_its_end_is_told_with_its_last_words(make):
     made.until(lambda: made.exits)
     assert made.exits == [Exit(3)]
     assert made.lines == [b"first", b"last words", b"no newline"]
-    assert made.beside == set()
+    assert made.companions == set()
     assert not made.it.alive
 
 
@@ -133,7 +135,7 @@ def test_one_that_does_not_end_is_killed(make):
     assert made.it.alive
     assert made.it.close(0.0) is False
     assert made.it.exit == Exit(-signal.SIGKILL)
-    assert made.beside == set()
+    assert made.companions == set()
 
 
 def test_one_that_is_deaf_in_the_kernel_is_not_waited_for(make, monkeypatch):
@@ -142,7 +144,7 @@ def test_one_that_is_deaf_in_the_kernel_is_not_waited_for(make, monkeypatch):
         patch.setattr(companion, "_DEAF", 0.01)
         patch.setattr(made.it._process, "signal_group", lambda number: None)
         assert made.it.close() is False
-    assert (made.it.alive, made.beside) == (True, {made.it.pid})
+    assert (made.it.alive, made.companions) == (True, {made.it.pid})
 
     def look():
         made.loop.after(0.002, look) if made.it.alive else made.loop.stop()
@@ -150,7 +152,7 @@ def test_one_that_is_deaf_in_the_kernel_is_not_waited_for(make, monkeypatch):
     os.kill(made.it.pid, signal.SIGKILL)
     look()
     made.loop.run()
-    assert (made.it.exit, made.exits, made.beside) == (Exit(-signal.SIGKILL), [], set())
+    assert (made.it.exit, made.exits, made.companions) == (Exit(-signal.SIGKILL), [], set())
 
 
 def test_somebody_in_a_hurry_does_not_wait(make):
@@ -178,10 +180,10 @@ def test_a_descriptor_is_kept(make):
 
 def test_one_that_cannot_be_started_leaves_nothing():
     before = os.listdir("/proc/self/fd")  # noqa: PTH208
-    beside = set()
+    companions = set()
     with pytest.raises(LaunchError, match="no such program"):
-        Companion(Loop(), beside, ["/nowhere/program"], ENVIRONMENT, heard=print)
-    assert beside == set()
+        Companion(Loop(), companions, ["/nowhere/program"], ENVIRONMENT, heard=print)
+    assert companions == set()
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 1, "the loop's"  # noqa: PTH208
 
 
@@ -189,30 +191,30 @@ def test_one_that_cannot_be_started_leaves_nothing():
 
 
 def companions_are_no_strays():
-    loop, beside = Loop(), set()
-    made = Companion(loop, beside, ["sleep", "1000"], ENVIRONMENT, heard=print)
+    loop, companions = Loop(), set()
+    made = Companion(loop, companions, ["sleep", "1000"], ENVIRONMENT, heard=print)
     stray = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     stray.returncode = 0  # the sweep reaps it
-    processes.ask_strays({*beside, os.getpgid(0)})
+    processes.ask_strays({*companions, os.getpgid(0)})
     wait_until(lambda: state_of(stray.pid) in ("Z", ""))
-    processes.reap_adopted(beside)
+    processes.reap_adopted(companions)
     assert state_of(made.pid) not in ("Z", "")
     second = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     second.returncode = 0
-    assert processes.end_descendants(0.0, but=beside) == 1
+    assert processes.end_descendants(0.0, but=companions) == 1
     assert state_of(second.pid) == ""
-    assert not processes.has_children(beside)
+    assert not processes.has_children(companions)
     assert processes.has_children()
     assert made.alive
-    assert processes.end_descendants(1000.0, but=beside) == 0
+    assert processes.end_descendants(1000.0, but=companions) == 0
     assert made.close() is False
 
 
 def a_companion_that_ended_is_left_to_its_handle():
-    made = Companion(Loop(), beside := set(), ["sh", "-c", "exit 7"], ENVIRONMENT, heard=print)
+    made = Companion(Loop(), companions := set(), ["sh", "-c", "exit 7"], ENVIRONMENT, heard=print)
     wait_until(lambda: state_of(made.pid) == "Z")
-    assert not processes.has_children(beside)
-    processes.end_descendants(0.0, but=beside)
+    assert not processes.has_children(companions)
+    processes.end_descendants(0.0, but=companions)
     assert made.finish(60.0)
     assert made.exit == Exit(7)
 

@@ -18,7 +18,7 @@ from tests.support.pods import spec_of
 DECISIONS = [
     (Restart(after=0.0, number=1, limit=3), "restart 1 of 3 of evaluator 0 now; log "),
     (Restart(after=0.5, number=2, limit=3), "restart 2 of 3 of evaluator 0 in 0.5 s; log "),
-    (GiveUp("--max_restart is 3"), "--max_restart is 3: the job goes on without it"),
+    (GiveUp("--max_restart is 3"), "--max_restart is 3: the job continues without it"),
 ]
 
 

@@ -105,7 +105,7 @@ def test_a_user_signal_reaches_those_that_have_a_handler(pod, tmp_path):
 def test_a_user_signal_for_nobody(pod):
     calls = Calls()
     calls.dispatch([signal.SIGUSR2], pod())
-    assert calls.said == ["SIGUSR2 passed on to nobody"]
+    assert calls.said == ["SIGUSR2 passed on to no process"]
 
 
 def stop_and_go_on(called_off):

@@ -256,7 +256,7 @@ def test_output_that_nobody_reads_delays_nothing_and_loses_nothing(over_ssh: Ove
     ("hosts", "options", "code", "said"),
     [
         (("127.0.0.1", "127.0.0.3"), {}, 125, "127.0.0.3: no connection, no sshd listens there"),
-        (("127.0.0.1", "x.invalid"), {}, 125, "x.invalid: no connection, there is no host of this name"),
+        (("127.0.0.1", "x.invalid"), {}, 125, "x.invalid: no connection, no host has this name"),
         (HOSTS, {"user": "nobody"}, 125, ": no connection, the key was not accepted"),
         (HOSTS, {"python": "/no/such/python"}, 127, ": fleetrun did not start there (sh: 1: exec: /no/such"),
         (HOSTS, {"dir": "/no/such/folder"}, 2, ": fleetrun did not start there (sh: 1: cd: can't cd to /no"),

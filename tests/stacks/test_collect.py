@@ -60,7 +60,7 @@ def test_what_is_no_python_is_told_so_and_nothing_is_missing(answers: str, tmp_p
         found = collect([target_of(process.pid, tmp_path / "log")], 60.0, answers)
         process.kill()
     (sleep,) = found.processes
-    assert (sleep.command, sleep.threads, sleep.note) == ("sleep", (), "it is no Python")
+    assert (sleep.command, sleep.threads, sleep.note) == ("sleep", (), "it is not Python")
     assert found.whole
 
 

@@ -23,7 +23,7 @@ class Place:
         self.folder = folder
         self.clock = Clock()
         self.loop = Loop(self.clock)
-        self.beside: set[int] = set()
+        self.companions: set[int] = set()
         self.heard: list[tuple[str, ...]] = []
 
     def take(self, script: str) -> Callable[[], None]:
@@ -32,7 +32,7 @@ class Place:
         return self.taker(argv).take([], self._then)
 
     def taker(self, argv: Sequence[str]) -> Taker:
-        return Taker(self.loop, self.beside, "it hangs", argv)
+        return Taker(self.loop, self.companions, "it hangs", argv)
 
     def _then(self, lines: tuple[str, ...]) -> None:
         self.heard.append(lines)
@@ -56,9 +56,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 def test_it_is_asked_and_what_it_says_is_heard(place: Place):
     place.take("""echo '{"stacks": ["trainer 0: wait (t.py:3)", "others"], "written": 1}'""")
-    assert len(place.beside) == 1
+    assert len(place.companions) == 1
     assert place.run() == ("trainer 0: wait (t.py:3)", "others")
-    assert place.beside == set()
+    assert place.companions == set()
     said = json.loads((place.folder / "asked").read_text())
     assert said == {"targets": [], "why": "it hangs", "within": WITHIN}
 
@@ -88,7 +88,7 @@ def test_it_does_not_take_for_ever(place: Place):
     place.loop.after(0.0, lambda: place.clock.advance(50.0))
     (said,) = place.run()
     assert said.startswith("the stacks could not be taken within")
-    assert place.beside == set()
+    assert place.companions == set()
 
 
 def test_one_that_cannot_be_started_is_said_so_and_not_at_once(place: Place):
@@ -101,11 +101,11 @@ def test_one_that_cannot_be_started_is_said_so_and_not_at_once(place: Place):
 def test_called_off_nothing_is_heard_and_nothing_left(place: Place):
     os.mkfifo(place.folder / "never")
     call_off = place.take(f'read line <"{place.folder}/never"')
-    (pid,) = place.beside
+    (pid,) = place.companions
     call_off()
     place.loop.after(0.0, place.loop.stop)
     place.loop.run()
-    assert (place.heard, place.beside) == ([], set())
+    assert (place.heard, place.companions) == ([], set())
     assert not Path(f"/proc/{pid}").exists()
 
 

@@ -53,7 +53,7 @@ def test_a_stopped_process_is_read_and_stays_stopped(real: str, tmp_path: Path):
     [
         ("echo 'Error: Permission Denied: try sudo' >&2; exit 1", "this user may not look into it"),
         ("echo 'Operation not permitted (os error 1)' >&2; exit 1", "this user may not look into it"),
-        ("echo 'Error: Failed to find python version' >&2; exit 1", "it is no Python"),
+        ("echo 'Error: Failed to find python version' >&2; exit 1", "it is not Python"),
         ("echo 'No such file or directory (os error 2)' >&2; exit 1", "it has ended"),
         ("printf '\\n\\nError: odd\\nmore\\n' >&2; exit 1", "py-spy: Error: odd"),
         ("exit 3", "py-spy: no word"),
