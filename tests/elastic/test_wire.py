@@ -74,13 +74,13 @@ def test_every_field_is_needed_and_looked_at(message: Any, body: list[bytes]) ->
 
 
 def test_a_greeting_of_another_protocol_is_recognised_by_that_alone() -> None:
-    with pytest.raises(wire.OtherProtocolError, match="protocol 2; this side speaks 1") as caught:
+    with pytest.raises(wire.OtherProtocolError, match="protocol 2") as caught:
         wire.decode([b'{"is":"hello","protocol":2}'], wire.REQUESTS)
     assert caught.value.protocol == 2
 
 
 def test_what_is_too_long_is_not_looked_at() -> None:
-    with pytest.raises(wire.WireError, match="size"):
+    with pytest.raises(wire.WireError, match="large"):
         wire.decode([b" " * 100 + b"{}"], ALL, longest=100)
 
 

@@ -255,7 +255,7 @@ def test_one_connection_has_one_lease(loop: Loop, world: ZmqWorld) -> None:
     [
         (HELLO._replace(job="other"), "it belongs to job 'job', this node to job 'other'"),
         (HELLO._replace(version="9.9"), f"it runs fleetrun {running_version()}, this node 9.9"),
-        (HELLO._replace(protocol=99), f"it speaks protocol {wire.PROTOCOL}, this node 99"),
+        (HELLO._replace(protocol=99), f"it uses protocol {wire.PROTOCOL}, this node 99"),
     ],
     ids=["job", "version", "protocol"],
 )

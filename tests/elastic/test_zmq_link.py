@@ -149,7 +149,7 @@ def answering(listener: socket.socket, words: bytes) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "why"),
-    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "no fleetrun"), (b"", "no fleetrun")],
+    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "not fleetrun"), (b"", "not fleetrun")],
     ids=["other", "hangs up"],
 )
 @pytest.mark.parametrize("token", ["", SECRET], ids=["open", "secret"])
@@ -174,9 +174,7 @@ def test_somebody_who_says_nothing_is_said(loop: Loop, join: Join) -> None:
         _, seen = join(f"127.0.0.1:{listener.getsockname()[1]}", SECRET)
         until(
             loop,
-            lambda: (
-                seen.downs and seen.downs[-1].endswith("a program there takes connections and says nothing")
-            ),
+            lambda: seen.downs and seen.downs[-1].endswith("sends nothing"),
         )
         assert seen.errors == []
 
@@ -203,7 +201,7 @@ def test_a_store_that_was_started_again_is_another(loop: Loop, join: Join, port:
         until(loop, lambda: seen.ups)
     with serving(loop, f"127.0.0.1:{port}"):
         until(loop, lambda: seen.errors)
-    assert "is another one" in seen.errors[0].message
+    assert "a new one" in seen.errors[0].message
     assert "etcd" in str(seen.errors[0].hint)
     assert seen.ups == [True]
 
@@ -218,10 +216,8 @@ def test_a_store_that_is_gone_is_lost_after_a_second(loop: Loop, join: Join, por
     until(loop, lambda: seen.errors)
     assert loop.clock() - closed_at >= 1.0
     (error,) = seen.errors
-    assert (
-        error.message
-        == f"the rendezvous store {endpoint} is gone, and the launcher that served it: connection refused"
-    )
+    assert endpoint in error.message
+    assert "is gone" in error.message
     assert "etcd" in str(error.hint)
 
 

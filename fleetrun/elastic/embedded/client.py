@@ -1,5 +1,5 @@
 """A node's client of the embedded store: its lease and heartbeat, its mirror, the requests that were not
-answered yet, and the errors when the store is lost. The connection is `connection.py`'s.
+answered yet, and the errors when the store is lost. `connection.py` makes the connection.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from typing import Any
 import zmq
 
 from fleetrun.elastic.embedded import wire
-from fleetrun.elastic.embedded.connection import Link
+from fleetrun.elastic.embedded.connection import StoreConnection
 from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.elastic.store import Entry, Listener, Mirror
 from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError
 from fleetrun.pod.loop import Loop, Timer
-
-# ---- Requests that have no answer yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class _PendingRequest:
 
 
 class PendingRequests:
-    """While nobody listens, they wait in their order."""
+    """Requests without an answer. While there is no connection they wait, in order."""
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
@@ -48,53 +46,52 @@ class PendingRequests:
         *body: bytes,
         repeat: bool = False,
     ) -> int:
-        """`message` makes one of a number; that one is returned. `repeat`: ask again after a broken
-        connection; else the answer is False then.
+        """Send `message(number)`, and return the number. After a broken connection the request is sent again
+        with `repeat`; without it, the answer is False.
         """
         self._number += 1
-        question = _PendingRequest((wire.encode(message(self._number)), *body), then, repeat)
+        request = _PendingRequest((wire.encode(message(self._number)), *body), then, repeat)
         if self._open:
-            self._asked[self._number] = question
-            self._send(*question.frames)
+            self._asked[self._number] = request
+            self._send(*request.frames)
         else:
-            self._waiting[self._number] = question
+            self._waiting[self._number] = request
         return self._number
 
     def open(self) -> None:
-        """Somebody listens: ask all that waits."""
+        """There is a connection: send all requests that wait."""
         self._open = True
         waiting, self._waiting = self._waiting, {}
-        for number, question in waiting.items():
-            self._asked[number] = question
-            self._send(*question.frames)
+        for number, request in waiting.items():
+            self._asked[number] = request
+            self._send(*request.frames)
 
     def answer(self, number: int, answer: Any) -> None:
-        question = self._asked.pop(number, None)
-        if question is not None and question.then is not None:
-            question.then(answer)
+        request = self._asked.pop(number, None)
+        if request is not None and request.then is not None:
+            request.then(answer)
 
     def unanswered(self) -> None:
-        """The connection is gone, and with it the answers to what was asked."""
+        """The connection is lost, and with it the answers to requests that were sent."""
         self._open = False
         asked, self._asked = self._asked, {}
-        self._waiting |= {number: question for number, question in asked.items() if question.repeat}
-        for question in asked.values():
-            if not question.repeat and question.then is not None and not self._closed:
-                question.then(False)
+        self._waiting |= {number: request for number, request in asked.items() if request.repeat}
+        for request in asked.values():
+            if not request.repeat and request.then is not None and not self._closed:
+                request.then(False)
 
     def close(self) -> None:
-        """Nobody wants to know any longer."""
+        """Drop all requests; no callback is called."""
         self._closed = True
         self._waiting.clear()
         self._asked.clear()
 
 
-# ---- Silence of the store
-
-
 class Silence:
-    """What passes while nobody looks is not counted: if `look` comes `late` seconds or more after the one
-    before it, this process was stopped, or its machine asleep.
+    """For how long nothing was received. Time is an argument.
+
+    If two calls of `look` are `late` seconds or more apart, this process was stopped or its machine slept:
+    that time is not counted.
     """
 
     def __init__(self, late: float, now: float) -> None:
@@ -105,19 +102,16 @@ class Silence:
         self._heard = now
 
     def look(self, now: float) -> float:
-        """The seconds since something was heard."""
+        """Seconds since something was received."""
         if now - self._looked >= self._late:
             self._heard = now
         self._looked = now
         return now - self._heard
 
 
-# ---- The heartbeat
-
-
 class Heartbeat:
-    """From `start` to `stop` calls `beat(silent, speak)` eight times in a lease: for how many seconds nothing
-    was heard, and, every second time, that one should say something.
+    """From `start` to `stop` calls `beat(silent, send)` eight times per lease: for how many seconds nothing
+    was received, and, every second time, that a heartbeat is due.
     """
 
     def __init__(self, loop: Loop, lease: float, beat: Callable[[float, bool], None]) -> None:
@@ -125,7 +119,7 @@ class Heartbeat:
         self._loop = loop
         self._beat = beat
         self._silence = Silence(lease / 2, loop.clock())
-        self._speak = False
+        self._send_next = False
         self._timer: Timer | None = None
 
     def start(self) -> None:
@@ -134,7 +128,7 @@ class Heartbeat:
         self._timer = self._loop.after(self.lease / 8, self._tick)
 
     def keep_to(self, lease: float) -> None:
-        """The store's lease is the one that counts."""
+        """Use the lease that the store has granted."""
         if lease != self.lease:
             self.lease = lease
             self.start()
@@ -148,18 +142,18 @@ class Heartbeat:
 
     def _tick(self) -> None:
         self._timer = self._loop.after(self.lease / 8, self._tick)
-        self._speak = not self._speak
-        self._beat(self._silence.look(self._loop.clock()), self._speak)
+        self._send_next = not self._send_next
+        self._beat(self._silence.look(self._loop.clock()), self._send_next)
 
 
-# ---- Messages for a store that will never answer
+# ---- Errors of a store that will never answer
 
-_HINT = "With --master etcd://... a job outlives any one node."
+_HINT = "With --master etcd://... a job survives the loss of any node."
 
 
 def store_gone(endpoint: str) -> StoreLostError:
     return StoreLostError(
-        f"the rendezvous store {endpoint} is gone, and the launcher that served it: connection refused",
+        f"the rendezvous store {endpoint} is gone, with the launcher that hosted it: connection refused",
         hint=_HINT,
     )
 
@@ -173,7 +167,7 @@ def store_silent(endpoint: str, lease: float) -> StoreLostError:
 
 def store_replaced(endpoint: str) -> StoreLostError:
     return StoreLostError(
-        f"the rendezvous store {endpoint} is another one: the launcher that served it was started again",
+        f"the rendezvous store {endpoint} is a new one: the launcher that hosted it was restarted",
         hint=_HINT,
     )
 
@@ -190,26 +184,26 @@ def store_denied(endpoint: str, *, secret: bool) -> StoreError:
         else "has none, and the rendezvous store has one"
     )
     return StoreError(
-        f"the rendezvous store {endpoint} does not take this node: their secrets differ (this node {theirs})",
-        hint="Give every node the same FLEETRUN_TOKEN or --token_file, or none of them any.",
+        f"the rendezvous store {endpoint} rejects this node: their secrets differ (this node {theirs})",
+        hint="Give all nodes the same FLEETRUN_TOKEN or --token_file, or give none to any.",
     )
 
 
-# ---- The store of a node
+# ---- The client
 
 _LINGER_MS = 500
 _GONE_S = 1.0
 _WELCOME_S = 10.0
 _DENIALS = 4
-"""So many handshakes in a row that somebody who speaks zmq ended without a reason are no accident: who sees
-first that the mechanisms differ hangs up, and the other may never learn why.
+"""After so many handshakes in a row that a zmq peer ended without a reason, the secrets differ: the side that
+detects different mechanisms first hangs up, and the other may never learn why.
 """
 _TELL_BYTES = 8 << 20
-"""After so many, say that they have come: the store drops who seems not to read."""
+"""Received bytes after which to acknowledge them: the store drops clients that seem not to read."""
 
 
 class ZmqStore:
-    """A Store. `context`: of a process that has many clients; each then costs no threads of its own."""
+    """A Store. `context`: shared by many clients in one process, so that each needs no threads of its own."""
 
     def __init__(
         self,
@@ -229,27 +223,29 @@ class ZmqStore:
         self._secret = keys is not None
         self._own_context = context is None
         self._context: Context = context or zmq.Context()
-        self._link = Link(loop, endpoint, self, lease=lease, keys=keys, context=self._context)
+        self._connection = StoreConnection(
+            loop, endpoint, self, lease=lease, keys=keys, context=self._context
+        )
         self._hello = wire.Hello(
             wire.PROTOCOL, version or running_version(), job_id, node_id, secrets.token_hex(16)
         )
         self._listener: Listener | None = None
         self._mirror = Mirror()
-        self._pending = PendingRequests(self._link.send)
+        self._pending = PendingRequests(self._connection.send)
         self._listings: set[int] = set()
-        """Those that are missing until the mirror is whole."""
+        """Numbers of the listings that are missing until the mirror is complete."""
         self._store_id = ""
         self._fresh = False
         self._welcome = False
         self._was_up = False
         self._got = self._told = 0
         self._heartbeat = Heartbeat(loop, lease, self._keep_alive)
-        self._linked_at = 0.0
+        self._connected_at = 0.0
         self._refused_at: float | None = None
         self._denials = 0
         self._why = ""
 
-    # ---- what a Store does
+    # ---- store.Store
 
     @property
     def mirror(self) -> Mapping[str, Entry]:
@@ -258,12 +254,12 @@ class ZmqStore:
     @property
     def nameless(self) -> str:
         """Why the store's name could not be resolved so far; empty when it was, or is an address."""
-        return self._link.nameless
+        return self._connection.nameless
 
     def open(self, listener: Listener) -> None:
         self._listener = listener
         self._heartbeat.start()
-        self._link.start()
+        self._connection.start()
 
     def watch(self, prefix: str) -> None:
         self._mirror.watch(prefix)
@@ -273,7 +269,7 @@ class ZmqStore:
     def unwatch(self, prefix: str) -> None:
         self._mirror.unwatch(prefix)
         if self._welcome:
-            self._link.send(wire.encode(wire.Unwatch(prefix)))
+            self._connection.send(wire.encode(wire.Unwatch(prefix)))
 
     def put(
         self,
@@ -300,7 +296,7 @@ class ZmqStore:
 
     def close(self) -> None:
         if self._welcome:
-            self._link.send(wire.encode(wire.Bye()))
+            self._connection.send(wire.encode(wire.Bye()))
             self._stop(_LINGER_MS)
         else:
             self._stop()
@@ -310,35 +306,35 @@ class ZmqStore:
         self._welcome = False
         self._pending.close()
         self._heartbeat.stop()
-        self._link.close(linger_ms)
+        self._connection.close(linger_ms)
         if self._own_context:
             self._context.term()
 
-    # ---- what the link tells
+    # ---- called by the connection (ConnectionListener)
 
-    def linked(self) -> None:
-        self._linked_at = self._loop.clock()
+    def connected(self) -> None:
+        self._connected_at = self._loop.clock()
         self._got = self._told = 0
         self._denials = 0
-        self._link.send(wire.encode(self._hello))
+        self._connection.send(wire.encode(self._hello))
 
     def received(self, frames: Sequence[bytes]) -> None:
         self._heartbeat.heard()
         self._got += sum(map(len, frames))
         if self._got - self._told >= _TELL_BYTES:
-            self._say_alive()
+            self._send_alive()
         try:
             message, body = wire.decode(frames, wire.ANSWERS)
             self._understand(message, body)
         except wire.WireError as error:
-            self._cut_off(f"{self._endpoint} says what is no answer: {error}")
+            self._cut_off(f"{self._endpoint} sent an invalid answer: {error}")
 
     def settled(self) -> None:
         if self._mirror.stale and self._listener is not None and self._welcome and not self._listings:
             self._mirror.stale = False
             self._listener.changed()
 
-    def unlinked(self) -> None:
+    def disconnected(self) -> None:
         self._welcome = False
         self._listings.clear()
         self._pending.unanswered()
@@ -360,7 +356,7 @@ class ZmqStore:
         if certain or (not self._was_up and self._denials >= _DENIALS):
             self._lost(store_denied(self._endpoint, secret=self._secret))
 
-    # ---- what the store says
+    # ---- messages of the store
 
     def _understand(self, message: Any, body: bytes) -> None:
         match message:
@@ -378,11 +374,11 @@ class ZmqStore:
             case wire.News(rows):
                 self._mirror.note(wire.unpack(rows, body))
             case wire.Living(True):
-                self._say_alive()
+                self._send_alive()
             case wire.Stranger():
                 self._cut_off("")
             case wire.Wrong(text):
-                self._cut_off(f"{self._endpoint} does not understand: {text}")
+                self._cut_off(f"{self._endpoint} rejected a message: {text}")
 
     def _welcomed(self, welcome: wire.Welcome) -> None:
         if self._store_id not in ("", welcome.store):
@@ -409,12 +405,12 @@ class ZmqStore:
             if not self._listings:
                 self._up()
 
-    # ---- what the listener is told
+    # ---- calling the listener
 
     def _up(self) -> None:
         fresh, self._fresh = self._fresh, False
         self._was_up, self._why, self._refused_at = True, "", None
-        self._link.hurry()
+        self._connection.retry_quickly()
         if self._listener is not None:
             self._listener.up(fresh=fresh)
 
@@ -430,25 +426,28 @@ class ZmqStore:
             listener.lost(error)
 
     def _cut_off(self, why: str) -> None:
-        """This connection is of no more use."""
-        self.unlinked()
-        self._link.renew()
+        """Replace this connection."""
+        self.disconnected()
+        self._connection.renew()
         if why:
             self._down(why)
 
-    # ---- time
+    # ---- heartbeat
 
-    def _keep_alive(self, silent: float, speak: bool) -> None:
+    def _keep_alive(self, silent: float, send: bool) -> None:
         lease = self._heartbeat.lease
         if self._was_up and silent >= lease:
             self._lost(store_silent(self._endpoint, lease))
         elif self._welcome and silent >= lease / 2:
             self._cut_off(f"{self._endpoint}: no answer for {silent:.1f} s")
-        elif self._welcome and speak:
-            self._say_alive()
-        elif not self._welcome and self._link.is_up and self._loop.clock() - self._linked_at >= _WELCOME_S:
-            self._cut_off(f"{self._endpoint}: what answers there is no fleetrun")
+        elif self._welcome and send:
+            self._send_alive()
+        elif not self._welcome and self._connection.is_up and self._connected_for() >= _WELCOME_S:
+            self._cut_off(f"{self._endpoint}: the program that listens there is not fleetrun")
 
-    def _say_alive(self) -> None:
+    def _connected_for(self) -> float:
+        return self._loop.clock() - self._connected_at
+
+    def _send_alive(self) -> None:
         self._told = self._got
-        self._link.send(wire.encode(wire.Alive(self._got)))
+        self._connection.send(wire.encode(wire.Alive(self._got)))

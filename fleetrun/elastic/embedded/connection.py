@@ -1,5 +1,5 @@
-"""The connection of a node to the embedded store: names to addresses, connecting, and finding out why that
-failed. It is made again whenever it breaks. What is said over it is `client.py`'s.
+"""The connection of a node to the embedded store: resolving its name, connecting, finding out why that
+failed, and connecting again whenever it breaks. `client.py` has the messages.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ from fleetrun.envs.contract import join_endpoint, split_endpoint
 from fleetrun.envs.curve import HANDSHAKE_MS, Context, CurveKeys
 from fleetrun.pod.loop import WRITE, Loop, Timer
 
-# ---- Resolving names without blocking the loop: a resolver may take 30 s
-
 Address: TypeAlias = tuple[socket.AddressFamily, tuple[Any, ...]]
-"""A family and what `connect` takes."""
+"""A family, and the argument of `connect`."""
 
 
 class Resolver:
-    """Looks a host up, once at a time. `look_up` is what may take long."""
+    """Resolves a host name in a thread, because that may take 30 s. One look-up at a time."""
 
     def __init__(
         self, loop: Loop, host: str, port: int, look_up: Callable[..., Any] = socket.getaddrinfo
@@ -46,7 +44,9 @@ class Resolver:
         self._told: int | None = None
 
     def ask(self, then: Callable[[Sequence[Address], str], None]) -> None:
-        """`then(addresses, "")`, or `then((), why not)`; from the loop. An address is itself, at once."""
+        """Calls `then(addresses, "")` or `then((), reason)` from the loop; for an address without a
+        thread.
+        """
         if self._is_address():
             found, why = self._look_up()
             self._loop.after(0.0, lambda: then(found, why))
@@ -57,7 +57,7 @@ class Resolver:
 
         def look_up() -> None:
             answers.append(self._look_up())
-            os.close(write)  # wakes the loop, or nobody if it no longer wants to know
+            os.close(write)  # wakes the loop, unless it was closed
 
         def answered() -> None:
             self.close()
@@ -68,7 +68,7 @@ class Resolver:
         threading.Thread(target=look_up, name="resolver", daemon=True).start()
 
     def close(self) -> None:
-        """Whatever comes is not told."""
+        """Drop the result of a look-up that is under way."""
         if self._told is not None:
             self._loop.remove(self._told)
             os.close(self._told)
@@ -88,15 +88,15 @@ class Resolver:
         return tuple(dict.fromkeys((family, tuple(address)) for family, _, _, _, address in found)), ""
 
 
-# ---- What listens at an address, which libzmq does not tell
-
 GREETING = b"\xff"
-"""What everybody who speaks zmq says first (rfc.zeromq.org/spec/23)."""
+"""First byte that every zmq peer sends (rfc.zeromq.org/spec/23)."""
 
 
 class Probe:
-    """Connects once, and waits for the first byte; `then(why, number)` from the loop, unless it was closed.
-    `why` is empty when zmq is spoken there; `number` is the errno, or 0.
+    """Finds out what libzmq does not tell: connects a plain socket once, and waits for the first byte.
+
+    Calls `then(why, number)` from the loop, unless it was closed: `why` is empty when a zmq peer answered;
+    `number` is the errno, or 0.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Probe:
             return
         self._timer.cancel()
         self._timer = self._loop.after(
-            self._seconds, lambda: self._end("a program there takes connections and says nothing", 0)
+            self._seconds, lambda: self._end("a program there accepts connections but sends nothing", 0)
         )
         self._loop.remove(self._socket.fileno())
         self._loop.add(self._socket.fileno(), self._heard)
@@ -144,24 +144,23 @@ class Probe:
         except OSError as error:
             self._end(os.strerror(error.errno or 0), 0)
         else:
-            self._end("" if said == GREETING else "what answers there is no fleetrun", 0)
+            self._end("" if said == GREETING else "the program that listens there is not fleetrun", 0)
 
 
-# ---- One connection from a node to the embedded store, made again whenever it breaks. Knows sockets, names
-# and refusals; leaves what is said over it to `store`.
+# ---- The connection
 #
 # Each connection is a zmq socket of its own, so nothing that was meant for an earlier one is ever sent over
-# it. libzmq tells neither why it cannot connect nor who ended a handshake. A plain socket does; so after a
-# failure one goes ahead, and waits for the first byte that whoever speaks zmq says.
+# it. libzmq does not tell why it cannot connect, or which side ended a handshake. A plain socket does, so
+# after a failure a `Probe` connects first, and waits for the first byte that every zmq peer sends.
 #
-# resolve -> connect -> linked -> (it breaks) -> connect
+# resolve -> connect -> connected -> (it breaks) -> connect
 #    ^          | it fails
 #    |          v
-#    +------- probe -> connect            a pause before each probe; at the next address after each failure
+#    +------- probe -> connect            a pause before each probe; the next address after each failure
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
-_HURRIED_PAUSE_S = 0.2
+_LONGEST_QUICK_PAUSE_S = 0.2
 _RESOLVER_S = 5.0
 _OTHER_MECHANISM = 0x11000002  # ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 _FAILURES = (
@@ -173,36 +172,36 @@ _ENDS = zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
 _EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILURES | _ENDS
 
 
-class LinkUser(Protocol):
-    def linked(self) -> None:
-        """There is a connection, and nothing was said over it yet."""
+class ConnectionListener(Protocol):
+    def connected(self) -> None:
+        """There is a new connection; nothing was sent over it yet."""
         ...
 
     def received(self, frames: Sequence[bytes]) -> None: ...
 
     def settled(self) -> None:
-        """All that came together was received."""
+        """All messages that arrived together were received."""
         ...
 
-    def unlinked(self) -> None:
-        """The connection is gone; the next one is being made."""
+    def disconnected(self) -> None:
+        """The connection is lost; the next one is being made."""
         ...
 
     def unreachable(self, why: str, number: int) -> None:
-        """There is none, and why: an errno, or 0."""
+        """There is no connection: the reason, and the errno or 0."""
         ...
 
     def denied(self, certain: bool) -> None:
-        """The other side ended the handshake. `certain`: over the secret; else it may be any program."""
+        """The peer ended the handshake. `certain`: because of the secret; else it may be any program."""
         ...
 
 
-class Link:
+class StoreConnection:
     def __init__(
         self,
         loop: Loop,
         endpoint: str,
-        user: LinkUser,
+        user: ConnectionListener,
         *,
         lease: float,
         keys: CurveKeys | None,
@@ -235,7 +234,7 @@ class Link:
         self._resolve()
 
     def send(self, *frames: bytes) -> None:
-        """What cannot be sent is lost: the connection is about to break."""
+        """A message that cannot be sent is dropped: the connection is about to break."""
         if self._watched is not None and self.is_up:
             try:
                 self._watched.socket.send_multipart(frames, zmq.NOBLOCK)
@@ -244,16 +243,16 @@ class Link:
             self._watched.look_again()
 
     def renew(self) -> None:
-        """Give this connection up and make another one."""
+        """Replace this connection by a new one."""
         self._drop()
         self._after(_FIRST_PAUSE_S, self._connect)
 
-    def hurry(self) -> None:
-        """Make no long pauses from now on."""
-        self._longest_pause = _HURRIED_PAUSE_S
+    def retry_quickly(self) -> None:
+        """Make short pauses only from now on."""
+        self._longest_pause = _LONGEST_QUICK_PAUSE_S
 
     def close(self, linger_ms: int = 0) -> None:
-        """For good. What was sent has this long to leave the process."""
+        """Close for good. Messages that were sent have this long to leave the process."""
         self._closed = True
         self._drop(linger_ms)
 
@@ -300,7 +299,7 @@ class Link:
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.is_up, self._failed, self._greeted = True, False, False
             self._pause = _FIRST_PAUSE_S
-            self._user.linked()
+            self._user.connected()
         elif event & _FAILURES:
             self._denied(event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or value == _OTHER_MECHANISM)
         elif event & _ENDS:
@@ -311,23 +310,23 @@ class Link:
         self._drop()
         if was_up:
             self._after(random.uniform(0, _FIRST_PAUSE_S), self._connect)
-            self._user.unlinked()
+            self._user.disconnected()
         elif reached and self._greeted:
-            self._fail("a program there takes connections and ends them", 0, self._probe)
+            self._fail("a program there accepts connections and closes them", 0, self._probe)
         else:
             self._failed = True
             self._again(self._probe)
 
     def _denied(self, certain: bool) -> None:
-        """A handshake that takes its time has met somebody busy, and one that ends at once may have met any
-        program; unless it is known to speak zmq.
+        """Only a handshake that a known zmq peer ended at once was denied: a slow one means a busy peer, and
+        any program may end one at once.
         """
         since = self._connected_at
         at_once = since is not None and self._loop.clock() - since < HANDSHAKE_MS / 2000
         if certain or (self._greeted and at_once):
             self._user.denied(certain)
 
-    # ---- why there is none
+    # ---- finding out why it failed
 
     def _probe(self) -> None:
         self._drop()
@@ -345,7 +344,7 @@ class Link:
             return
         del self._addresses[0]
         if self._loop.clock() - self._probing_since >= self._connect_s:
-            self._pause = _FIRST_PAUSE_S  # that was a pause already
+            self._pause = _FIRST_PAUSE_S  # the probe took as long as a pause
         self._fail(why, number, self._probe if self._addresses else self._resolve)
 
     def _fail(self, why: str, number: int, then: Callable[[], None]) -> None:
@@ -353,7 +352,7 @@ class Link:
         self._again(then)
         self._user.unreachable(why, number)
 
-    # ---- one thing at a time
+    # ---- timers: one step at a time
 
     def _again(self, step: Callable[[], None]) -> None:
         self._after(self._pause * random.uniform(0.75, 1.0), step)
@@ -365,7 +364,7 @@ class Link:
         self._timer = None if self._closed else self._loop.after(seconds, step)
 
     def _drop(self, linger_ms: int = 0) -> None:
-        """The present attempt, whatever it is, or the connection."""
+        """Drop the present attempt or connection."""
         self.is_up = False
         if self._timer is not None:
             self._timer.cancel()
@@ -380,7 +379,7 @@ class Link:
 
 
 def _address_text(family: int, address: Sequence[object]) -> str:
-    """As libzmq wants it: of a link-local address with the name of its interface."""
+    """In libzmq's notation: a link-local address with the name of its interface."""
     host = str(address[0])
     if family == socket_module.AF_INET6 and "%" not in host and len(address) > 3 and address[3]:
         return f"{host}%{socket_module.if_indextoname(int(str(address[3])))}"

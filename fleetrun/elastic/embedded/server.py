@@ -1,7 +1,7 @@
 """The embedded store: a ledger behind a zmq socket, in the event loop of the launcher that hosts it.
 
-`StoreServer` has the socket. `Service` has the conversation and needs no socket: who is connected (`Peers`),
-under which lease, and what they ask of the ledger.
+`StoreServer` has the socket. `Service` handles messages and needs no socket: which clients are connected
+(`Peers`), under which lease, and what they request of the ledger.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import StoreError
 from fleetrun.pod.loop import Loop
 
-# ---- Connections and their sessions
-
 
 class Peer:
-    """A connection with a session. `sent` and `got` are bytes: written to it, and seen by it as it says."""
+    """A connection with a session. `sent`: bytes written to it; `got`: bytes that the client has
+    acknowledged.
+    """
 
     __slots__ = ("address", "fd", "got", "heard", "sent", "session", "suspected")
 
@@ -52,7 +52,9 @@ class Peer:
 
 
 class Peers:
-    """A session has one connection at most, and outlives it until its lease ends."""
+    """Connections by their zmq address and descriptor. A session has at most one connection, and outlives it
+    until its lease ends.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -76,22 +78,22 @@ class Peers:
         return peer if peer is not None and self.known(peer) else None
 
     def last(self, session: Session) -> Peer | None:
-        """The connection that it has, or had before it lost it."""
+        """The session's present connection, or else its last one."""
         return self._last.get(session)
 
     def known(self, peer: Peer) -> bool:
         return self._by_address.get(peer.address) is peer
 
     def attach(self, peer: Peer) -> None:
-        """The session goes on over this connection."""
+        """The session uses this connection from now on."""
         old = self._last.get(peer.session)
         if old is not None:
             self.forget(old)
         self._last[peer.session] = self._by_address[peer.address] = self._by_fd[peer.fd] = peer
 
     def forget(self, peer: Peer) -> None:
-        """The connection belongs to nobody. Its session is told nothing until it has another one; then it is
-        told everything anew. Done twice is fine.
+        """Drop the connection. Its session gets no changes until it has another one; then it lists everything
+        again. May be called twice.
         """
         if not self.known(peer):
             return
@@ -108,36 +110,36 @@ class Peers:
             self.forget(peer)
 
 
-# ---- The protocol: messages in, ledger, messages out
-
 MAX_UNREAD_BYTES = 64 << 20
-"""Of one peer: whoever leaves more unread is dropped, and has to begin anew."""
+"""Limit for one client: one that leaves more unread is disconnected, and must start again."""
 MAX_LEDGER_BYTES = 512 << 20
 MAX_WATCHES = 64
-"""Of one session. A node needs five."""
+"""Limit for one session. A node needs five."""
 
 
 class Sent(Enum):
-    """How it went."""
+    """The result of sending to a client."""
 
     YES = auto()
     GONE = auto()
-    """There is no such peer any longer; what it said before may still be on its way."""
+    """The client is disconnected; messages from it may still arrive."""
     FULL = auto()
-    """It does not read."""
+    """The client does not read."""
 
 
 Send = Callable[[bytes, Sequence[bytes]], Sent]
-"""To a peer's address, these frames."""
+"""Send these frames to a client's address."""
 
 
 class Service:
+    """Answers the messages of clients with the content of a ledger."""
+
     def __init__(
         self, ledger: Ledger, loop: Loop, send: Send, *, job_id: str, version: str, lease: float
     ) -> None:
         self.store_id = secrets.token_hex(8)
         self.wrong = 0
-        """Messages that were none, and greetings that were refused."""
+        """How many messages were invalid, and how many Hellos were refused."""
         self._ledger = ledger
         self._loop = loop
         self._send = send
@@ -162,25 +164,25 @@ class Service:
 
     @property
     def connected(self) -> int:
-        """Sessions of others, those included that have lost their connection and still have a lease."""
+        """Sessions of other nodes, including those that are disconnected but still have a lease."""
         return self._peers.sessions
 
     def when_idle(self, call: Callable[[], None]) -> None:
-        """Once, as soon as nobody has a session."""
+        """Call this once, as soon as no client has a session."""
         self._when_idle.append(call)
         self._wake()
 
     def fd_matters(self, address: bytes) -> bool:
         return self._peers.at(address) is None
 
-    # ---- what comes
+    # ---- receiving
 
     def receive(self, address: bytes, fd: int, frames: Sequence[bytes]) -> None:
         peer = self._peers.at(address)
         try:
             message, body = wire.decode(frames, wire.REQUESTS, wire.MAX_REQUEST_BYTES)
         except wire.OtherProtocolError as error:
-            self._refuse(address, f"it speaks protocol {wire.PROTOCOL}, this node {error.protocol}")
+            self._refuse(address, f"it uses protocol {wire.PROTOCOL}, this node {error.protocol}")
             return
         except wire.WireError as error:
             self._complain(address, peer, str(error))
@@ -195,7 +197,7 @@ class Service:
             self._does[type(message)](peer, message, body)
 
     def _complain(self, address: bytes, peer: Peer | None, wrong: str) -> None:
-        """Once: after it, this is a stranger."""
+        """Report an invalid message once, and drop the connection."""
         self.wrong += 1
         if peer is not None:
             self._send(address, [wire.encode(wire.Wrong(wrong))])
@@ -229,7 +231,7 @@ class Service:
         self._peers.attach(peer)
         self._reply(peer, wire.Welcome(self.store_id, self._lease, fresh))
 
-    # ---- what is asked
+    # ---- requests
 
     def _put(self, peer: Peer, put: wire.Put, value: bytes) -> None:
         if self._ledger.size + len(put.key) + len(value) > MAX_LEDGER_BYTES:
@@ -256,7 +258,7 @@ class Service:
 
     def _watch(self, peer: Peer, watch: wire.Watch, _: bytes) -> None:
         if len(peer.session.watches) >= MAX_WATCHES and watch.prefix not in peer.session.watches:
-            self._complain(peer.address, peer, "more watches than any node needs")
+            self._complain(peer.address, peer, "too many watches")
             return
         entries = self._ledger.watch(peer.session, watch.prefix)
         rows, body = wire.pack(entries)
@@ -273,10 +275,10 @@ class Service:
         self._peers.forget(peer)
         self._ledger.revoke(peer.session)
 
-    # ---- what goes
+    # ---- sending
 
     def _reply(self, peer: Peer, message: Any, *body: bytes) -> None:
-        """After all that the peer has to know before it: so the answer to a write finds it in the mirror."""
+        """Send earlier changes first, so that a write is in the client's mirror when its answer arrives."""
         news = peer.session.take()
         if news:
             rows, values = wire.pack(news)
@@ -296,7 +298,7 @@ class Service:
             self._peers.forget(peer)
 
     def _note(self, session: Session | None) -> None:
-        """Something has happened to a session."""
+        """The session has changes to send, or has ended."""
         if session is not None:
             self._to_tell[session] = None
             self._wake()
@@ -307,7 +309,7 @@ class Service:
             self._loop.after(0.0, self.flush)
 
     def flush(self) -> None:
-        """Tell everybody what has changed. Many are told the same, and it is written once."""
+        """Send all changes. What many clients get is encoded once."""
         self._flushing = False
         to_tell, self._to_tell = self._to_tell, {}
         written: dict[tuple[tuple[str, int], ...], list[bytes]] = {}
@@ -334,13 +336,12 @@ class Service:
             self._tell(peer, [wire.encode(wire.Stranger())])
         self._peers.end(session)
 
-    # ---- connections that break
+    # ---- broken connections
 
     def broken(self, fd: int) -> None:
-        """A connection has ended. Its client comes back in a moment, or its process is gone.
+        """A connection has ended: its client reconnects in a moment, or its process is gone.
 
-        The number may belong to another connection already, so whoever has it now is asked for a sign of
-        life.
+        The descriptor may already belong to another connection, so its present client is asked for a message.
         """
         peer = self._peers.on(fd)
         if peer is not None:
@@ -360,16 +361,14 @@ class Service:
         now = self._loop.clock()
         peer.suspected = False
         if not peer.session.open or self._peers.last(peer.session) is not peer:
-            return  # it has said good-bye, or come back
+            return  # it has left, or reconnected
         if peer.heard > asked and self._ask(peer) is not Sent.GONE:
             return
-        if now > asked + 1.5 * self._grace:  # this process was asleep, and so was its thread that reconnects
+        if now > asked + 1.5 * self._grace:  # this process was suspended, and with it libzmq's thread
             self._suspect(peer)
         else:
             self._ledger.revoke(peer.session)
 
-
-# ---- The socket in the loop of the launcher that hosts the store
 
 _ANY = "*"
 _NOTICE_EVERY_S = 10.0
@@ -383,12 +382,12 @@ _DESCRIPTORS = 1 << 16
 class StoreServer:
     """Listens on `endpoint` (host:port, IPv6 in brackets; port 0: a free one) from now until `close`.
 
-    An address is bound and no other. A name is bound at each address that it stands for, if those are this
-    machine's; if one of them is loopback, as of a machine's own name in its own /etc/hosts, the others know
-    another one: so then on all interfaces. `localhost` is loopback.
+    An IP address is bound alone. A name is bound at each of its addresses that are this machine's. If one of
+    them is loopback, as a machine's own name often is in its /etc/hosts, other machines know another address,
+    so the store listens on all interfaces. `localhost` is loopback only.
 
-    With `keys` only who has the job's secret gets in. `notice` is told, at most once in 10 s, of those who
-    were turned away. Raises StoreError when it cannot listen there.
+    With `keys` only clients with the job's secret can connect. `notice` is called, at most every 10 s, when
+    connections were rejected. Raises StoreError when the address cannot be bound.
     """
 
     def __init__(
@@ -410,7 +409,7 @@ class StoreServer:
         self._refused = 0
         self._large: OrderedDict[int, tuple[bytes, zmq.Frame]] = OrderedDict()
         self._context: Context = zmq.Context()
-        self._gate = CurveAuthenticator(loop, self._context, keys) if keys is not None else None
+        self._authenticator = CurveAuthenticator(loop, self._context, keys) if keys is not None else None
         socket = store_socket(self._context, lease, keys)
         try:
             self.endpoint = _bind(socket, endpoint)
@@ -432,23 +431,25 @@ class StoreServer:
 
     @property
     def refused(self) -> int:
-        """Connections and messages that were turned away so far."""
+        """How many connections and messages were rejected so far."""
         return self._refused + self._service.wrong
 
     def when_idle(self, call: Callable[[], None]) -> None:
-        """Once, from the loop, as soon as no other node has a session: all said good-bye or were given up."""
+        """Call this once, from the loop, as soon as no other node has a session: all have left or were
+        lost.
+        """
         self._service.when_idle(call)
 
     def close(self) -> None:
-        """What was said last has a moment to get out. Done twice is fine."""
+        """The last messages have 0.2 s to be sent. May be called twice."""
         self._expiry.close()
         self._monitor.close()
         self._watched.close(_LINGER_MS)
         self._close_context()
 
     def _close_context(self) -> None:
-        if self._gate is not None:
-            self._gate.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._context.term()
 
     def _receive(self, frames: Frames) -> None:
@@ -458,7 +459,7 @@ class StoreServer:
         self._watched.look_again()
 
     def _send(self, address: bytes, frames: Sequence[bytes]) -> Sent:
-        """The first frame decides: after it, all others are taken."""
+        """Only the first frame can fail: libzmq takes the others after it."""
         socket = self._watched.socket
         if socket.closed:
             return Sent.GONE
@@ -474,7 +475,7 @@ class StoreServer:
         return Sent.YES
 
     def _shared(self, data: bytes) -> bytes | zmq.Frame:
-        """A large value is copied once, however many read it."""
+        """A large value is copied once, however many clients get it."""
         if len(data) < _SHARED_FROM:
             return data
         known = self._large.get(id(data))
@@ -493,13 +494,13 @@ class StoreServer:
         if now - self._noticed_at >= _NOTICE_EVERY_S:
             self._noticed_at = now
             self._notice(
-                f"the rendezvous store {self.endpoint} turned away {self._refused} connections so far: "
-                "of no fleetrun, or without this job's token"
+                f"the rendezvous store {self.endpoint} rejected {self._refused} connections so far: "
+                "not fleetrun, or without this job's token"
             )
 
 
 def _allow_many_connections() -> None:
-    """Each node is a connection. The usual limit of 1,024 is for programs that use select."""
+    """Each node is a connection; the usual limit of 1,024 descriptors exists for programs that use select."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -508,7 +509,7 @@ def _allow_many_connections() -> None:
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Where it listens now. Raises StoreError."""
+    """Bind the socket, and return its endpoint. Raises StoreError."""
     host, port = split_endpoint(endpoint)
     failure = "the name has no address"
     bound = False
@@ -524,7 +525,7 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
     if not bound:
         raise StoreError(
             f"machines cannot meet at {endpoint}: {failure}",
-            hint="Another program may have the port, or the address is none of this machine's.",
+            hint="Another program may have the port, or the address is not this machine's.",
         )
     return join_endpoint(host, port)
 

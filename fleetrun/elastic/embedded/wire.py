@@ -1,5 +1,8 @@
-"""Messages between nodes and the embedded store: to frames and back, with every field checked. What they mean
-is decided on both sides, in `client.py` and `server.py`.
+"""Messages between nodes and the embedded store: to frames and back, with every field checked. `client.py`
+and `server.py` act on them.
+
+A message is one frame of JSON, an object with `is` (the kind) and the kind's fields. Kinds with values have
+one more frame of raw bytes: a value, or the values of several entries one after the other.
 """
 
 from __future__ import annotations
@@ -11,41 +14,35 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fleetrun.elastic.store import Entry
 
-# ---- What nodes and the embedded store say to each other: messages to frames and back. Knows the bytes and
-# checks every field; leaves meaning to both sides.
-#
-# A message is one frame of JSON, an object with `is` (the kind) and the kind's fields, followed by one frame
-# of raw bytes where values go along: a value, or several entries' values one after the other.
-
 PROTOCOL = 1
 MAX_FRAME_BYTES = 64 << 20
 MAX_REQUEST_BYTES = 16 << 10
-"""Of the JSON that a client says. The store's may list many keys."""
+"""Limit for the JSON of a client. That of the store may list many keys."""
 
 _LONGEST_NAME = 1024
 _LARGEST = 1 << 62
 
 Row: TypeAlias = Sequence[Any]
-"""An entry without its value: key, created, revision, bytes of the value. Or the key alone: it is gone."""
+"""An entry without its value: key, created, revision, size of the value. The key alone: it was deleted."""
 
 
 class WireError(Exception):
-    """Bytes that are no message of this protocol."""
+    """Bytes that are not a message of this protocol."""
 
 
 class OtherProtocolError(WireError):
-    """A greeting in another version of this protocol."""
+    """A Hello in another version of this protocol."""
 
     def __init__(self, protocol: object) -> None:
-        super().__init__(f"protocol {protocol}; this side speaks {PROTOCOL}")
+        super().__init__(f"protocol {protocol}; this side uses {PROTOCOL}")
         self.protocol = protocol
 
 
-# ---- messages of a client; `n` numbers a request, and the answer repeats it
+# ---- Messages of a client. `n` is the number of a request; its answer has the same.
 
 
 class Hello(NamedTuple):
-    """First of all over a connection. `session` is the same as before while a client means the same lease."""
+    """The first message over a connection. A client that keeps its lease keeps its `session`."""
 
     protocol: int
     version: str
@@ -70,7 +67,7 @@ class Delete(NamedTuple):
 
 
 class Clear(NamedTuple):
-    """Delete all that a prefix covers."""
+    """Delete all keys that a prefix covers."""
 
     n: int
     prefix: str
@@ -91,21 +88,21 @@ class Unwatch(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """Keeps the lease. `got`: bytes that have come over this connection, so that the store sees who does not
-    read."""
+    """Renews the lease. `got`: bytes received over this connection, so that the store detects a client that
+    does not read."""
 
     got: int
 
 
 class Bye(NamedTuple):
-    """The lease ends."""
+    """Ends the lease."""
 
 
-# ---- messages of the store
+# ---- Messages of the store
 
 
 class Welcome(NamedTuple):
-    """`store`: which one this is, of all that there ever were; `fresh`: the lease is a new one."""
+    """Answer to Hello. `store` is a unique id of this store; `fresh`: the lease is new."""
 
     store: str
     lease: float
@@ -113,27 +110,27 @@ class Welcome(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """To a Hello: never."""
+    """Answer to Hello: this client can never join."""
 
     text: str
 
 
 class Done(NamedTuple):
-    """To Put, Delete, Clear."""
+    """Answer to Put, Delete and Clear."""
 
     n: int
     ok: bool
 
 
 class Found(NamedTuple):
-    """To Read, with the value. `row` without numbers: there is no such key."""
+    """Answer to Read, with the value. `row` without numbers: there is no such key."""
 
     n: int
     row: Row
 
 
 class Listing(NamedTuple):
-    """To Watch: all that the prefix covers, with values."""
+    """Answer to Watch: all entries that the prefix covers, with values."""
 
     n: int
     prefix: str
@@ -141,23 +138,23 @@ class Listing(NamedTuple):
 
 
 class News(NamedTuple):
-    """What of the watched has changed, with values."""
+    """Changes of watched keys, with values."""
 
     rows: Sequence[Row]
 
 
 class Living(NamedTuple):
-    """To Alive. Where it is no answer, it asks for an Alive."""
+    """Answer to Alive. With `asks`, a request for an Alive."""
 
     asks: bool
 
 
 class Stranger(NamedTuple):
-    """To anything but Hello, over a connection without a session: greet me first, over a new one."""
+    """Answer to anything but Hello over a connection without a session: reconnect and send Hello."""
 
 
 class Wrong(NamedTuple):
-    """To what is no message."""
+    """Answer to an invalid message."""
 
     text: str
 
@@ -180,16 +177,14 @@ def encode(message: Any) -> bytes:
 
 
 def decode(frames: Sequence[bytes], kinds: Kinds, longest: int = MAX_FRAME_BYTES) -> tuple[Any, bytes]:
-    """The message in these frames, of one of these kinds, and the bytes that go along with it. Raises
-    WireError.
-    """
+    """The message in these frames, which must be one of these kinds, and its bytes. Raises WireError."""
     if not frames or len(frames[0]) > longest:
-        raise WireError("no message of this size")
+        raise WireError("a message too large")
     said = _object(frames[0])
     name = said.pop("is", None)
     kind = kinds.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise WireError("a kind that is unknown")
+        raise WireError("an unknown kind")
     if kind is Hello and said.get("protocol") != PROTOCOL:
         raise OtherProtocolError(said.get("protocol"))
     if said.keys() != set(kind._fields):
@@ -206,9 +201,9 @@ def _object(frame: bytes) -> dict[str, Any]:
     try:
         said = json.loads(frame)
     except (ValueError, RecursionError):
-        raise WireError("no JSON") from None
+        raise WireError("not JSON") from None
     if not isinstance(said, dict):
-        raise WireError("no object")
+        raise WireError("not an object")
     return said
 
 
@@ -217,13 +212,13 @@ def row_of(key: str, entry: Entry | None) -> Row:
 
 
 def pack(entries: Mapping[str, Entry | None]) -> tuple[list[Row], bytes]:
-    """Rows, and all values one after the other."""
+    """Rows, and all their values one after the other."""
     rows = [row_of(key, entry) for key, entry in entries.items()]
     return rows, b"".join([entry.value for entry in entries.values() if entry is not None])
 
 
 def unpack(rows: Sequence[Row], body: bytes) -> dict[str, Entry | None]:
-    """What `pack` was given. Raises WireError when the lengths do not fit."""
+    """The inverse of `pack`. Raises WireError when the sizes do not match."""
     entries: dict[str, Entry | None] = {}
     start = 0
     for row in rows:
@@ -243,7 +238,7 @@ def _is_number(value: object) -> bool:
 
 
 def check_entry(key: str, value: bytes) -> None:
-    """Raises ValueError for what cannot be sent."""
+    """Raises ValueError for a key or value that cannot be sent."""
     if not is_name(key):
         raise ValueError(f"{key!r} cannot be a key")
     if len(value) > MAX_FRAME_BYTES:
@@ -251,7 +246,7 @@ def check_entry(key: str, value: bytes) -> None:
 
 
 def is_name(value: object) -> bool:
-    """Printable: neither control characters nor half of a surrogate pair."""
+    """Whether it is printable: neither control characters nor lone surrogates."""
     return isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
 
 
@@ -280,11 +275,9 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-# ---- Version of the protocol: all nodes of a job must have the same
-
-
 @cache
 def running_version() -> str:
+    """The installed version of fleetrun, which must be the same on all nodes of a job."""
     from importlib.metadata import version
 
     return version("fleetrun")
