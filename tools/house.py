@@ -13,6 +13,7 @@ import ast
 import html
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -115,7 +116,8 @@ import os, sys
 root, told = sys.argv[1:3]
 ours = root + "/fleetrun/"
 sys.argv[1:3] = []
-phase, files = "start", {"start": {}, "run": {}, "exit": {}, "values": {}}
+phase = "start"
+files = {"start": {}, "run": {}, "exit": {}, "values": {}, "meeting": {}}
 guard, end = os.getpid(), os._exit
 importing = 0  # depth of modules whose top level runs: what they call then is no step of the launch
 
@@ -136,9 +138,14 @@ def notice(frame, event, argument):
         note(frame)
 
 def note(frame):
+    global phase
     path = frame.f_code.co_filename
+    if phase == "start" and frame.f_code.co_name == "open_meeting":
+        phase = "meeting"
     if path.startswith(ours):
         files[phase].setdefault(path[len(root) + 1:])
+    if phase == "meeting" and frame.f_code.co_qualname == "Agent.start":
+        phase = "start"
     if phase == "start" and frame.f_code.co_name == "__init__":
         made = type(frame.f_locals.get("self"))
         if hasattr(made, "_setters") or "__dataclass_fields__" in vars(made):
@@ -163,17 +170,38 @@ fleetrun.__main__.main()
 def walks() -> dict[str, list[str]]:
     """Files of which a function runs in a plain local launch of `true`: `start` (from argv to the first
     process) and `exit` (from the end of that process to the exit code), in order. `values`: the types of
-    frozen values that are made from argv to the first process.
+    frozen values that are made from argv to the first process. `meeting`: from `open_meeting` to
+    `Agent.start`, on the first of two nodes.
     """
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "files"
-        words = [f"--log_dir={folder}/log", "--no_python", "true"]
-        plain = {"PATH": os.environ["PATH"], "HOME": folder, "XDG_RUNTIME_DIR": folder}
-        subprocess.run(
-            [sys.executable, "-c", _TRACER, str(ROOT), str(told), *words],
-            env=plain, capture_output=True, timeout=120, check=True,
+        found = traced(folder, "alone")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        several = ["--nnodes=2", f"--master=127.0.0.1:{port}", "--host=127.0.0.1"]
+        other = subprocess.Popen(
+            ["sh", "-c", 'sleep 1; exec "$@"', "sh", sys.executable, "-m", "fleetrun",
+             f"--log_dir={folder}/second/log", "--rank=1", *several, "--no_python", "true"],
+            env=plain(folder), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        lines = [line.split() for line in told.read_text().splitlines()]
+        found["meeting"] = traced(folder, "first", "--rank=0", *several)["meeting"]
+        other.wait()
+    return found
+
+
+def plain(folder: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": folder, "XDG_RUNTIME_DIR": folder}
+
+
+def traced(folder: str, name: str, *words: str) -> dict[str, list[str]]:
+    """What `_TRACER` notes in one launch of `true`."""
+    told = Path(folder) / f"{name}.files"
+    argv = [f"--log_dir={folder}/{name}/log", *words, "--no_python", "true"]
+    subprocess.run(
+        [sys.executable, "-c", _TRACER, str(ROOT), str(told), *argv],
+        env=plain(folder), capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    lines = [line.split() for line in told.read_text().splitlines()]
     return {name: files for name, *files in lines}
 
 
@@ -197,6 +225,7 @@ def figures() -> list[tuple[str, str, str]]:
         ("files from argv to the first process", str(len(touched["start"])), "<= 30"),
         ("value types from argv to the first process", str(len(touched["values"])), "<= 9"),
         ("files from a process's exit to the exit code", str(len(touched["exit"])), "<= 14"),
+        ("files from open_meeting to Agent.start, on the first node", str(len(touched["meeting"])), "<= 22"),
     ]
 
 

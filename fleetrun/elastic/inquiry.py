@@ -61,9 +61,8 @@ class _Question:
 class Inquiry:
     """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes."""
 
-    def __init__(self, store: Store, loop: Loop, me: str, tell: Callable[[bool, int], bytes]) -> None:
+    def __init__(self, loop: Loop, me: str, tell: Callable[[bool, int], bytes]) -> None:
         self.within = WITHIN
-        self._store = store
         self._loop = loop
         self._me = me
         self._tell = tell
@@ -74,10 +73,15 @@ class Inquiry:
         """Questions of other nodes that are in the store: their revision, and when they were answered."""
 
     def enter(self, membership: Membership) -> Membership:
-        """Begin to answer other nodes, as long as this membership lasts. Returns it."""
+        """Answer other nodes while this membership lasts. Returns it."""
         self._membership = membership
         membership.when_looked = self._look
         return membership
+
+    @property
+    def _store(self) -> Store:
+        assert self._membership is not None, "only members ask and answer"
+        return self._membership.store
 
     @property
     def _members(self) -> list[str]:

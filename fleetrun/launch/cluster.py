@@ -4,6 +4,7 @@ decided.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -71,35 +72,33 @@ def run_cluster(
     logs.make_log_dir(Path(settings.log_dir))
     show_settings()
     node = _node(resolved, host, offer)
-    meeting = open_meeting(_meeting_options(settings, host, node), loop, ports)
-    _tell_meeting(resolved, host, meeting, console)
     session = LaunchSession(resolved, pod, console, loop, interrupts)
+    others = Inquiry(loop, node.id, session.job_status.packed)
     runner = PodRunner(session, console, loop, interrupts)
     pods = PodFactory(settings, host, pod, runner, console)
     nodes = NodeReporter(console, terminal_columns() or WIDE)
     events = _NodeEvents(nodes, settings, session.job_status, partial(session.journal.write, "node"))
-    policy = _policy(settings, host, meeting)
-    others = Inquiry(meeting.store, loop, node.id, session.job_status.packed)
-    agent = Agent(
-        loop,
-        node,
-        partial(_membership, meeting, loop, node, policy, others),
-        pods,
-        events,
-        timeout=settings.timeout,
-        start_checks=meeting.start_checks,
-        serves=meeting.hosted,
-    )
-    interrupts.listen(agent.interrupt, agent.guard_lost)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(session.close)
         session.open(imagined, others)
+        meeting = open_meeting(_meeting_options(settings, host, node), loop, ports)
+        stack.callback(meeting.close)
+        _tell_meeting(resolved, host, meeting, console)
+        agent = Agent(
+            loop,
+            node,
+            partial(_membership, meeting, loop, node, _policy(settings, host, meeting), others),
+            pods,
+            events,
+            timeout=settings.timeout,
+            start_checks=meeting.start_checks,
+            serves=meeting.hosted,
+        )
+        interrupts.listen(agent.interrupt, agent.guard_lost)
         outcome = agent.run()
         runner.over()
         _conclude(outcome, events.nodes, console, pod)
         session.over(outcome.code, *_end(outcome))
-    finally:
-        meeting.close()
-        session.close()
     return outcome.code
 
 

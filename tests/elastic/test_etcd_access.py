@@ -125,12 +125,12 @@ class TestTls:
     def test_a_server_that_speaks_no_tls(self, loop, attempt, shared_etcd, certificates):
         seen = attempt(tls_url(shared_etcd, certificates, certificates))
         until(loop, lambda: troubles(seen))
-        assert troubles(seen)[0].endswith(("(does it speak no TLS?)", "Connection reset by peer"))
+        assert troubles(seen)[0].endswith(("(does it use no TLS?)", "Connection reset by peer"))
 
     def test_a_client_that_speaks_no_tls(self, loop, attempt, tls_etcd):
         seen = attempt(tls_etcd.url)
         until(loop, lambda: troubles(seen))
-        assert troubles(seen) == [f"{tls_etcd.endpoint}: the connection was closed (does it speak TLS?)"]
+        assert troubles(seen) == [f"{tls_etcd.endpoint}: the connection was closed (does it use TLS?)"]
 
     def test_one_good_member_is_enough(self, loop, attempt, tls_etcd, shared_etcd, certificates):
         url = f"{shared_etcd.url},{tls_url(tls_etcd, certificates, certificates).removeprefix('etcd://')}"
@@ -269,7 +269,7 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_an_etcd_that_is_too_old_or_none(loop, attempt, stranger):
     words = refusal(loop, attempt(f"etcd://{stranger}"))
-    assert f"{stranger}: what answers is no etcd of version 3.4 or later" in words
+    assert f"{stranger}: the program that answers is not etcd 3.4 or later" in words
 
 
 def test_names_that_nobody_knows(loop, attempt):

@@ -24,7 +24,7 @@ class Asking:
 
     def add(self):
         player = self.job.add()
-        inquiry = Inquiry(player.store, self.job.loop, player.node.id, self.teller(player.node.id))
+        inquiry = Inquiry(self.job.loop, player.node.id, self.teller(player.node.id))
         inquiry.enter(player.membership)
         self.inquiries.append(inquiry)
         return player
@@ -99,7 +99,7 @@ def test_nobody_is_asked_about_itself_or_what_is_not_there(rank):
 def test_a_node_that_does_not_meet_asks_nobody():
     job = SimulatedJob(fewest=2, most=2)
     player = job.add()
-    alone = Inquiry(player.store, job.loop, player.node.id, lambda brief, most: b"")
+    alone = Inquiry(job.loop, player.node.id, lambda brief, most: b"")
     found = []
     alone.ask(None, False, found.append)
     alone.enter(player.membership)

@@ -30,10 +30,10 @@ _API = "/v3/"  # 3.4 and later; earlier ones have /v3beta/ and /v3alpha/
 
 
 class Access:
-    """What all threads of one store share: the cluster, their patience, and the token of their user.
+    """What all threads of one store share: the cluster, their time limits, and the token of their user.
 
-    `proven` becomes true with the first write that etcd took. From then on nothing is hopeless: what worked
-    once (a certificate, a password) can be put right while the job goes on.
+    `proven` becomes true with the first successful write. From then on every error is retried: what worked
+    once (a certificate, a password) can be repaired while the job runs.
     """
 
     def __init__(self, address: EtcdAddress, password: str, timeout: float) -> None:
@@ -140,7 +140,7 @@ _PARTS = frozenset({"header", "result", "token"})
 """Every answer has one of these."""
 
 CLOSED = "the connection was closed"
-_STRANGER = "what answers is no etcd of version 3.4 or later"
+_STRANGER = "the program that answers is not etcd 3.4 or later"
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
@@ -169,7 +169,7 @@ class Denied(Exception):
 
 
 class Trouble(Exception):
-    """With one member. `sent`: the question may have arrived there. `fatal`: it will not heal."""
+    """With one member. `sent`: the request may have arrived there. `fatal`: a retry will not help."""
 
     def __init__(self, why: str, *, sent: bool = True, fatal: bool = False) -> None:
         super().__init__(why)
@@ -186,7 +186,7 @@ def meaning(text: str) -> Exception:
 
 
 def message(answer: Any) -> dict[str, Any]:
-    """A message of a stream, or an answer, if it is none of an error. Raises like `meaning`."""
+    """A message of a stream, or an answer, unless it is an error. Raises like `meaning`."""
     if not isinstance(answer, dict):
         raise Trouble(_STRANGER, fatal=True)
     if isinstance(answer.get("error"), dict):
@@ -261,8 +261,8 @@ _LOGIN_TIMEOUT = 10.0  # seconds: etcd makes checking a password expensive on pu
 class Client:
     """One thread's way to the cluster. It stays with a member until that one fails.
 
-    Raises Unreachable, UnknownFate, Rejected, and LaunchError for what cannot heal. No question takes longer
-    than until `deadline` (time.monotonic), if there is one.
+    Raises Unreachable, UnknownFate, Rejected, and LaunchError for what a retry cannot mend. No request takes
+    longer than until `deadline` (time.monotonic), if there is one.
     """
 
     def __init__(self, access: Access, first: int) -> None:
@@ -327,7 +327,7 @@ class Client:
     def _words(self, each: Trouble) -> str:
         if str(each) != CLOSED or self._access.proven:
             return str(each)
-        return f"{each} (does it speak {'no ' if self._access.address.secure else ''}TLS?)"
+        return f"{each} (does it use {'no ' if self._access.address.secure else ''}TLS?)"
 
     def _denied(self, words: str) -> Exception:
         everywhere = ",".join(self._names)
@@ -398,11 +398,11 @@ class Client:
     def _patience(self, timeout: float) -> float:
         left = timeout if self.deadline is None else self.deadline - time.monotonic()
         if left <= 0:
-            raise Trouble("there is no time left", sent=False)
+            raise Trouble("the time is up", sent=False)
         return min(timeout, left)
 
 
 def _from_etcd3gw(error: Etcd3Exception, seconds: float) -> Exception:
-    """It puts both kinds into one: answers, whose text is JSON, and what went wrong on the way."""
+    """etcd3gw has one exception for both: error answers, whose text is JSON, and connection errors."""
     on_the_way = isinstance(error.__context__, requests.RequestException)
     return trouble(error, seconds) if on_the_way else meaning(error.detail_text or "")

@@ -69,8 +69,8 @@ class EtcdMirror:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.prefixes: dict[str, None] = {}
-        self._revision = 0  # up to which the watch has told everything
-        self._ahead: dict[str, int] = {}  # keys of which an answer told more, and up to which revision
+        self._revision = 0  # up to which the watch has delivered everything
+        self._ahead: dict[str, int] = {}  # keys of which an answer was newer, and their revisions
         self._before = 0  # what the next reading must know: all that was known when it began
         self._since: set[str] = set()  # keys that were answered after that
 
@@ -145,7 +145,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 LAST_MOMENT = 1.0
-"""Seconds that a caller waits at the end for an etcd whose disk is slow. Its processes wait, too."""
+"""Seconds that a caller waits at the end for an etcd with a slow disk. Its processes wait too."""
 _SHORTEST_LEASE = 2  # seconds; etcd itself makes none shorter
 _TOGETHER = 0.01  # seconds in which further changes count as having come together
 
@@ -182,7 +182,7 @@ class EtcdStore:
         self._troubles: dict[str, str] = {}
         self._told = ""  # the last `down`
         self._different = False
-        self._late: list[wire.Change] = []  # what the watch told, and the mirror does not show yet
+        self._late: list[wire.Change] = []  # delivered by the watch, not in the mirror yet
         self._together: Timer | None = None
 
     # ---- what a Store does
@@ -206,7 +206,7 @@ class EtcdStore:
         def run() -> None:
             try:
                 act()
-            finally:  # unasked, after a fault of its own, which is printed: nobody may wait for it
+            finally:  # also after an unexpected error, which is printed: nothing may wait for this thread
                 self.hopeless(LaunchError("the client of the etcd has failed"))
 
         return threading.Thread(target=run, name=name, daemon=True)
@@ -327,7 +327,7 @@ class EtcdStore:
         self._has_lease = True
         self._fresh |= fresh
         if self._troubles.pop("asking", None) is not None:
-            self._read_anew()  # the stream may be as dead as the other connection was, and not know it
+            self._read_anew()  # the stream may be dead too, without having noticed
 
     def _now_reading(self) -> None:
         self._show_late()
@@ -371,7 +371,7 @@ class EtcdStore:
 
     def _tell_changes(self) -> None:
         if self._together is not None and self._together.pending and not self._different:
-            return  # what comes late may come together
+            return  # late answers may arrive together
         self._show_late()
         if self._listener is not None and self._different and self._is_up and self._whole:
             self._different = False

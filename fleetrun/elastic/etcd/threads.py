@@ -49,8 +49,8 @@ class Pauses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A question. `body` is told the lease's id; `answered` is called in the thread, with None when nobody
-    knows what became of it.
+    """A request. `body` gets the lease's id; `answered` is called in the thread, with None when the outcome
+    is unknown.
     """
 
     path: str
@@ -69,7 +69,7 @@ class Asker(Protocol):
         ...
 
     def unanswered(self, why: str) -> None:
-        """No member answers; the worker goes on trying."""
+        """No member answers; the worker keeps trying."""
         ...
 
     def hopeless(self, error: LaunchError) -> None:
@@ -184,7 +184,7 @@ class Worker:
 
 
 # ---- The thread that mirrors prefixes: a watch on all of them in one stream, then a reading of all at one
-# moment, then what the watch told after that moment. When anything goes wrong, all of it again.
+# moment, then what the watch delivered after that moment. When anything goes wrong, all of it again.
 #
 # The stream begins before the reading, so nothing is missed between the two. A stream that is silent for a
 # while is replaced too: the silence of a dead one is the same.
@@ -208,7 +208,7 @@ class Hearer(Protocol):
         ...
 
     def unreadable(self, why: str) -> None:
-        """No member could be watched; the watcher goes on trying."""
+        """No member could be watched; the watcher keeps trying."""
         ...
 
     def hopeless(self, error: LaunchError) -> None:
@@ -229,7 +229,7 @@ class Watcher:
         self._ended = False
 
     def watch(self, prefixes: tuple[str, ...]) -> int:
-        """Watch these, and read all of them anew. The number of the turn in which that is done."""
+        """Watch these, and read all of them again. The number of the turn in which that is done."""
         with self._news:
             self._prefixes = prefixes
             self._turn += 1

@@ -17,7 +17,7 @@ from fleetrun.errors import UsageError
 
 # ---- A job's keys in etcd, and the JSON of its questions and answers. Pure.
 #
-# All keys of a job stand under `/fleetrun/<job id>/`, with the slash at its end: a job has no part in one
+# All keys of a job are below `/fleetrun/<job id>/`, with the slash at its end: so a job does not see one
 # whose id only begins like its own.
 
 Body = dict[str, Any]
@@ -56,7 +56,7 @@ class Keys:
 
 
 def put(keys: Keys, key: str, value: bytes, expect: int | None, lease: str | None) -> Body:
-    """The answer tells how the key then stands, whether it was written or not."""
+    """The answer has the key's state afterwards, whether it was written or not."""
     write = {"key": keys.one(key), "value": _base64(value), **({} if lease is None else {"lease": lease})}
     look = {"request_range": {"key": keys.one(key), "keys_only": True}}
     return _guarded(keys, key, expect, [{"request_put": write}, look])
@@ -108,7 +108,7 @@ def entries(keys: Keys, answer: Mapping[str, Any]) -> dict[str, Entry]:
 
 
 def written(keys: Keys, answer: Mapping[str, Any], key: str, value: bytes | None) -> Change:
-    """How a key stands after `put` (of this value) or `delete`."""
+    """A key's state after `put` (of this value) or `delete`."""
     entry = entries(keys, answer).get(key)
     if entry is not None and value is not None and answer.get("succeeded"):
         entry = Entry(value, entry.created, entry.revision)
@@ -165,7 +165,7 @@ _PARAMETERS = (*_FILES, "user")
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
-    """Members of one cluster (`host:port`), and how to prove who is who. Files are paths of PEM files."""
+    """Members of one cluster (`host:port`), and how both sides authenticate. Files are paths of PEM files."""
 
     endpoints: tuple[str, ...]
     cacert: str = ""
@@ -175,7 +175,7 @@ class EtcdAddress:
 
     @property
     def secure(self) -> bool:
-        """Whether to speak TLS: as soon as any file for it is named."""
+        """Whether to use TLS: as soon as any file for it is named."""
         return bool(self.cacert or self.cert)
 
 
