@@ -166,7 +166,7 @@ class Fleet:
         """The model to train: wrapped for data parallel training, or served by the parameter servers."""
         runtime = self._fitting_runtime("distributed_model")
         if not isinstance(model, torch.nn.Module):
-            raise UsageError(f"distributed_model wants a torch.nn.Module, not {model!r}")
+            raise UsageError(f"distributed_model needs a torch.nn.Module, not {model!r}")
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise UsageError(
                 "distributed_model was given a model that is wrapped for data parallel training already; "
@@ -184,7 +184,7 @@ class Fleet:
         """
         runtime = self._runtime_for("distributed_optimizer")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"distributed_optimizer wants a torch.optim optimizer, not {optimizer!r}")
+            raise UsageError(f"distributed_optimizer needs a torch.optim optimizer, not {optimizer!r}")
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError("distributed_optimizer was given fleet's optimizer; give it torch's, once")
         with contextlib.ExitStack() as refused:
@@ -283,8 +283,8 @@ class Fleet:
         """Save what has been trained.
 
         With parameter servers: all tables, to a folder that every server can write. For one trainer to call;
-        the others may go on training. mode: 0 everything; 1 the rows changed since the last save, beside it;
-        2 values only, for serving; 3 as 0, when a day has passed in the tables' statistics.
+        the others may continue training. mode: 0 everything; 1 the rows changed since the last save, next to
+        it; 2 values only, for serving; 3 as 0, when a day has passed in the tables' statistics.
 
         Collective: the model's whole state, as `save` does without an optimizer.
 
@@ -336,7 +336,7 @@ class Fleet:
         dynamic_shapes: object = None,
     ) -> None:
         """Save a model to be called without fleet, and without its code: `trainers.inference.
-        load_inference_model(dirname)`. A program of torch.export, and its weights beside it in a safetensors
+        load_inference_model(dirname)`. A program of torch.export, and its weights next to it in a safetensors
         file.
 
         example_inputs: what the model is called with: a tensor, a tuple of tensors, or a dict by the names
@@ -358,7 +358,7 @@ class Fleet:
         model = check_model("save_inference_model", model)
         if example_inputs is None:
             raise UsageError(
-                "fleet.save_inference_model() wants example_inputs with the model: a batch for its forward()"
+                "fleet.save_inference_model() needs example_inputs with the model: a batch for its forward()"
             )
         with progress.activity("saving the model for serving"):
             stand_ins = runtime.stand_ins(model, dirname)
@@ -372,8 +372,9 @@ class Fleet:
     def resume_step(self) -> int:
         """How many steps are done already. Collective: the step of the checkpoint that was loaded, 0 when
         none was. With parameter servers: how many steps of this trainer's place they had when it started; 0,
-        unless it was restarted. A script that skips as many batches goes on where its former self was. When
-        there are more trainers than before, or fewer: the share of each of what all had done, rounded down.
+        unless it was restarted. A script that skips as many batches continues where it was before the
+        restart. When there are more trainers than before, or fewer: the share of each of what all had done,
+        rounded down.
         """
         return self._runtime_for("resume_step").resume_step()
 
@@ -418,7 +419,7 @@ class Fleet:
         """Bring model, optimizer and `state`, dicts in place, to the newest complete checkpoint; all ranks
         call it, and there may be more or fewer than when it was saved. Its step, or None when there is none.
 
-        A damaged checkpoint is passed over for the one before. Raises CheckpointError when all are damaged,
+        A damaged checkpoint is skipped for the one before. Raises CheckpointError when all are damaged,
         or when it is of another model.
         """
         runtime = self._runtime_for("load_checkpoint")
@@ -489,7 +490,7 @@ def _check_folder(call: str, dirname: Any) -> None:
     if not isinstance(dirname, str | os.PathLike):
         example = ", example_inputs" if call == "save_inference_model" else ""
         raise UsageError(
-            f"fleet.{call}() wants a folder and a torch module. Of Paddle's executor, feeds, targets and "
+            f"fleet.{call}() needs a folder and a torch module. Of Paddle's executor, feeds, targets and "
             f"program it needs none: write fleet.{call}(dirname, model{example})"
         )
 

@@ -64,7 +64,7 @@ def load_inference_model(
     """The model that `fleet.save_inference_model(dirname, model, inputs)` has saved: a folder, or a URL that
     fsspec knows. Raises LoadError when there is none, or when it is damaged.
 
-    What comes from others is as dangerous as any program: this one would be checked for what torch
+    A model from others is as dangerous as any program: this one would be checked for what torch
     unpickles, and refused, but torch.export makes no promise about files made to do harm.
     """
     bundle = read_bundle(dirname, KIND, ("program", "weights"))

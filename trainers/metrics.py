@@ -205,11 +205,11 @@ class _AllReduce(Protocol):
 
 
 class DistributedMetrics:
-    """All trainers come to each call, and each gets the same answer: the metric of the union of their
+    """All trainers must make each call, and each gets the same answer: the metric of the union of their
     examples; nan where there are none. What is given may be a number, a list of numbers, an array or a
     tensor; nothing of it is changed.
 
-    `scope` is there for Paddle's scripts and must be None: values are given, not names of variables. `util`:
+    `scope` exists for Paddle's scripts and must be None: values are given, not names of variables. `util`:
     by whom to add up, `fleet.util` when None.
     """
 
@@ -298,4 +298,6 @@ def _total(call: str, value: Any) -> torch.Tensor:
     try:
         return torch.as_tensor(_given(call, value)).detach().to("cpu", torch.float64).reshape(-1)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"fleet.metrics.{call} was given {value!r}, which is no numbers: {error}") from error
+        raise UsageError(
+            f"fleet.metrics.{call} was given {value!r}, which is not numeric: {error}"
+        ) from error

@@ -19,14 +19,14 @@ from fleetrun.envs import channels
 from trainers.errors import UsageError
 
 GONE = frozenset({"failure", "lost"})
-"""Reasons with which other ranks are gone: nothing can be agreed or saved with them any more."""
+"""Reasons for which other ranks are gone: nothing can be agreed or saved with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
     """`why`: "stop", "membership" and what else the launcher says, or "signal SIGTERM" when it has said
-    nothing. `deadline`: when this process will be killed, in seconds since the epoch; infinity when nobody
-    has said.
+    nothing. `deadline`: when this process will be killed, in seconds since the epoch; infinity when that is
+    unknown.
     """
 
     why: str

@@ -82,7 +82,7 @@ class Runtime(Protocol):
         self, model: torch.nn.Module, where: Where
     ) -> dict[torch.nn.Module, torch.nn.Module] | None:
         """Ordinary modules with the current values, for those of the model whose values are on servers; None
-        where another rank exports the model. `where`: a folder in which servers may write for a moment.
+        where another rank exports the model. `where`: a folder for temporary files of the servers.
         """
         ...
 

@@ -108,9 +108,9 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "trainer_desc_configs": Unsupported(_USE_SERVERS),
     "fs_client_param": Unsupported("give URLs that fsspec knows to fleet.save_persistables"),
     "downpour_table_param": Unsupported(_USE_SERVERS),
-    "is_fl_ps_mode": Unsupported("there is no federated training", False),
-    "with_coordinator": Unsupported("there is no federated training", False),
-    "is_with_coordinator": Unsupported("there is no federated training", False),
+    "is_fl_ps_mode": Unsupported("federated training is not supported", False),
+    "with_coordinator": Unsupported("federated training is not supported", False),
+    "is_with_coordinator": Unsupported("federated training is not supported", False),
     "split_data": Unsupported("each process reads its own part; use trainers.data's samplers", True),
     "mode": Unsupported("use fleet.init(is_collective=True or False)"),
 }
@@ -405,7 +405,7 @@ def from_yaml_text(text: str, source: str) -> dict[str, Any]:
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UsageError(f"{source} is no YAML: {error}") from error
+        raise UsageError(f"{source} is not YAML: {error}") from error
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
@@ -465,7 +465,7 @@ _TRANSPILER_INSTEAD = {
     "geo_sgd_need_push_nums": 'use strategy.a_sync_configs = {"k_steps": n} of a fleet.DistributedStrategy',
     "half_async": "sync_mode False is asynchronous",
     "completely_not_async": "sync_mode True is synchronous",
-    "runtime_split_send_recv": "servers know nothing of programs that could be split",
+    "runtime_split_send_recv": "servers have no programs that could be split",
     "enable_dc_asgd": 'use strategy.a_sync_configs = {"max_staleness": n} to bound what a step may miss',
     "wait_port": "trainers always wait for their servers",
     "print_log": "fleetrun --log_level debug shows more",

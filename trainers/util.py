@@ -56,7 +56,7 @@ def packed(value: Any, call: str) -> bytes:
     header: dict[str, Any] = {"call": call}
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
-            raise UsageError(f"fleet.util.{call} wants dense tensors, not {value.layout}")
+            raise UsageError(f"fleet.util.{call} needs dense tensors, not {value.layout}")
         flat = value.detach().cpu().contiguous().reshape(-1)
         header |= {"kind": "tensor", "type": _name(value.dtype), "shape": list(value.shape)}
         content = flat.view(torch.uint8).numpy().tobytes()

@@ -52,7 +52,7 @@ def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 def test_what_cannot_be_trained_is_said() -> None:
     fleet = trainer()
     _, sgd = model_and_optimizer()
-    with pytest.raises(UsageError, match=r"distributed_model wants a torch\.nn\.Module, not <class"):
+    with pytest.raises(UsageError, match=r"distributed_model needs a torch\.nn\.Module, not <class"):
         fleet.distributed_model(torch.nn.Linear)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="give it torch's, once"):
         fleet.distributed_optimizer(fleet.distributed_optimizer(sgd))

@@ -258,7 +258,7 @@ def test_a_strategy_as_yaml_and_back(tmp_path: Path) -> None:
         ("amp: true\nampp: true\n", "did you mean 'amp'"),
         ("amp: true\npipeline: true\n", "NotSupported: strategy.pipeline = True"),
         ("amp: true\nlocalsgd: 2\n", "localsgd is 2"),
-        ("amp: [", "is no YAML"),
+        ("amp: [", "is not YAML"),
         ("- amp\n", "is list, not a mapping"),
         ("sparse_table_configs: {e: {rule: {'!Popen': {args: ls}}}}", "it must be one of"),
         ("sparse_table_configs: {e: {rule: {'!SGD': {args: 1}}}}", "its fields are"),

@@ -1,8 +1,8 @@
 """Checkpoints of collective jobs that survive: written aside by all ranks, published atomically, read by
 any number of ranks.
 
-Here is which rank does what, in which order, and a save in the background beside the training; files,
-tensors and states are in the modules beside this one. Every function is called by all ranks of the process
+This module has the order of steps, which rank does them, and saves in the background; files, tensors and
+states are in the other modules of this folder. Every function is called by all ranks of the process
 group, with equal arguments; a process without a group is a rank of one.
 """
 
@@ -67,8 +67,8 @@ class Background:
         return self._groups[1]
 
     def _end(self) -> None:
-        """The interpreter has waited for the thread. A save that nobody has asked after and that failed must
-        not go unnoticed: an exit code of 0 would say that all is there.
+        """The interpreter has waited for the thread. A save that has failed unnoticed must not stay
+        so: an exit code of 0 would say that it is complete.
         """
         error = None if self._under_way is None else self._under_way.exception()
         if error is None:
@@ -123,7 +123,7 @@ class Ranks:
 
 
 def done(act: Callable[[], T]) -> Callable[[], T]:
-    """`act` is done now; its result is told, or its error raised, whenever what is returned is called."""
+    """Run `act` now; calling the returned function gives its result, or raises its error."""
     told = _tried(act)
     return lambda: _answer(told)
 
@@ -150,15 +150,15 @@ def _answer(told: list[Any]) -> Any:
 KEEP = 2
 
 _damaged: set[str] = set()
-"""Paths of those that this process has found so: they are no checkpoints to it, and may be replaced."""
+"""Paths of those that this process has found damaged: it ignores them, and may replace them."""
 
 _background, _staging = Background(), Staging()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """One save. `tensors` is what this rank saves, `keys` what all of them together must; `parts` tells what
-    it has that is no tensor, or raises what was wrong with it.
+    """One save. `tensors` is what this rank saves, `keys` what all of them together must; `parts` returns its
+    other values, or raises what was wrong with them.
     """
 
     shelf: Shelf
@@ -227,7 +227,7 @@ def load(
     """Bring all of it to the newest checkpoint in `directory`; its step, or None when there is none: then
     nothing has changed. Any number of ranks may load what any number has saved.
 
-    A damaged checkpoint is passed over with a warning, for the one before. Raises CheckpointError when all
+    A damaged checkpoint is skipped with a warning, for the one before. Raises CheckpointError when all
     are damaged, when it is of another model, or for a save in the background that has failed; UsageError.
     """
     wait()
@@ -338,7 +338,7 @@ def _commit(order: _Order, name: str, index: Mapping[str, Any], shares: Sequence
 def _prune(shelf: Shelf, keep: int) -> None:
     try:
         shelves.prune(shelf, keep, _damaged)
-    except OSError as error:  # the new one is there: that old ones cannot be removed is no failure of it
+    except OSError as error:  # the new one is complete: failing to remove old ones is not an error
         glog(f"warning: old checkpoints in {shelf.where} could not be removed: {error}")
 
 
@@ -351,7 +351,7 @@ def _mention_interrupted(shelf: Shelf) -> None:
 
 
 def _newest(shelf: Shelf) -> tuple[str, Manifest] | None:
-    """The newest checkpoint whose manifest is whole. Raises CheckpointError when there are only others."""
+    """The newest checkpoint whose manifest is intact. Raises CheckpointError when there are only others."""
     there = shelf.complete()
     for name in there:
         if shelf.path(name) in _damaged:
@@ -363,7 +363,7 @@ def _newest(shelf: Shelf) -> tuple[str, Manifest] | None:
     if there:
         raise CheckpointError(
             f"all {len(there)} checkpoints in {shelf.where} are damaged; the messages above say how. Remove "
-            "them to begin anew"
+            "them to start over"
         )
     return None
 

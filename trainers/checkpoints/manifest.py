@@ -28,7 +28,7 @@ class CheckpointError(FleetError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`files` are (bytes, xxh3-128) by name, `index` where each tensor is, `parts` what is no tensor."""
+    """`files` are (bytes, xxh3-128) by name, `index` where each tensor is, `parts` the other values."""
 
     step: int
     world: int
@@ -82,8 +82,8 @@ def to_json(name: str, value: Any) -> Any:
             return {key: to_json(f"{name}.{key}", item) for key, item in value.items()}
         return {_ITEMS: [[to_json(name, key), to_json(name, item)] for key, item in value.items()]}
     raise UsageError(
-        f"{name} is of type {type(value).__name__} and cannot be kept in a checkpoint: beside the tensors of "
-        "model and optimizer it holds numbers, strings, lists and dicts"
+        f"{name} is of type {type(value).__name__} and cannot be kept in a checkpoint: besides the tensors "
+        "of model and optimizer it holds numbers, strings, lists and dicts"
     )
 
 

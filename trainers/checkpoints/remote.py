@@ -1,5 +1,5 @@
-"""Checkpoints where fsspec reaches: s3://, gs://, hdfs:// and others. Knows that there is no rename to rely
-on, and that what is written under a name may be seen before it is whole.
+"""Checkpoints where fsspec reaches: s3://, gs://, hdfs:// and others. There is no rename to rely on,
+and a file may be visible before it is complete.
 
 URL/step-00000120.5c3e9a01/  complete as soon as it has a manifest, which is written last, to its end
 URL/step-00000140.97d0e3f2/  without one: being written, or left by a save that was interrupted

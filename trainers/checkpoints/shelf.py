@@ -59,7 +59,7 @@ class LocalShelf:
 
     def publish(self, name: str, content: bytes) -> str:
         aside, final = self._folder / name, self._folder / name.partition(".")[0]
-        write_file(aside / MANIFEST, [content])  # durable, and so are all names beside it
+        write_file(aside / MANIFEST, [content])  # durable, and so are all other names in its folder
         if final.exists():
             self.discard(final.name)  # it was found damaged, else this step would not be saved again
         aside.rename(final)
@@ -136,9 +136,9 @@ class Shelf(Protocol):
         ...
 
     def begin(self, step: int) -> str:
-        """A new name to write under, which is no checkpoint yet and nobody else's: a process of a former life
-        of this job that still writes, on a machine that was thought dead, does so elsewhere. Clears away what
-        is `interrupted`.
+        """A new name to write under, which is not a checkpoint yet, and unique: an earlier process of this
+        job that still writes, on a machine that was thought dead, writes elsewhere. Removes what is
+        `interrupted`.
         """
         ...
 
@@ -149,7 +149,7 @@ class Shelf(Protocol):
         ...
 
     def discard(self, name: str) -> None:
-        """Remove one; if that is interrupted, what is left of it is no checkpoint."""
+        """Remove one; if that is interrupted, the rest of it is not a checkpoint."""
         ...
 
     def open(self, name: str, file: str, mode: str) -> BinaryIO:
@@ -176,7 +176,7 @@ def open_shelf(directory: str | os.PathLike[str]) -> Shelf:
         raise UsageError("the directory of the checkpoints is empty; give a path or a URL")
     if "://" not in text:
         return LocalShelf(Path(text))
-    from trainers.checkpoints.remote import RemoteShelf  # late: fsspec is for those who use it
+    from trainers.checkpoints.remote import RemoteShelf  # late: few jobs use fsspec
 
     return RemoteShelf(text)
 

@@ -1,11 +1,11 @@
 """What a checkpoint is made of: a model, its optimizer and small things, as named tensors and JSON, and
 back.
 
-Knows state dicts; no file and no other rank. Names are the parameters' own, without DDP's or
+State dicts only: no file and no other rank. Names are the parameters' own, without DDP's or
 torch.compile's prefixes: the same for any number of processes.
 
 An optimizer whose state is divided among the ranks says with `owned_params()` for which parameters this
-rank has it: its `state_dict()` has that only, its `load_state_dict()` wants no more. One with
+rank has it: its `state_dict()` has that only, its `load_state_dict()` needs no more. One with
 `extra_state()`, a dict of numbers, and `load_extra_state()` has more that must go on: rank 0's is kept.
 """
 
@@ -26,7 +26,7 @@ from trainers.errors import NotSupportedError, UsageError
 # add to them; no file and no other rank.
 #
 # An optimizer whose state is divided among the ranks says with `owned_params()` for which parameters this
-# rank has it: its `state_dict()` has that only, its `load_state_dict()` wants no more. One with
+# rank has it: its `state_dict()` has that only, its `load_state_dict()` needs no more. One with
 # `extra_state()`, a dict of numbers, and `load_extra_state()` has more that must go on: rank 0's is kept.
 
 
@@ -220,7 +220,7 @@ class Contents:
 
     def tensors(self, rank: int, world: int) -> Tensors:
         """What this rank has to save. Of what all have alike each saves a share, and copies no more than that
-        for a save beside the training. What only DDP's rank 0 decides, buffers, it alone saves.
+        for a save in the background. What only DDP's rank 0 decides, buffers, it alone saves.
         """
         own = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
         found, alike = _random_state(rank), {}
@@ -243,8 +243,8 @@ class Contents:
         return {f"model.{name}" for name in self._model_tensors()} | optimizer
 
     def parts(self, rank: int) -> dict[str, Any]:
-        """What is no tensor: rank 0's, and of others what only they have. Raises UsageError for what JSON
-        cannot hold.
+        """Values other than tensors: rank 0's, and those that only another rank has. Raises UsageError for
+        what JSON cannot hold.
         """
         if rank > 0:
             if self._optimizer is None or not self._optimizer.divided:
@@ -321,7 +321,7 @@ class Contents:
         for name, value in found.items():
             if not isinstance(value, torch.Tensor):
                 raise NotSupportedError(
-                    f"{name} in the model's state is no tensor but {type(value).__name__}; keep it in "
+                    f"{name} in the model's state is not a tensor but {type(value).__name__}; keep it in "
                     "`state=` of save_checkpoint"
                 )
         return found

@@ -1,8 +1,8 @@
 """Tensors of a checkpoint: written and read by torch.distributed.checkpoint, copied first for a save in the
 background.
 
-Each rank writes a share, and any number of ranks read what they need. Where each tensor is stands as JSON
-in our own manifest. torch's `.metadata` says the same in pickle; torch's tools read it, nothing here does:
+Each rank writes a share, and any number of ranks read what they need. Our own manifest says in JSON where
+each tensor is. torch's `.metadata` says the same in pickle; torch's tools read it, nothing here does:
 loading a checkpoint runs no code that came with it.
 """
 
@@ -73,7 +73,7 @@ def write(tensors: Tensors, shelf: Shelf, name: str, group: dist.ProcessGroup | 
     """All ranks of the group (default: the default one) together write their tensors; what several have is
     written once. Raises CheckpointError, on all ranks.
     """
-    # Late, as in `read`: it takes 0.4 s to import, which only those who use it should wait for.
+    # Late, as in `read`: it takes 0.4 s to import, for which only its users should wait.
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -130,7 +130,7 @@ def _index(metadata: Any) -> dict[str, Any]:
 
 @contextmanager
 def _failures(what: str, shelf: Shelf | None = None) -> Iterator[None]:
-    """torch's CheckpointException is no Exception, tells of every rank at length, and not of a full disk."""
+    """torch's CheckpointException is not an Exception, is long, and does not mention a full disk."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -157,7 +157,7 @@ def _be_quiet() -> None:
     warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 
-# ---- A copy of a state, written while training goes on
+# ---- A copy of a state, written while training continues
 
 
 class Staging:

@@ -32,7 +32,7 @@ from trainers.checkpoints.shelf import Shelf
 
 
 class ShelfFiles(FileSystemBase):
-    """What FileSystemWriter and FileSystemReader want of a file system: one checkpoint, in which a path is
+    """What FileSystemWriter and FileSystemReader need of a file system: one checkpoint, in which a path is
     the name of a file. `written` are (bytes, xxh3-128) by name.
     """
 

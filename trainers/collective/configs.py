@@ -333,7 +333,7 @@ BUCKET_MB = 25.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSettings:
-    """None, False: not asked for. Raises NotSupportedError for wishes that do not go together, both named."""
+    """None, False: not set. Raises NotSupportedError for settings that exclude each other, both named."""
 
     amp: AmpConfigs | None = None
     gradient_merge: GradientMergeConfigs | None = None
@@ -417,10 +417,10 @@ _APART = (
     ("localsgd", "fp16_allreduce", "localsgd exchanges parameters, not gradients"),
     ("localsgd", "scale", "with localsgd gradients stay in their process"),
     ("lars", "lamb", "only one of them can replace the optimizer"),
-    ("lars", "stages", "a rate by the norm of a weight wants the whole weight"),
-    ("lamb", "stages", "a rate by the norm of a weight wants the whole weight"),
+    ("lars", "stages", "a rate by the norm of a weight needs the whole weight"),
+    ("lamb", "stages", "a rate by the norm of a weight needs the whole weight"),
     ("fp16_allreduce", "stages", "FSDP sends gradients in the type that they have"),
     ("find_unused_parameters", "stages", "FSDP treats parameters that are not used by itself"),
     ("buckets", "stages", "FSDP sends by units of the model, see sharding_configs segment_broadcast_MB"),
 )
-"""Wishes that do not go together, and why."""
+"""Settings that exclude each other, and why."""

@@ -44,7 +44,7 @@ def wait_until_idle(tasks: Path = OWN_TASKS, looks: int = 1000, pause: float = 0
     """Look until every Gloo worker sleeps, so often at most, every `pause` seconds; whether they all do.
 
     Twice in a row, and the GIL is free in between: a thread that sleeps because it waits for the GIL
-    gets it there. Looks are counted, not seconds: while this process stands still its workers do, too.
+    gets it there. Looks are counted, not seconds: while this process is stopped its workers do, too.
     """
     asleep = 0
     for _ in range(looks):
@@ -148,7 +148,7 @@ def _end_group() -> None:
 
 def cpu_group() -> dist.ProcessGroup | None:
     """A group of all ranks whose tensors are on the CPU; the first call makes it, on all ranks. With NCCL
-    alone an answer would come when the GPU has done all that waits there.
+    alone an answer would come when the GPU has done all queued work.
     """
     return _gloo_beside(dist.group.WORLD)
 
@@ -177,7 +177,7 @@ def gather(mine: bytes) -> list[bytes]:
 
 
 def combined(told: Sequence[tuple[str, float] | None], now: float) -> Notice:
-    """One notice of what the ranks have heard, (why, seconds left) or nothing: the reason of the first that
+    """One notice of those that the ranks have, (why, seconds left) or nothing: the reason of the first that
     has one, the earliest deadline. Seconds, because clocks of two machines may be far apart.
     """
     heard = [each for each in told if each is not None]
@@ -187,8 +187,8 @@ def combined(told: Sequence[tuple[str, float] | None], now: float) -> Notice:
 class Agreement:
     """Asked by all ranks equally often, it answers all of them alike.
 
-    A rank alone that left would let the others wait for it in their next all_reduce for ever: signals reach
-    ranks at different steps.
+    A rank that left alone would make the others wait for it in their next all_reduce without end: signals
+    reach ranks at different steps.
     """
 
     def __init__(self, wall: Callable[[], float] = time.time) -> None:

@@ -71,7 +71,7 @@ def _compiler() -> str:
 
 
 def matching_modules(model: torch.nn.Module, patterns: Iterable[str], what: str) -> list[str]:
-    """The names of the modules that the patterns name, as in the model. A star stands for one step of a
+    """The names of the modules that the patterns name, as in the model. A star matches one step of a
     name or a part of it: `blocks.*` is each of the blocks, and nothing in them.
 
     Raises UsageError, with `what`, for a pattern that names none.
@@ -229,7 +229,7 @@ class _Normalize(torch.autograd.Function):
         mean, variance, count = _moments_of_all(values)
         if count.item() < 2:
             raise ValueError(
-                f"batch norm in training wants more than 1 value per channel, got {count.item():.0f}"
+                f"batch norm in training needs more than 1 value per channel, got {count.item():.0f}"
             )
         scale = torch.rsqrt(variance + eps)
         normed = (values - _by_channel(mean, values)) * _by_channel(scale, values)

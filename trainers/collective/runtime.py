@@ -29,12 +29,13 @@ from trainers.strategy import DistributedStrategy
 # ---- What a strategy changes in a model and in an optimizer, in the order in which it must be applied
 
 SMALLEST_BUCKET_MB = 1.0
-"""torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; a compiled DDP model wants no smaller ones."""
+"""torch.distributed._DEFAULT_FIRST_BUCKET_BYTES; a compiled DDP model needs no smaller ones."""
 
 
 def shaped(model: torch.nn.Module, strategy: DistributedStrategy) -> torch.nn.Module:
-    """The model as the strategy wants it, before it is wrapped: `sync_batch_norm`, `recompute`, `compile`.
-    Parameters keep their names and stay the same objects, so that an optimizer may have been made before.
+    """The model as the strategy describes it, before it is wrapped: `sync_batch_norm`, `recompute`,
+    `compile`. Parameters keep their names and stay the same objects, so that an optimizer may have been made
+    before.
 
     Raises UsageError for names that are no module's, NotSupportedError where something is missing.
     """
@@ -189,7 +190,7 @@ class CollectiveRuntime:
 
     def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
         if not isinstance(scaler, torch.amp.GradScaler):
-            raise UsageError(f"distributed_scaler wants a torch.amp.GradScaler, not {scaler!r}")
+            raise UsageError(f"distributed_scaler needs a torch.amp.GradScaler, not {scaler!r}")
         from trainers.collective.stepping import DistributedScaler
 
         return DistributedScaler(scaler)

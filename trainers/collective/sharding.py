@@ -166,7 +166,7 @@ def _messages_by_owner(
 # ---- The modules that FSDP2 fetches and frees as one
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)
-"""Nobody calls them, so nobody would fetch their parameters."""
+"""Modules that are never called, so their parameters would not be fetched."""
 
 WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 """They use the parameters of modules inside them without calling those."""
@@ -310,7 +310,7 @@ def _from_first(model: torch.nn.Module) -> None:
 
 
 def _give_back(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-    """Without a backward pass nobody else would: `parameters()` would no longer be the optimizer's."""
+    """Without a backward pass nothing else does: `parameters()` would no longer be the optimizer's."""
     if not torch.is_grad_enabled():
         from torch.distributed.fsdp import FSDPModule
 

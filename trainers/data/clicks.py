@@ -1,5 +1,5 @@
 """Synthetic click logs whose truth is known: 13 integer features and 26 categorical slots in, a click or none
-out. Knows the distributions and the best that any model can reach; leaves files to `click_files`.
+out. Has the distributions and the best AUC that any model can reach; `click_files` has the files.
 
     logit = bias + sum_j v_j x_j + sum_s w_s(category),    click ~ Bernoulli(sigmoid(logit))
 
@@ -21,7 +21,7 @@ from trainers.metrics import auc, log_loss
 
 DENSE, SLOTS = 13, 26
 MISSING = np.iinfo(np.int32).min
-"""What stands for a missing value in `Clicks.counts`."""
+"""A missing value in `Clicks.counts`."""
 
 # Like the integer features of Criteo's display advertising challenge: their least value and their range.
 LEAST = np.array([0, -3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], np.int32)
@@ -95,7 +95,7 @@ class ClickModel:
 
     def __post_init__(self) -> None:
         if len(self.vocabularies) != SLOTS or min(self.vocabularies) < 1:
-            raise UsageError(f"ClickModel wants {SLOTS} vocabularies of 1 or more, not {self.vocabularies}")
+            raise UsageError(f"ClickModel needs {SLOTS} vocabularies of 1 or more, not {self.vocabularies}")
         if not 0 <= self.missing < 1:
             raise UsageError(f"ClickModel missing is {self.missing}; it must be at least 0 and below 1")
 

@@ -25,7 +25,7 @@ from trainers.data.store import Store
 from trainers.errors import NotSupportedError, UsageError
 from trainers.process.log import glog
 
-# ---- Data sets of files, in the words of Paddle's API: what every one of them is told, and the one that
+# ---- Data sets of files, in the words of Paddle's API: what all of them are set to, and the one that
 # streams. Knows settings; leaves reading to `reading`.
 
 _AHEAD = 64

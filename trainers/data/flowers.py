@@ -26,7 +26,7 @@ from trainers.errors import DataError, UsageError
 
 # ---- Flowers-102 (Nilsback and Zisserman: Automated Flower Classification over a Large Number of Classes,
 # 2008) as it is published: `jpg/image_00001.jpg` and so on, `imagelabels.mat`, `setid.mat`. Knows files and
-# pictures; leaves who trains on what to `shard`.
+# pictures; `shard` decides which trainer gets what.
 
 # The set that is called for testing has 6,149 pictures and the one for training 1,020: Paddle's loader takes
 # them the other way round, and so do we.
@@ -218,6 +218,6 @@ class SyntheticPictures(Dataset[tuple[Tensor, Tensor]]):
         return picture + self._normal(1, index, self.size), torch.tensor(label)
 
     def _normal(self, kind: int, index: int, size: int) -> Tensor:
-        """(3, size, size), the same for ever."""
+        """(3, size, size), always the same."""
         generator = np.random.RandomState([self.seed % _SEED_WORD, kind, index])
         return torch.from_numpy(generator.standard_normal((3, size, size)).astype(np.float32))

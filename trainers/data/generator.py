@@ -57,7 +57,7 @@ class MultiSlotDataGenerator:
 
     def run_from_stdin(self) -> None:
         """Read lines from standard input and write their examples to standard output, until either ends."""
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have enough: no traceback then
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback when the reader closes the pipe early
         lines = os.fdopen(
             0,
             "r",

@@ -1,5 +1,5 @@
 """Image data sets as tensors: scikit-learn's digits, which needs no download, and MNIST's idx files.
-Knows files; leaves who trains on what to `shard`.
+`shard` decides which trainer gets what.
 """
 
 from __future__ import annotations

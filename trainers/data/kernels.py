@@ -278,7 +278,7 @@ def take_rows(source: NDArray[Any], rows: Indices, out: NDArray[Any]) -> None:
 
 @compiled
 def bag_offsets(counts: NDArray[np.int32], columns: Indices, rows: Indices, out: Indices) -> None:
-    """Where each bag begins when the slots stand one after the other: out (slots * n + 1,), from 0."""
+    """Where each bag begins when the slots follow one another: out (slots * n + 1,), from 0."""
     total = 0
     at = 0
     for slot in range(len(columns)):

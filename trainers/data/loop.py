@@ -20,7 +20,7 @@ from trainers.data.slots import Batch
 from trainers.errors import UsageError
 
 # ---- The loop over a data set: a step for every batch, and a line every so often, as Paddle prints it. Knows
-# batches and what is told of them; leaves the training to the step.
+# batches and their reports; the step does the training.
 
 Number = torch.Tensor | float
 Step = Callable[[Batch], Mapping[str, Number] | Number | None]
@@ -105,7 +105,7 @@ _steps = progress.Counter()
 
 
 def _trained(given: Mapping[str, Number], examples: int) -> None:
-    """What the launcher hears of a step."""
+    """The report of a step to the launcher."""
     progress.meter.seen(examples)
     if _LOSS in given:
         progress.meter.has_loss(given[_LOSS])

@@ -141,7 +141,7 @@ def _nearest(text: str, value: float) -> float:
     near = np.float32(value)
     if float(near) == value:
         return value
-    with np.errstate(over="ignore"):  # beyond the largest stands infinity
+    with np.errstate(over="ignore"):  # beyond the largest is infinity
         other = np.nextafter(near, np.float32(math.copysign(math.inf, value - float(near))))
     middle = (float(near) + float(other)) / 2
     if value != middle:

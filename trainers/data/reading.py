@@ -78,7 +78,7 @@ class HandOver(Generic[Item]):
         return bool(self._items or self._error or self._stopped or not self._producers)
 
     def stop(self) -> None:
-        """Nothing is taken any more: every `put` returns False."""
+        """From now on every `put` returns False."""
         with self._changed:
             self._stopped = True
             self._items.clear()
@@ -90,7 +90,7 @@ class HandOver(Generic[Item]):
         return self._stopped or self._error is not None
 
     def producer(self) -> Producer[Item]:
-        """Around a producer's work: its end, and its error, are told to the consumer."""
+        """Around a producer's work: its end, and its error, are passed to the consumer."""
         return Producer(self)
 
     def _ended(self, error: BaseException | None) -> None:
@@ -116,7 +116,7 @@ class Producer(Generic[Item]):
 
 
 # ---- One pass over files: threads that read them, one file each at a time, and columns of whole batches in a
-# bounded queue. Knows who reads what and how a pass ends; leaves bytes to `sources` and text to `multislot`.
+# bounded queue. `sources` has the bytes and `multislot` the text.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Samplers whose place can be saved, in the middle of an epoch and for any number of trainers.
+"""Samplers whose position can be saved, in the middle of an epoch and for any number of trainers.
 
 The order is a function of (seed, epoch), the place a number of samples. ElasticBatchSampler's batch is the
 whole job's: when trainers come or go, each takes a larger or smaller part of the same batches, and no
@@ -18,8 +18,8 @@ from torch.utils.data import Sampler
 
 from trainers.errors import UsageError
 
-# ---- Passes over a data set whose place can be saved: the order is a function of (seed, epoch), the place a
-# number of samples. Pure; leaves who takes which samples to the samplers.
+# ---- Epochs over a data set whose position can be saved: the order is a function of (seed, epoch), the place
+# a number of samples. Pure; the samplers decide which rank takes which samples.
 
 Sample = TypeVar("Sample", covariant=True)
 Item = TypeVar("Item")
@@ -45,8 +45,8 @@ class ResumableSampler(Sampler[Sample]):
         self.position = 0
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """The samples of an epoch in their order. numpy promises RandomState's stream for ever (NEP 19), so
-        that a new version does not change the order in the middle of an epoch.
+        """The samples of an epoch in their order. numpy promises RandomState's stream never to change (NEP
+        19), so that a new version does not change the order in the middle of an epoch.
         """
         if not self._shuffle:
             return np.arange(self._length)
@@ -55,7 +55,7 @@ class ResumableSampler(Sampler[Sample]):
 
     def state_dict(self) -> dict[str, int]:
         if self._uncounted:
-            raise UsageError("batches were taken that nobody counted; loop over sampler.batches(loader)")
+            raise UsageError("batches were taken without being counted; loop over sampler.batches(loader)")
         return {"epoch": self.epoch, "position": self.position} | self._of()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class ResumableSampler(Sampler[Sample]):
     def __iter__(self) -> Iterator[Sample]: ...
 
 
-# ---- A sampler that goes on in the middle of an epoch, with any number of trainers.
+# ---- A sampler that resumes in the middle of an epoch, with any number of trainers
 #
 # The batch is the whole job's: when trainers come or go, each takes a larger or smaller part of the same
 # batches, and no sample of an epoch is lost or comes twice.

@@ -22,8 +22,8 @@ class ShardSampler(ResumableSampler[int]):
     lengths.
 
     Equal lengths, because in synchronous training a trainer with a batch more would wait for the others
-    for ever. The order changes with every pass; `seed` makes it repeatable. For a training that goes on where
-    it was, with any number of trainers, loop over `batches`, and save the sampler's state:
+    without end. The order changes with every pass; `seed` makes it repeatable. For a training that goes on
+    where it was, with any number of trainers, loop over `batches`, and save the sampler's state:
 
         loader = DataLoader(data, batch_size=32, sampler=sampler, drop_last=True)
         for batch in sampler.batches(loader): ...       # one epoch, or what is left of it
@@ -56,7 +56,7 @@ class ShardSampler(ResumableSampler[int]):
         """
         size = loader.batch_size
         if size is None or loader.sampler is not self:
-            raise UsageError("batches() wants a DataLoader(data, batch_size=..., sampler=this sampler)")
+            raise UsageError("batches() needs a DataLoader(data, batch_size=..., sampler=this sampler)")
         least = size if loader.drop_last else 1
         return self._counted(loader, size * self._trainers, least=least * self._trainers)
 
@@ -114,7 +114,7 @@ def get_file_shard(files: Sequence[str], rank: int, trainers: int) -> list[str]:
     Raises UsageError for one string instead of a list, and for a rank that is not from 0 to trainers - 1.
     """
     if isinstance(files, str | bytes):
-        raise UsageError(f"get_file_shard wants a list of files, not {files!r}")
+        raise UsageError(f"get_file_shard needs a list of files, not {files!r}")
     if not 0 <= rank < trainers:
         raise UsageError(f"rank is {rank} of {trainers} trainers; ranks go from 0 to trainers - 1")
     block, longer = divmod(len(files), trainers)

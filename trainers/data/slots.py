@@ -165,7 +165,7 @@ class Layout:
         return " ".join(words)
 
 
-# ---- A batch: tensors by the names of the slots. Knows what an embedding wants; leaves where the values come
+# ---- A batch: tensors by the names of the slots. For embeddings; not concerned with where the values come
 # from to the data set.
 
 

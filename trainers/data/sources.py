@@ -32,7 +32,7 @@ from trainers.errors import DataError, UsageError
 # MultiSlot text. Knows processes and pipes; leaves the text to the parser.
 #
 # The command is the leader of a process group of its own, which is killed at the end: what it started goes
-# with it, and a command that is not wanted any more does not have to notice.
+# with it, and a command that is no longer needed does not have to notice.
 
 _PIPE_BYTES = 1 << 20
 _LAST_WORDS = 10
@@ -196,7 +196,7 @@ class PipeSource:
 
 
 def _end_of(code: int) -> str:
-    number = -code if code < 0 else code - 128  # a shell tells of its command's signal so
+    number = -code if code < 0 else code - 128  # how a shell reports its command's signal
     if number > 0 and number in set(signal.Signals):
         return f"was ended by {signal.Signals(number).name}"
     hint = {_NOT_FOUND: " (command not found)", _NOT_EXECUTABLE: " (not executable)"}.get(code, "")

@@ -26,7 +26,7 @@ Int64s = NDArray[np.int64]
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """`dense` (n, D) float32 and `ids` (n, I) int64 of the slots of fixed length; `counts` (n, C) int32 of
-    the slots of any length, whose values stand example by example in `bags` (int64) and `weights` (float32),
+    the slots of any length, whose values are example by example in `bags` (int64) and `weights` (float32),
     those of example i from starts[i, 0] and starts[i, 1] on; `starts` (n + 1, 2).
     """
 
@@ -113,7 +113,7 @@ class Columns:
         )
 
     def _bags(self, kind: Kind, rows: Int64s) -> Bag | None:
-        """The slots of this kind one after the other, out of values that stand example by example."""
+        """The slots of this kind one after the other, out of values that are example by example."""
         columns = self.layout.counted[kind]
         if not len(columns):
             return None
@@ -126,7 +126,7 @@ class Columns:
 
 
 # ---- Examples in memory: columns that grow without being copied. Knows anonymous memory; leaves what the
-# examples are to `columns`, and whose they are to the data set.
+# examples are to `columns`, and which trainer they belong to to the data set.
 
 _GROWTH = 1.25
 
@@ -221,7 +221,7 @@ class Store:
         )
 
     def forget(self, rows: int) -> None:
-        """Give back the memory of the first `rows` examples; nobody may read them any more."""
+        """Give back the memory of the first `rows` examples; they must not be read again."""
         bags, weights = self._starts.view()[rows]
         for array in (self._dense, self._ids, self._counts):
             array.forget(rows)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import getitem
 
-if not __package__:  # run by its path: then Python looks beside this file, not where `trainers` is
+if not __package__:  # run by its path: then Python looks in this file's folder, not where `trainers` is
     sys.path[0] = os.path.realpath(f"{__file__}/../../..")  # pathlib would cost a tenth of the start
 
 from trainers.data.generator import MultiSlotDataGenerator, Sample
@@ -113,7 +113,7 @@ def texts(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 def run_from_stdin() -> None:
     """The quick way: standard input to standard output."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may have enough: no traceback then
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader may close the pipe early: no traceback then
     lines = os.fdopen(0, "rb", buffering=1 << 20, closefd=False)
     texts_left = texts(lines)
     while some := list(islice(texts_left, 500)):

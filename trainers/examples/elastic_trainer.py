@@ -1,4 +1,4 @@
-"""Data parallel training on handwritten digits that goes on: after a crash, after machines have come or gone,
+"""Data parallel training on handwritten digits that resumes: after a crash, after machines have come or gone,
 after a stop.
 
 fleetrun --gpus 0,1 --max_restart 3 trainers/examples/elastic_trainer.py --dir checkpoints
@@ -68,7 +68,7 @@ def main() -> None:
             if step in (start + 1, args.steps) or step % args.print_every == 0:
                 report(step, float(cost.detach()) / len(y))
             time.sleep(max(0.0, began + args.step_time - time.monotonic()))
-            notice = fleet.stop_requested(signals=[signal.SIGUSR1])  # all ranks hear it at the same step
+            notice = fleet.stop_requested(signals=[signal.SIGUSR1])  # all ranks get it at the same step
             if notice is not None or step == args.steps:
                 break
             if step % args.save_every == 0:

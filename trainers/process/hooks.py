@@ -58,7 +58,7 @@ def install_exit_hooks() -> None:
 
 
 def leave_dismissed() -> None:
-    """For a server whose trainers have all let it go: the launcher must not take its end for a failure."""
+    """For a server that all its trainers have dismissed: the launcher must not take its end for a failure."""
     path = error_file(os.environ)
     if path:
         _write_error_file(Path(path), write_dismissed())

@@ -1,4 +1,4 @@
-"""How far a training is, told to the launcher: for `fleetrun status`, the line at the bottom of a terminal,
+"""Reports to the launcher how far a training is: for `fleetrun status`, the line at the bottom of a terminal,
 plots, TensorBoard and Prometheus. Also for scripts that use nothing else of this package:
 
     from trainers import progress
@@ -44,7 +44,7 @@ class Counter:
 
 
 def step(*, samples: int | None = None, loss: Any = None, **scalars: Any) -> None:
-    """One more training step is done. For scripts without a fleet optimizer, which counts by itself; from
+    """One more training step is done. For scripts without a fleet optimizer, which counts steps itself; from
     the first call on it does not.
 
     `samples`: how many examples this process took in this step. `loss` and `scalars` by their names: numbers,
@@ -54,7 +54,7 @@ def step(*, samples: int | None = None, loss: Any = None, **scalars: Any) -> Non
 
 
 def report(step: int | None = None, *, samples: int | None = None, loss: Any = None, **scalars: Any) -> None:
-    """Tell something of the step that is done. `step`: its number, when the script counts by itself.
+    """Report on the step that is done. `step`: its number, when the script counts steps itself.
     `samples`: examples since the last call. `loss`, `scalars`: as for `step`.
     """
     meter.report(step, samples, loss, scalars)

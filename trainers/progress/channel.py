@@ -29,7 +29,7 @@ class Channel:
         self._socket: socket.socket | None = None
 
     def send(self, datagram: bytes) -> bool:
-        """Whether it is on its way. What a full, a missing or a dead socket does not take is lost."""
+        """Whether it was sent. A report that a full, missing or dead socket does not take is lost."""
         try:
             if self._socket is None:
                 self._socket = _connected(self._path)
@@ -99,7 +99,7 @@ def _connected(path: str) -> socket.socket:
 
 
 def datagrams(said: Mapping[str, Any], values: Mapping[str, float]) -> Iterator[bytes]:
-    """`said` once for as many values as fit beside it; once without any, if there are none."""
+    """`said` once for each group of values that fits with it; once without values if there are none."""
     head = json.dumps(said, separators=(",", ":"))[:-1] + ',"values":{'
     items: list[str] = []
     size = len(head) + 2

@@ -1,7 +1,7 @@
 """The progress of this process: counts steps and samples, and reports them to the launcher twice a second.
 
-Nothing here waits, and nothing raises into a training. Knows no torch. What a script reports itself goes
-before what is counted for it: once a script reports its steps or its samples, those that optimizers and
+Nothing here waits, raises into a training, or needs torch. What a script reports itself has precedence over
+what is counted for it: once a script reports its steps or its samples, those that optimizers and
 loops count are ignored. An `Activity` is something that takes long and is not a step: a load, a save, a
 wait.
 """
@@ -25,7 +25,7 @@ from trainers.progress.values import Reader, kept, whole
 
 
 class Teller(Protocol):
-    """Who is told that an activity begins, gets on, and is over."""
+    """Is called when an activity begins, progresses and ends."""
 
     def begins(self, activity: Activity) -> None: ...
     def gets_on(self) -> None: ...
@@ -40,7 +40,7 @@ class Activity:
         self.of = of
         self.done: float | None = None if of is None else 0
         self.told = False
-        """Whether the launcher has heard of it."""
+        """Whether the launcher got it."""
         self._teller = teller
 
     def advance(self, parts: float = 1) -> None:
@@ -67,7 +67,7 @@ class Activity:
 
 
 def _amount(number: object) -> float | None:
-    """None for what is no number of parts. NumPy's numbers are some, which JSON does not know."""
+    """None unless it is a number of parts. NumPy's numbers, which JSON does not have, become plain ones."""
     if not isinstance(number, Real):
         return None
     try:
@@ -85,13 +85,15 @@ PERIOD = 0.5
 """Seconds between two reports; an activity's begin and end may come between."""
 MOST_NAMES = 200
 """Of scalars; further ones are not taken."""
-_LAST = 5.0  # seconds that a process waits at its end for a launcher that is busy, or that stands still
-_AT_ONCE = 10  # activities that may follow upon each other and are all told
-_LOSS = ""  # beside the names of scalars, which have a letter at least
+_LAST = 5.0  # seconds that a process waits at its end for a launcher that is busy or stopped
+_AT_ONCE = 10  # activities in a row that are all reported
+_LOSS = ""  # next to the names of scalars, which are never empty
 
 
 class Meter:
-    """`mark`: who this process is. Without a channel nobody listens, and all of this costs nothing."""
+    """`mark`: the id of this process. Without a channel there is no launcher, and all of this costs
+    nothing.
+    """
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class Meter:
         self._seen += samples
 
     def drawn(self, samples: int) -> None:
-        """So many more were given out by a loader: of less weight, since nobody knows what for."""
+        """So many more were given out by a loader: of less weight, since their use is unknown."""
         self._drawn += samples
 
     def has_loss(self, loss: Any) -> None:
@@ -203,7 +205,7 @@ class Meter:
     # ---- telling
 
     def flush(self) -> None:
-        """At the end: what has not been told."""
+        """At the end: what has not been reported."""
         if self._news or self._reader.waits:
             self._send()
 
@@ -220,7 +222,7 @@ class Meter:
         self._channel.close()
 
     def turn_off(self) -> None:
-        """From now on nobody listens: in a forked child, which is somebody else."""
+        """Report nothing from now on: in a forked child, which is another process."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -282,7 +284,7 @@ class Meter:
                 self._given.setdefault(name, number)
 
     def _state(self) -> dict[str, int]:
-        """Nothing of what nobody has counted."""
+        """Only what was counted."""
         state = {"step": self.steps} if self._said is not None or self.steps else {}
         samples = self._samples if self._samples is not None else self._seen or self._drawn
         return state | ({"samples": samples} if samples else {})

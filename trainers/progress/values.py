@@ -1,5 +1,5 @@
-"""Numbers out of whatever a script has: floats, arrays, tensors. Nobody waits for a device here: what is on
-one is copied to memory that the device can write by itself, and read when it has.
+"""Numbers out of whatever a script has: floats, arrays, tensors. Nothing here waits for a device: a value on
+one is copied asynchronously to pinned memory, and read once it has arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Device(Protocol):
     """What a tensor is on that is not in memory."""
 
     def capturing(self) -> bool:
-        """Whether what it is told now is recorded, to be done later and more than once."""
+        """Whether operations are being captured into a graph, to be run later and more than once."""
         ...
 
     def fetch(self, tensor: Any) -> tuple[Any, Event]:
@@ -55,7 +55,7 @@ def whole(value: Any) -> int | None:
 
 class Accelerator:
     """By its module: `torch.cuda`, `torch.xpu`, `torch.mps`, or one that another package has put there. What
-    it has no events for (XLA) is not fetched: nobody could tell when it is there.
+    it has no events for (XLA) is not fetched: nothing says when it has arrived.
     """
 
     def __init__(self, module: Any) -> None:
@@ -81,7 +81,7 @@ class Accelerator:
 
     @staticmethod
     def memory(tensor: Any) -> Any:
-        """For one such number; the device can write there while nobody waits."""
+        """Pinned memory for one such number, which the device writes asynchronously."""
         return sys.modules["torch"].empty((), dtype=tensor.dtype, pin_memory=True)
 
 
@@ -109,7 +109,7 @@ class Reader:
 
     def read(self, given: dict[str, Any]) -> dict[str, float]:
         """The numbers that are there: of `given`, and of those that came from a device since the last call.
-        What is taken out of `given` is read, on its way, or no number; what stays in it waits for its turn.
+        What is taken out of `given` is read, under way, or not a number; what stays waits for its turn.
         """
         numbers = self._arrived()
         for name in list(given):
@@ -126,13 +126,15 @@ class Reader:
 
     def _arrived(self) -> dict[str, float]:
         """All of what was sent for, or nothing yet."""
-        if any(each.capturing() for each in self._devices):  # whoever asks for an event then breaks it
+        if any(
+            each.capturing() for each in self._devices
+        ):  # asking for an event then would break the capture
             return {}
         try:
             if not all(event.query() for _, _, event in self._waiting):
                 return {}
             numbers = {name: float(copy) for name, copy, _ in self._waiting}
-        except RuntimeError:  # the device's own error: the training hears of it
+        except RuntimeError:  # the device's own error: the training gets it too
             numbers = {}
         self._waiting, self._devices = [], []
         return numbers
@@ -155,7 +157,7 @@ class Reader:
 
 
 def _number(value: Any) -> float | None:
-    """None for what is no single number. A DTensor is none here: its value would be a collective call."""
+    """None unless it is a single number. A DTensor is not: its value would be a collective call."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor) and not _plain(value):
         return None

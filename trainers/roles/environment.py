@@ -108,7 +108,7 @@ def _server_index(found: Variables, servers: tuple[str, ...]) -> int:
 
 
 def _paddle_master(found: Variables, trainers: tuple[str, ...], count: int) -> str:
-    """Where trainers meet: PADDLE_MASTER, else the first of them; nowhere when it is not told."""
+    """Where trainers meet: PADDLE_MASTER, else the first of them; None when neither is set."""
     told = endpoints("PADDLE_MASTER", found.listed("PADDLE_MASTER"))
     master = (told or trainers or ("",))[0]
     return master if count > 1 or found.environ.get("TRAINING_ROLE") else ""
@@ -124,7 +124,7 @@ MpiProcess = mpi.MpiProcess
 
 
 class Starter(Enum):
-    """Who started this process, as far as its environment tells. The value is for messages."""
+    """What started this process, by its environment. The value is for messages."""
 
     FLEETRUN = "fleetrun"
     PADDLE = PADDLES_LAUNCHER
@@ -267,8 +267,8 @@ def _first_gpu(member: contract.Member) -> int | None:
     return member.devices[0] if member.devices and member.device_kind == "gpu" else None
 
 
-# ---- Who this process is, for those that are called without a Fleet: what `fleet.init` found out, else what
-# the environment says.
+# ---- The identity of this process, for functions that are called without a Fleet: what `fleet.init` found
+# out, else what the environment says.
 
 IdentitySource = Callable[[], Identity | None]
 

@@ -1,4 +1,4 @@
-"""Who a process is in its job. Knows the facts; leaves where they are found to the role makers."""
+"""The identity of a process in its job. The role makers find it out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from trainers.errors import UsageError
 
 EVALUATOR = "an evaluator of fleetrun"
-"""The source of a process that looks at a training from beside it."""
+"""The source of a process that evaluates a training without being part of it."""
 
 
 class Role(IntEnum):
@@ -24,7 +24,7 @@ class Identity:
     """One process of the job. The default is a process on its own: rank 0 of 1.
 
     `index` counts within the role; `trainers` and `servers` are `host:port` in rank order, `trainers` is
-    empty where the environment does not tell. `source` says who started this process, for messages.
+    empty where the environment does not say. `source` says what started this process, for messages.
     `scratch` is a folder for what this launch keeps on this machine.
     """
 
@@ -47,8 +47,8 @@ class Identity:
         return not self.master and self.worker_num == 1
 
     def meeting(self) -> str:
-        """`host:port` where workers meet for what they do among themselves. Raises UsageError when nobody has
-        said.
+        """`host:port` where workers meet for what they do among themselves. Raises UsageError when that is
+        unknown.
         """
         if not self.master:
             raise UsageError(

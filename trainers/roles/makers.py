@@ -61,7 +61,7 @@ class PaddleCloudRoleMaker:
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 _ANYWHERE = ("192.0.2.1", 9)
-"""An address of nobody (RFC 5737), and nothing is sent there: which of ours would a packet have?"""
+"""A documentation address (RFC 5737) to which nothing is sent: it tells the source address of a route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class MPISymmetricRoleMaker:
                 f"the {process.size} processes of mpirun did not meet at {master}: {error}. "
                 "Set PADDLE_MASTER=host:port to a free port of the machine of the first"
             ) from error
-        holder.detach()  # open as long as the process: closing it would give the port away
+        holder.detach()  # open for the life of the process: closing it would free the port
         return placed(process, cards, self._environ.get("PADDLE_DISTRI_BACKEND"))
 
 
@@ -171,7 +171,7 @@ def _exchanged(process: MpiProcess, master: str, own: Card) -> list[Card]:
 
 
 def _reserve_port() -> socket.socket:
-    """It holds a port that the kernel gives to nobody else while it is open; servers can still bind it."""
+    """Holds a port that the kernel gives to no other process while it is open; servers can still bind it."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("", 0))
@@ -194,7 +194,7 @@ def own_host(process: MpiProcess, master: str, environ: Mapping[str, str]) -> st
 
 
 def _source_address(host: str, port: int) -> str | None:
-    """The address that packets to a place would have as their source; None where there is no way."""
+    """The address that packets to a place would have as their source; None where there is no route."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -204,16 +204,16 @@ def _source_address(host: str, port: int) -> str | None:
         return None
 
 
-# ---- Which role maker decides who a process is: the script's, or the one that its environment calls for.
+# ---- Which role maker decides: the script's, or the one that the environment calls for
 
 
 def settle(
     role_maker: RoleMaker | None, is_collective: bool, environ: Mapping[str, str]
 ) -> tuple[bool, Identity]:
-    """Whether the job is collective, and who this process is.
+    """Whether the job is collective, and the identity of this process.
 
-    Raises UsageError for what is no role maker, and when it, the wish and the way in which the job was
-    started do not fit together.
+    Raises UsageError for an object that is not a role maker, and when it, `is_collective` and the way in
+    which the job was started contradict each other.
     """
     if not isinstance(is_collective, bool):
         raise UsageError(f"fleet.init is_collective is {is_collective!r}; it must be True or False")
@@ -272,7 +272,7 @@ def _check_launch(is_collective: bool, identity: Identity) -> None:
     if not is_collective and not identity.servers:
         also = "take fleet.MPISymmetricRoleMaker(), " if identity.source == Starter.MPIRUN.value else ""
         raise UsageError(
-            f"fleet.init(is_collective=False) wants parameter servers, and {identity.source} has none; {also}"
+            f"fleet.init(is_collective=False) needs parameter servers, and {identity.source} has none; {also}"
             "start with `fleetrun --server_num=1 --trainer_num=2`, or call fleet.init(is_collective=True)"
         )
 
@@ -316,8 +316,8 @@ class UserDefinedRoleMaker:
         self._environ = os.environ if environ is None else environ
 
     def identity(self) -> Identity:
-        """Who was said. The variables PADDLE_DISTRI_BACKEND, FLAGS_selected_gpus and PADDLE_RESTART_COUNT
-        say the rest.
+        """The identity that was given. The variables PADDLE_DISTRI_BACKEND, FLAGS_selected_gpus and
+        PADDLE_RESTART_COUNT say the rest.
         """
         told = Variables(self._environ, "it is needed")
         here = self._servers if self._role is Role.SERVER else self._workers

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fleetrun.envs.contract import split_endpoint
 from trainers.errors import UsageError
 
-# ---- Typed look-ups in an environment, whose errors name the variable. Knows none of the variables.
+# ---- Typed look-ups in an environment, whose errors name the variable
 
 
 class Variables:
@@ -30,7 +30,7 @@ class Variables:
         return _whole(name, self.text(name))
 
     def listed(self, name: str) -> list[str]:
-        """What stands between commas; empty when the variable is not set."""
+        """The parts between commas; empty when the variable is not set."""
         return [each for each in self.environ.get(name, "").replace(" ", "").split(",") if each]
 
     def first(self, name: str) -> int | None:
@@ -51,7 +51,7 @@ MOST_PORTS = 65_535
 
 
 def endpoints(name: str, given: Sequence[str] | None) -> tuple[str, ...]:
-    """The same as a tuple; None is empty. Raises UsageError, which names the list, for what is no list of
+    """The same as a tuple; None is empty. Raises UsageError, which names the list, for anything but a list of
     `host:port` (`[address]:port` for IPv6), and for an endpoint that is in it twice.
     """
     if given is None:

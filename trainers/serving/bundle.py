@@ -1,5 +1,5 @@
-"""Bundles: a few files, and a manifest that makes one thing of them. Knows the order that keeps one whole;
-leaves what is in the files to others.
+"""Bundles: a few files, and a manifest that names them. This module has the order of writes that keeps a
+bundle consistent, not the content of its files.
 
     DIR/inference.json                              what it is, and its files with sizes and checksums;
     written last DIR/inference-program-5c3e9a01.pt2 DIR/inference-weights-5c3e9a01.safetensors
@@ -74,7 +74,7 @@ def write_bundle(
 
 
 def read_bundle(where: str | os.PathLike[str], kind: str, parts: Sequence[str]) -> Bundle:
-    """These parts of the bundle that is there now, checked. Raises LoadError, which says what is there
+    """These parts of the bundle that is there now, checked. Raises LoadError, which lists what is there
     instead when there is none.
     """
     folder = open_folder(where)

@@ -1,8 +1,8 @@
-"""Programs: a model's forward pass by torch.export, without its weights. Leaves files to `bundle`.
+"""Programs: a model's forward pass by torch.export, without its weights. `bundle` has the files.
 
     outputs = program.module()(weights, inputs)
 
-`weights` is a tuple of tensors, `inputs` another; which they are, and in which order, stands beside the
+`weights` is a tuple of tensors, `inputs` another; which they are, and in which order, is stored next to the
 program. So the weights can be in a file of a plain format, and be replaced without the program.
 
 EmbeddingBag is replaced by operations of which torch.export can tell the shapes: its own computes the
@@ -99,7 +99,7 @@ _COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 #
 # outputs = program.module()(weights, inputs)
 #
-# `weights` is a tuple of tensors, `inputs` another; which they are, and in which order, stands beside the
+# `weights` is a tuple of tensors, `inputs` another; which they are, and in which order, is stored next to the
 # program. So the weights can be in a file of a plain format, and be replaced without the program.
 
 Inputs = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
@@ -123,10 +123,10 @@ def program_of(
     dynamic_shapes: object = None,
     stand_ins: Mapping[torch.nn.Module, torch.nn.Module] | None = None,
 ) -> Program:
-    """The model as it evaluates (`eval()`, no gradients), on the CPU; itself it is left as it is.
+    """The model as it evaluates (`eval()`, no gradients), on the CPU; the original is not changed.
 
     `stand_ins`: modules of it, and what takes their place. `dynamic_shapes`: as torch.export's for the
-    inputs, in a tuple; None: any size of the first dimension. Raises UsageError for inputs that are no
+    inputs, in a tuple; None: any size of the first dimension. Raises UsageError for inputs that are not
     tensors, NotSupportedError for a model that fixes the size of a batch, and what torch.export raises for
     one that cannot be exported.
     """
@@ -243,15 +243,15 @@ def _file_of(exported: torch.export.ExportedProgram) -> bytes:
     content = file.getvalue()
     if pickled(content):
         raise NotSupportedError(
-            f"the model has constants that are no plain tensors ({', '.join(pickled(content)[:3])}), which a "
-            "program keeps as pickle; make them buffers, or numbers"
+            f"the model has constants that are not plain tensors ({', '.join(pickled(content)[:3])}), which "
+            "a program keeps as pickle; make them buffers, or numbers"
         )
     return content
 
 
 def pickled(file: bytes) -> list[str]:
     """What in a program's file torch would unpickle: loading that may run any code. Raises ValueError for a
-    file that is no program.
+    file that is not a program.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
@@ -266,4 +266,4 @@ def pickled(file: bytes) -> list[str]:
                     found += [key for key, entry in entries.items() if entry["use_pickle"]]
             return found
     except (zipfile.BadZipFile, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"it is no program: {error!r}") from error
+        raise ValueError(f"it is not a program: {error!r}") from error

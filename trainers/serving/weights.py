@@ -111,7 +111,7 @@ def _like(here: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 def _tensors_of(state: Mapping[str, Any]) -> Tensors:
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
-            raise NotSupportedError(f"{name} in the model's state is no tensor but {type(value).__name__}")
+            raise NotSupportedError(f"{name} in the model's state is not a tensor but {type(value).__name__}")
     return dict(state)
 
 

@@ -309,7 +309,7 @@ class _Compiled:
 
 
 def _detached(value: Tensor | float) -> Tensor | float:
-    """Whoever keeps it does not keep what it was computed from."""
+    """Keeping it does not keep what it was computed from."""
     return value.detach() if isinstance(value, Tensor) else value
 
 
@@ -330,9 +330,9 @@ def _check(
     model: torch.nn.Module, feeds: Sequence[Data], network: Network, optimizer: torch.optim.Optimizer | None
 ) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"Program wants a torch.nn.Module as its model, not {model!r}")
+        raise UsageError(f"Program needs a torch.nn.Module as its model, not {model!r}")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"Program wants a torch.optim optimizer, not {optimizer!r}")
+        raise UsageError(f"Program needs a torch.optim optimizer, not {optimizer!r}")
     strange = [feed for feed in feeds if not isinstance(feed, Data)]
     if strange:
         raise UsageError(f"feeds holds {strange[0]!r}; it is a list of static.data(name, shape, dtype)")

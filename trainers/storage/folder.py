@@ -1,4 +1,4 @@
-"""Where saves live: folders on this machine, or anywhere that fsspec reaches.
+"""Folders of saves: on this machine, or anywhere that fsspec reaches.
 
 On this machine `write` is atomic, and the file is durable when it returns. Elsewhere there is no
 rename to rely on, only the rule that the manifest is written last.

@@ -248,7 +248,7 @@ class Odd(torch.nn.Linear):
         ((torch.nn.Linear(1, 1), 5), {}, UsageError, "must be one of torch's, not 5"),
         ((torch.nn.Linear(1, 1),), {"state": {"x": 5}}, UsageError, "x=5 cannot be kept"),
         ((torch.nn.Linear(1, 1),), {"keep": 0}, UsageError, "keep is 0"),
-        ((Odd(1, 1),), {}, NotSupportedError, "_extra_state in the model's state is no tensor"),
+        ((Odd(1, 1),), {}, NotSupportedError, "_extra_state in the model's state is not a tensor"),
         (
             (torch.nn.Linear(1, 1), torch.optim.SGD(torch.nn.Linear(1, 1).parameters())),
             {},

@@ -161,7 +161,7 @@ def test_the_state_of_another_order_is_refused() -> None:
 def test_a_loader_of_other_samples_is_refused() -> None:
     sampler, data = ShardSampler(10, 0, 1), TensorDataset(torch.arange(10))
     for loader in (DataLoader(data, batch_size=2), DataLoader(data, batch_size=None, sampler=sampler)):
-        with pytest.raises(UsageError, match="wants a DataLoader"):
+        with pytest.raises(UsageError, match="needs a DataLoader"):
             next(sampler.batches(loader))
 
 
@@ -189,5 +189,5 @@ def test_files_come_in_blocks_the_first_ones_longer(trainers: int, shares: list[
 
 
 def test_one_file_is_not_its_letters() -> None:
-    with pytest.raises(UsageError, match="wants a list of files, not 'part-0'"):
+    with pytest.raises(UsageError, match="needs a list of files, not 'part-0'"):
         get_file_shard("part-0", 0, 1)

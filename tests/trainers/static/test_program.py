@@ -175,8 +175,8 @@ def test_what_a_network_must_give(loss: str, given: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("words", "settings", "message"),
     [
-        ((1, [X, Y], network), {}, "wants a torch.nn.Module as its model, not 1"),
-        ((model(), [X, Y], network), {"optimizer": "sgd"}, "wants a torch.optim optimizer, not 'sgd'"),
+        ((1, [X, Y], network), {}, "needs a torch.nn.Module as its model, not 1"),
+        ((model(), [X, Y], network), {"optimizer": "sgd"}, "needs a torch.optim optimizer, not 'sgd'"),
         ((model(), ["x"], network), {}, "feeds holds 'x'; it is a list of static.data"),
         ((model(), [X, X], network), {}, "feeds has 'x' twice"),
         ((model(), [X], network), {}, "by name, x; it does not take that: missing a required argument: 'y'"),
