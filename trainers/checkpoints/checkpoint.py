@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 
 from trainers import progress
-from trainers.checkpoints import shelf as shelves
+from trainers.checkpoints import directory as checkpoint_directory
 from trainers.checkpoints import tensors as checkpoint_tensors
+from trainers.checkpoints.directory import CheckpointDirectory, open_directory, step_of
 from trainers.checkpoints.manifest import CheckpointError, Manifest
-from trainers.checkpoints.shelf import Shelf, open_shelf, step_of
 from trainers.checkpoints.state import Contents
 from trainers.checkpoints.tensors import Staging
 from trainers.errors import FleetError, UsageError
@@ -161,7 +161,7 @@ class _Order:
     other values, or raises what was wrong with them.
     """
 
-    shelf: Shelf
+    checkpoints: CheckpointDirectory
     step: int
     keep: int
     tensors: checkpoint_tensors.Tensors
@@ -231,22 +231,22 @@ def load(
     are damaged, when it is of another model, or for a save in the background that has failed; UsageError.
     """
     wait()
-    shelf = open_shelf(directory)
+    checkpoints = open_directory(directory)
     contents, ranks = Contents(model, optimizer, state or {}), Ranks()
-    ranks.first_tells(lambda: _mention_interrupted(shelf))
+    ranks.first_tells(lambda: _mention_interrupted(checkpoints))
     while True:
-        chosen = ranks.first_tells(lambda: _newest(shelf))
+        chosen = ranks.first_tells(lambda: _newest(checkpoints))
         if chosen is None:
             return None
         name, manifest = chosen
-        shares = ranks.all_tell(partial(_look_at_share, shelf, name, manifest, ranks))
+        shares = ranks.all_tell(partial(_look_at_share, checkpoints, name, manifest, ranks))
         wrong = next(filter(None, shares), None)
         if wrong is None:
             break
-        _pass_over(shelf.path(name), wrong, ranks.rank)
+        _pass_over(checkpoints.path(name), wrong, ranks.rank)
     contents.check(manifest)
     tensors = contents.wanted(manifest, ranks.rank, ranks.world)
-    checkpoint_tensors.read(tensors, shelf, name, manifest.index)
+    checkpoint_tensors.read(tensors, checkpoints, name, manifest.index)
     contents.take(manifest, tensors)
     return manifest.step
 
@@ -267,7 +267,7 @@ def _order(
     if keep < 1:
         raise UsageError(f"keep is {keep!r}; at least 1 checkpoint must be kept")
     return _Order(
-        shelf=open_shelf(directory),
+        checkpoints=open_directory(directory),
         step=step,
         keep=keep,
         tensors=copies(contents.tensors(ranks.rank, ranks.world)),
@@ -277,38 +277,38 @@ def _order(
 
 
 def _write(order: _Order, ranks: Ranks) -> str:
-    shelf = order.shelf
+    checkpoints = order.checkpoints
     name, begun = ranks.first_tells(lambda: _begin(order))
     if not begun:
-        return shelf.path(name)
+        return checkpoints.path(name)
     try:
         with progress.activity(f"saving the checkpoint of step {order.step}"):
-            written = checkpoint_tensors.write(order.tensors, shelf, name, ranks.group)
+            written = checkpoint_tensors.write(order.tensors, checkpoints, name, ranks.group)
         shares = ranks.all_tell(partial(_share, order, ranks.rank, written))
         name = ranks.first_tells(lambda: _commit(order, name, written.index, shares))
     except FleetError:
         if ranks.rank == 0:
             with contextlib.suppress(OSError):
-                shelf.discard(name)
+                checkpoints.discard(name)
         raise
     if ranks.rank == 0:
-        _prune(shelf, order.keep)
-    return shelf.path(name)
+        _prune(checkpoints, order.keep)
+    return checkpoints.path(name)
 
 
 def _begin(order: _Order) -> tuple[str, bool]:
     """A name to write under; or that of this step's checkpoint, and False, when it is saved already."""
-    shelf, step = order.shelf, order.step
-    saved = [name for name in shelf.complete() if shelf.path(name) not in _damaged]
+    checkpoints, step = order.checkpoints, order.step
+    saved = [name for name in checkpoints.complete() if checkpoints.path(name) not in _damaged]
     if saved and step_of(saved[0]) > step:
         raise UsageError(
-            f"{shelf.where} has a checkpoint of step {step_of(saved[0])}, and this is step {step}: another "
-            "run's? Load the newest checkpoint before you train, or save to another directory"
+            f"{checkpoints.where} has a checkpoint of step {step_of(saved[0])}, and this is step {step}: "
+            "another run's? Load the newest checkpoint before you train, or save to another directory"
         )
     if saved and step_of(saved[0]) == step:
         return saved[0], False
     order.parts()
-    return shelf.begin(step), True
+    return checkpoints.begin(step), True
 
 
 def _share(order: _Order, rank: int, written: checkpoint_tensors.Written) -> tuple[Any, dict[str, Any]]:
@@ -330,48 +330,50 @@ def _commit(order: _Order, name: str, index: Mapping[str, Any], shares: Sequence
         index=index,
         parts=Contents.joined(order.parts(), [parts for _, parts in shares]),
     )
-    final = shelves.commit(order.shelf, name, manifest)
-    _damaged.discard(order.shelf.path(final))
+    final = checkpoint_directory.commit(order.checkpoints, name, manifest)
+    _damaged.discard(order.checkpoints.path(final))
     return final
 
 
-def _prune(shelf: Shelf, keep: int) -> None:
+def _prune(checkpoints: CheckpointDirectory, keep: int) -> None:
     try:
-        shelves.prune(shelf, keep, _damaged)
+        checkpoint_directory.prune(checkpoints, keep, _damaged)
     except OSError as error:  # the new one is complete: failing to remove old ones is not an error
-        glog(f"warning: old checkpoints in {shelf.where} could not be removed: {error}")
+        glog(f"warning: old checkpoints in {checkpoints.where} could not be removed: {error}")
 
 
 # ---- reading
 
 
-def _mention_interrupted(shelf: Shelf) -> None:
-    for name in shelf.interrupted():
-        glog(f"{shelf.path(name)} is of a save that was interrupted; it is not looked at")
+def _mention_interrupted(checkpoints: CheckpointDirectory) -> None:
+    for name in checkpoints.interrupted():
+        glog(f"{checkpoints.path(name)} is of a save that was interrupted; it is not looked at")
 
 
-def _newest(shelf: Shelf) -> tuple[str, Manifest] | None:
+def _newest(checkpoints: CheckpointDirectory) -> tuple[str, Manifest] | None:
     """The newest checkpoint whose manifest is intact. Raises CheckpointError when there are only others."""
-    there = shelf.complete()
+    there = checkpoints.complete()
     for name in there:
-        if shelf.path(name) in _damaged:
+        if checkpoints.path(name) in _damaged:
             continue
         try:
-            return name, shelves.read_manifest(shelf, name)
+            return name, checkpoint_directory.read_manifest(checkpoints, name)
         except CheckpointError as error:
-            _pass_over(shelf.path(name), str(error), 0)
+            _pass_over(checkpoints.path(name), str(error), 0)
     if there:
         raise CheckpointError(
-            f"all {len(there)} checkpoints in {shelf.where} are damaged; the messages above say how. Remove "
-            "them to start over"
+            f"all {len(there)} checkpoints in {checkpoints.where} are damaged; the messages above say how. "
+            "Remove them to start over"
         )
     return None
 
 
-def _look_at_share(shelf: Shelf, name: str, manifest: Manifest, ranks: Ranks) -> str | None:
+def _look_at_share(
+    checkpoints: CheckpointDirectory, name: str, manifest: Manifest, ranks: Ranks
+) -> str | None:
     """The ranks divide the files among them; what is wrong with mine."""
     mine = sorted(manifest.files)[ranks.rank :: ranks.world]
-    return shelves.damage(shelf, name, {file: manifest.files[file] for file in mine})
+    return checkpoint_directory.damage(checkpoints, name, {file: manifest.files[file] for file in mine})
 
 
 def _pass_over(path: str, why: str, rank: int) -> None:

@@ -21,8 +21,10 @@ from trainers.storage.folder import file_system
 _NAME = re.compile(r"step-(\d{8,})(\.[0-9a-f]{8})?")
 
 
-class RemoteShelf:
-    """Implements `shelf.Shelf`. The URL's options come from fsspec's configuration and the environment."""
+class RemoteDirectory:
+    """Implements `CheckpointDirectory`. The URL's options come from fsspec's configuration and the
+    environment.
+    """
 
     def __init__(self, url: str) -> None:
         self._files, self._root = file_system(url)

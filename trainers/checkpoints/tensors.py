@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainers.checkpoints.directory import CheckpointDirectory
 from trainers.checkpoints.manifest import CheckpointError
-from trainers.checkpoints.shelf import Shelf
 
 Tensors = dict[str, torch.Tensor]
 
@@ -69,7 +69,9 @@ class Written:
     files: dict[str, tuple[int, str]]
 
 
-def write(tensors: Tensors, shelf: Shelf, name: str, group: dist.ProcessGroup | None = None) -> Written:
+def write(
+    tensors: Tensors, checkpoints: CheckpointDirectory, name: str, group: dist.ProcessGroup | None = None
+) -> Written:
     """All ranks of the group (default: the default one) together write their tensors; what several have is
     written once. Raises CheckpointError, on all ranks.
     """
@@ -77,12 +79,12 @@ def write(tensors: Tensors, shelf: Shelf, name: str, group: dist.ProcessGroup | 
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from trainers.checkpoints.torch_storage import ShelfWriter
+    from trainers.checkpoints.torch_storage import DirectoryWriter
 
-    writer = ShelfWriter(shelf, name)
+    writer = DirectoryWriter(checkpoints, name)
     planner = DefaultSavePlanner(flatten_state_dict=False)
     _be_quiet()
-    with _failures(f"the checkpoint could not be written to {shelf.path(name)}", shelf):
+    with _failures(f"the checkpoint could not be written to {checkpoints.path(name)}", checkpoints):
         metadata = save(
             tensors,
             storage_writer=writer,
@@ -93,17 +95,17 @@ def write(tensors: Tensors, shelf: Shelf, name: str, group: dist.ProcessGroup | 
     return Written(_index(metadata), writer.files.written)
 
 
-def read(tensors: Tensors, shelf: Shelf, name: str, index: Mapping[str, Any]) -> None:
+def read(tensors: Tensors, checkpoints: CheckpointDirectory, name: str, index: Mapping[str, Any]) -> None:
     """Fill these tensors, all ranks together. Raises CheckpointError, on all ranks."""
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import load
 
     from trainers.checkpoints.torch_storage import IndexReader
 
-    reader = IndexReader(shelf, name, index)
+    reader = IndexReader(checkpoints, name, index)
     planner = DefaultLoadPlanner(flatten_state_dict=False)
     _be_quiet()
-    with _failures(f"the checkpoint {shelf.path(name)} could not be read"):
+    with _failures(f"the checkpoint {checkpoints.path(name)} could not be read"):
         load(tensors, storage_reader=reader, planner=planner, no_dist=not dist.is_initialized())
 
 
@@ -129,7 +131,7 @@ def _index(metadata: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _failures(what: str, shelf: Shelf | None = None) -> Iterator[None]:
+def _failures(what: str, checkpoints: CheckpointDirectory | None = None) -> Iterator[None]:
     """torch's CheckpointException is not an Exception, is long, and does not mention a full disk."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -137,14 +139,14 @@ def _failures(what: str, shelf: Shelf | None = None) -> Iterator[None]:
         yield
     except CheckpointException as error:
         causes = "; ".join(f"rank {rank}: {cause[0]}" for rank, cause in sorted(error.failures.items())[:3])
-        raise CheckpointError(f"{what}: {causes}{_room(shelf)}") from error
+        raise CheckpointError(f"{what}: {causes}{_room(checkpoints)}") from error
     except OSError as error:
-        raise CheckpointError(f"{what}: {error}{_room(shelf)}") from error
+        raise CheckpointError(f"{what}: {error}{_room(checkpoints)}") from error
 
 
-def _room(shelf: Shelf | None) -> str:
+def _room(checkpoints: CheckpointDirectory | None) -> str:
     try:
-        free = None if shelf is None else shelf.free()
+        free = None if checkpoints is None else checkpoints.free()
     except OSError:
         free = None
     return "" if free is None else f"; {free / 1e6:,.1f} MB are free there now"

@@ -26,24 +26,24 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from trainers.checkpoints.shelf import Shelf
+from trainers.checkpoints.directory import CheckpointDirectory
 
 # ---- Writing
 
 
-class ShelfFiles(FileSystemBase):
+class DirectoryFiles(FileSystemBase):
     """What FileSystemWriter and FileSystemReader need of a file system: one checkpoint, in which a path is
     the name of a file. `written` are (bytes, xxh3-128) by name.
     """
 
-    def __init__(self, shelf: Shelf, name: str) -> None:
-        self._shelf, self._name = shelf, name
+    def __init__(self, checkpoints: CheckpointDirectory, name: str) -> None:
+        self._checkpoints, self._name = checkpoints, name
         self.written: dict[str, tuple[int, str]] = {}
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
         file = os.fspath(path)
-        with self._shelf.open(self._name, file, mode) as raw:
+        with self._checkpoints.open(self._name, file, mode) as raw:
             if mode == "rb":
                 yield cast(io.IOBase, raw)
                 return
@@ -61,14 +61,14 @@ class ShelfFiles(FileSystemBase):
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         file, to = os.fspath(path), os.fspath(new_path)
-        self._shelf.rename(self._name, file, to)
+        self._checkpoints.rename(self._name, file, to)
         self.written[to] = self.written.pop(file)
 
     def init_path(self, path: str | os.PathLike[str]) -> str:
         return os.fspath(path)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """`Shelf.begin` has made it."""
+        """`CheckpointDirectory.begin` has made it."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -81,12 +81,12 @@ class ShelfFiles(FileSystemBase):
         raise NotImplementedError(f"{path} is in the way in a checkpoint that has just begun")
 
 
-class ShelfWriter(FileSystemWriter):
-    """Does not fsync: a shelf's files are durable when they are closed."""
+class DirectoryWriter(FileSystemWriter):
+    """Does not fsync: files of a checkpoint are durable when they are closed."""
 
-    def __init__(self, shelf: Shelf, name: str) -> None:
-        super().__init__(shelf.path(name), sync_files=False)
-        self.fs = self.files = ShelfFiles(shelf, name)  # type: ignore[assignment]  # torch's is a FileSystem
+    def __init__(self, checkpoints: CheckpointDirectory, name: str) -> None:
+        super().__init__(checkpoints.path(name), sync_files=False)
+        self.fs = self.files = DirectoryFiles(checkpoints, name)  # type: ignore[assignment]  # torch's is a FileSystem
         self.path = ""
 
 
@@ -133,9 +133,9 @@ class _Piece:
 class IndexReader(FileSystemReader):
     """`index` as `tensors.write` returns it."""
 
-    def __init__(self, shelf: Shelf, name: str, index: Mapping[str, Any]) -> None:
-        super().__init__(shelf.path(name))
-        self.fs = ShelfFiles(shelf, name)  # type: ignore[assignment]  # torch's is a FileSystem
+    def __init__(self, checkpoints: CheckpointDirectory, name: str, index: Mapping[str, Any]) -> None:
+        super().__init__(checkpoints.path(name))
+        self.fs = DirectoryFiles(checkpoints, name)  # type: ignore[assignment]  # torch's is a FileSystem
         self.path = ""
         self._index = index
 

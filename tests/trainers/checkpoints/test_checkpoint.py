@@ -13,8 +13,8 @@ import torch
 
 from tests.support.cluster import PATH
 from trainers.checkpoints import checkpoint
+from trainers.checkpoints.directory import LocalDirectory
 from trainers.checkpoints.manifest import CheckpointError
-from trainers.checkpoints.shelf import LocalShelf
 from trainers.errors import NotSupportedError, UsageError
 from trainers.optimizer import DistributedOptimizer
 
@@ -153,7 +153,7 @@ def flip(path: Path) -> None:
 def test_the_newest_two_stay(tmp_path: Path) -> None:
     model = saved(tmp_path)
     checkpoint.save(tmp_path, 10, model)
-    assert LocalShelf(tmp_path).complete() == ["step-00000010", "step-00000003"]
+    assert LocalDirectory(tmp_path).complete() == ["step-00000010", "step-00000003"]
 
 
 def test_a_damaged_one_is_passed_over_and_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,7 @@ def test_a_damaged_one_is_passed_over_and_replaced(tmp_path: Path, capfd: pytest
     checkpoint.save(tmp_path, 2, model)
     assert checkpoint.load(tmp_path, model) == 2
     checkpoint.save(tmp_path, 3, model)
-    assert LocalShelf(tmp_path).complete() == ["step-00000003", "step-00000002"]
+    assert LocalDirectory(tmp_path).complete() == ["step-00000003", "step-00000002"]
 
 
 def test_when_all_are_damaged_training_does_not_begin_anew_unasked(tmp_path: Path) -> None:
@@ -295,4 +295,4 @@ def test_loading_runs_no_code_that_came_with_the_checkpoint(tmp_path: Path) -> N
     )
     assert (done.returncode, done.stderr) == (0, "")
     # The end of the process has waited for what was still being saved.
-    assert LocalShelf(tmp_path / "saved").complete() == ["step-00000002", "step-00000001"]
+    assert LocalDirectory(tmp_path / "saved").complete() == ["step-00000002", "step-00000001"]

@@ -15,7 +15,7 @@ from tests.support.forking import Forker
 from tests.support.scripts.checkpoint_cases import KILLS, STEPS
 from tests.support.stores import register
 from tests.support.traces import wait_until
-from trainers.checkpoints.shelf import open_shelf, step_of
+from trainers.checkpoints.directory import open_directory, step_of
 
 pytestmark = pytest.mark.slow
 BOUND = 250.0
@@ -46,9 +46,9 @@ def assert_as_if_undisturbed(
     assert len(deaths) == KILLS
     final = torch.load(folder / "final.pt")
     assert all(torch.equal(final[name], value) for name, value in undisturbed.items())
-    shelf = open_shelf(where)
-    assert [step_of(name) for name in shelf.complete()] == [STEPS, STEPS - 3]
-    assert shelf.interrupted() == []
+    checkpoints = open_directory(where)
+    assert [step_of(name) for name in checkpoints.complete()] == [STEPS, STEPS - 3]
+    assert checkpoints.interrupted() == []
 
 
 @pytest.mark.parametrize(("seed", "how"), [(1, "sync"), (2, "async")])

@@ -29,8 +29,8 @@ _NAME = re.compile(r"step-\d{8,}")
 _ASIDE = re.compile(r"step-\d{8,}\.[0-9a-f]{8}\.tmp")
 
 
-class LocalShelf:
-    """Implements `shelf.Shelf`."""
+class LocalDirectory:
+    """Implements `CheckpointDirectory`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -117,7 +117,7 @@ def _aside(name: str) -> str:
 _PIECE = 1 << 22
 
 
-class Shelf(Protocol):
+class CheckpointDirectory(Protocol):
     """Checkpoints by their names, and files in them by theirs. Every method raises OSError."""
 
     @property
@@ -167,7 +167,7 @@ class Shelf(Protocol):
         ...
 
 
-def open_shelf(directory: str | os.PathLike[str]) -> Shelf:
+def open_directory(directory: str | os.PathLike[str]) -> CheckpointDirectory:
     """A path of this machine, or a URL of fsspec (`s3://bucket/run`). Raises UsageError."""
     text = os.fspath(directory)
     for protocol in ("file://", "local://"):
@@ -175,42 +175,42 @@ def open_shelf(directory: str | os.PathLike[str]) -> Shelf:
     if not text:
         raise UsageError("the directory of the checkpoints is empty; give a path or a URL")
     if "://" not in text:
-        return LocalShelf(Path(text))
-    from trainers.checkpoints.remote import RemoteShelf  # late: few jobs use fsspec
+        return LocalDirectory(Path(text))
+    from trainers.checkpoints.remote import RemoteDirectory  # late: few jobs use fsspec
 
-    return RemoteShelf(text)
+    return RemoteDirectory(text)
 
 
 def step_of(name: str) -> int:
     return int(name.removeprefix("step-").partition(".")[0])
 
 
-def commit(shelf: Shelf, name: str, about: Manifest) -> str:
+def commit(checkpoints: CheckpointDirectory, name: str, about: Manifest) -> str:
     """Make a written checkpoint one. Raises CheckpointError when a file is not here that another rank has
     written, OSError.
     """
     for file, (size, _) in about.files.items():
-        found = shelf.size(name, file)
+        found = checkpoints.size(name, file)
         if found != size:
             raise CheckpointError(
-                f"{shelf.path(name, file)} has {size} bytes where it was written and {found} here; the "
+                f"{checkpoints.path(name, file)} has {size} bytes where it was written and {found} here; the "
                 "directory of checkpoints must be one that all machines of the job share"
             )
-    return shelf.publish(name, manifest.manifest_to_bytes(about))
+    return checkpoints.publish(name, manifest.manifest_to_bytes(about))
 
 
-def prune(shelf: Shelf, keep: int, damaged: Collection[str] = ()) -> None:
+def prune(checkpoints: CheckpointDirectory, keep: int, damaged: Collection[str] = ()) -> None:
     """Remove what is older than the newest `keep` checkpoints. `damaged`, paths, do not count."""
-    whole = [name for name in shelf.complete() if shelf.path(name) not in damaged]
+    whole = [name for name in checkpoints.complete() if checkpoints.path(name) not in damaged]
     for name in whole[keep:]:
-        shelf.discard(name)
+        checkpoints.discard(name)
 
 
-def read_manifest(shelf: Shelf, name: str) -> Manifest:
+def read_manifest(checkpoints: CheckpointDirectory, name: str) -> Manifest:
     """Raises CheckpointError for anything but a whole manifest and files of its sizes."""
-    path = shelf.path(name, MANIFEST)
+    path = checkpoints.path(name, MANIFEST)
     try:
-        with shelf.open(name, MANIFEST, "rb") as stream:
+        with checkpoints.open(name, MANIFEST, "rb") as stream:
             content = stream.read()
     except OSError as error:
         raise CheckpointError(f"{path} is missing or cannot be read: {error!r}") from error
@@ -219,26 +219,28 @@ def read_manifest(shelf: Shelf, name: str) -> Manifest:
     except (CheckpointError, NotSupportedError) as error:
         raise type(error)(f"{path} {error}") from error
     for file, (size, _) in about.files.items():
-        found = shelf.size(name, file)
+        found = checkpoints.size(name, file)
         if found != size:
-            raise CheckpointError(f"{shelf.path(name, file)} has {found} bytes; the manifest says {size}")
+            raise CheckpointError(
+                f"{checkpoints.path(name, file)} has {found} bytes; the manifest says {size}"
+            )
     return about
 
 
-def damage(shelf: Shelf, name: str, files: Mapping[str, tuple[int, str]]) -> str | None:
+def damage(checkpoints: CheckpointDirectory, name: str, files: Mapping[str, tuple[int, str]]) -> str | None:
     """What is wrong with the content of these files of a checkpoint, if anything."""
     for file, (_, digest) in files.items():
         try:
-            if _checksum(shelf, name, file) != digest:
-                return f"{shelf.path(name, file)} is damaged: its checksum does not fit"
+            if _checksum(checkpoints, name, file) != digest:
+                return f"{checkpoints.path(name, file)} is damaged: its checksum does not fit"
         except OSError as error:
-            return f"{shelf.path(name, file)} cannot be read: {error}"
+            return f"{checkpoints.path(name, file)} cannot be read: {error}"
     return None
 
 
-def _checksum(shelf: Shelf, name: str, file: str) -> str:
+def _checksum(checkpoints: CheckpointDirectory, name: str, file: str) -> str:
     digest = xxhash.xxh3_128()
-    with shelf.open(name, file, "rb") as content:
+    with checkpoints.open(name, file, "rb") as content:
         while piece := content.read(_PIECE):
             digest.update(piece)
     return digest.hexdigest()

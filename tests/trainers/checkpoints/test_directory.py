@@ -11,9 +11,9 @@ import pytest
 import xxhash
 
 from tests.support.stores import register
-from trainers.checkpoints import shelf as shelves
+from trainers.checkpoints import directory as checkpoint_directory
+from trainers.checkpoints.directory import CheckpointDirectory, LocalDirectory, open_directory, step_of
 from trainers.checkpoints.manifest import CheckpointError, Manifest
-from trainers.checkpoints.shelf import LocalShelf, Shelf, open_shelf, step_of
 from trainers.errors import NotSupportedError, UsageError
 
 KINDS = ("", "file://", "objects://", "torn://")
@@ -21,43 +21,43 @@ KINDS = ("", "file://", "objects://", "torn://")
 
 @dataclass
 class Case:
-    shelf: Shelf
+    checkpoints: CheckpointDirectory
 
     def begun(self, step: int, content: bytes = b"abc") -> str:
-        name = self.shelf.begin(step)
+        name = self.checkpoints.begin(step)
         self.put(name, "data", content)
         return name
 
     def written(self, step: int, content: bytes = b"abc") -> str:
         files = {"data": (len(content), xxhash.xxh3_128_hexdigest(content))}
         about = Manifest(step=step, world=2, files=files, index={}, parts={"state": {}})
-        return shelves.commit(self.shelf, self.begun(step, content), about)
+        return checkpoint_directory.commit(self.checkpoints, self.begun(step, content), about)
 
     def put(self, name: str, file: str, content: bytes) -> None:
-        with self.shelf.open(name, file, "wb") as stream:
+        with self.checkpoints.open(name, file, "wb") as stream:
             stream.write(content)
 
     def get(self, name: str, file: str) -> bytes:
-        with self.shelf.open(name, file, "rb") as stream:
+        with self.checkpoints.open(name, file, "rb") as stream:
             return stream.read()
 
     def steps(self) -> list[int]:
-        return [step_of(name) for name in self.shelf.complete()]
+        return [step_of(name) for name in self.checkpoints.complete()]
 
 
 @pytest.fixture(params=KINDS)
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
     register()
-    return Case(open_shelf(f"{request.param}{tmp_path}/saved"))
+    return Case(open_directory(f"{request.param}{tmp_path}/saved"))
 
 
 def test_what_is_written_is_read(case: Case) -> None:
-    assert case.shelf.complete() == case.shelf.interrupted() == []
+    assert case.checkpoints.complete() == case.checkpoints.interrupted() == []
     name = case.written(7)
-    manifest = shelves.read_manifest(case.shelf, name)
+    manifest = checkpoint_directory.read_manifest(case.checkpoints, name)
     assert (manifest.step, manifest.world, manifest.parts) == (7, 2, {"state": {}})
-    assert shelves.damage(case.shelf, name, manifest.files) is None
-    assert case.shelf.path(name, "data").endswith(f"/saved/{name}/data")
+    assert checkpoint_directory.damage(case.checkpoints, name, manifest.files) is None
+    assert case.checkpoints.path(name, "data").endswith(f"/saved/{name}/data")
     assert name.startswith("step-00000007")
     assert case.steps() == [7]
 
@@ -67,68 +67,68 @@ def test_only_what_a_finished_save_has_left_counts(case: Case) -> None:
         case.written(step)
     under_way = case.begun(300)
     assert case.steps() == [123456789, 100, 20, 9]
-    assert case.shelf.interrupted() == [under_way]
+    assert case.checkpoints.interrupted() == [under_way]
 
 
 def test_in_a_folder_names_count(tmp_path: Path) -> None:
     for name in ("step-5", "notes", "step-00000001.tmp", "step-00000002.01234567"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000400").write_text("a file")
-    assert LocalShelf(tmp_path).complete() == LocalShelf(tmp_path).interrupted() == []
+    assert LocalDirectory(tmp_path).complete() == LocalDirectory(tmp_path).interrupted() == []
 
 
 def test_a_save_clears_away_what_interrupted_ones_left(case: Case) -> None:
     left, now = case.begun(1), case.begun(1)
-    assert case.shelf.interrupted() == [now]
+    assert case.checkpoints.interrupted() == [now]
     assert now != left
 
 
 def test_the_newest_stay_and_damaged_ones_do_not_count(case: Case) -> None:
     names = [case.written(step) for step in range(1, 6)]
-    shelves.prune(case.shelf, 2, {case.shelf.path(names[4])})
+    checkpoint_directory.prune(case.checkpoints, 2, {case.checkpoints.path(names[4])})
     assert case.steps() == [5, 4, 3]
-    shelves.prune(case.shelf, 1)
+    checkpoint_directory.prune(case.checkpoints, 1)
     assert case.steps() == [5]
-    assert case.shelf.interrupted() == []
+    assert case.checkpoints.interrupted() == []
 
 
 def test_a_damaged_one_is_replaced(case: Case) -> None:
     case.written(1, b"before")
     name = case.written(1, b"after")
     assert case.get(name, "data") == b"after"
-    assert case.shelf.complete() == [name]
-    assert case.shelf.interrupted() == []
+    assert case.checkpoints.complete() == [name]
+    assert case.checkpoints.interrupted() == []
 
 
 def test_a_file_that_another_machine_has_written_elsewhere_is_missed(case: Case) -> None:
     name = case.begun(1)
     manifest = Manifest(step=1, world=2, files={"other": (3, "")}, index={}, parts={})
     with pytest.raises(CheckpointError, match="must be one that all machines of the job share"):
-        shelves.commit(case.shelf, name, manifest)
+        checkpoint_directory.commit(case.checkpoints, name, manifest)
     assert case.steps() == []
 
 
 def test_without_a_rename_the_end_of_the_manifest_counts(tmp_path: Path) -> None:
     """A save that is killed while it writes the manifest where that can be seen has not taken place."""
     register()
-    case = Case(open_shelf(f"torn://{tmp_path}/saved"))
+    case = Case(open_directory(f"torn://{tmp_path}/saved"))
     name = case.written(1)
     whole = case.get(name, "checkpoint.json")
     for length in (0, 1, len(whole) // 2, len(whole) - 1):
         case.put(name, "checkpoint.json", whole[:length])
-        assert case.shelf.complete() == []
-        assert case.shelf.interrupted() == [name]
+        assert case.checkpoints.complete() == []
+        assert case.checkpoints.interrupted() == [name]
     case.put(name, "checkpoint.json", whole)
-    assert case.shelf.complete() == [name]
+    assert case.checkpoints.complete() == [name]
 
 
 def test_a_copy_of_a_folder_is_a_checkpoint_elsewhere(tmp_path: Path) -> None:
     """As `aws s3 cp --recursive` makes it: the name of a folder, and no rename."""
     register()
-    name = Case(LocalShelf(tmp_path / "saved")).written(3)
-    other = open_shelf(f"torn://{tmp_path}/saved")
+    name = Case(LocalDirectory(tmp_path / "saved")).written(3)
+    other = open_directory(f"torn://{tmp_path}/saved")
     assert other.complete() == [name]
-    assert shelves.read_manifest(other, name).step == 3
+    assert checkpoint_directory.read_manifest(other, name).step == 3
 
 
 def _cut(case: Case, name: str) -> None:
@@ -136,11 +136,11 @@ def _cut(case: Case, name: str) -> None:
 
 
 def _gone(case: Case, name: str) -> None:
-    case.shelf.rename(name, "data", "elsewhere")
+    case.checkpoints.rename(name, "data", "elsewhere")
 
 
 def _no_manifest(case: Case, name: str) -> None:
-    case.shelf.rename(name, "checkpoint.json", "elsewhere")
+    case.checkpoints.rename(name, "checkpoint.json", "elsewhere")
 
 
 def _half_manifest(case: Case, name: str) -> None:
@@ -174,17 +174,17 @@ def test_what_a_look_at_names_and_sizes_finds(
     name = case.written(3)
     spoil(case, name)
     with pytest.raises(CheckpointError, match=words):
-        shelves.read_manifest(case.shelf, name)
+        checkpoint_directory.read_manifest(case.checkpoints, name)
 
 
 def test_a_flipped_bit_is_found_by_reading(case: Case) -> None:
     name = case.written(3)
-    about = shelves.read_manifest(case.shelf, name).files
+    about = checkpoint_directory.read_manifest(case.checkpoints, name).files
     case.put(name, "data", b"abb")
-    shelves.read_manifest(case.shelf, name)
-    assert "its checksum does not fit" in str(shelves.damage(case.shelf, name, about))
-    case.shelf.rename(name, "data", "elsewhere")
-    assert "cannot be read" in str(shelves.damage(case.shelf, name, about))
+    checkpoint_directory.read_manifest(case.checkpoints, name)
+    assert "its checksum does not fit" in str(checkpoint_directory.damage(case.checkpoints, name, about))
+    case.checkpoints.rename(name, "data", "elsewhere")
+    assert "cannot be read" in str(checkpoint_directory.damage(case.checkpoints, name, about))
 
 
 def test_a_later_format_is_not_taken_for_damage(case: Case) -> None:
@@ -194,7 +194,7 @@ def test_a_later_format_is_not_taken_for_damage(case: Case) -> None:
     outer = {"xxh3": xxhash.xxh3_128_hexdigest(body.encode()), "manifest": body}
     case.put(name, "checkpoint.json", json.dumps(outer).encode())
     with pytest.raises(NotSupportedError, match="has format 2; this version reads 1"):
-        shelves.read_manifest(case.shelf, name)
+        checkpoint_directory.read_manifest(case.checkpoints, name)
 
 
 @pytest.mark.parametrize(
@@ -203,4 +203,4 @@ def test_a_later_format_is_not_taken_for_damage(case: Case) -> None:
 )
 def test_directories_that_are_none(directory: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        open_shelf(directory)
+        open_directory(directory)
