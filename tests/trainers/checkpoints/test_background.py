@@ -68,7 +68,7 @@ def test_a_save_waits_for_the_one_before(where: str) -> None:
     for step in (3, 2, 1):
         assert checkpoint.load(where, model) == step
         saved.append(model.weight.item())
-        newest = checkpoint.open_shelf(where)
+        newest = checkpoint.open_directory(where)
         newest.discard(newest.complete()[0])
     assert saved == [3, 2, 1]
 
