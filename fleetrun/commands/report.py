@@ -14,7 +14,7 @@ import click
 
 from fleetrun.commands.find import complete_jobs, find_any, history_of
 from fleetrun.commands.output import print_json, write
-from fleetrun.console.text import lasted, printable, wrapped
+from fleetrun.console.text import describe_duration, printable, wrapped
 from fleetrun.pod.events import HUNG
 from fleetrun.record.history import History, number
 from fleetrun.record.journal import Event
@@ -91,7 +91,7 @@ def _head(history: History, now: float) -> list[str]:
     if began is not None:
         until = ended if ended is not None else now
         word = "ended" if history.over is not None else "last event" if ended is not None else "now"
-        lines.append(f"  began {_date(began)}, {word} {_date(until)}, {lasted(until - began)}")
+        lines.append(f"  began {_date(began)}, {word} {_date(until)}, {describe_duration(until - began)}")
     argv = launch.get("argv")
     if isinstance(argv, list):
         import shlex
@@ -127,7 +127,7 @@ def _event_text(event: Event, end: Event, failed: bool) -> str:
         case "exited" if event.get("code") and event.get("asked") is None and not failed:
             return _exit_text(event)
         case "hung":
-            silent = lasted(number(event.get("silent_for")) or 0.0)
+            silent = describe_duration(number(event.get("silent_for")) or 0.0)
             names = _joined(event.get("containers"))
             return f"no sign of life for {silent}: {names}; {_consequence_of_hang(event)}"
         case "restarting":

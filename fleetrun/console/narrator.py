@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fleetrun.console.console import Console, terminal_columns
-from fleetrun.console.text import Tail, columns, lasted, masked, printable, read_tail, wrapped
+from fleetrun.console.text import Tail, columns, describe_duration, masked, printable, read_tail, wrapped
 from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import Ending, Failure, Hang, JobResult, Leaving, PodEvent, Restarting, Started
@@ -204,7 +204,7 @@ def failure_headline(ended: Ended) -> str:
 
 def failure_summary(ended: Ended, tail: Tail) -> str:
     """For a failure that is followed by a restart."""
-    words = [failure_headline(ended), f"after {lasted(ended.ended - ended.started)}"]
+    words = [failure_headline(ended), f"after {describe_duration(ended.ended - ended.started)}"]
     message = error_line(ended, tail)
     return " ".join(words) + (f": {message}" if message else "")
 
@@ -223,7 +223,9 @@ def format_failure(result: JobResult, tail: Tail, *, width: int, log_full: bool 
     unless it is a path or a word."""
     ended = result.cause
     assert ended is not None, "a report needs a cause"
-    first = f"First failure: {failure_headline(ended)}, after {lasted(ended.ended - ended.started)}"
+    first = (
+        f"First failure: {failure_headline(ended)}, after {describe_duration(ended.ended - ended.started)}"
+    )
     facts = [
         f"pid {ended.pid}",
         f"at {_clock(ended.failed_at)}",

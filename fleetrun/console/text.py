@@ -100,7 +100,7 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
-def lasted(seconds: float) -> str:
+def describe_duration(seconds: float) -> str:
     """A duration within a sentence, with tenths below a minute: `4.2 s`, `12m34s`."""
     return f"{max(0.0, seconds):.1f} s" if seconds < 60 else format_duration(seconds) or "?"
 

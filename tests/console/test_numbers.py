@@ -5,12 +5,12 @@ import math
 import pytest
 
 from fleetrun.console.text import (
+    describe_duration,
     format_clock,
     format_count,
     format_duration,
     format_loss,
     format_short,
-    lasted,
 )
 
 
@@ -82,7 +82,7 @@ def test_how_long_in_a_column(seconds, text):
     ],
 )
 def test_how_long_in_a_sentence(seconds, text):
-    assert lasted(seconds) == text
+    assert describe_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
