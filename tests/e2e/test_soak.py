@@ -9,7 +9,7 @@ from tests.support.hosts import needs_hosts
 from tests.support.nodes import Etcd, needs_etcd, nodes
 from tests.support.soak import BOUND, Soak
 
-FAULTS = int(os.environ.get("SOAK", "24"))
+FAULTS = int(os.environ.get("SOAK", "16"))
 SEED = os.environ.get("SOAK_SEED", "1")
 PER_JOB = 8
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.random_faults import run_with_faults
 
-SEEDS = 1200
+SEEDS = 600
 CHUNK = 200
 
 

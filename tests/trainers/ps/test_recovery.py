@@ -20,7 +20,7 @@ from tests.support.forking import Forker
 from tests.support.scripts.leash import give
 from trainers.ps import read_values
 
-KILLS = int(os.environ.get("KILLS", "8"))
+KILLS = int(os.environ.get("KILLS", "5"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(max(300, 60 + 5 * KILLS))]
 
 

@@ -22,7 +22,7 @@ from trainers.ps.wire import Kind, decode
 pytestmark = pytest.mark.slow
 
 HELD, STEPS = 10, 40
-KILLS = int(os.environ.get("KILLS", "8")) // 2
+KILLS = int(os.environ.get("KILLS", "5")) // 2
 
 
 def kill_all(job: Job) -> None:
