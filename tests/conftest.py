@@ -47,7 +47,7 @@ _LONGEST = (
     "schedulers/test_slurm_cluster.py",
     "trainers/roles/test_mpi.py",
     "elastic/test_etcd_outages.py",
-    "plots/test_picture.py",
+    "plots/test_figure.py",
     "e2e/test_resizing.py",
     "e2e/test_training.py",
     "e2e/test_static_style.py",

@@ -1,15 +1,38 @@
-"""What is told of a failure while the job goes on."""
+"""What the console says of a launch: configuration, failures, hangs and the failure report."""
 
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from fleetrun.console import narrator
 from fleetrun.console.console import Console
-from fleetrun.console.narrator import Narrator
+from fleetrun.console.narrator import (
+    Narrator,
+    error_line,
+    failure_headline,
+    failure_summary,
+    format_failure,
+    hang_places,
+    hang_report,
+)
+from fleetrun.console.text import MASK, Tail, columns
 from fleetrun.envs.channels import ErrorRecord
-from fleetrun.envs.contract import Mode
+from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.resolve import resolve
+from fleetrun.envs.settings.show import banner as rows
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import Failure
-from fleetrun.pod.policy import Restart
+from fleetrun.pod.events import HUNG, Failure, Hang, JobResult
+from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
-from fleetrun.pod.spec import PodSpec
+from fleetrun.pod.spec import ContainerSpec, PodSpec
 from tests.support.pods import spec_of
+
+# ---- What is told of a failure while the job goes on.
 
 
 class Lines:
@@ -31,3 +54,390 @@ def test_words_of_a_script_do_nothing_to_a_terminal(tmp_path):
     Narrator(Console(lines, lines), pod, lambda: None).handle(failure)
     assert "; trainer 1 had failed before: ValueError: bad; restart 1 of 3" in lines.text
     assert lines.text.count("\n") == 1
+
+
+# ---- The first lines of a launch, as in the documents that users come from.
+
+
+def container(role, rank, **env):
+    log = Path("/srv/log") / f"{role}.{rank}.log"
+    return ContainerSpec(role=role, rank=rank, index=rank, argv=("x",), env=env, log=log)
+
+
+@pytest.fixture
+def spec():
+    return PodSpec(
+        name="evjsyn",
+        job_id="default",
+        mode=Mode.PS,
+        log_dir=Path("/srv/log"),
+        containers=(
+            container(Role.SERVER, 0, TRAINING_ROLE="PSERVER"),
+            container(Role.TRAINER, 0, PADDLE_TRAINER_ID="0", HOME="/root", FLEETRUN_TOKEN="x"),
+            container(Role.TRAINER, 1, PADDLE_TRAINER_ID="1"),
+        ),
+    )
+
+
+SEED = """\
+-----------  Configuration  ----------------------
+devices: None
+elastic_level: -1
+elastic_timeout: 30
+gloo_port: 6767
+host: None
+job_id: default
+legacy: False
+log_dir: log
+log_level: INFO
+master: None
+max_restart: 3
+nnodes: 1
+nproc_per_node: None
+rank: -1
+run_mode: ps  (from --server_num)
+server_num: 1  (from --server_num)
+servers: \n\
+trainer_num: 2  (from --trainer_num)
+trainers: \n\
+training_script: train.py
+training_script_args: []
+with_gloo: 0
+--------------------------------------------------
+"""
+"""Seed 002, lines 154 to 177; its run_mode says collective, which the job line after it belies."""
+
+
+def test_the_configuration_of_the_document():
+    resolved = resolve(read(["--server_num=1", "--trainer_num=2", "train.py"]), {})
+    assert "\n".join(narrator.configuration_lines(rows(resolved))) + "\n" == SEED
+
+
+def test_what_is_no_default_says_where_it_comes_from():
+    resolved = resolve(
+        read(["--nproc-per-node", "4", "train.py", "--lr", "0.1"]), {"PADDLE_LOG_DIR": "/logs"}
+    )
+    lines = narrator.configuration_lines(rows(resolved))
+    assert "nproc_per_node: 4  (from --nproc-per-node)" in lines
+    assert "log_dir: /logs  (from PADDLE_LOG_DIR)" in lines
+    assert "training_script_args: ['--lr', '0.1']" in lines
+    assert "rank: -1" in lines
+
+
+def test_the_job_and_its_pod(spec):
+    line = narrator.job_line("default", Mode.PS, (1, 1))
+    assert line == "Job: default, mode ps, replicas 1[1:1], elastic False"
+    assert narrator.pod_line("Run", spec, "ready") == "Run Pod: evjsyn, replicas 3, status ready"
+    assert (
+        narrator.pod_line("Watching", spec, "running") == "Watching Pod: evjsyn, replicas 3, status running"
+    )
+
+
+def test_an_elastic_job():
+    line = narrator.job_line("ads", Mode.COLLECTIVE, (2, 4))
+    assert line == "Job: ads, mode collective, replicas 4[2:4], elastic True"
+
+
+def test_a_table_for_the_first_of_each_role(spec):
+    lines = narrator.environment_tables(spec)
+    heads = [line for line in lines if line.startswith("Local")]
+    assert heads == [
+        "Local ps start 1 processes. First process distributed environment info (Only For Debug):",
+        "Local trainer start 2 processes. First process distributed environment info (Only For Debug):",
+    ]
+    text = "\n".join(lines)
+    assert "PADDLE_TRAINER_ID" in text
+    assert text.count("Distributed Envs") == 2
+    assert "HOME" not in text, "only what the launcher sets"
+    assert MASK in text
+
+
+def test_the_tables_have_straight_edges(spec):
+    table = [line for line in narrator.environment_tables(spec) if line.startswith("    ")]
+    assert {len(line) for line in table} == {4 + 89}
+    assert table[0] == "    +" + "=" * 87 + "+"
+
+
+def test_a_long_value_shows_its_end(spec):
+    endpoints = ",".join(f"127.0.0.1:{port}" for port in range(6000, 6064))
+    env = {"PADDLE_TRAINER_ENDPOINTS": endpoints}
+    long = PodSpec(
+        name="x",
+        job_id="x",
+        mode=Mode.PS,
+        log_dir=spec.log_dir,
+        containers=(container(Role.TRAINER, 0, **env),),
+    )
+    (row,) = [line for line in narrator.environment_tables(long) if "PADDLE_TRAINER_ENDPOINTS" in line]
+    assert "... " in row
+    assert row.rstrip(" |").endswith("127.0.0.1:6063")
+    assert len(row) == 93
+
+
+# ---- What a person reads of a hang.
+
+SPEC = ContainerSpec(role=Role.TRAINER, rank=0, index=0, argv=("x",), env={}, log=Path("/job/log/x.log"))
+LINES = ("trainer 2: load (train.py:7)", "trainers 0, 1, 3: wait (train.py:3)")
+
+
+def hang(*stacks: str, decision: GiveUp | Restart | None = None) -> Hang:
+    why = decision or GiveUp("--max_restart is 3")
+    return Hang(silent_for=600.0, containers=(SPEC,), decision=why, stacks=stacks)
+
+
+def test_the_report():
+    assert hang_report(hang(*LINES), 3, 200) == [
+        "=" * 80,
+        "Hang: no trainer printed or reported anything for 600 s (--hang_timeout); --max_restart is 3, "
+        "after 3 restarts",
+        "  trainer 2: load (train.py:7)",
+        "  trainers 0, 1, 3: wait (train.py:3)",
+        "Logs, with the stacks: /job/log",
+        "=" * 80,
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_it_fits_a_terminal(width: int):
+    long = f"trainers 0-7: {'wait ' * 60}(train.py:3)"
+    assert max(map(columns, hang_report(hang(long), 0, width))) <= width
+
+
+def test_without_stacks_it_says_so():
+    assert hang_places(hang(), 80) == ["  Where its processes are is not known."]
+
+
+def test_nothing_that_a_terminal_obeys_comes_through():
+    assert "\x1b" not in "\n".join(hang_report(hang("trainer 0: \x1b[2Jwait"), 0, 80))
+
+
+@pytest.mark.parametrize(
+    ("decision", "reason"),
+    [(GiveUp("restarts are off"), "; restarts are off"), (Restart(0.0, 1, 3), "")],
+)
+def test_the_headline_ends_alike_everywhere_and_the_reason_says_more(decision, reason: str):
+    said = hang(decision=decision)
+    assert said.headline.endswith(HUNG)
+    assert said.reason == said.headline + reason
+
+
+# ---- The report of a failure: what it says, on one screen.
+
+NOON = time.mktime((2022, 5, 18, 12, 0, 0, 0, 0, -1))
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 7, in <module>',
+    "    main()",
+    "    ^^^^^^",
+    "ValueError: bad input",
+)
+
+
+@pytest.fixture
+def ended(tmp_path):
+    def make(code=3, rank=1, role=Role.TRAINER, **changes):
+        spec = ContainerSpec(
+            role=role,
+            rank=rank,
+            index=rank,
+            argv=("x",),
+            env={},
+            log=tmp_path / f"default.evjsyn.{role}.{rank}.log",
+        )
+        known = {
+            "spec": spec,
+            "exit": Exit(code),
+            "pid": 4711,
+            "started": NOON - 2.5,
+            "ended": NOON,
+            "attempt": 0,
+        }
+        return Ended(**{**known, **changes})
+
+    return make
+
+
+NOTHING = Tail(())
+
+
+def lines_of(cause, tail=NOTHING, *, width=100, log_full=False, **result):
+    return format_failure(JobResult(code=3, cause=cause, **result), tail, width=width, log_full=log_full)
+
+
+# ---- one failure in few words
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "trainer 1 exited with code 3"),
+        ({"code": -9}, "trainer 1 was killed by SIGKILL"),
+        ({"code": -11}, "trainer 1 was killed by SIGSEGV"),
+        ({"role": Role.SERVER, "rank": 0}, "server 0 exited with code 3"),
+        ({"role": Role.SERVER, "code": 0}, "server 1 exited with code 0 before the trainers had ended"),
+        (
+            {"code": -9, "out_of_memory": True},
+            "trainer 1 was killed by SIGKILL for lack of memory (the kernel's OOM killer)",
+        ),
+        ({"code": -9, "asked": 15}, "trainer 1 failed and did not end by itself"),
+        ({"code": -15, "asked": 15}, "trainer 1 failed and did not end by itself"),
+        ({"code": 4, "asked": 15}, "trainer 1 exited with code 4"),
+    ],
+)
+def test_headline(ended, changes, words):
+    assert failure_headline(ended(**changes)) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.04, "0.0 s"),
+        (2.5, "2.5 s"),
+        (125, "2m05s"),
+        (-1, "0.0 s"),
+    ],
+)
+def test_how_long_it_took(ended, seconds, words):
+    assert (
+        failure_summary(ended(started=NOON - seconds), Tail(()))
+        == f"trainer 1 exited with code 3 after {words}"
+    )
+
+
+def test_the_line_of_a_failure_that_is_followed_by_a_restart(ended):
+    assert failure_summary(ended(), Tail((), TRACEBACK)) == (
+        "trainer 1 exited with code 3 after 2.5 s: ValueError: bad input"
+    )
+
+
+def test_the_error_is_what_the_process_wrote_of_itself_else_what_is_in_its_log(ended):
+    record = ErrorRecord("KeyError: 'x'\nand more", "Traceback", NOON)
+    assert error_line(ended(record=record), Tail((), TRACEBACK)) == "KeyError: 'x'"
+    assert error_line(ended(), Tail((), TRACEBACK)) == "ValueError: bad input"
+    assert error_line(ended(), Tail(("no traceback",))) == ""
+
+
+# ---- the report
+
+
+def test_it_says_who_how_when_and_where(ended):
+    lines = lines_of(ended(), Tail(("epoch 1",)), reason="--max_restart is 3", restarts=3)
+    text = "\n".join(lines)
+    assert lines[1] == "First failure: trainer 1 exited with code 3, after 2.5 s"
+    assert "pid 4711, at 12:00:00.000, after 3 restarts (--max_restart is 3)" in text
+    assert "Its last lines:\n  epoch 1\n" in text
+    assert lines[-2].startswith("Log: ")
+    assert lines[-2].endswith("default.evjsyn.trainer.1.log")
+
+
+def test_its_traceback_is_the_one_in_the_log(ended):
+    lines = lines_of(ended(), Tail(("noise",) * 100, TRACEBACK, ("", "closing")))
+    assert "  ValueError: bad input" in lines
+    assert "  noise" not in lines
+    assert lines[lines.index("After that:") + 1] == "  closing"
+    assert not any("^^^" in line for line in lines)
+
+
+def test_or_the_one_that_the_process_wrote_down(ended):
+    record = ErrorRecord("KeyError: 'x'", "Traceback (most recent call last):\nKeyError: 'x'\n", NOON - 1.25)
+    lines = lines_of(ended(record=record), Tail((), TRACEBACK))
+    assert "  KeyError: 'x'" in lines
+    assert "  ValueError: bad input" not in lines
+    assert any("at 11:59:58.750" in line for line in lines)
+
+
+def test_what_a_process_wrote_does_nothing_to_the_terminal(ended):
+    record = ErrorRecord("\x1b[2Jboom \ud83d", "Traceback\n  \x1b[2J\nboom \ud83d", NOON)
+    text = "\n".join(lines_of(ended(record=record)))
+    assert "\x1b" not in text + error_line(ended(record=record), Tail(()))
+    assert text.encode()
+
+
+def test_silence(ended):
+    assert "It printed nothing." in lines_of(ended())
+
+
+def test_chinese(ended):
+    assert "  ValueError: 数据为空" in lines_of(ended(), Tail((), (*TRACEBACK[:-1], "ValueError: 数据为空")))
+
+
+def test_those_that_failed_after_it(ended):
+    others = tuple(ended(code=1, rank=rank, ended=NOON + rank) for rank in (2, 3))
+    text = " ".join(lines_of(ended(), others=others))
+    assert (
+        "Then: trainer 2 exited with code 1 at 12:00:02.000; trainer 3 exited with code 1 at 12:00:03.000"
+        in text
+    )
+
+
+def test_not_all_of_many_others(ended):
+    others = tuple(ended(code=1, rank=rank) for rank in range(2, 64))
+    text = " ".join(" ".join(lines_of(ended(), others=others)).split())
+    assert "trainer 5" in text
+    assert "trainer 6" not in text
+    assert "and 58 more" in text
+
+
+@pytest.mark.parametrize(
+    ("sign", "hint"),
+    [
+        ("OSError: [Errno 98] Address already in use", "SO_REUSEADDR"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "batch"),
+        ("OSError: [Errno 28] No space left on device", "df -h"),
+    ],
+)
+def test_hints(ended, sign, hint):
+    assert any(
+        line.startswith("Hint: ") and hint in line for line in lines_of(ended(), Tail((sign,)), width=200)
+    )
+    assert any(hint in line for line in lines_of(ended(record=ErrorRecord(sign, "", NOON)), width=200))
+
+
+def test_no_hint_without_a_sign(ended):
+    assert not any(line.startswith("Hint") for line in lines_of(ended(), Tail(("fine",))))
+
+
+def test_a_full_disk_is_said(ended):
+    assert any("The disk of" in line for line in lines_of(ended(), log_full=True, width=300))
+
+
+LONG = (
+    TRACEBACK[0],
+    *(f'  File "/srv/a/long/path/to/some/module_{number}.py", line {number}, in f' for number in range(200)),
+    "RecursionError: " + "maximum recursion depth exceeded and so on " * 20,
+)
+
+
+def test_a_long_traceback_keeps_both_its_ends(ended):
+    lines = lines_of(ended(), Tail((), LONG))
+    assert lines[3] == f"  {TRACEBACK[0]}"
+    assert any("module_199.py" in line for line in lines)
+    assert any("lines ..." in line for line in lines)
+    assert any(line.startswith("  RecursionError: maximum") for line in lines)
+
+
+WORST = {
+    "traceback": Tail(("x" * 1000,) * 50, LONG, ("one " * 100,) * 50),
+    "log": Tail(tuple("word " * 50 + str(number) for number in range(500))),
+    "one enormous line": Tail(("word " * 20_000,)),
+    "lines without end": Tail(("x",) * 30_000),
+}
+
+
+@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("tail", WORST.values(), ids=WORST)
+def test_one_screen(ended, tail, width):
+    others = tuple(ended(code=1, rank=rank) for rank in range(2, 64))
+    lines = lines_of(ended(), tail, width=width, others=others, reason="--max_restart is 3", restarts=3)
+    assert len(lines) <= 36
+    long = [line for line in lines if len(line) > width and not line.startswith("Log: ")]
+    assert not [line for line in long if " " in line.strip()], "only a word that is too long may be so"
+
+
+def test_the_usual_report_has_24_lines(ended):
+    record = ErrorRecord("x", "\n".join(LONG[:100]), NOON)
+    assert len(lines_of(ended(record=record), others=(ended(rank=2),), reason="--max_restart is 3")) <= 24
+
+
+def test_a_record_changes_nothing_for_those_without(ended):
+    assert dataclasses.replace(ended(), record=None).failed_at == NOON

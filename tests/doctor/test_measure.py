@@ -1,13 +1,18 @@
 """What is looked at on this machine. Most of it can only be there or not; folders are made to be hostile."""
 
+import json
 import os
 import socket
+import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from fleetrun.doctor import measure
+from fleetrun.doctor.facts import Torch
+from fleetrun.doctor.measure import Groups
 from fleetrun.doctor.visit import at_once
 
 
@@ -114,3 +119,206 @@ def test_a_driver_that_may_not_be_there() -> None:
     found = measure.ask_driver(("0", "GPU-of-nobody"))
     assert bool(found.error) != bool(found.version)
     assert "GPU-of-nobody" not in {gpu.id for gpu in found.gpus}
+
+
+# ---- What control groups leave, read from folders as the kernel shows them.
+
+MIB, GIB = 1 << 20, 1 << 30
+UNLIMITED = 9223372036854771712
+"""What version 1 says of a group without a limit."""
+
+
+def groups(folder: Path, membership: str, files: Mapping[str, object]) -> Groups:
+    for name, text in files.items():
+        path = folder / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    (folder / "membership").write_text(membership)
+    return Groups(folder / "cgroup", folder / "membership")
+
+
+TWO = "0::/user/job\n"
+ONE = "9:name=systemd:/\n4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n2:pids:/docker/abc\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        (TWO, {"user/job/cpu.max": "150000 100000", "user/cpu.max": "max 100000"}, 1.5),
+        (TWO, {"user/job/cpu.max": "max 100000", "user/cpu.max": "50000 100000"}, 0.5),
+        (TWO, {"user/job/cpu.max": "max 100000"}, None),
+        (TWO, {"cpu.max": "200000 100000"}, 2.0),
+        (ONE, {"cpu/docker/abc/cpu.cfs_quota_us": 400000, "cpu/docker/abc/cpu.cfs_period_us": 100000}, 4.0),
+        (ONE, {"cpu/cpu.cfs_quota_us": 400000, "cpu/cpu.cfs_period_us": 100000}, 4.0),
+        (ONE, {"cpu/cpu.cfs_quota_us": -1, "cpu/cpu.cfs_period_us": 100000}, None),
+        (ONE, {"unified/cpu.max": "100000 100000"}, 1.0),
+        (TWO, {"user/job/cpu.max": "100000 0"}, None),
+        ("", {}, None),
+        ("nonsense\n1:2\n", {}, None),
+    ],
+)
+def test_processors(
+    tmp_path: Path, membership: str, files: Mapping[str, object], expected: float | None
+) -> None:
+    assert groups(tmp_path, membership, files).processors() == expected
+
+
+def test_what_the_cache_holds_of_files_is_free(tmp_path: Path) -> None:
+    """A container that has read a data set is full of it, and nothing is wrong."""
+    stat = f"anon {GIB}\nfile {6 * GIB}\nshmem 0\ninactive_file {4 * GIB}\nactive_file {2 * GIB}"
+    found = groups(
+        tmp_path,
+        TWO,
+        {
+            "user/job/memory.max": 8 * GIB,
+            "user/job/memory.current": 7 * GIB + 512 * MIB,
+            "user/job/memory.stat": stat,
+            "user/memory.max": "max",
+            "user/memory.current": 20 * GIB,
+        },
+    )
+    assert list(found.memory()) == [(8 * GIB, 6 * GIB + 512 * MIB)]
+
+
+def test_memory_of_version_1(tmp_path: Path) -> None:
+    found = groups(
+        tmp_path,
+        ONE,
+        {
+            "memory/docker/abc/memory.limit_in_bytes": 2 * GIB,
+            "memory/docker/abc/memory.usage_in_bytes": 2 * GIB,
+            "memory/docker/abc/memory.stat": f"inactive_file 5\ntotal_inactive_file {MIB}",
+            "memory/memory.limit_in_bytes": UNLIMITED,
+            "memory/memory.usage_in_bytes": 9 * GIB,
+        },
+    )
+    assert list(found.memory()) == [(2 * GIB, MIB), (UNLIMITED, UNLIMITED - 9 * GIB)]
+    facts = measure.memory(found)
+    assert (facts.total, facts.available) == (2 * GIB, MIB)
+
+
+def test_a_group_that_holds_more_than_it_may(tmp_path: Path) -> None:
+    """The limit was lowered just now."""
+    files = {"user/job/memory.max": MIB, "user/job/memory.current": GIB}
+    assert list(groups(tmp_path, TWO, files).memory()) == [(MIB, 0)]
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        (TWO, {"user/job/pids.max": 100, "user/job/pids.current": 60}, (100, 60)),
+        (TWO, {"user/job/pids.max": "max", "user/job/pids.current": 60}, None),
+        (TWO, {"user/job/pids.max": 100, "user/job/pids.current": 1, "user/pids.max": 50,
+               "user/pids.current": 45}, (50, 45)),
+        (ONE, {"pids/pids.max": 30, "pids/pids.current": 4}, (30, 4)),
+    ],
+)  # fmt: skip
+def test_tasks_are_those_that_the_limit_counts(
+    tmp_path: Path, membership: str, files: Mapping[str, object], expected: tuple[int, int] | None
+) -> None:
+    """Not those of the user, who may have others elsewhere, and none of those here."""
+    facts = measure.limits(groups(tmp_path, membership, {**files}))
+    if expected is not None:
+        assert (facts.tasks_allowed, facts.tasks) == expected
+    else:
+        assert facts.tasks >= 1
+
+
+# ---- Asking torch: of one that is none, lies, dies or never ends. (The real one takes too long for a test.)
+
+FAKE = """
+__version__ = "9.9"
+class version: cuda = "12.6"
+class cuda:
+    class nccl:
+        @staticmethod
+        def version(): return (2, 21, 5)
+    @staticmethod
+    def device_count(): return 2
+def ones(size, device):
+    if device == "cuda:1":
+        raise RuntimeError("no kernel image\\nis available")
+    class Tensor:
+        def sum(self): return self
+        def item(self): return 8.0
+    return Tensor()
+"""
+DISTRIBUTED = """
+def is_available(): return True
+def is_gloo_available(): return True
+def is_nccl_available(): return True
+def is_mpi_available(): return False
+def is_ucc_available(): return False
+"""
+
+
+def asked(folder: Path, text: str, distributed: str = DISTRIBUTED, patience: float = 60.0) -> Torch:
+    (folder / "torch" / "distributed").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text(text)
+    (folder / "torch" / "distributed" / "__init__.py").write_text(distributed)
+    environ = {"PYTHONPATH": str(folder), "PATH": os.environ["PATH"]}
+    return measure.ask_torch(environ, patience=patience)
+
+
+def test_what_it_says(tmp_path: Path) -> None:
+    found = asked(tmp_path, f"print('hello')\n{FAKE}")
+    assert (found.version, found.cuda, found.nccl, found.error) == ("9.9", "12.6", "2.21.5", "")
+    assert found.backends == ("gloo", "nccl")
+    assert found.kernels == ("", "RuntimeError: no kernel image is available")
+    assert found.seconds > 0
+
+
+def test_what_lies_in_the_current_directory_is_not_taken_for_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "json.py").write_text("raise SystemExit('a script of the user')")
+    monkeypatch.chdir(here)
+    assert asked(tmp_path, FAKE).version == "9.9"
+
+
+def test_an_import_that_fails(tmp_path: Path) -> None:
+    found = asked(tmp_path, "raise ImportError('libcudart.so.12: cannot open shared object file')")
+    assert found.error == "ImportError: libcudart.so.12: cannot open shared object file"
+
+
+def test_an_import_that_kills_the_process(tmp_path: Path) -> None:
+    found = asked(
+        tmp_path, "import os, sys; print('Illegal', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
+    )
+    assert found.error == "`import torch` ended with signal 9: Illegal"
+
+
+def test_an_import_that_leaves(tmp_path: Path) -> None:
+    assert "exit code 3" in asked(tmp_path, "import os; os._exit(3)").error
+
+
+def test_an_import_that_never_ends(tmp_path: Path) -> None:
+    found = asked(tmp_path, "import signal; signal.pause()", patience=0.3)
+    assert found.error == "`import torch` has not ended after 0.3 s"
+
+
+def test_no_python(tmp_path: Path) -> None:
+    assert "cannot be run" in measure.ask_torch({}, python=str(tmp_path / "none")).error
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", "null"])
+def test_nonsense(text: str) -> None:
+    assert measure.read_torch(text).error
+
+
+def test_fields_of_another_kind() -> None:
+    row = {"version": 1, "cuda": None, "backends": "gloo", "kernels": [1], "seconds": "x", "error": None}
+    assert measure.read_torch(json.dumps(row)) == Torch(kernels=("1",))
+
+
+def test_a_long_error_is_cut() -> None:
+    found = measure.read_torch(json.dumps({"error": "x\n" * 10_000}))
+    assert len(found.error) < 400
+    assert "\n" not in found.error
+
+
+def test_this_python_is_asked_by_default() -> None:
+    assert measure.ask_torch.__defaults__ is not None
+    assert measure.ask_torch.__defaults__[0] == sys.executable

@@ -4,14 +4,14 @@ clock is put forward by the test; who takes the stacks is the test too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
 from fleetrun.envs.contract import Mode
 from fleetrun.pod.container import Container
 from fleetrun.pod.events import HUNG, Hang, Peers
-from fleetrun.pod.hangs import LOOKS, HangWatch
+from fleetrun.pod.hangs import LOOKS, HangWatch, Silence
 from fleetrun.pod.policy import GiveUp, Restart
 from tests.support.pods import CARING, OBEDIENT, SLOWLY, STUBBORN, Supervision
 
@@ -314,3 +314,46 @@ def test_without_a_limit_nobody_looks(job):
     watch = HangWatch(supervision.loop)
     watch.watch(supervision.pod, lambda seconds, stacks: None)
     assert supervision.loop._timers == []
+
+
+# ---- When a job hangs, decided from looks.
+
+SAME = {"a": 1, "b": 1}
+LOOK_AGAIN = [SAME] * LOOKS
+
+
+def verdicts(*seen: Mapping[str, int]) -> list[bool]:
+    silence = Silence()
+    return [silence.look(each) for each in seen]
+
+
+def test_nothing_new_in_so_many_looks_is_a_hang():
+    assert verdicts(SAME, *LOOK_AGAIN) == [False] * LOOKS + [True]
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        pytest.param({"a": 2, "b": 1}, id="one of them is enough"),
+        pytest.param({"a": 1, "b": 0}, id="a log that became shorter"),
+        pytest.param({"a": 1, "b": 1, "c": 1}, id="one more begins"),
+        pytest.param({}, id="none runs"),
+    ],
+)
+def test_a_sign_of_life_begins_the_count_anew(sign: Mapping[str, int]):
+    before = [SAME] * LOOKS
+    assert verdicts(*before, sign) == [False] * (LOOKS + 1)
+    assert verdicts(*before, sign, *[sign] * (LOOKS - 1)) == [False] * (2 * LOOKS)
+
+
+def test_one_that_ends_neither_gives_a_sign_nor_is_waited_for():
+    alone = {"b": 1}
+    assert verdicts(SAME, SAME, *[alone] * (LOOKS - 1)) == [False] * LOOKS + [True]
+
+
+def test_where_none_runs_none_is_silent():
+    assert verdicts(*[{}] * (3 * LOOKS)) == [False] * (3 * LOOKS)
+
+
+def test_it_stays_a_hang_until_something_happens():
+    assert verdicts(SAME, *LOOK_AGAIN, SAME, {"a": 2, "b": 1})[-3:] == [True, True, False]

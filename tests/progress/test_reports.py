@@ -6,7 +6,7 @@ import math
 import pytest
 
 from fleetrun.envs.channels import LARGEST_DATAGRAM
-from fleetrun.progress.reports import Activity, Report, read_report
+from fleetrun.progress.reports import Activity, Report, Track, json_number, read_report
 
 MARK = "zhcwta.trainer.3"
 
@@ -87,3 +87,134 @@ def test_one_wrong_field_and_it_is_refused(fields):
 )  # fmt: skip
 def test_garbage_is_refused(datagram):
     assert read_report(datagram) is None
+
+
+# ---- The pace of a process, and what of it goes into the record.
+
+
+def report(at: float, **fields: object) -> Report:
+    return Report(pod="p", role="trainer", rank=3, received=at, **fields)  # type: ignore[arg-type]
+
+
+def tracked(*points: tuple[float, int]) -> Track:
+    track = Track()
+    for at, samples in points:
+        track.take(report(at, samples=samples))
+    return track
+
+
+STEADY = [(0.5 * n, 50 * n) for n in range(100)]  # 100 a second
+
+
+@pytest.mark.parametrize(
+    ("points", "now", "rate"),
+    [
+        ([], 0.0, None),
+        ([(1.0, 32)], 1.0, None),
+        ([(1.0, 32), (2.0, 64)], 2.0, 32.0),
+        (STEADY, 49.5, 100.0),
+        ([*STEADY, (59.5, 4950)], 59.5, 0.0),  # of the last ten seconds only
+        ([(0.0, 0), (30.0, 60), (60.0, 180)], 60.0, 4.0),  # slower steps than ten seconds
+        ([(0.0, 0), (30.0, 60)], 119.0, 2.0),
+        ([(0.0, 0), (30.0, 60)], 121.0, None),  # three times as long as a step takes: it is stuck
+        (STEADY, 59.6, None),
+        ([*STEADY, (50.0, 10), (51.0, 30)], 51.0, 20.0),  # a process that counts anew
+        ([(5.0, 10), (5.0, 20)], 5.0, None),
+        ([(4.0, 10), (5.0, 20), (5.0, 30)], 5.0, 20.0),
+    ],
+)
+def test_the_pace_is_of_the_last_ten_seconds(points, now, rate):
+    found = tracked(*points).rate(now)
+    assert found == (None if rate is None else pytest.approx(rate))
+
+
+@pytest.mark.parametrize(
+    ("points", "rate"),
+    [
+        # received, by its own clock, samples
+        ([(3.0, 100.0, 0), (3.0, 101.0, 32), (3.1, 102.0, 64)], 32.0),  # read late, all at once
+        ([(3.0, 100.0, 0), (4.0, 100.0, 32)], 32.0),
+        ([(3.0, 100.0, 0), (4.0, 40.0, 32)], 32.0),  # its clock was set back
+        ([(3.0, None, 0), (4.0, 102.0, 32)], 32.0),
+        ([(3.0, 100.0, 0), (3.0, 100.0, 32)], None),
+    ],
+)
+def test_a_launcher_that_reads_late_makes_no_process_quicker(points, rate):
+    track = Track()
+    for received, sent, samples in points:
+        track.take(report(received, time=sent, samples=samples))
+    assert track.rate(5.0) == rate
+
+
+def test_points_do_not_add_up_for_ever():
+    track = tracked(*((n / 1000, n) for n in range(10_000)))
+    assert len(track._points) < 200
+    assert track.rate(10.0) == pytest.approx(1000)
+
+
+def test_what_a_report_leaves_out_is_as_it_was():
+    track = Track()
+    track.take(report(1.0, step=5, loss=0.5, samples=40, values={"lr": 0.1, "auc": 0.7}))
+    track.take(report(2.0, step=6, values={"lr": 0.2}, activity=Activity("saving")))
+    assert track.latest == report(
+        2.0, step=6, loss=0.5, samples=40, values={"lr": 0.2, "auc": 0.7}, activity=Activity("saving")
+    )
+    track.take(report(3.0))
+    assert track.latest is not None
+    assert track.latest.activity is None, "which is said each time"
+
+
+def test_only_so_many_names_are_remembered():
+    track = Track()
+    for number in range(500):
+        track.take(report(number, values={f"loss of example {number}": 1.0, "lr": float(number)}))
+    assert track.latest is not None
+    assert len(track.latest.values) == 200
+    assert track.latest.values["lr"] == 499.0
+
+
+def notes(track: Track, reports: list[Report]) -> list[float]:
+    """When something was noted."""
+    times = []
+    for each in reports:
+        track.take(each)
+        if track.due:
+            track.note(each.received)
+            times.append(each.received)
+    return times
+
+
+def test_the_record_gets_the_first_and_then_one_a_second():
+    assert notes(Track(), [report(n / 4, step=n) for n in range(2, 20)]) == [0.5, 1.5, 2.5, 3.5, 4.5]
+
+
+def test_and_after_a_minute_fewer_and_after_an_hour_one_a_minute():
+    times = notes(Track(), [report(float(n), step=n) for n in range(5000)])
+    assert times[:62] == [*range(60), 69, 79]
+    assert times[-3:] == [4859, 4919, 4979]
+
+
+def test_signs_of_life_and_activities_are_not_for_the_record():
+    track = Track()
+    assert (
+        notes(track, [report(0.0), report(1.0, activity=Activity("loading")), report(2.0, samples=0)]) == []
+    )
+    assert not track.unnoted
+    assert notes(track, [report(3.0, step=1)]) == [3.0]
+
+
+def test_a_note_says_all_that_is_known_in_plain_numbers():
+    track = Track()
+    track.take(report(0.0, step=1, samples=32, values={"lr": math.nan, "x": 2.0}))
+    track.take(report(1.0, step=2, samples=64, loss=-math.inf))
+    assert track.note(1.0) == {
+        "rank": 3, "step": 2, "samples": 64, "loss": "-inf", "values": {"lr": "nan", "x": 2.0}, "rate": 32.0
+    }  # fmt: skip
+    assert not track.unnoted
+
+
+@pytest.mark.parametrize("number", [0.0, -1.5, 1e300, math.inf, -math.inf, math.nan])
+def test_numbers_that_json_lacks_can_be_read_again(number):
+    text = json_number(number)
+    assert text is not None
+    assert str(float(text)) == str(number)

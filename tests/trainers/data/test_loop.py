@@ -112,3 +112,26 @@ def test_an_error_of_the_step_closes_the_data_set(dataset: QueueDataset) -> None
 def test_what_cannot_be_printed(dataset: QueueDataset, settings: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         train_from_dataset(lambda batch: 1.0, dataset, **{"print_period": 1, **settings})  # type: ignore[arg-type]
+
+
+def said(batches: str, ahead: int) -> list[str]:
+    told: list[str] = []
+    given = prefetched(iter(batches), lambda batch: told.append(f"prepare {batch}"), ahead)
+    told.extend(f"train {batch}" for batch in given)
+    return told
+
+
+def test_the_next_batch_is_prepared_before_the_current_one_is_given() -> None:
+    assert said("abc", 1) == ["prepare b", "train a", "prepare c", "train b", "train c"]
+
+
+def test_two_batches_ahead() -> None:
+    wanted = ["prepare b", "prepare c", "train a", "prepare d", "train b", "train c", "train d"]
+    assert said("abcd", 2) == wanted
+    assert said("ab", 2) == ["prepare b", "train a", "train b"]
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_no_batches_and_one_batch(ahead: int) -> None:
+    assert said("", ahead) == []
+    assert said("a", ahead) == ["train a"]
