@@ -313,7 +313,7 @@ class Membership:
     """
 
     def __init__(self, store: Store, loop: Loop, node: Node, policy: Policy, events: Events) -> None:
-        self._store = store
+        self.store = store
         self._loop = loop
         self._policy = policy
         self._events = events
@@ -326,13 +326,16 @@ class Membership:
         self._looking = False
         self._again = False
         self._whole = False
+        self._had_others = False
         self._looked_at = 0.0
         self._left: End | None = None
         self._over = False
         self.closed = False
         self.when_closed: Callable[[], None] = lambda: None
         self.when_looked: Callable[[Mapping[str, Entry]], None] = lambda others: None
-        """Called at every look with the entries that are not records of the rendezvous."""
+        """Called at every look with the entries that are not records of the rendezvous, while there are any;
+        once more when there are none.
+        """
         self._do: dict[type[Act], Callable[[Any], None]] = {
             Accept: self._ready, Start: self._start, Stop: self._stop, Leave: self._rest,
             Finish: self._finish, End: self._end, Fail: self._fail,
@@ -361,8 +364,8 @@ class Membership:
         now = self._loop.clock()
         self._own.joined = self._view.unformed_since = now
         for prefix in sorted(self._watched):
-            self._store.watch(prefix)
-        self._store.open(self)
+            self.store.watch(prefix)
+        self.store.open(self)
         self._look()
 
     def failed(self, cause: Cause, restart: bool, after: float) -> None:
@@ -405,9 +408,9 @@ class Membership:
             if own.phase is Phase.RUNNING and round_.state is State.RUNNING:
                 restart = self._policy.elastic and not last
                 stopping = round_.stopping(posted, restart=restart)
-                self._store.put(records.ROUND_KEY, records.pack(stopping), expect=self._view.round_revision)
+                self.store.put(records.ROUND_KEY, records.pack(stopping), expect=self._view.round_revision)
             report = Report(done=MemberStatus.STOPPING, causes=(*own.aged(self._loop.clock()), posted))
-            self._store.put(records.report_key(own.generation, own.node.id), records.pack(report))
+            self.store.put(records.report_key(own.generation, own.node.id), records.pack(report))
         self._left = End(cause.code or 1, cause)
         waits = own.active
         self.close()
@@ -423,18 +426,18 @@ class Membership:
         if self._timer is not None:
             self._timer.cancel()
         if self._view.verdict is not None:
-            self._store.delete(records.verdict_key(self._own.node.id))
-        self._store.close()
+            self.store.delete(records.verdict_key(self._own.node.id))
+        self.store.close()
         self.when_closed()
 
     def _clean(self, act: DeleteJob) -> None:
-        self._store.delete_prefix(records.EVERYTHING)
+        self.store.delete_prefix(records.EVERYTHING)
         self.close()
 
     # ---- called by the store (store.Listener)
 
     def changed(self) -> None:
-        known = len(self._store.mirror)
+        known = len(self.store.mirror)
         pause = self._looked_at + known * LOOK_PAUSE_PER_KEY - self._loop.clock()
         if known > FEW_KEYS and pause > 0:
             self._look_in(pause)
@@ -495,11 +498,13 @@ class Membership:
         now = self._looked_at = self._loop.clock()
         view, own = self._view, self._own
         if view.up:
-            view.refresh(self._store.mirror, now, whole=self._whole)
+            view.refresh(self.store.mirror, now, whole=self._whole)
             self._whole = False
             self._note_round()
             self._watch()
-            self.when_looked(view.others)
+            if view.others or self._had_others:
+                self._had_others = bool(view.others)
+                self.when_looked(view.others)
         due = self._writer.pending.forget_late(now)
         decision = decide(view, own, self._policy, now)
         for act in decision.acts:
@@ -530,10 +535,10 @@ class Membership:
             return
         wanted = {records.NODES_PREFIX, records.reports_prefix(self._view.round.generation)}
         for prefix in wanted - self._watched:
-            self._store.watch(prefix)
+            self.store.watch(prefix)
         for prefix in self._watched - wanted:
             if prefix.startswith(records.REPORTS_PREFIX):
-                self._store.unwatch(prefix)
+                self.store.unwatch(prefix)
                 self._watched.discard(prefix)
         self._watched |= wanted
 

@@ -34,7 +34,7 @@ class Script:
         self.closed = True
         self.reached = False
         self.result = JobResult(code=0)
-        self.agent = Agent(self.loop, NODE, lambda agent: self, self, self, timeout=timeout)
+        self.agent = Agent(self.loop, NODE, self, self, timeout=timeout)
 
     def __getattr__(self, name):
         def note(*words, **options):
@@ -85,8 +85,8 @@ class Script:
         return [each[0] for each in self.heard]
 
 
-def outcome_of(made):
-    outcome = made.agent.run()
+def outcome_of(made, **options):
+    outcome = made.agent.run(made, **options)
     made.loop.close()
     return outcome
 
@@ -266,20 +266,18 @@ def test_a_node_that_cannot_go_on():
 def test_a_start_check_is_made_only_while_the_store_was_never_reached():
     error = RendezvousError("no such name")
     made = Script()
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, start_checks=[(0.0, lambda: error)])
-    assert outcome_of(made).error is error
+    checks = [(0.0, lambda: error)]
+    assert outcome_of(made, start_checks=checks).error is error
     made = Script(lambda: made.loop.after(0.05, lambda: made.agent.ended(0, None)))
     made.reached = True
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, start_checks=[(0.0, lambda: error)])
-    assert outcome_of(made).error is None
+    assert outcome_of(made, start_checks=checks).error is None
 
 
 @pytest.mark.parametrize("serves", [False, True])
 def test_the_job_does_not_go_on_without_the_node_that_serves_its_meeting_point(serves):
     made = Script(lambda: made.agent.interrupt(15))
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, serves=serves)
     made.loop.after(0.0, lambda: made.agent.interrupt(15))
-    outcome_of(made)
+    outcome_of(made, serves=serves)
     assert [each[2:] for each in made.heard if each[0] == "leave"] == [(("last", serves),)]
 
 
@@ -313,7 +311,6 @@ def test_a_timeout_while_a_generation_stops_for_something_else_ends_the_next_one
 def test_a_node_that_knows_the_end_waits_until_the_membership_has_left():
     made = Script(lambda: made.agent.ended(0, None), lambda: None)
     made.closed = False
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made)
     made.loop.after(0.05, lambda: (made.close(), made.when_closed()))
     assert outcome_of(made).code == 0
     assert made.words()[-2:] == ["close", "close"]

@@ -9,6 +9,10 @@ from fleetrun.elastic.rendezvous import records
 from tests.support.simulation import SimulatedJob
 
 
+def attach(inquiry, membership):
+    membership.when_looked, inquiry.membership = inquiry.look, membership
+
+
 class Asking:
     """A job of nodes that have met; each answers with its id, or as `told` says."""
 
@@ -24,8 +28,8 @@ class Asking:
 
     def add(self):
         player = self.job.add()
-        inquiry = Inquiry(player.store, self.job.loop, player.node.id, self.teller(player.node.id))
-        inquiry.enter(player.membership)
+        inquiry = Inquiry(self.job.loop, player.node.id, self.teller(player.node.id))
+        attach(inquiry, player.membership)
         self.inquiries.append(inquiry)
         return player
 
@@ -99,10 +103,10 @@ def test_nobody_is_asked_about_itself_or_what_is_not_there(rank):
 def test_a_node_that_does_not_meet_asks_nobody():
     job = SimulatedJob(fewest=2, most=2)
     player = job.add()
-    alone = Inquiry(player.store, job.loop, player.node.id, lambda brief, most: b"")
+    alone = Inquiry(job.loop, player.node.id, lambda brief, most: b"")
     found = []
     alone.ask(None, False, found.append)
-    alone.enter(player.membership)
+    attach(alone, player.membership)
     job.loop.run_for(1.0)
     alone.ask(None, False, found.append)
     assert found == [{}, {}]
