@@ -204,7 +204,7 @@ class StoreWriter:
         def read(entry: Entry | None) -> None:
             self.pending.answered(key, True, self._loop.clock())
             try:
-                members = records.topology(entry.value) if entry is not None else ()
+                members = records.read_topology(entry.value) if entry is not None else ()
             except BadRecordError:
                 members = ()
             self._view.learned(act.name, members)

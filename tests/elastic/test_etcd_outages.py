@@ -171,11 +171,11 @@ def test_closing_does_not_wait_for_an_etcd_that_stands_still(loop, etcd, join, f
     began = loop.clock()
     a.close()
     if frozen:
-        asking, took = a._asking.is_alive(), loop.clock() - began
+        asking, took = a._request_thread.is_alive(), loop.clock() - began
         assert took >= 0.9 * LAST_MOMENT, "it may only be slow"
         assert asking or took > 6.0, "it still has its question to ask"
         etcd.thaw()
-        until(loop, lambda: not a._asking.is_alive())
+        until(loop, lambda: not a._request_thread.is_alive())
     if not frozen or loop.clock() - began < 4.5:
         until(loop, lambda: "n/a" not in others.values)
     assert ("n/1" in others.values) or frozen

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleetrun.elastic.etcd.wire import in_one_reading
+from fleetrun.elastic.etcd.wire import in_one_read
 
 
 def read_like_the_gateway(text: str) -> list[object]:
@@ -31,7 +31,7 @@ def read_like_the_gateway(text: str) -> list[object]:
 @pytest.mark.parametrize("size", [10, 100, 250, 500, 511, 513, 700, 1600, 5000])
 def test_all_questions_are_read_before_the_first_is_answered(size: int, count: int):
     questions = [{"create_request": {"key": "k" * size, "watch_id": number}} for number in range(count)]
-    assert read_like_the_gateway(in_one_reading(questions)) == questions
+    assert read_like_the_gateway(in_one_read(questions)) == questions
 
 
 def test_without_that_some_are_lost():

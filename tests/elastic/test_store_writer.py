@@ -57,7 +57,7 @@ class Office:
         self.loop.run_for(0.01)
 
     def round(self):
-        return records.round_of(self.ledger.get(records.ROUND_KEY).value)
+        return records.read_round(self.ledger.get(records.ROUND_KEY).value)
 
 
 @pytest.fixture
