@@ -253,7 +253,7 @@ def test_a_pod_that_cannot_be_started_is_a_failure_of_this_node():
     assert failed[2:] == (False, 0.0)
 
 
-def test_a_node_that_cannot_go_on():
+def test_a_node_that_cannot_continue():
     error = RendezvousError("the store is gone")
     made = Script(
         lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: made.agent.failed(error)
@@ -263,7 +263,7 @@ def test_a_node_that_cannot_go_on():
     assert ("stop_for", "the store is gone", "stop") in made.heard
 
 
-def test_a_start_check_is_made_only_while_the_store_was_never_reached():
+def test_a_start_check_is_made_only_before_the_store_was_reached():
     error = RendezvousError("no such name")
     made = Script()
     checks = [(0.0, lambda: error)]
@@ -274,7 +274,7 @@ def test_a_start_check_is_made_only_while_the_store_was_never_reached():
 
 
 @pytest.mark.parametrize("serves", [False, True])
-def test_the_job_does_not_go_on_without_the_node_that_serves_its_meeting_point(serves):
+def test_the_job_ends_without_the_node_that_hosts_its_store(serves):
     made = Script(lambda: made.agent.interrupt(15))
     made.loop.after(0.0, lambda: made.agent.interrupt(15))
     outcome_of(made, serves=serves)
@@ -308,7 +308,7 @@ def test_a_timeout_while_a_generation_stops_for_something_else_ends_the_next_one
     assert made.heard[-2] == ("failed", CauseKind.TIMEOUT, False)
 
 
-def test_a_node_that_knows_the_end_waits_until_the_membership_has_left():
+def test_the_agent_waits_until_the_membership_has_left():
     made = Script(lambda: made.agent.ended(0, None), lambda: None)
     made.closed = False
     made.loop.after(0.05, lambda: (made.close(), made.when_closed()))

@@ -272,7 +272,7 @@ def test_an_etcd_that_is_too_old_or_none(loop, attempt, stranger):
     assert f"{stranger}: the server is not an etcd of version 3.4 or later" in words
 
 
-def test_names_that_nobody_knows(loop, attempt):
+def test_names_that_cannot_be_resolved(loop, attempt):
     seen = attempt("etcd://no-such-host.invalid:2379")
     until(loop, lambda: seen.downs)
     assert seen.downs[0].startswith("no-such-host.invalid:2379: ")

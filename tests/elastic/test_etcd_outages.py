@@ -146,7 +146,7 @@ def test_a_frozen_etcd(loop, etcd, join, lease, fresh):
         assert kept(others)
 
 
-def test_a_write_whose_fate_nobody_knows(loop, etcd, join):
+def test_a_write_of_unknown_outcome(loop, etcd, join):
     a, seen = join(etcd.url, "a")
     etcd.freeze()
     conditional, plain, later = Answers(), Answers(), Answers()
@@ -314,7 +314,7 @@ def test_the_leader_of_three_members_fails(loop, cluster, join, fault):
     assert all(kept(seen) for _, seen in clients)
 
 
-def test_without_a_majority_nobody_is_there(loop, cluster, join):
+def test_without_a_majority_no_member_answers(loop, cluster, join):
     url = "etcd://" + ",".join(member.endpoint for member in cluster)
     a, seen = join(url, "a", LEASE)
     for member in cluster[:2]:

@@ -131,23 +131,23 @@ def test_a_watch_that_is_cancelled_is_begun_anew():
     assert story == [("all", 1, [], 6)] * 2
 
 
-def test_a_stream_that_ends_is_no_trouble_yet():
+def test_a_stream_that_ends_is_not_a_failure_yet():
     _, story = watched([CREATED, StreamEnded("closed")], REVISION_6, [CREATED], REVISION_6)
     assert story == [("all", 1, [], 6)] * 2
 
 
 @pytest.mark.parametrize("error", [Unreachable("no"), Rejected(3, "no")])
-def test_trouble_is_told_and_tried_again(error):
+def test_a_failure_is_reported_and_tried_again(error):
     _, story = watched([CREATED], error, [CREATED], REVISION_6)
     assert story == ["no", ("all", 1, [], 6)]
 
 
-def test_a_watch_that_nobody_confirms_is_trouble():
+def test_a_watch_that_is_not_confirmed_is_a_failure():
     _, story = watched([], [CREATED], REVISION_6)
     assert story == ["h:2379: no answer to a watch within 5 s", ("all", 1, [], 6)]
 
 
-def test_what_cannot_heal_ends_the_watching():
+def test_a_final_error_ends_the_watcher():
     seen, error = Seen(), LaunchError("never")
     script = Script(error)
     watcher = Watcher(script, KEYS, 5.0, seen)
@@ -205,7 +205,7 @@ def test_a_lease_then_the_jobs_in_their_order_then_the_end():
     assert asked.proofs == [True, True]
 
 
-def test_nobody_there_and_then_somebody():
+def test_no_member_answers_and_then_one_does():
     asked = Asked(Unreachable("no"), Unreachable("still no"), GRANTED, {}, {})
     asked.job("job", last=True)
     assert asked.run() == ["no", "still no", "fresh"]
@@ -246,13 +246,13 @@ def test_a_lease_is_renewed_after_a_quarter_of_its_time_and_replaced_when_it_is_
     assert asked.script.paths[-1] == "/lease/revoke"
 
 
-def test_what_cannot_heal_ends_the_asking():
+def test_a_final_error_ends_the_worker():
     error = LaunchError("never")
     asked = Asked(error)
     assert asked.run() == [error]
 
 
-def test_at_the_end_nobody_waits_for_an_etcd_that_does_not_answer():
+def test_the_end_does_not_wait_for_an_etcd_that_does_not_answer():
     asked = Asked(GRANTED, lambda: {}, Unreachable("no"))
     asked.job("job", last=True)
     assert asked.run() == ["fresh"]

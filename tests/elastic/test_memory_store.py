@@ -1,4 +1,4 @@
-"""A client of a ledger in the same process."""
+"""A client of a ledger in the same process, and the timer that ends leases."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from fleetrun.elastic.memory_store import Expiry, MemoryStore
 from fleetrun.elastic.store import Ledger
 from fleetrun.errors import LaunchError
+from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, StoreConformance, run_for, until
 from tests.support.simulation import SimulatedLoop
 
@@ -93,3 +94,59 @@ class TestMemoryStore(StoreConformance):
         until(loop, lambda: seen.errors)
         run_for(loop, world.lease)
         assert [str(error) for error in seen.errors] == ["gone"]
+
+
+LEASE = 10.0
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.loop = Loop(lambda: self.now)
+        self.ledger = Ledger()
+        self.session = self.ledger.grant("a", LEASE, self.now)
+        self.expiry = Expiry(self.ledger, self.loop, LEASE)
+
+    def pass_(self, seconds: float, step: float) -> None:
+        """Time passes, and the loop sees it in such steps."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += step
+            self.loop.after(0.0, self.loop.stop)
+            self.loop.run()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.expiry.close()
+    made.loop.close()
+
+
+def test_a_lease_that_is_not_renewed_ends_in_time(world: World) -> None:
+    world.pass_(LEASE - 0.2, 0.1)
+    assert world.session.open
+    world.pass_(0.9, 0.1)
+    assert not world.session.open
+
+
+@pytest.mark.parametrize("asleep", [LEASE / 2, LEASE, 100 * LEASE])
+def test_after_a_suspension_all_leases_are_renewed(world: World, asleep: float) -> None:
+    world.pass_(LEASE - 1, 0.1)
+    world.pass_(asleep, asleep)
+    world.pass_(LEASE - 1, 0.1)
+    assert world.session.open
+    world.pass_(2, 0.1)
+    assert not world.session.open
+
+
+def test_a_loop_that_is_a_little_late_all_the_time_still_ends_leases(world: World) -> None:
+    world.pass_(LEASE + 3, LEASE / 5)
+    assert not world.session.open
+
+
+def test_no_lease_ends_after_close(world: World) -> None:
+    world.expiry.close()
+    world.pass_(2 * LEASE, 0.1)
+    assert world.session.open

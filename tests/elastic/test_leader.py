@@ -1,15 +1,89 @@
-"""Which of several causes is the job's, and whether there is another generation."""
+"""What the leader decides: which nodes are members with which rank, the cause of the end, and restarts."""
 
 import dataclasses
 
 import pytest
 
 from fleetrun.elastic.rendezvous.actions import Policy
-from fleetrun.elastic.rendezvous.leader import LATEST, final_cause, may_restart
+from fleetrun.elastic.rendezvous.leader import LATEST, choose, final_cause, may_restart
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, Node, Report, Round, State
-from fleetrun.elastic.rendezvous.view import ReceivedReport, View
+from fleetrun.elastic.rendezvous.view import Candidate, ReceivedReport, View
 from fleetrun.elastic.store import reconnect_grace
 from fleetrun.plan.topology import Offer
+
+
+def node(text):
+    """`id`, `id=rank`, `id@host`."""
+    name, _, host = text.partition("@")
+    id, _, rank = name.partition("=")
+    return Node(id=id, host=host or f"host-of-{id}", name="", offer=Offer(), rank=int(rank or -1))
+
+
+def candidate(text):
+    return [
+        Candidate(node=node(each), created=number, revision=number, since=0.0, fits=0)
+        for number, each in enumerate(text.split())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "previous", "most", "order"),
+    [
+        # by arrival, by wish
+        ("a b c", "", 3, "a b c"),
+        ("a=2 b=0 c=1", "", 3, "b c a"),
+        ("a b=0 c", "", 3, "b a c"),
+        ("a=5 b", "", 2, "a b"),  # a rank past the end of a smaller generation
+        # too many: members, then those that ask for a rank, then the first
+        ("a b c d", "", 2, "a b"),
+        ("a b c=0 d", "", 2, "c a"),
+        ("a b c d", "d c", 2, "d c"),
+        ("a=0 b c", "b c", 2, "b c"),
+        # ranks are kept
+        ("c b a", "a b c", 3, "a b c"),
+        ("c b a", "a b c", 4, "a b c"),
+        ("d c b a", "a b c", 4, "a b c d"),
+        # the last ranks move into the holes
+        ("b c d", "a b c d", 4, "d b c"),
+        ("c d", "a b c d", 4, "c d"),
+        ("a d", "a b c d", 4, "a d"),
+        ("b", "a b", 2, "b"),
+        # newcomers fill what is left
+        ("a c x", "a b c", 3, "a x c"),
+        ("b c x y", "a b c", 4, "x b c y"),
+        ("d x y", "a b c d", 4, "d x y"),
+        # a machine that comes back has its place
+        ("a d y@host-of-c x@host-of-b", "a b c d", 4, "a x y d"),
+        ("a d x y@host-of-b", "a b c d", 4, "a y x d"),
+        ("a x@same y@same", "a b@same c@same", 3, "a x y"),
+        # who asks for a rank has it, whatever was before
+        ("a b x=0", "a b", 3, "x b a"),
+        ("a=0 b=1 x=2", "a b c", 3, "a b x"),
+    ],
+)
+def test_order(there, previous, most, order):
+    members = choose(candidate(there), [node(each) for each in previous.split()], most)
+    assert " ".join(member.id for member in members) == order
+
+
+def test_addresses_are_sorted_as_numbers_and_names_follow():
+    hosts = ["b.example", "10.0.0.10", "fe80::1", "10.0.0.9", "a.example", "::1"]
+    there = candidate(" ".join(f"n{number}@{host}" for number, host in enumerate(hosts)))
+    members = choose(there, [], 6, sort_ip=True)
+    assert [member.host for member in members] == [
+        "10.0.0.9", "10.0.0.10", "::1", "fe80::1", "a.example", "b.example"
+    ]  # fmt: skip
+
+
+def test_addresses_do_not_move_those_who_have_a_rank():
+    members = choose(candidate("a@10.0.0.9 b@10.0.0.2 c@10.0.0.1"), [node("a"), node("b")], 3, sort_ip=True)
+    assert [member.id for member in members] == ["a", "b", "c"]
+
+
+def test_nodes_of_one_address_keep_their_order():
+    members = choose(candidate("b@h a@h c@h"), [], 3, sort_ip=True)
+    assert [member.id for member in members] == ["b", "a", "c"]
+
 
 NODES = tuple(Node(id=id, host=id, name="", offer=Offer()) for id in "abc")
 LEASE = 10.0
@@ -85,7 +159,7 @@ def test_nothing_is_decided_while_a_broken_connection_may_be_forgiven():
     assert all(reconnect_grace(lease) + 0.5 < LATEST for lease in (2.0, 10.0, 30.0, 1000.0))
 
 
-def test_its_age_is_told_as_of_now():
+def test_the_age_of_a_cause_counts_to_now():
     final = final_cause(seen(cause(F, 0, age=0.5)), NODES, FIXED, NOW + 1)
     assert final.age == pytest.approx(1.5)
 
@@ -117,7 +191,7 @@ def test_whether_there_is_another_generation(why, code, policy, here, restarts, 
 
 
 @pytest.mark.parametrize("wish", [True, False])
-def test_the_node_that_failed_first_knows_best(wish):
+def test_the_node_that_failed_first_decides(wish):
     first = cause(F, 0)
     round_ = Round(generation=1, state=State.STOPPING, cause=first, restart=wish, restarts=0)
     assert may_restart(round_, dataclasses.replace(first, age=9.0), NODES, FIXED) is wish
