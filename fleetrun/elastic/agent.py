@@ -87,31 +87,23 @@ class AgentEvents(Protocol):
 
 
 class Agent:
-    """One node. `enter` makes the membership, with this agent as its `Events`."""
+    """One node. It is the `Events` of the membership with which it runs."""
 
     def __init__(
         self,
         loop: Loop,
         node: Node,
-        enter: Callable[[Agent], Membership],
         pods: Pods,
         events: AgentEvents,
         *,
         timeout: float | None = None,
-        start_checks: Sequence[tuple[float, Callable[[], LaunchError | None]]] = (),
-        serves: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`start_checks`: after so many seconds without having reached the rendezvous store, an error if it
-        will never be reached. `serves`: this node hosts the store; the job ends when it leaves.
-        """
         self._loop = loop
         self._node = node
         self._pods = pods
         self._events = events
         self._timeout = timeout
-        self._start_checks = start_checks
-        self._serves = serves
         self._wall = wall
         self._next: Assignment | None = None
         self._place: Assignment | None = None
@@ -122,13 +114,25 @@ class Agent:
         self._outcome: Outcome | None = None
         self._own_code: int | None = None
         self._expired: Cause | None = None
-        self._membership = enter(self)
+        self._serves = False
+        self._membership: Membership  # from `run`; the loop, which calls this agent, runs only in there
 
-    def run(self) -> Outcome:
-        """Take part until the job is over for this node."""
+    def run(
+        self,
+        membership: Membership,
+        *,
+        start_checks: Sequence[tuple[float, Callable[[], LaunchError | None]]] = (),
+        serves: bool = False,
+    ) -> Outcome:
+        """Take part until the job is over for this node.
+
+        `start_checks`: after so many seconds without having reached the rendezvous store, an error if it will
+        never be reached. `serves`: this node hosts the store; the job ends when it leaves.
+        """
+        self._membership, self._serves = membership, serves
         if self._timeout is not None:
             self._loop.after(self._timeout, self._timed_out)
-        for seconds, check in self._start_checks:
+        for seconds, check in start_checks:
             self._loop.after(seconds, partial(self._check_start, check))
         self._membership.join()
         while self._outcome is None:

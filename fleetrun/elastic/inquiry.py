@@ -1,5 +1,5 @@
-"""Questions of one node to the others of its job, through the rendezvous store. Between questions the store
-has no keys of them.
+"""Questions of one node to the others of its job, through the rendezvous store. Between questions it has no
+keys of them.
 
     state/asks/QUESTION     what one node asks       all nodes watch `state/` anyway
     answers/QUESTION/ID     another node's answer    only the asking node watches this folder
@@ -59,34 +59,32 @@ class _Question:
 
 
 class Inquiry:
-    """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes."""
+    """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes.
+
+    Needs `membership`, and to be called with what that sees: `membership.when_looked = inquiry.look`.
+    """
 
     def __init__(self, loop: Loop, me: str, tell: Callable[[bool, int], bytes]) -> None:
         self.within = WITHIN
         self._loop = loop
         self._me = me
         self._tell = tell
-        self._membership: Membership | None = None
+        self.membership: Membership | None = None
+        """Of this node; None until there is one."""
         self._questions: dict[str, _Question] = {}
         self._number = 0
         self._answered_questions: dict[str, tuple[int, float]] = {}
         """Questions of other nodes that are in the store: their revision, and when they were answered."""
 
-    def enter(self, membership: Membership) -> Membership:
-        """Answer other nodes while this membership lasts. Returns it."""
-        self._membership = membership
-        membership.when_looked = self._look
-        return membership
-
     @property
     def _store(self) -> Store:
-        assert self._membership is not None, "only members ask and answer"
-        return self._membership.store
+        assert self.membership is not None, "questions need a membership"
+        return self.membership.store
 
     @property
     def _members(self) -> list[str]:
         """Ids of the members in rank order; empty when this node does not take part."""
-        membership = self._membership
+        membership = self.membership
         return [] if membership is None or membership.closed else [each.id for each in membership.members]
 
     # ---- asking
@@ -98,7 +96,7 @@ class Inquiry:
         members = self._members
         chosen = members if rank is None else members[rank : rank + 1]
         asked = frozenset(chosen) - {self._me}
-        if not asked or self._membership is None or not self._membership.connected:
+        if not asked or self.membership is None or not self.membership.connected:
             then({each: None for each, id_ in enumerate(members) if id_ in asked})
             return
         only = "" if rank is None else chosen[0]
@@ -120,7 +118,7 @@ class Inquiry:
     def _over(self, name: str) -> None:
         question = self._questions.pop(name)
         question.limit.cancel()
-        if self._membership is not None and not self._membership.closed:
+        if self.membership is not None and not self.membership.closed:
             self._store.delete(records.ask_key(name))
             self._store.unwatch(records.answers_prefix(name))  # first: the deletions need not be sent here
             self._store.delete_prefix(records.answers_prefix(name))
@@ -131,7 +129,7 @@ class Inquiry:
 
     # ---- entries of the store
 
-    def _look(self, others: Mapping[str, Entry]) -> None:
+    def look(self, others: Mapping[str, Entry]) -> None:
         if not others and not self._answered_questions:
             return
         for name in [name for name in self._answered_questions if records.ask_key(name) not in others]:

@@ -204,7 +204,7 @@ class StoreWriter:
         def read(entry: Entry | None) -> None:
             self.pending.answered(key, True, self._loop.clock())
             try:
-                members = records.topology(entry.value) if entry is not None else ()
+                members = records.read_topology(entry.value) if entry is not None else ()
             except BadRecordError:
                 members = ()
             self._view.learned(act.name, members)
@@ -326,13 +326,16 @@ class Membership:
         self._looking = False
         self._again = False
         self._whole = False
+        self._had_others = False
         self._looked_at = 0.0
         self._left: End | None = None
         self._over = False
         self.closed = False
         self.when_closed: Callable[[], None] = lambda: None
         self.when_looked: Callable[[Mapping[str, Entry]], None] = lambda others: None
-        """Called at every look with the entries that are not records of the rendezvous."""
+        """Called at every look with the entries that are not records of the rendezvous, while there are any;
+        once more when there are none.
+        """
         self._do: dict[type[Act], Callable[[Any], None]] = {
             Accept: self._ready, Start: self._start, Stop: self._stop, Leave: self._rest,
             Finish: self._finish, End: self._end, Fail: self._fail,
@@ -499,7 +502,9 @@ class Membership:
             self._whole = False
             self._note_round()
             self._watch()
-            self.when_looked(view.others)
+            if view.others or self._had_others:
+                self._had_others = bool(view.others)
+                self.when_looked(view.others)
         due = self._writer.pending.forget_late(now)
         decision = decide(view, own, self._policy, now)
         for act in decision.acts:

@@ -1,21 +1,19 @@
-"""The composition root of a job on several machines, on each of them: everything is made here, nothing
-decided.
+"""The launch of a job on several machines, on each of them: makes its objects, and words what the user is
+told about nodes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import failure_headline
-from fleetrun.console.nodes import NodeReporter, headline_on_node
-from fleetrun.console.text import printable
+from fleetrun.console.text import printable, wrapped
 from fleetrun.control.server import JobStatus
 from fleetrun.elastic.agent import Agent, Assignment, Outcome
 from fleetrun.elastic.inquiry import Inquiry
@@ -44,6 +42,7 @@ from fleetrun.pod.events import JobResult, Peers, code_of
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.supervisor import Supervisor
 
+_FRAME = 80
 _MOST_NOTED = 1000  # machines, of which the record says what runs there
 
 
@@ -73,32 +72,28 @@ def run_cluster(
     show_settings()
     node = _node(resolved, host, offer)
     session = LaunchSession(resolved, pod, console, loop, interrupts)
-    others = Inquiry(loop, node.id, session.job_status.packed)
     runner = PodRunner(session, console, loop, interrupts)
-    pods = PodFactory(settings, host, pod, runner, console)
     nodes = NodeReporter(console, terminal_columns() or WIDE)
     events = _NodeEvents(nodes, settings, session.job_status, partial(session.journal.write, "node"))
-    with contextlib.ExitStack() as stack:
-        stack.callback(session.close)
+    pods = PodFactory(settings, host, pod, runner, console)
+    agent = Agent(loop, node, pods, events, timeout=settings.timeout)
+    interrupts.listen(agent.interrupt, agent.guard_lost)
+    others = Inquiry(loop, node.id, session.job_status.packed)
+    meeting = None
+    try:
         session.open(imagined, others)
         meeting = open_meeting(_meeting_options(settings, host, node), loop, ports)
-        stack.callback(meeting.close)
         _tell_meeting(resolved, host, meeting, console)
-        agent = Agent(
-            loop,
-            node,
-            partial(_membership, meeting, loop, node, _policy(settings, host, meeting), others),
-            pods,
-            events,
-            timeout=settings.timeout,
-            start_checks=meeting.start_checks,
-            serves=meeting.hosted,
-        )
-        interrupts.listen(agent.interrupt, agent.guard_lost)
-        outcome = agent.run()
+        membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
+        membership.when_looked, others.membership = others.look, membership
+        outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
         runner.over()
         _conclude(outcome, events.nodes, console, pod)
         session.over(outcome.code, *_end(outcome))
+    finally:
+        if meeting is not None:
+            meeting.close()
+        session.close()
     return outcome.code
 
 
@@ -110,12 +105,6 @@ def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
         reason = outcome.error.message
     restarts = result.restarts if result is not None else 0
     return reason, restarts, list(cause.lines) if cause is not None else []
-
-
-def _membership(
-    meeting: Meeting, loop: Loop, node: Node, policy: Policy, others: Inquiry, agent: Agent
-) -> Membership:
-    return others.enter(Membership(meeting.store, loop, node, policy, agent))
 
 
 def _node(resolved: Resolved, host: Host, offer: Offer) -> Node:
@@ -234,8 +223,81 @@ class PodFactory:
         return failure_headline(ended), (*lines[1:-2], log)
 
 
+class NodeReporter:
+    """What the console shows about the nodes of a job, one line per event; `width` is that of reports."""
+
+    def __init__(self, console: Console, width: int) -> None:
+        self._console = console
+        self._width = width
+        self._store_down = False
+        self._reached = False
+
+    def waiting(self, note: Waiting) -> None:
+        self._reached = True
+        missing = f"; missing: {_listed(note.missing)}" if note.missing else ""
+        if note.fewest <= note.present < note.most:
+            joined = "1 node has joined" if note.present == 1 else f"{note.present} nodes have joined"
+            text = f"{joined}; waiting {note.left:.0f} s for more, up to {note.most}"
+        elif note.present >= note.most:
+            text = f"all {note.present} nodes have joined"
+        else:
+            wanted = str(note.most) if note.fewest == note.most else f"{note.fewest} to {note.most}"
+            text = f"{note.present} of {wanted} nodes have joined; waiting up to {note.left:.0f} s more"
+        self._console.info(f"{text}{missing}")
+
+    def met(self, generation: int, size: int, rank: int, hosts: Sequence[str]) -> None:
+        self._reached = True
+        again = "" if generation == 1 else f" (generation {generation})"
+        self._console.info(f"Node {rank} of {size}{again}: {_listed(hosts)}")
+
+    def stopping(self, node: str, rank: int, headline: str, answer: str) -> None:
+        self._console.warning(f"{headline_on_node(node, rank, headline)}; {answer}")
+
+    def store_down(self, why: str) -> None:
+        self._store_down = True
+        self._console.warning(f"the rendezvous store cannot be reached: {why}; still trying")
+
+    def store_up(self) -> None:
+        if self._store_down:
+            self._console.info(f"{'reconnected to' if self._reached else 'reached'} the rendezvous store")
+        self._store_down = False
+
+    def ending(self, why: str) -> None:
+        self._console.warning(printable(why))
+
+    def final(self, node: str, rank: int, headline: str, lines: Sequence[str]) -> None:
+        """The report of the node that failed, or of a failure of no node; every node shows the same."""
+        frame = "=" * min(self._width, _FRAME)
+        known = bool(node) and any(headline in line for line in lines)
+        head = f"On {_place(node, rank)}:" if known else headline_on_node(node, rank, headline)
+        body = [row for line in lines for row in wrapped(printable(line), self._width)]
+        self._console.block([frame, *wrapped(head, self._width), *body, frame], level="ERROR")
+
+
+def _place(node: str, rank: int) -> str:
+    node = printable(node)  # the name comes from another machine
+    return f"node {rank}, {node}" if rank >= 0 else f"node {node}"
+
+
+def headline_on_node(node: str, rank: int, headline: str) -> str:
+    """`node 1, h2: trainer 3 exited with code 1`; a node that the headline begins with is not repeated."""
+    headline = printable(headline)
+    if not node:
+        return headline
+    if headline.startswith(f"{node} "):
+        return f"{_place(node, rank)}{headline.removeprefix(node)}"
+    return f"{_place(node, rank)}: {headline}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    names = [printable(name) for name in names]
+    if len(names) <= 8:
+        return ", ".join(names)
+    return f"{', '.join(names[:7])} and {len(names) - 7} more"
+
+
 class _NodeEvents:
-    """The agent's words as the console's, and what the job_status and the record have of them."""
+    """What happens to the nodes, for the console, the job's status and the record."""
 
     def __init__(
         self, nodes: NodeReporter, settings: LaunchSettings, job_status: JobStatus, note: Callable[..., None]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fleetrun.console.nodes import NodeReporter
+from fleetrun.launch.cluster import NodeReporter
 
 
 @dataclass

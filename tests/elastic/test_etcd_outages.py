@@ -146,7 +146,7 @@ def test_a_frozen_etcd(loop, etcd, join, lease, fresh):
         assert kept(others)
 
 
-def test_a_write_whose_fate_nobody_knows(loop, etcd, join):
+def test_a_write_of_unknown_outcome(loop, etcd, join):
     a, seen = join(etcd.url, "a")
     etcd.freeze()
     conditional, plain, later = Answers(), Answers(), Answers()
@@ -171,11 +171,11 @@ def test_closing_does_not_wait_for_an_etcd_that_stands_still(loop, etcd, join, f
     began = loop.clock()
     a.close()
     if frozen:
-        asking, took = a._asking.is_alive(), loop.clock() - began
+        asking, took = a._request_thread.is_alive(), loop.clock() - began
         assert took >= 0.9 * LAST_MOMENT, "it may only be slow"
         assert asking or took > 6.0, "it still has its question to ask"
         etcd.thaw()
-        until(loop, lambda: not a._asking.is_alive())
+        until(loop, lambda: not a._request_thread.is_alive())
     if not frozen or loop.clock() - began < 4.5:
         until(loop, lambda: "n/a" not in others.values)
     assert ("n/1" in others.values) or frozen
@@ -314,7 +314,7 @@ def test_the_leader_of_three_members_fails(loop, cluster, join, fault):
     assert all(kept(seen) for _, seen in clients)
 
 
-def test_without_a_majority_nobody_is_there(loop, cluster, join):
+def test_without_a_majority_no_member_answers(loop, cluster, join):
     url = "etcd://" + ",".join(member.endpoint for member in cluster)
     a, seen = join(url, "a", LEASE)
     for member in cluster[:2]:

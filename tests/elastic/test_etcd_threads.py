@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from fleetrun.elastic.etcd.client import NOT_FOUND, Cut, Rejected, StreamEnded, UnknownFate, Unreachable
-from fleetrun.elastic.etcd.threads import LONGEST, SHORTEST, Job, Pauses, Watcher, Worker
+from fleetrun.elastic.etcd.client import (
+    NOT_FOUND,
+    Rejected,
+    StreamEnded,
+    StreamInterrupt,
+    UnknownOutcome,
+    Unreachable,
+)
+from fleetrun.elastic.etcd.threads import LONGEST, SHORTEST, Backoff, Request, Watcher, Worker
 from fleetrun.elastic.etcd.wire import Keys
 from fleetrun.errors import LaunchError
 
@@ -35,7 +42,7 @@ class Script:
         self.asked.append((path, body))
         return self._next()
 
-    def follow(self, path: str, questions: Any, patience: float, cut: Cut) -> Any:
+    def follow(self, path: str, questions: Any, patience: float, cut: StreamInterrupt) -> Any:
         self.asked.append((path, questions))
         stream = self._next()
         for each in stream:
@@ -57,7 +64,7 @@ class Script:
         return [path for path, _ in self.asked]
 
 
-class Hearer:
+class Seen:
     """Of both kinds of threads; `story` is what it was told."""
 
     def __init__(self) -> None:
@@ -81,7 +88,7 @@ class Hearer:
     def unanswered(self, why):
         self.story.append(why)
 
-    def hopeless(self, error):
+    def gave_up(self, error):
         self.story.append(error)
 
 
@@ -98,13 +105,13 @@ def event(revision: int) -> dict[str, Any]:
 
 def watched(*streams_and_readings: Any, prefixes: tuple[str, ...] = ("k/",)) -> tuple[Script, list[Any]]:
     """Until the script ends, which it does as the last stream."""
-    hearer = Hearer()
+    seen = Seen()
     script = Script(*streams_and_readings, lambda: watcher.end() or ())
-    watcher = Watcher(script, KEYS, 5.0, hearer)
+    watcher = Watcher(script, KEYS, 5.0, seen)
     watcher.watch(prefixes)
     watcher.run()
     assert script.closed
-    return script, hearer.story
+    return script, seen.story
 
 
 def test_the_watch_begins_before_the_reading_and_counts_after_it():
@@ -124,39 +131,39 @@ def test_a_watch_that_is_cancelled_is_begun_anew():
     assert story == [("all", 1, [], 6)] * 2
 
 
-def test_a_stream_that_ends_is_no_trouble_yet():
+def test_a_stream_that_ends_is_not_a_failure_yet():
     _, story = watched([CREATED, StreamEnded("closed")], REVISION_6, [CREATED], REVISION_6)
     assert story == [("all", 1, [], 6)] * 2
 
 
 @pytest.mark.parametrize("error", [Unreachable("no"), Rejected(3, "no")])
-def test_trouble_is_told_and_tried_again(error):
+def test_a_failure_is_reported_and_tried_again(error):
     _, story = watched([CREATED], error, [CREATED], REVISION_6)
     assert story == ["no", ("all", 1, [], 6)]
 
 
-def test_a_watch_that_nobody_confirms_is_trouble():
+def test_a_watch_that_is_not_confirmed_is_a_failure():
     _, story = watched([], [CREATED], REVISION_6)
     assert story == ["h:2379: no answer to a watch within 5 s", ("all", 1, [], 6)]
 
 
-def test_what_cannot_heal_ends_the_watching():
-    hearer, error = Hearer(), LaunchError("never")
+def test_a_final_error_ends_the_watcher():
+    seen, error = Seen(), LaunchError("never")
     script = Script(error)
-    watcher = Watcher(script, KEYS, 5.0, hearer)
+    watcher = Watcher(script, KEYS, 5.0, seen)
     watcher.watch(("k/",))
     watcher.run()
-    assert (hearer.story, script.closed) == ([error], True)
+    assert (seen.story, script.closed) == ([error], True)
 
 
 def test_without_prefixes_nothing_is_asked():
-    script, hearer = Script(), Hearer()
-    watcher = Watcher(script, KEYS, 5.0, hearer)
+    script, seen = Script(), Seen()
+    watcher = Watcher(script, KEYS, 5.0, seen)
     thread = threading.Thread(target=watcher.run)
     thread.start()
     watcher.end()
     thread.join(60)
-    assert (script.asked, hearer.story) == ([], [])
+    assert (script.asked, seen.story) == ([], [])
 
 
 # ---- asking
@@ -166,10 +173,10 @@ class Asked:
     """A worker, its script, and what became of its jobs."""
 
     def __init__(self, *answers: Any, seconds: int = 40) -> None:
-        self.hearer = Hearer()
+        self.seen = Seen()
         self.script = Script(*answers)
         self.proofs: list[bool] = []
-        self.worker = Worker(self.script, seconds, self.hearer, lambda: self.proofs.append(True))
+        self.worker = Worker(self.script, seconds, self.seen, lambda: self.proofs.append(True))
         self.told: list[Any] = []
 
     def job(self, name: str, *, repeat: bool = True, last: bool = False) -> None:
@@ -179,12 +186,12 @@ class Asked:
                 self.worker.end(5.0)
 
         body: Callable[[str], Any] = lambda lease: {"name": name, "lease": lease}  # noqa: E731
-        self.worker.ask(Job(path=name, body=body, answered=answered, repeat=repeat, write=True))
+        self.worker.submit(Request(path=name, body=body, answered=answered, repeat=repeat, write=True))
 
     def run(self) -> list[Any]:
         self.worker.run()
         assert self.script.closed
-        return self.hearer.story
+        return self.seen.story
 
 
 def test_a_lease_then_the_jobs_in_their_order_then_the_end():
@@ -198,7 +205,7 @@ def test_a_lease_then_the_jobs_in_their_order_then_the_end():
     assert asked.proofs == [True, True]
 
 
-def test_nobody_there_and_then_somebody():
+def test_no_member_answers_and_then_one_does():
     asked = Asked(Unreachable("no"), Unreachable("still no"), GRANTED, {}, {})
     asked.job("job", last=True)
     assert asked.run() == ["no", "still no", "fresh"]
@@ -212,7 +219,7 @@ def test_what_was_not_answered_is_asked_again_after_the_lease_was_looked_at():
 
 
 def test_what_must_not_be_repeated_is_given_up():
-    asked = Asked(GRANTED, UnknownFate("no"), ALIVE, {}, {})
+    asked = Asked(GRANTED, UnknownOutcome("no"), ALIVE, {}, {})
     asked.job("once", repeat=False)
     asked.job("next", last=True)
     assert asked.run() == ["fresh", "no", "again"]
@@ -229,7 +236,7 @@ def test_a_lease_that_has_ended_is_replaced_and_the_job_done_under_the_new_one()
 @pytest.mark.slow
 def test_a_lease_is_renewed_after_a_quarter_of_its_time_and_replaced_when_it_is_gone():
     asked = Asked(GRANTED, ALIVE, EXPIRED, GRANTED, lambda: asked.worker.end(5.0) or ALIVE, {}, seconds=2)
-    asked.hearer.leased = lambda *, fresh: due.append(asked.worker._renew_at - time.monotonic())
+    asked.seen.leased = lambda *, fresh: due.append(asked.worker._renew_at - time.monotonic())
     due: list[float] = []
     started = time.monotonic()
     assert asked.run() == []
@@ -239,13 +246,13 @@ def test_a_lease_is_renewed_after_a_quarter_of_its_time_and_replaced_when_it_is_
     assert asked.script.paths[-1] == "/lease/revoke"
 
 
-def test_what_cannot_heal_ends_the_asking():
+def test_a_final_error_ends_the_worker():
     error = LaunchError("never")
     asked = Asked(error)
     assert asked.run() == [error]
 
 
-def test_at_the_end_nobody_waits_for_an_etcd_that_does_not_answer():
+def test_the_end_does_not_wait_for_an_etcd_that_does_not_answer():
     asked = Asked(GRANTED, lambda: {}, Unreachable("no"))
     asked.job("job", last=True)
     assert asked.run() == ["fresh"]
@@ -255,9 +262,9 @@ def test_at_the_end_nobody_waits_for_an_etcd_that_does_not_answer():
 
 
 def test_pauses_grow_until_it_works():
-    pauses = Pauses()
+    pauses = Backoff()
     found = [pauses.next() for _ in range(10)]
     assert (found[0], found[-1]) == (SHORTEST, LONGEST)
     assert found == sorted(found)
-    pauses.over()
+    pauses.reset()
     assert pauses.next() == SHORTEST

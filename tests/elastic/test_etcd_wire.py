@@ -1,4 +1,4 @@
-"""The bytes of a stream of questions, as a reader sees them that reads by pieces."""
+"""Addresses of an etcd, and the JSON of a stream of requests as etcd's gateway reads it."""
 
 from __future__ import annotations
 
@@ -6,45 +6,8 @@ import json
 
 import pytest
 
-from fleetrun.elastic.etcd.wire import EtcdAddress, in_one_reading, parse_address, password_for
+from fleetrun.elastic.etcd.wire import EtcdAddress, in_one_read, parse_address, password_for
 from fleetrun.errors import UsageError
-
-
-def read_like_the_gateway(text: str) -> list[object]:
-    """What Go's json.Decoder has in its buffer when the first object is whole: pieces of 512 bytes, then each
-    as large as the buffer so far and 512 more.
-    """
-    decoder = json.JSONDecoder()
-    size = 512
-    while True:
-        try:
-            _, end = decoder.raw_decode(text[:size])
-            break
-        except ValueError:
-            size = 2 * size + 512
-    found, rest = [json.loads(text[:end])], text[end:size]
-    while rest:
-        value, end = decoder.raw_decode(rest)
-        found.append(value)
-        rest = rest[end:]
-    return found
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 9, 40])
-@pytest.mark.parametrize("size", [10, 100, 250, 500, 511, 513, 700, 1600, 5000])
-def test_all_questions_are_read_before_the_first_is_answered(size: int, count: int):
-    questions = [{"create_request": {"key": "k" * size, "watch_id": number}} for number in range(count)]
-    assert read_like_the_gateway(in_one_reading(questions)) == questions
-
-
-def test_without_that_some_are_lost():
-    """That the reader above is strict enough."""
-    questions = [{"create_request": {"key": "k" * 100, "watch_id": number}} for number in range(9)]
-    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
-        read_like_the_gateway("".join(map(json.dumps, questions)))
-
-
-# ---- Addresses of etcds: what is understood, what is refused, and in which words.
 
 
 @pytest.mark.parametrize(
@@ -66,7 +29,7 @@ def test_addresses(url, address):
     assert parse_address(url) == address
 
 
-def test_tls_is_spoken_when_a_file_for_it_is_named():
+def test_tls_is_used_when_a_file_for_it_is_given():
     assert not parse_address("etcd://a:1?user=me").secure
     assert parse_address("etcd://a:1?cacert=x").secure
     assert parse_address("etcd://a:1?cert=x").secure
@@ -75,8 +38,8 @@ def test_tls_is_spoken_when_a_file_for_it_is_named():
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("a:2379", "begins with etcd://"),
-        ("etcds://a:2379", "begins with etcd://"),
+        ("a:2379", "etcd://"),
+        ("etcds://a:2379", "etcd://"),
         ("etcd://", "host:port"),
         ("etcd://a:1,,b:2", "host:port"),
         ("etcd://a:1,a:1", "a:1 is listed twice"),
@@ -84,11 +47,11 @@ def test_tls_is_spoken_when_a_file_for_it_is_named():
         ("etcd://a:b", "host:port"),
         ("etcd://::1:2379", "host:port"),
         ("etcd://a:1/path", "host:port"),
-        ("etcd://a:1?ca=x", "a parameter 'ca'; known are cacert, cert, key, user"),
+        ("etcd://a:1?ca=x", "parameter 'ca'; known are cacert, cert, key, user"),
         ("etcd://a:1?user", "NAME=VALUE"),
-        ("etcd://a:1?user=", "user once"),
-        ("etcd://a:1?user=a&user=b", "user once"),
-        ("etcd://a:1?key=x", "key without its cert"),
+        ("etcd://a:1?user=", "user"),
+        ("etcd://a:1?user=a&user=b", "user"),
+        ("etcd://a:1?key=x", "key without a cert"),
     ],
 )
 def test_what_is_refused(url, words):
@@ -113,3 +76,37 @@ def test_where_the_password_comes_from():
     assert password_for(parse_address("etcd://a:1"), {"FLEETRUN_ETCD_PASSWORD": "hunter2"}) == ""
     with pytest.raises(UsageError, match="FLEETRUN_ETCD_PASSWORD is not set"):
         password_for(address, {})
+
+
+def read_like_the_gateway(text: str) -> list[object]:
+    """What Go's json.Decoder has in its buffer when the first object is whole: pieces of 512 bytes, then each
+    as large as the buffer so far and 512 more.
+    """
+    decoder = json.JSONDecoder()
+    size = 512
+    while True:
+        try:
+            _, end = decoder.raw_decode(text[:size])
+            break
+        except ValueError:
+            size = 2 * size + 512
+    found, rest = [json.loads(text[:end])], text[end:size]
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        found.append(value)
+        rest = rest[end:]
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9, 40])
+@pytest.mark.parametrize("size", [10, 100, 250, 500, 511, 513, 700, 1600, 5000])
+def test_all_requests_are_read_before_the_first_is_answered(size: int, count: int):
+    questions = [{"create_request": {"key": "k" * size, "watch_id": number}} for number in range(count)]
+    assert read_like_the_gateway(in_one_read(questions)) == questions
+
+
+def test_without_padding_some_requests_are_lost():
+    """That the reader above is strict enough."""
+    questions = [{"create_request": {"key": "k" * 100, "watch_id": number}} for number in range(9)]
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
+        read_like_the_gateway("".join(map(json.dumps, questions)))

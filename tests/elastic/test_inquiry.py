@@ -9,6 +9,10 @@ from fleetrun.elastic.rendezvous import records
 from tests.support.simulation import SimulatedJob
 
 
+def attach(inquiry, membership):
+    membership.when_looked, inquiry.membership = inquiry.look, membership
+
+
 class Asking:
     """A job of nodes that have met; each answers with its id, or as `told` says."""
 
@@ -25,7 +29,7 @@ class Asking:
     def add(self):
         player = self.job.add()
         inquiry = Inquiry(self.job.loop, player.node.id, self.teller(player.node.id))
-        inquiry.enter(player.membership)
+        attach(inquiry, player.membership)
         self.inquiries.append(inquiry)
         return player
 
@@ -90,19 +94,19 @@ def test_one_node_alone():
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_nobody_is_asked_about_itself_or_what_is_not_there(rank):
+def test_a_node_asks_neither_itself_nor_a_missing_rank(rank):
     nodes = Asking(4)
     assert nodes.ask(0, rank=rank) == [{}]
     assert nodes.wishes == []
 
 
-def test_a_node_that_does_not_meet_asks_nobody():
+def test_a_node_outside_the_rendezvous_asks_no_node():
     job = SimulatedJob(fewest=2, most=2)
     player = job.add()
     alone = Inquiry(job.loop, player.node.id, lambda brief, most: b"")
     found = []
     alone.ask(None, False, found.append)
-    alone.enter(player.membership)
+    attach(alone, player.membership)
     job.loop.run_for(1.0)
     alone.ask(None, False, found.append)
     assert found == [{}, {}]
@@ -122,7 +126,7 @@ def test_who_does_not_answer_is_waited_for_no_longer_than_said():
     assert [me for me, _, _ in nodes.wishes] == [nodes.inquiries[1]._me], "nobody waits for it any more"
 
 
-def test_without_a_store_nobody_is_asked_and_nothing_waits_for_it():
+def test_without_a_store_no_node_is_asked_and_no_request_waits():
     nodes = Asking(3)
     store = nodes.player(nodes.inquiries[0]).store
     store.cut()
@@ -177,7 +181,7 @@ def test_one_that_leaves_meanwhile_was_silent_or_is_no_member_any_more():
     assert set(found[0].values()) <= {None, nodes.inquiries[1]._me.encode()}
 
 
-def test_an_asker_that_ends_meanwhile_is_told_that_it_heard_nobody():
+def test_an_asking_node_that_ends_meanwhile_gets_no_answers():
     nodes = Asking(2)
     nodes.player(nodes.inquiries[1]).store.cut()
     found = nodes.ask(0)
@@ -215,7 +219,7 @@ def test_a_question_whose_answer_could_have_no_key_ends_no_job():
     assert answers == []
 
 
-def test_nobody_is_made_to_say_more_than_fits():
+def test_no_answer_is_larger_than_the_limit():
     nodes = Asking(2)
     said = json.dumps({"only": "", "brief": False, "most": 1 << 60}).encode()
     nodes.player(nodes.inquiries[0]).store.put(records.ask_key("somebody.1"), said)

@@ -1,4 +1,4 @@
-"""The leader: the order of ranks, and what follows from failures and departures."""
+"""What the leader decides: which nodes are members with which rank, the cause of the end, and restarts."""
 
 import dataclasses
 
@@ -10,8 +10,6 @@ from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, 
 from fleetrun.elastic.rendezvous.view import Candidate, ReceivedReport, View
 from fleetrun.elastic.store import reconnect_grace
 from fleetrun.plan.topology import Offer
-
-# ---- Who becomes a member, and with which rank.
 
 
 def node(text):
@@ -87,8 +85,6 @@ def test_nodes_of_one_address_keep_their_order():
     assert [member.id for member in members] == ["b", "a", "c"]
 
 
-# ---- Which of several causes is the job's, and whether there is another generation.
-
 NODES = tuple(Node(id=id, host=id, name="", offer=Offer()) for id in "abc")
 LEASE = 10.0
 FIXED = Policy(fewest=3, most=3, lease=LEASE, max_restart=2)
@@ -163,7 +159,7 @@ def test_nothing_is_decided_while_a_broken_connection_may_be_forgiven():
     assert all(reconnect_grace(lease) + 0.5 < LATEST for lease in (2.0, 10.0, 30.0, 1000.0))
 
 
-def test_its_age_is_told_as_of_now():
+def test_the_age_of_a_cause_counts_to_now():
     final = final_cause(seen(cause(F, 0, age=0.5)), NODES, FIXED, NOW + 1)
     assert final.age == pytest.approx(1.5)
 
@@ -195,7 +191,7 @@ def test_whether_there_is_another_generation(why, code, policy, here, restarts, 
 
 
 @pytest.mark.parametrize("wish", [True, False])
-def test_the_node_that_failed_first_knows_best(wish):
+def test_the_node_that_failed_first_decides(wish):
     first = cause(F, 0)
     round_ = Round(generation=1, state=State.STOPPING, cause=first, restart=wish, restarts=0)
     assert may_restart(round_, dataclasses.replace(first, age=9.0), NODES, FIXED) is wish

@@ -59,7 +59,7 @@ def test_the_store_is_there_until_the_others_have_said_good_bye(loop: Loop) -> N
     ports.close()
 
 
-def test_with_nobody_there_it_goes_at_once(loop: Loop) -> None:
+def test_without_other_nodes_it_closes_at_once(loop: Loop) -> None:
     ports = Ports(None)
     meeting = hosted(loop, ports)
     began = loop.clock()

@@ -1,4 +1,6 @@
-"""Nodes of one job over a store: they meet, run, stop and end together."""
+"""Nodes of one job over a store: they meet, run, stop and end together, also thousands of them."""
+
+import pytest
 
 from fleetrun.elastic.rendezvous.records import CauseKind
 from tests.support.simulation import SimulatedJob
@@ -65,3 +67,53 @@ def test_a_failure_restarts_the_job_on_all_nodes():
         player.complete()
     job.until(job.all_over)
     assert {player.code for player in job.players} == {0}
+
+
+def meet(count, gap):
+    job = SimulatedJob(fewest=count, most=count, rdzv_timeout=300)
+    for number in range(count):
+        job.loop.after(number * gap, job.add)
+    started = []
+    job.on_start = lambda player, run: started.append(player)
+    job.until(lambda: len(started) == count, within=300)
+    return job
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "gap"), [(1000, 0.001), (1000, 0.0), (3000, 0.001)])
+def test_a_member_sends_three_requests_and_the_leader_gets_two_changes_of_each(count, gap):
+    job = meet(count, gap)
+    leader, *others = job.players
+    assert leader.membership._view.leads
+    told = [player.store.asked["told"] for player in others]
+    assert max(player.store.asked["put"] for player in others) <= 3
+    assert {player.store.asked["read"] for player in others} == {1}
+    assert max(told) <= 10
+    assert leader.store.asked["told"] <= 2 * count + 20
+    assert leader.store.asked.total() - leader.store.asked["told"] <= 15
+
+
+@pytest.mark.slow
+def test_a_thousand_nodes_learn_of_a_failure_in_one_message():
+    job = meet(1000, 0.0)
+    before = [player.store.asked["told"] for player in job.players]
+    began = job.loop.now
+    job.players[500].fail(7)
+    job.until(lambda: all(player.stops for player in job.players))
+    assert job.loop.now - began < 0.1
+    job.until(job.all_over)
+    assert job.loop.now - began < 1
+    told = [player.store.asked["told"] - one for player, one in zip(job.players, before, strict=True)]
+    assert max(told[1:]) <= 3
+
+
+@pytest.mark.slow
+def test_the_leader_looks_at_many_changes_at_once():
+    job = meet(1000, 0.001)
+    leader = job.players[0].membership
+    looks = set()
+    for player in job.players:
+        job.loop.after(player.runs[0].rank * 0.001, player.complete)
+        job.loop.after(player.runs[0].rank * 0.001, lambda: looks.add(leader._looked_at))
+    job.until(job.all_over)
+    assert len(looks) < 150

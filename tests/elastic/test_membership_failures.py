@@ -268,7 +268,7 @@ def test_a_server_that_fails_after_its_trainers_completed_is_a_failure():
     assert ends(job)[0] == 9
 
 
-def test_nobody_ends_with_0_before_its_servers_have_left():
+def test_no_node_ends_with_0_before_its_servers_have_exited():
     job = running(2)
     job.players[1].stop_takes = 6
     for player in job.players:

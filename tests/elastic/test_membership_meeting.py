@@ -21,7 +21,7 @@ def ranks(job):
 # ---- waiting
 
 
-def test_nobody_starts_before_all_are_there():
+def test_no_node_starts_before_all_are_present():
     job = fixed(3)
     job.add()
     job.add()
@@ -169,7 +169,7 @@ def test_ranks(nodes, policy, order):
 # ---- who may not
 
 
-def test_a_third_node_of_two_is_told_that_the_job_is_full_and_nobody_else_notices():
+def test_a_third_node_of_two_is_refused_and_the_others_are_not_disturbed():
     job = fixed(2)
     first, second = job.add(), job.add()
     job.until(job.all_run())

@@ -32,7 +32,7 @@ def heal(job):
 
 
 @pytest.mark.parametrize("seconds", [3, 9, 60, 3600])
-def test_training_goes_on_while_the_store_is_away(seconds):
+def test_training_continues_while_the_store_is_away(seconds):
     job = running(3)
     cut(job)
     job.loop.run_for(seconds)
@@ -181,7 +181,7 @@ def test_a_stop_without_a_store_ends_with_its_cause():
     assert {player.code for player in job.players} == {7}
 
 
-def test_completed_without_a_store_nobody_waits_for_ever():
+def test_completed_without_a_store_no_node_waits_for_ever():
     job = running(2, rdzv_timeout=60)
     job.players[0].complete()
     job.loop.run_for(1)

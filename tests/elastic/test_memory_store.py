@@ -1,4 +1,4 @@
-"""A client of a ledger in the same process."""
+"""A client of a ledger in the same process, and the timer that ends leases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.embedded.client import Silence
 from fleetrun.elastic.memory_store import Expiry, MemoryStore
 from fleetrun.elastic.store import Ledger
 from fleetrun.errors import LaunchError
@@ -97,8 +96,6 @@ class TestMemoryStore(StoreConformance):
         assert [str(error) for error in seen.errors] == ["gone"]
 
 
-# ---- Leases end in time, and nobody's ends because the host was asleep.
-
 LEASE = 10.0
 
 
@@ -135,7 +132,7 @@ def test_a_lease_that_is_not_renewed_ends_in_time(world: World) -> None:
 
 
 @pytest.mark.parametrize("asleep", [LEASE / 2, LEASE, 100 * LEASE])
-def test_who_slept_gives_everybody_a_whole_lease(world: World, asleep: float) -> None:
+def test_after_a_suspension_all_leases_are_renewed(world: World, asleep: float) -> None:
     world.pass_(LEASE - 1, 0.1)
     world.pass_(asleep, asleep)
     world.pass_(LEASE - 1, 0.1)
@@ -149,17 +146,7 @@ def test_a_loop_that_is_a_little_late_all_the_time_still_ends_leases(world: Worl
     assert not world.session.open
 
 
-def test_no_more_after_the_end(world: World) -> None:
+def test_no_lease_ends_after_close(world: World) -> None:
     world.expiry.close()
     world.pass_(2 * LEASE, 0.1)
     assert world.session.open
-
-
-def test_silence() -> None:
-    assert Silence(5.0, now=100.0).look(105.0) == 0.0, "the first look was late"
-    silence = Silence(5.0, now=100.0)
-    assert [silence.look(now) for now in (102.5, 105.0, 107.4)] == [2.5, 5.0, pytest.approx(7.4)]
-    silence.heard(108.0)
-    assert silence.look(110.0) == 2.0
-    assert silence.look(150.0) == 0.0, "nobody looked"
-    assert silence.look(153.0) == 3.0

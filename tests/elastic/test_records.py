@@ -57,14 +57,14 @@ ROUND = Round(
     topology="4/h1-17",
 )
 READERS = {
-    records.node: [NODE, Node(id="a", host="b", name="", offer=Offer())],
-    records.round_of: [ROUND, Round(generation=1, state=State.OPEN), ROUND.stopping(CAUSE, restart=False)],
-    records.report: [
+    records.read_node: [NODE, Node(id="a", host="b", name="", offer=Offer())],
+    records.read_round: [ROUND, Round(generation=1, state=State.OPEN), ROUND.stopping(CAUSE, restart=False)],
+    records.read_report: [
         Report(done=MemberStatus.READY),
         Report(done=MemberStatus.STOPPED, causes=(CAUSE, CAUSE)),
     ],
-    records.verdict: [Verdict(code=125, message="full", hint="x"), Verdict(code=2, message="")],
-    records.census: [Census(present=2, missing=("rank 1", "h3")), Census(present=0)],
+    records.read_verdict: [Verdict(code=125, message="full", hint="x"), Verdict(code=2, message="")],
+    records.read_census: [Census(present=2, missing=("rank 1", "h3")), Census(present=0)],
 }
 
 
@@ -77,7 +77,7 @@ def test_a_record_is_read_as_it_was_written(read, record):
 
 def test_a_topology_is_read_as_it_was_written_but_for_what_all_have_in_common():
     other = Node(id="h2-5", host="10.0.0.2", name="h2", offer=Offer())
-    read = records.topology(records.pack_topology([NODE, other]))
+    read = records.read_topology(records.pack_topology([NODE, other]))
     assert [(node.id, node.host, node.name, node.rank, node.offer) for node in read] == [
         ("h1-17", "10.0.0.1", "h1", 3, OFFER),
         ("h2-5", "10.0.0.2", "h2", -1, Offer()),
@@ -86,7 +86,7 @@ def test_a_topology_is_read_as_it_was_written_but_for_what_all_have_in_common():
 
 def test_fields_of_a_later_version_are_left_out():
     fields = json.loads(records.pack(ROUND)) | {"colour": "red"}
-    assert records.round_of(json.dumps(fields).encode()) == ROUND
+    assert records.read_round(json.dumps(fields).encode()) == ROUND
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_title_of_a_node(name, title):
 )  # fmt: skip
 def test_what_is_no_round_is_said_to_be_none(text):
     with pytest.raises(BadRecordError):
-        records.round_of(text.encode())
+        records.read_round(text.encode())
 
 
 def test_bytes_that_are_no_text_are_no_record():
@@ -126,13 +126,13 @@ def test_bytes_that_are_no_text_are_no_record():
 )  # fmt: skip
 def test_what_is_no_topology_is_said_to_be_none(data):
     with pytest.raises(BadRecordError):
-        records.topology(data)
+        records.read_topology(data)
 
 
 @pytest.mark.slow
 def test_a_topology_that_unpacks_without_end_is_refused():
     with pytest.raises(BadRecordError, match="more than"):
-        records.topology(zlib.compress(b" " * (records.MOST_BYTES + 1)))
+        records.read_topology(zlib.compress(b" " * (records.MOST_BYTES + 1)))
 
 
 JUNK = (
@@ -189,7 +189,7 @@ def test_any_rows_are_a_topology_or_said_to_be_none():
     for _ in range(2000):
         data = zlib.compress(json.dumps(spoilt(rows, dice)).encode())
         try:
-            members = records.topology(data)
+            members = records.read_topology(data)
         except BadRecordError:
             continue
         assert all(isinstance(node.id, str) and isinstance(node.offer, Offer) for node in members)
@@ -201,9 +201,9 @@ def test_any_rows_are_a_topology_or_said_to_be_none():
 @pytest.mark.parametrize("code", [256, -1, 1 << 70])
 def test_no_exit_code_can_be_taken_for_another(code):
     for read, record in (
-        (records.round_of, replace(ROUND, code=code)),
-        (records.round_of, replace(ROUND, cause=replace(CAUSE, code=code))),
-        (records.verdict, Verdict(code=code, message="full")),
+        (records.read_round, replace(ROUND, code=code)),
+        (records.read_round, replace(ROUND, cause=replace(CAUSE, code=code))),
+        (records.read_verdict, Verdict(code=code, message="full")),
     ):
         with pytest.raises(BadRecordError, match="exit code"):
             read(records.pack(record))
@@ -212,7 +212,7 @@ def test_no_exit_code_can_be_taken_for_another(code):
 @pytest.mark.parametrize("state", [State.STOPPING, State.ENDED])
 def test_a_round_that_went_wrong_has_a_cause(state):
     with pytest.raises(BadRecordError, match="cause"):
-        records.round_of(records.pack(replace(ROUND, state=state, code=7, cause=None)))
+        records.read_round(records.pack(replace(ROUND, state=state, code=7, cause=None)))
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1:1\0", "10.0.0.1:1\nLD_PRELOAD=x"])
@@ -220,6 +220,6 @@ def test_no_endpoint_spoils_an_environment(text):
     for offer in (Offer(trainers=(text,)), Offer(service=text), Offer(gloo=text), Offer(heter=((text,),))):
         made = replace(NODE, offer=offer)
         with pytest.raises(BadRecordError, match="endpoint"):
-            records.node(records.pack(made))
+            records.read_node(records.pack(made))
         with pytest.raises(BadRecordError, match="endpoint"):
-            records.topology(records.pack_topology([made]))
+            records.read_topology(records.pack_topology([made]))

@@ -113,7 +113,7 @@ def test_who_is_not_registered_registers_and_nothing_else():
         ("x", State.RUNNING, LEASE, True),
     ],
 )
-def test_who_leads_when_nobody_does(me, state, leaderless, claims):
+def test_which_node_claims_the_lead_when_there_is_no_leader(me, state, leaderless, claims):
     round_ = {"state": state, "cause": FAILED} if state is not None else {}
     case = Case(me, there="abx", leader="", **round_)
     if me == "a":
@@ -124,7 +124,7 @@ def test_who_leads_when_nobody_does(me, state, leaderless, claims):
     assert (actions.ClaimLead(0) in decided) is claims
 
 
-def test_nobody_claims_what_somebody_has():
+def test_no_node_claims_a_lead_that_is_taken():
     assert actions.ClaimLead(0) not in Case("b", leader="a", state=State.OPEN, members="").acts()
 
 

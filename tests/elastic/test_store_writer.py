@@ -26,7 +26,7 @@ OPEN = Round(generation=1, state=State.OPEN)
 FORMING = Round(generation=1, state=State.FORMING, topology="1/a.0")
 
 
-class Nobody:
+class SilentListener:
     def changed(self): ...
     def up(self, *, fresh): ...
     def down(self, why): ...
@@ -45,7 +45,7 @@ class Office:
         self.writer = StoreWriter(self.store, self.loop, self.view, self.part, self._look)
         for prefix in (records.STATE_PREFIX, records.NODES_PREFIX):
             self.store.watch(prefix)
-        self.store.open(Nobody())
+        self.store.open(SilentListener())
         self.loop.run_for(0.01)
 
     def _look(self):
@@ -57,54 +57,54 @@ class Office:
         self.loop.run_for(0.01)
 
     def round(self):
-        return records.round_of(self.ledger.get(records.ROUND_KEY).value)
+        return records.read_round(self.ledger.get(records.ROUND_KEY).value)
 
 
 @pytest.fixture
-def office():
+def writer():
     return Office()
 
 
-def test_a_round_is_moved_only_from_where_it_was_seen(office):
-    office.take(WriteRound(OPEN, 0))
-    seen = office.ledger.get(records.ROUND_KEY).revision
-    office.ledger.put(records.ROUND_KEY, records.pack(Round(generation=9, state=State.OPEN)))
-    office.take(WriteRound(FORMING, seen))
-    assert office.round().generation == 9
-    office.take(Propose(FORMING, (NODE,), seen))
-    assert office.round().generation == 9
+def test_a_round_is_moved_only_from_where_it_was_seen(writer):
+    writer.take(WriteRound(OPEN, 0))
+    seen = writer.ledger.get(records.ROUND_KEY).revision
+    writer.ledger.put(records.ROUND_KEY, records.pack(Round(generation=9, state=State.OPEN)))
+    writer.take(WriteRound(FORMING, seen))
+    assert writer.round().generation == 9
+    writer.take(Propose(FORMING, (NODE,), seen))
+    assert writer.round().generation == 9
 
 
-def test_the_topology_stands_before_the_round_names_it(office):
+def test_the_topology_stands_before_the_round_names_it(writer):
     told = []
-    put = office.ledger.put
-    office.ledger.put = lambda key, value, **options: told.append(key) or put(key, value, **options)
-    office.take(Propose(FORMING, (NODE,), 0))
+    put = writer.ledger.put
+    writer.ledger.put = lambda key, value, **options: told.append(key) or put(key, value, **options)
+    writer.take(Propose(FORMING, (NODE,), 0))
     assert told == [records.topology_key("1/a.0"), records.ROUND_KEY]
-    office.view.round = FORMING
-    assert [node.id for node in office.view.members] == ["a"]
+    writer.view.round = FORMING
+    assert [node.id for node in writer.view.members] == ["a"]
 
 
-def test_nobody_takes_the_lead_from_another(office):
-    office.ledger.put(records.LEADER_KEY, b"b")
-    office.take(ClaimLead(0))
-    assert office.ledger.get(records.LEADER_KEY).value == b"b"
+def test_a_claim_does_not_replace_the_leader(writer):
+    writer.ledger.put(records.LEADER_KEY, b"b")
+    writer.take(ClaimLead(0))
+    assert writer.ledger.get(records.LEADER_KEY).value == b"b"
 
 
-def test_a_ghost_that_came_back_is_not_dropped(office):
-    old = office.ledger.put(records.node_key("g"), b"1").revision
-    office.ledger.put(records.node_key("g"), b"2")
-    office.take(DropNode("g", old))
-    assert office.ledger.get(records.node_key("g")) is not None
+def test_a_ghost_that_came_back_is_not_dropped(writer):
+    old = writer.ledger.put(records.node_key("g"), b"1").revision
+    writer.ledger.put(records.node_key("g"), b"2")
+    writer.take(DropNode("g", old))
+    assert writer.ledger.get(records.node_key("g")) is not None
 
 
-def test_the_lead_and_the_entry_go_with_the_lease_and_a_report_stays(office):
-    office.take(Register(), ClaimLead(0), WriteReport(1, Report(done=MemberStatus.COMPLETED)))
-    office.store.close()
-    assert set(office.ledger.range("")) == {records.report_key(1, "a")}
+def test_the_lead_and_the_entry_go_with_the_lease_and_a_report_stays(writer):
+    writer.take(Register(), ClaimLead(0), WriteReport(1, Report(done=MemberStatus.COMPLETED)))
+    writer.store.close()
+    assert set(writer.ledger.range("")) == {records.report_key(1, "a")}
 
 
-def test_the_same_is_not_asked_twice_at_a_time(office):
+def test_the_same_is_not_asked_twice_at_a_time(writer):
     for _ in range(3):
         for act in (
             Register(),
@@ -113,38 +113,38 @@ def test_the_same_is_not_asked_twice_at_a_time(office):
             Refuse("x", Verdict(code=1, message="")),
             ReadTopology("1/x"),
         ):
-            office.writer.take(act)
-    assert (office.store.asked["put"], office.store.asked["read"]) == (4, 1)
+            writer.writer.take(act)
+    assert (writer.store.asked["put"], writer.store.asked["read"]) == (4, 1)
 
 
-def test_what_was_refused_is_asked_again_after_a_moment(office):
-    office.ledger.put(records.verdict_key("x"), b"")
-    office.take(ClaimLead(7))
-    assert office.writer.pending.forget_late(office.loop.now) == pytest.approx(
-        office.loop.now + RETRY_AFTER, abs=0.02
+def test_what_was_refused_is_asked_again_after_a_moment(writer):
+    writer.ledger.put(records.verdict_key("x"), b"")
+    writer.take(ClaimLead(7))
+    assert writer.writer.pending.forget_late(writer.loop.now) == pytest.approx(
+        writer.loop.now + RETRY_AFTER, abs=0.02
     )
-    office.writer.pending.forget_late(office.loop.now + RETRY_AFTER)
-    office.take(ClaimLead(0))
-    assert office.ledger.get(records.LEADER_KEY).value == b"a"
+    writer.writer.pending.forget_late(writer.loop.now + RETRY_AFTER)
+    writer.take(ClaimLead(0))
+    assert writer.ledger.get(records.LEADER_KEY).value == b"a"
 
 
-def test_a_topology_that_is_not_there_or_none_has_no_members(office):
-    office.ledger.put(records.topology_key("2/b.0"), b"junk")
+def test_a_topology_that_is_not_there_or_none_has_no_members(writer):
+    writer.ledger.put(records.topology_key("2/b.0"), b"junk")
     for name in ("1/b.0", "2/b.0"):
-        office.view.round = Round(generation=1, state=State.FORMING, topology=name)
-        assert office.view.members is None
-        office.take(ReadTopology(name))
-        assert office.view.members == ()
-    assert office.looks >= 2
+        writer.view.round = Round(generation=1, state=State.FORMING, topology=name)
+        assert writer.view.members is None
+        writer.take(ReadTopology(name))
+        assert writer.view.members == ()
+    assert writer.looks >= 2
 
 
-def test_who_unregisters_is_gone(office):
-    office.take(Register())
-    office.take(Unregister())
-    assert office.ledger.get(records.node_key("a")) is None
+def test_who_unregisters_is_gone(writer):
+    writer.take(Register())
+    writer.take(Unregister())
+    assert writer.ledger.get(records.node_key("a")) is None
 
 
-def test_errands_wait_for_their_echo():
+def test_a_write_is_not_sent_again_before_the_mirror_shows_it():
     pending = PendingWrites()
     assert pending.begin("k", 3)
     assert not pending.begin("k", 3)

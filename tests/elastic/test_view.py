@@ -127,7 +127,7 @@ def test_a_round_that_is_gone_was_cleared_away(view, mirror):
 
 
 @pytest.mark.parametrize(("revision", "cleared"), [(30, True), (3, False)])
-def test_a_store_that_lost_its_data_counts_from_anew(view, mirror, revision, cleared):
+def test_a_store_that_lost_its_data_counts_from_the_start(view, mirror, revision, cleared):
     mirror.clear()
     view.refresh(mirror, 2.0, whole=True)
     assert not view.cleared, "it cannot know yet"

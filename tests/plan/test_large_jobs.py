@@ -67,4 +67,4 @@ def test_the_environment_of_a_process(nodes: list[Node], tmp_path):
 def test_the_topology_in_the_store(nodes: list[Node]):
     data = records.pack_topology(nodes)
     assert len(data) <= ETCD_REQUEST
-    assert [each.offer for each in records.topology(data)] == [each.offer for each in nodes]
+    assert [each.offer for each in records.read_topology(data)] == [each.offer for each in nodes]

@@ -1,5 +1,5 @@
-"""Requests to an etcd cluster, one after the other: which member to ask, as which user, what an error means,
-and when to try the next member. Everything here blocks and belongs to a thread.
+"""Requests to an etcd cluster, one at a time: which member to ask, as which user, what an error means, and
+when to try the next member. Everything here blocks, so it runs in threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from etcd3gw.exceptions import Etcd3Exception
 from requests.exceptions import ConnectTimeout
 from urllib3.exceptions import NewConnectionError
 
-from fleetrun.elastic.etcd.wire import PASSWORD_VARIABLE, Body, EtcdAddress, in_one_reading
+from fleetrun.elastic.etcd.wire import PASSWORD_VARIABLE, Body, EtcdAddress, in_one_read
 from fleetrun.envs.contract import split_endpoint
 from fleetrun.errors import LaunchError, UsageError
 
@@ -30,10 +30,10 @@ _API = "/v3/"  # 3.4 and later; earlier ones have /v3beta/ and /v3alpha/
 
 
 class Access:
-    """What all threads of one store share: the cluster, their time limits, and the token of their user.
+    """What the threads of one store share: the cluster, the timeout, and the token of their user.
 
-    `proven` becomes true with the first successful write. From then on every error is retried: what worked
-    once (a certificate, a password) can be repaired while the job runs.
+    `proven` becomes true with the first write that etcd carried out. From then on no error is final: what
+    worked once (a certificate, a password) can be corrected while the job runs.
     """
 
     def __init__(self, address: EtcdAddress, password: str, timeout: float) -> None:
@@ -49,7 +49,7 @@ class Access:
         self.proven = True
 
     def token(self, login: Callable[[Body], str]) -> str:
-        with self._lock:  # one login serves all threads
+        with self._lock:  # one login is enough for all threads
             if self._token is None:
                 self._token = login({"name": self.address.user, "password": self._password})
             return self._token
@@ -74,13 +74,13 @@ def _check_files(address: EtcdAddress) -> None:
     except OSError as error:  # ssl.SSLError is one
         raise UsageError(
             f"the certificate files in the address of the etcd cannot be used: {error}",
-            hint="they must be PEM files, cert and key must belong together, and the key not be encrypted",
+            hint="they must be PEM files, cert must match key, and the key must not be encrypted",
         ) from None
 
 
 def session_with(address: EtcdAddress) -> requests.Session:
     session = requests.Session()
-    session.trust_env = False  # no proxy, no certificates from elsewhere, no .netrc
+    session.trust_env = False  # no proxy, certificates or .netrc of the environment
     session.verify = address.cacert or True
     session.cert = (address.cert, address.key) if address.key else address.cert or None
     return session
@@ -91,10 +91,7 @@ def member_at(endpoint: str, secure: bool, session: requests.Session) -> Etcd3Cl
     return Etcd3Client(host, port, "https" if secure else "http", api_path=_API, session=session)
 
 
-# ---- Lets one thread interrupt another's read
-
-
-class Cut:
+class StreamInterrupt:
     """Ends a stream from another thread."""
 
     def __init__(self) -> None:
@@ -122,11 +119,10 @@ class Cut:
     def _shut_down(self) -> None:
         if self._socket is not None:
             try:
-                self._socket.shutdown(
-                    socket.SHUT_RDWR
-                )  # the connection, not this descriptor: its reader wakes
+                # Ends the connection, not only this descriptor, so that the thread that reads it wakes.
+                self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:
-                return  # it is gone already
+                return  # it is closed already
 
 
 # ---- Errors of etcd, reduced to the few cases that a client distinguishes
@@ -134,30 +130,30 @@ class Cut:
 INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED = 3, 5, 6, 7
 FAILED_PRECONDITION, OUT_OF_RANGE, UNAUTHENTICATED = 9, 11, 16
 _ANSWERS = frozenset({INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, OUT_OF_RANGE})
-"""gRPC codes that are about the question; the others are troubles of the member that was asked."""
+"""gRPC codes of errors in the request; the others are failures of the member that was asked."""
 
 _PARTS = frozenset({"header", "result", "token"})
 """Every answer has one of these."""
 
 CLOSED = "the connection was closed"
-_STRANGER = "the program that answers is not etcd 3.4 or later"
-_BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_NOT_ETCD = "the server is not an etcd of version 3.4 or later"
+_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 
 
 class Unreachable(Exception):
-    """No member answered, or none that could do it; `str` is for people. May be asked again."""
+    """No member could answer. The request may be repeated. `str` is for users."""
 
 
 class StreamEnded(Exception):
-    """By the member, or on the way. Another try may well succeed."""
+    """The member or the network ended the stream. Another attempt may succeed."""
 
 
-class UnknownFate(Exception):
-    """A question that must not be repeated was sent and not answered."""
+class UnknownOutcome(Exception):
+    """A request that must not be repeated was sent and not answered."""
 
 
 class Rejected(Exception):
-    """etcd's answer: it will not do this. `code` is the gRPC code."""
+    """etcd refused the request. `code` is the gRPC code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -165,11 +161,11 @@ class Rejected(Exception):
 
 
 class Denied(Exception):
-    """etcd's answer: not you (user, password, rights), or never (too large)."""
+    """etcd refused the user (password, permissions), or a request that is too large."""
 
 
-class Trouble(Exception):
-    """With one member. `sent`: the request may have arrived there. `fatal`: a retry will not help."""
+class MemberError(Exception):
+    """One member failed. `sent`: the request may have arrived. `fatal`: another attempt will not help."""
 
     def __init__(self, why: str, *, sent: bool = True, fatal: bool = False) -> None:
         super().__init__(why)
@@ -177,53 +173,53 @@ class Trouble(Exception):
         self.fatal = fatal
 
 
-def meaning(text: str) -> Exception:
-    """Of the body of an HTTP answer that is an error."""
+def error_in(text: str) -> Exception:
+    """The error in the body of an HTTP answer."""
     try:
-        return _meaning(json.loads(text))
+        return _error(json.loads(text))
     except (ValueError, KeyError, TypeError):
-        return Trouble(_STRANGER, fatal=True)
+        return MemberError(_NOT_ETCD, fatal=True)
 
 
 def message(answer: Any) -> dict[str, Any]:
-    """A message of a stream, or an answer, unless it is an error. Raises like `meaning`."""
+    """An answer, or a message of a stream. Raises the error that it is about, as `error_in` returns it."""
     if not isinstance(answer, dict):
-        raise Trouble(_STRANGER, fatal=True)
+        raise MemberError(_NOT_ETCD, fatal=True)
     if isinstance(answer.get("error"), dict):
-        raise _meaning(answer["error"])
+        raise _error(answer["error"])
     if not answer.keys() & _PARTS:
-        raise Trouble(_STRANGER, fatal=True)
+        raise MemberError(_NOT_ETCD, fatal=True)
     return answer
 
 
-def _meaning(error: Mapping[str, Any]) -> Exception:
+def _error(error: Mapping[str, Any]) -> Exception:
     code = int(error.get("grpc_code") or error["code"])
     words = str(error["message"]).removeprefix("etcdserver: ")
     if code == UNAUTHENTICATED or "auth store is old" in words:
         return Rejected(UNAUTHENTICATED, words)
     if code == PERMISSION_DENIED or "user name is empty" in words or "too large" in words:
         return Denied(words)
-    return Rejected(code, words) if code in _ANSWERS else Trouble(words)
+    return Rejected(code, words) if code in _ANSWERS else MemberError(words)
 
 
-def trouble(error: BaseException, seconds: float) -> Trouble:
-    """Why there was no answer within `seconds`."""
+def member_error(error: BaseException, seconds: float) -> MemberError:
+    """Why no answer came within `seconds`."""
     causes = list(_causes(error))
     sent = not any(isinstance(cause, ConnectTimeout | NewConnectionError) for cause in causes)
     for cause in causes:
-        if isinstance(cause, _BROKEN_OFF):
-            return Trouble(CLOSED, sent=sent)
+        if isinstance(cause, _BROKEN):
+            return MemberError(CLOSED, sent=sent)
         if isinstance(cause, ssl.SSLError):
-            return Trouble(f"TLS failed: {_tls(cause)}", sent=False, fatal=True)
+            return MemberError(f"TLS failed: {_tls(cause)}", sent=False, fatal=True)
         if isinstance(cause, TimeoutError):
-            return Trouble(f"no answer within {seconds:.2g} s", sent=sent)
+            return MemberError(f"no answer within {seconds:.2g} s", sent=sent)
         if isinstance(cause, OSError) and cause.strerror:
-            return Trouble(cause.strerror, sent=sent)
+            return MemberError(cause.strerror, sent=sent)
         if isinstance(cause, ValueError):
-            return Trouble(_STRANGER, fatal=True)
-    if type(error) is OSError:  # how requests says that a certificate file is gone
-        return Trouble(str(error), sent=False, fatal=True)
-    return Trouble(CLOSED, sent=sent)
+            return MemberError(_NOT_ETCD, fatal=True)
+    if type(error) is OSError:  # requests raises it when a certificate file is gone
+        return MemberError(str(error), sent=False, fatal=True)
+    return MemberError(CLOSED, sent=sent)
 
 
 def timed_out(error: BaseException) -> bool:
@@ -232,12 +228,12 @@ def timed_out(error: BaseException) -> bool:
 
 def _tls(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not good ({error.verify_message})"
+        return f"its certificate is not valid ({error.verify_message})"
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what led to it, nearest first, however the libraries wrapped it."""
+    """The error and its causes, nearest first, however the libraries wrapped them."""
     waiting, seen = [error], set[int]()
     while waiting:
         each = waiting.pop(0)
@@ -249,20 +245,19 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         waiting += [other for other in inside if isinstance(other, BaseException)]
 
 
-# ---- Requests to a cluster, one after the other: which member, and when the next. Blocks: belongs to a
-# thread
+# ---- Requests to the cluster
 
 _Answer = TypeVar("_Answer")
 
-_CHUNK = 1 << 20  # bytes at most: what has come is not held back for more
-_LOGIN_TIMEOUT = 10.0  # seconds: etcd makes checking a password expensive on purpose
+_CHUNK = 1 << 20  # bytes at most; what has arrived is not held back for more
+_LOGIN_TIMEOUT = 10.0  # seconds; checking a password is slow on purpose
 
 
 class Client:
-    """One thread's way to the cluster. It stays with a member until that one fails.
+    """The requests of one thread. They go to one member until that fails.
 
-    Raises Unreachable, UnknownFate, Rejected, and LaunchError for what a retry cannot mend. No request takes
-    longer than until `deadline` (time.monotonic), if there is one.
+    Raises Unreachable, UnknownOutcome, Rejected, and LaunchError when another attempt will not help. No
+    request lasts beyond `deadline` (time.monotonic), if there is one.
     """
 
     def __init__(self, access: Access, first: int) -> None:
@@ -274,26 +269,28 @@ class Client:
         self._at = first % len(self._members)
 
     def ask(self, path: str, body: Body, *, repeat: bool = True) -> Body:
-        """The answer of the first member that gives one. `repeat`: asking twice does no harm."""
+        """The answer of the first member that gives one. `repeat`: sending it twice does no harm."""
         return self._in_turn(lambda member: self._post(member, path, body), repeat)
 
-    def follow(self, path: str, questions: list[Body], patience: float, cut: Cut) -> Iterator[Body]:
-        """The messages of a stream, until nothing came for `patience` seconds or `cut` was used. Raises
+    def follow(
+        self, path: str, requests_: list[Body], patience: float, interrupt: StreamInterrupt
+    ) -> Iterator[Body]:
+        """The messages of a stream, until nothing came for `patience` seconds or `interrupt` was used. Raises
         StreamEnded when it ends otherwise.
         """
-        text = in_one_reading(questions)
+        text = in_one_read(requests_)
         response = self._in_turn(lambda member: self._stream(member, path, text, patience), repeat=True)
-        with closing(response), closing(cut):
+        with closing(response), closing(interrupt):
             try:
-                cut.arm(response.raw.fileno())
+                interrupt.arm(response.raw.fileno())
                 for line in response.iter_lines(chunk_size=_CHUNK):
                     if line:
                         yield message(json.loads(line))["result"]
-            except (OSError, ValueError, KeyError, Trouble, Denied) as error:
-                if cut.used or timed_out(error):
+            except (OSError, ValueError, KeyError, MemberError, Denied) as error:
+                if interrupt.used or timed_out(error):
                     return
                 raise StreamEnded(str(error)) from None
-            if not cut.used:
+            if not interrupt.used:
                 raise StreamEnded(CLOSED)
 
     @property
@@ -305,42 +302,46 @@ class Client:
         self._session.close()
 
     def _in_turn(self, act: Callable[[Etcd3Client], _Answer], repeat: bool) -> _Answer:
-        troubles: dict[int, Trouble] = {}
+        errors: dict[int, MemberError] = {}
         for _ in self._members:
             at = self._at
             try:
                 return self._as_user(act, self._members[at])
             except Denied as error:
                 raise self._denied(str(error)) from None
-            except Trouble as each:
-                troubles[at] = each
+            except MemberError as error:
+                errors[at] = error
                 self._at = (at + 1) % len(self._members)
-                if each.sent and not repeat:
-                    raise UnknownFate(f"{self._names[at]}: {each}") from None
-        why = "; ".join(f"{self._names[at]}: {self._words(troubles[at])}" for at in sorted(troubles))
-        if all(each.fatal for each in troubles.values()) and not self._access.proven:
-            raise LaunchError(
-                f"no etcd that can be used: {why}", hint="check the address and its certificates"
-            )
+                if error.sent and not repeat:
+                    raise UnknownOutcome(f"{self._names[at]}: {error}") from None
+        why = "; ".join(f"{self._names[at]}: {self._words(errors[at])}" for at in sorted(errors))
+        if all(each.fatal for each in errors.values()) and not self._access.proven:
+            raise LaunchError(f"no usable etcd: {why}", hint="check the address and its certificates")
         raise Unreachable(why)
 
-    def _words(self, each: Trouble) -> str:
+    def _words(self, each: MemberError) -> str:
         if str(each) != CLOSED or self._access.proven:
             return str(each)
-        return f"{each} (does it use {'no ' if self._access.address.secure else ''}TLS?)"
+        return (
+            f"{each} ({'is TLS disabled there' if self._access.address.secure else 'does it require TLS'}?)"
+        )
 
     def _denied(self, words: str) -> Exception:
         everywhere = ",".join(self._names)
         if "too large" in words:
             return LaunchError(
-                f"the etcd at {everywhere} refuses: {words}",
+                f"the etcd at {everywhere} refused the request: {words}",
                 hint="start it with a larger --max-request-bytes",
             )
         if self._access.proven:
-            return Unreachable(f"{everywhere}: it refuses: {words}")
+            return Unreachable(f"{everywhere}: the request was refused: {words}")
         user = self._access.address.user
-        hint = f"check {PASSWORD_VARIABLE} and what {user} may do" if user else "name a user by '?user=NAME'"
-        return LaunchError(f"the etcd at {everywhere} refuses: {words}", hint=hint)
+        hint = (
+            f"check {PASSWORD_VARIABLE} and the permissions of {user}"
+            if user
+            else "name a user with '?user=NAME'"
+        )
+        return LaunchError(f"the etcd at {everywhere} refused the request: {words}", hint=hint)
 
     def _as_user(self, act: Callable[[Etcd3Client], _Answer], member: Etcd3Client) -> _Answer:
         if not self._access.address.user:
@@ -351,12 +352,12 @@ class Client:
         except Rejected as error:
             if error.code != UNAUTHENTICATED:
                 raise
-            self._access.forget(token)  # tokens end with the etcd that gave them, and after some minutes
+            self._access.forget(token)  # tokens expire after some minutes, and with the etcd that issued them
             self._authorize(member)
         try:
             return act(member)
         except Rejected as error:
-            raise Trouble(str(error), sent=False) if error.code == UNAUTHENTICATED else error from None
+            raise MemberError(str(error), sent=False) if error.code == UNAUTHENTICATED else error from None
 
     def _authorize(self, member: Etcd3Client) -> str:
         token = self._access.token(lambda body: self._login(member, body))
@@ -372,8 +373,8 @@ class Client:
             if "not enabled" in str(error):
                 return ""
             raise Denied(str(error)) from None
-        except Trouble as each:
-            raise Trouble(str(each), sent=False, fatal=each.fatal) from None
+        except MemberError as error:
+            raise MemberError(str(error), sent=False, fatal=error.fatal) from None
 
     def _post(self, member: Etcd3Client, path: str, body: Body, timeout: float = 0.0) -> Body:
         member.timeout = seconds = self._patience(timeout or self._access.timeout)
@@ -382,7 +383,7 @@ class Client:
         except Etcd3Exception as error:
             raise _from_etcd3gw(error, seconds) from None
         except (requests.RequestException, OSError) as error:
-            raise trouble(error, seconds) from None
+            raise member_error(error, seconds) from None
 
     def _stream(self, member: Etcd3Client, path: str, text: str, patience: float) -> requests.Response:
         timeout = (self._patience(self._access.timeout), patience)
@@ -391,18 +392,18 @@ class Client:
             if response.ok:
                 return response
             with closing(response):
-                raise meaning(response.text)
+                raise error_in(response.text)
         except (requests.RequestException, OSError) as error:
-            raise trouble(error, max(timeout)) from None
+            raise member_error(error, max(timeout)) from None
 
     def _patience(self, timeout: float) -> float:
         left = timeout if self.deadline is None else self.deadline - time.monotonic()
         if left <= 0:
-            raise Trouble("the time is up", sent=False)
+            raise MemberError("no time is left", sent=False)
         return min(timeout, left)
 
 
 def _from_etcd3gw(error: Etcd3Exception, seconds: float) -> Exception:
-    """etcd3gw has one exception for both: error answers, whose text is JSON, and connection errors."""
-    on_the_way = isinstance(error.__context__, requests.RequestException)
-    return trouble(error, seconds) if on_the_way else meaning(error.detail_text or "")
+    """etcd3gw has one error for both: an answer, whose text is JSON, and a failed connection."""
+    failed_connection = isinstance(error.__context__, requests.RequestException)
+    return member_error(error, seconds) if failed_connection else error_in(error.detail_text or "")

@@ -1,6 +1,5 @@
-"""A store that an etcd keeps (3.4 or later): a client in the launcher's event loop. The library for etcd
-blocks, so two threads ask and watch (`threads.py`); this file is where their news meet the loop and become
-the mirror.
+"""A Store in an etcd (3.4 or later): a client in the launcher's event loop. The library for etcd blocks, so
+two threads send requests and watch (`threads.py`); here their results reach the loop and update the mirror.
 
 Importing it raises NotSupportedError where that library is not installed.
 """
@@ -21,72 +20,72 @@ from fleetrun.elastic.store import Entry, Listener, covers
 from fleetrun.errors import LaunchError, NotSupportedError
 from fleetrun.pod.loop import Loop, Timer
 
-# ---- From threads to the loop
-
 
 class Mailbox:
+    """Calls from threads, made in the loop."""
+
     def __init__(self, loop: Loop, emptied: Callable[[], None]) -> None:
-        """`emptied` is called after everything that lay there was."""
+        """`emptied` is called after the calls that were posted."""
         self._loop = loop
         self._emptied = emptied
-        self._letters: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
         self._open = True
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        loop.add(self._bell, self._empty)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        loop.add(self._event, self._empty)
 
-    def post(self, letter: Callable[[], None]) -> None:
+    def post(self, call: Callable[[], None]) -> None:
         """From any thread. After `close` it does nothing."""
-        with self._lock:  # a descriptor that was closed may be another one by now
+        with self._lock:  # the number of a closed descriptor may be another's by now
             if self._open:
-                self._letters.append(letter)
-                os.eventfd_write(self._bell, 1)
+                self._calls.append(call)
+                os.eventfd_write(self._event, 1)
 
     def close(self) -> None:
-        """What lies there is never called."""
+        """Calls that were not made are dropped."""
         with self._lock:
             if self._open:
                 self._open = False
-                self._letters.clear()
-                self._loop.remove(self._bell)
-                os.close(self._bell)
+                self._calls.clear()
+                self._loop.remove(self._event)
+                os.close(self._event)
 
     def _empty(self) -> None:
-        os.eventfd_read(self._bell)
-        while self._letters:
-            self._letters.popleft()()
+        os.eventfd_read(self._event)
+        while self._calls:
+            self._calls.popleft()()
         if self._open:
             self._emptied()
 
 
-# ---- The mirror, from three sources: whole readings, the changes after them, and the answers to own
-# writes, which may come before the watch reports them
-
-
 class EtcdMirror:
-    """Never goes back in time, except when etcd itself does (its data were lost)."""
+    """The mirror, from three sources: reads of all prefixes, the changes that the watch reports after them,
+    and answers to own writes, which may come before the watch reports them.
+
+    It never goes back in time, unless etcd itself does (its data were lost).
+    """
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.prefixes: dict[str, None] = {}
-        self._revision = 0  # up to which the watch has delivered everything
-        self._ahead: dict[str, int] = {}  # keys of which an answer was newer, and their revisions
-        self._before = 0  # what the next reading must know: all that was known when it began
-        self._since: set[str] = set()  # keys that were answered after that
+        self._revision = 0  # up to which the watch has reported everything
+        self._ahead: dict[str, int] = {}  # keys of which an answer is newer, and its revision
+        self._before = 0  # the next read must be at least as new: the newest revision when it began
+        self._since: set[str] = set()  # keys of which answers came after that
 
     def forget(self, prefix: str) -> None:
-        """EtcdMirror it no longer."""
+        """Stop mirroring this prefix."""
         self.prefixes.pop(prefix, None)
         for key in [key for key in self.entries if not self._covers(key)]:
             del self.entries[key]
 
     def reading(self) -> None:
-        """A reading of all prefixes begins."""
+        """A read of all prefixes begins."""
         self._before = max(self._revision, *self._ahead.values(), 0)
         self._since.clear()
 
     def replace(self, found: Mapping[str, Entry], revision: int) -> bool:
-        """The reading. Whether anything is different now."""
+        """The result of that read. Whether anything has changed."""
         if revision < self._before:
             self._ahead = {key: self._ahead[key] for key in self._since & self._ahead.keys()}
         self._revision = revision
@@ -100,7 +99,7 @@ class EtcdMirror:
         return True
 
     def follow(self, changes: Iterable[Change]) -> bool:
-        """What the watch tells. Whether anything is different now."""
+        """Changes that the watch reports. Whether anything has changed."""
         different = False
         for change in changes:
             self._revision = max(self._revision, change.revision)
@@ -110,7 +109,7 @@ class EtcdMirror:
         return different
 
     def answered(self, change: Change) -> bool:
-        """How a key stood when a write was answered. Whether anything is different now."""
+        """The key after an own write. Whether anything has changed."""
         if not self._covers(change.key) or change.revision <= self._revision:
             return False
         self._since.add(change.key)
@@ -130,24 +129,19 @@ class EtcdMirror:
         return any(covers(prefix, key) for prefix in self.prefixes)
 
 
-# ---- A store that an etcd keeps (3.4 or later): a client in the launcher's loop. Two threads do the asking
-# and the watching, since the library for etcd waits; this file is where their news meet the loop.
-#
-# Importing it raises NotSupportedError where that library is not installed.
-
 try:
     from fleetrun.elastic.etcd.client import Access, Client
-    from fleetrun.elastic.etcd.threads import Job, Watcher, Worker
+    from fleetrun.elastic.etcd.threads import Request, Watcher, Worker
 except ModuleNotFoundError as error:
     raise NotSupportedError(
-        f"the package {error.name} is not installed; a job that meets in an etcd needs it",
+        f"the package {error.name} is not installed; a rendezvous in an etcd needs it",
         hint="pip install 'fleetrun[etcd]'",
     ) from None
 
 LAST_MOMENT = 1.0
-"""Seconds that a caller waits at the end for an etcd with a slow disk. Its processes wait too."""
-_SHORTEST_LEASE = 2  # seconds; etcd itself makes none shorter
-_TOGETHER = 0.01  # seconds in which further changes count as having come together
+"""Seconds that `close` waits for an etcd with a slow disk."""
+_SHORTEST_LEASE = 2  # seconds; etcd grants none that is shorter
+_TOGETHER = 0.01  # seconds; changes within them are reported at once
 
 
 class EtcdStore:
@@ -157,9 +151,15 @@ class EtcdStore:
     """
 
     def __init__(
-        self, loop: Loop, url: str, *, job_id: str, node_id: str, lease: float,
+        self,
+        loop: Loop,
+        url: str,
+        *,
+        job_id: str,
+        node_id: str,
+        lease: float,
         environ: Mapping[str, str] = os.environ,
-    ) -> None:  # fmt: skip
+    ) -> None:
         address = parse_address(url)
         seconds = max(_SHORTEST_LEASE, math.ceil(lease))
         access = Access(address, password_for(address, environ), timeout=min(max(lease / 4, 0.5), 5.0))
@@ -172,20 +172,20 @@ class EtcdStore:
         self._mailbox: Mailbox | None = None
         self._worker = Worker(Client(access, first), seconds, self, access.prove)
         self._watcher = Watcher(Client(access, first), self._keys, seconds * 0.75, self)
-        self._asking = self._thread("etcd asking", self._worker.run)
-        self._watching = self._thread("etcd watching", self._watcher.run)
+        self._request_thread = self._thread("etcd requests", self._worker.run)
+        self._watch_thread = self._thread("etcd watch", self._watcher.run)
         self._has_lease = False
         self._fresh = False
         self._is_up = False
-        self._turn = 0  # of the watcher: the one that will make the mirror whole
+        self._turn = 0  # of the watcher: the one that completes the mirror
         self._whole = True
-        self._troubles: dict[str, str] = {}
-        self._told = ""  # the last `down`
+        self._failures: dict[str, str] = {}
+        self._reported = ""  # the reason in the last `down`
         self._different = False
-        self._late: list[wire.Change] = []  # delivered by the watch, not in the mirror yet
+        self._late: list[wire.Change] = []  # changes that the mirror does not show yet
         self._together: Timer | None = None
 
-    # ---- what a Store does
+    # ---- called by the owner (store.Store)
 
     @property
     def mirror(self) -> Mapping[str, Entry]:
@@ -194,11 +194,11 @@ class EtcdStore:
     def open(self, listener: Listener) -> None:
         self._listener = listener
         self._mailbox = Mailbox(self._loop, self._settle)
-        # Signals are for the thread that has a handler to run.
+        # Threads inherit this mask: signals go to the main thread, which handles them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            self._asking.start()
-            self._watching.start()
+            self._request_thread.start()
+            self._watch_thread.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -206,19 +206,19 @@ class EtcdStore:
         def run() -> None:
             try:
                 act()
-            finally:  # also after an unexpected error, which is printed: nothing may wait for this thread
-                self.hopeless(LaunchError("the client of the etcd has failed"))
+            finally:  # also after a bug, whose traceback is printed: the job must not wait for this thread
+                self.gave_up(LaunchError("the client of the etcd has failed"))
 
         return threading.Thread(target=run, name=name, daemon=True)
 
     def watch(self, prefix: str) -> None:
         self._mirror.prefixes[prefix] = None
         self._different = True
-        self._read_anew()
+        self._read_again()
 
     def unwatch(self, prefix: str) -> None:
         self._mirror.forget(prefix)
-        self._read_anew()
+        self._read_again()
 
     def put(
         self,
@@ -245,17 +245,17 @@ class EtcdStore:
         self._ask("/kv/deleterange", lambda lease: self._keys.span(prefix), lambda answer: None)
 
     def read(self, key: str, then: Callable[[Entry | None], None]) -> None:
-        def told(answer: wire.Body | None) -> None:
-            assert answer is not None, "readings are repeated until they are answered"
+        def answered(answer: wire.Body | None) -> None:
+            assert answer is not None, "reads are repeated until they are answered"
             then(wire.entries(self._keys, answer).get(key))
 
-        self._ask("/kv/txn", lambda lease: wire.read_one(self._keys, key), told, write=False)
+        self._ask("/kv/txn", lambda lease: wire.read_one(self._keys, key), answered, write=False)
 
     def close(self) -> None:
         self._stop()
-        self._worker.end(self._seconds)  # if the process lives so long
-        if self._asking.is_alive():
-            self._asking.join(LAST_MOMENT)
+        self._worker.end(self._seconds)  # unless the process exits earlier
+        if self._request_thread.is_alive():
+            self._request_thread.join(LAST_MOMENT)
 
     def _stop(self) -> None:
         self._listener = None
@@ -265,16 +265,16 @@ class EtcdStore:
             self._together.cancel()
         self._watcher.end()
 
-    # ---- what the threads tell, in theirs
+    # ---- called by the threads
 
     def leased(self, *, fresh: bool) -> None:
         self._post(lambda: self._now_leased(fresh))
 
     def unanswered(self, why: str) -> None:
-        self._post(lambda: self._trouble("asking", why))
+        self._post(lambda: self._failed("requests", why))
 
     def unreadable(self, why: str) -> None:
-        self._post(lambda: self._trouble("watching", why))
+        self._post(lambda: self._failed("watch", why))
 
     def reading(self) -> None:
         self._post(self._now_reading)
@@ -285,63 +285,73 @@ class EtcdStore:
     def changed(self, changes: list[wire.Change]) -> None:
         self._post(lambda: self._late.extend(changes))
 
-    def hopeless(self, error: LaunchError) -> None:
+    def gave_up(self, error: LaunchError) -> None:
         self._post(lambda: self._lost(error))
 
-    def _post(self, letter: Callable[[], None]) -> None:
+    def _post(self, call: Callable[[], None]) -> None:
         assert self._mailbox is not None
-        self._mailbox.post(letter)
+        self._mailbox.post(call)
 
     # ---- in the loop
 
     def _write(
-        self, body: Callable[[str], wire.Body], key: str, value: bytes | None, *, repeat: bool,
+        self,
+        body: Callable[[str], wire.Body],
+        key: str,
+        value: bytes | None,
+        *,
+        repeat: bool,
         then: Callable[[bool], None] | None,
-    ) -> None:  # fmt: skip
-        def told(answer: wire.Body | None) -> None:
+    ) -> None:
+        def answered(answer: wire.Body | None) -> None:
             if answer is not None:
                 self._note(self._mirror.answered(wire.written(self._keys, answer, key, value)))
             if then is not None:
                 then(answer is not None and bool(answer.get("succeeded")))
 
-        self._ask("/kv/txn", body, told, repeat=repeat)
+        self._ask("/kv/txn", body, answered, repeat=repeat)
 
     def _ask(
-        self, path: str, body: Callable[[str], wire.Body], told: Callable[[wire.Body | None], None], *,
-        repeat: bool = True, write: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        body: Callable[[str], wire.Body],
+        then: Callable[[wire.Body | None], None],
+        *,
+        repeat: bool = True,
+        write: bool = True,
+    ) -> None:
         def answered(answer: wire.Body | None) -> None:
-            self._post(lambda: self._tell(told, answer))
+            self._post(lambda: self._deliver(then, answer))
 
-        self._worker.ask(Job(path=path, body=body, answered=answered, repeat=repeat, write=write))
+        self._worker.submit(Request(path=path, body=body, answered=answered, repeat=repeat, write=write))
 
-    def _tell(self, told: Callable[[wire.Body | None], None], answer: wire.Body | None) -> None:
+    def _deliver(self, then: Callable[[wire.Body | None], None], answer: wire.Body | None) -> None:
         if self._listener is not None:
-            told(answer)
+            then(answer)
 
-    def _read_anew(self) -> None:
+    def _read_again(self) -> None:
         self._turn = self._watcher.watch(tuple(self._mirror.prefixes))
         self._whole = not self._mirror.prefixes
 
     def _now_leased(self, fresh: bool) -> None:
         self._has_lease = True
         self._fresh |= fresh
-        if self._troubles.pop("asking", None) is not None:
-            self._read_anew()  # the stream may be dead too, without having noticed
+        if self._failures.pop("requests", None) is not None:
+            self._read_again()  # the stream's connection may be dead too, without an error yet
 
     def _now_reading(self) -> None:
         self._show_late()
         self._mirror.reading()
 
     def _now_read(self, turn: int, entries: dict[str, Entry], revision: int) -> None:
-        self._troubles.pop("watching", None)
+        self._failures.pop("watch", None)
         if turn == self._turn:
             self._whole = True
             self._show_late()
             self._note(self._mirror.replace(entries, revision))
 
-    def _trouble(self, where: str, why: str) -> None:
-        self._troubles[where] = why
+    def _failed(self, where: str, why: str) -> None:
+        self._failures[where] = why
 
     def _note(self, different: bool) -> None:
         self._different |= different
@@ -354,24 +364,24 @@ class EtcdStore:
             listener.lost(error)
 
     def _settle(self) -> None:
-        """Tell the listener what follows from all that has just come."""
+        """Call the listener after the calls from the threads."""
         if self._listener is None:
             return
-        if self._troubles:
-            why = self._troubles.get("asking") or self._troubles["watching"]
+        if self._failures:
+            why = self._failures.get("requests") or self._failures["watch"]
             self._is_up = False
-            if why != self._told:
-                self._told = why
+            if why != self._reported:
+                self._reported = why
                 self._listener.down(why)
         elif self._has_lease and self._whole and (not self._is_up or self._fresh):
-            self._is_up, self._told = True, ""
+            self._is_up, self._reported = True, ""
             fresh, self._fresh = self._fresh, False
             self._listener.up(fresh=fresh)
         self._tell_changes()
 
     def _tell_changes(self) -> None:
         if self._together is not None and self._together.pending and not self._different:
-            return  # late answers may arrive together
+            return  # further changes may follow within _TOGETHER
         self._show_late()
         if self._listener is not None and self._different and self._is_up and self._whole:
             self._different = False

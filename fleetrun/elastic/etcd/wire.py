@@ -1,5 +1,5 @@
-"""What is said to an etcd: its address, a job's keys in it, and the JSON of requests and answers. Pure, and
-free of the library for etcd, so that an address can be checked without it.
+"""The address of an etcd, a job's keys in it, and the JSON of requests and answers. Does not import the
+library for etcd, so that an address can be checked without it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from fleetrun.elastic.store import Entry
 from fleetrun.envs.settings.parsing import InvalidValue, closest, endpoint, endpoint_list
 from fleetrun.errors import UsageError
 
-# ---- A job's keys in etcd, and the JSON of its questions and answers. Pure.
-#
-# All keys of a job are below `/fleetrun/<job id>/`, with the slash at its end: so a job does not see one
-# whose id only begins like its own.
+# ---- A job's keys are under `/fleetrun/<job id>/`. The slash at the end keeps apart two jobs of which one id
+# begins with the other.
 
 Body = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of one key at one revision of the store; no entry: it is gone."""
+    """Of one key, at one revision of the store. Without an entry, the key was deleted."""
 
     key: str
     entry: Entry | None
@@ -33,7 +31,7 @@ class Change:
 
 
 class Keys:
-    """Between keys of the job and keys of etcd. What covers what is said in `store.covers`."""
+    """Converts between keys of the job and keys of etcd. Prefixes are as in `store.covers`."""
 
     def __init__(self, job_id: str) -> None:
         self.root = f"/fleetrun/{quote(job_id, safe='')}/"
@@ -42,7 +40,7 @@ class Keys:
         return _base64((self.root + key).encode())
 
     def span(self, prefix: str) -> Body:
-        """What a prefix covers, as etcd says it: from a key to before another."""
+        """The keys that a prefix covers, as a range of etcd."""
         if prefix and not prefix.endswith("/"):
             return {"key": self.one(prefix)}
         end = self.root + prefix[:-1] if prefix else self.root[:-1]
@@ -56,7 +54,7 @@ class Keys:
 
 
 def put(keys: Keys, key: str, value: bytes, expect: int | None, lease: str | None) -> Body:
-    """The answer has the key's state afterwards, whether it was written or not."""
+    """The answer has the key's new state, or its present one if it was not written."""
     write = {"key": keys.one(key), "value": _base64(value), **({} if lease is None else {"lease": lease})}
     look = {"request_range": {"key": keys.one(key), "keys_only": True}}
     return _guarded(keys, key, expect, [{"request_put": write}, look])
@@ -77,17 +75,17 @@ def _guarded(keys: Keys, key: str, expect: int | None, success: list[Body]) -> B
 
 
 def read(keys: Keys, prefixes: Iterable[str]) -> Body:
-    """All of them as they were at one moment."""
+    """All of them at one revision."""
     return {"success": [{"request_range": keys.span(prefix)} for prefix in prefixes]}
 
 
 def read_one(keys: Keys, key: str) -> Body:
-    """A key, whatever it looks like."""
+    """One key, also one that would be a prefix."""
     return {"success": [{"request_range": {"key": keys.one(key)}}]}
 
 
 def watches(keys: Keys, prefixes: Iterable[str]) -> list[Body]:
-    """For one stream: so what happens under different prefixes arrives in the order in which it happened."""
+    """For one stream, so that changes under different prefixes arrive in order."""
     return [{"create_request": keys.span(prefix)} for prefix in prefixes]
 
 
@@ -108,7 +106,7 @@ def entries(keys: Keys, answer: Mapping[str, Any]) -> dict[str, Entry]:
 
 
 def written(keys: Keys, answer: Mapping[str, Any], key: str, value: bytes | None) -> Change:
-    """A key's state after `put` (of this value) or `delete`."""
+    """A key after `put` (of this value) or `delete`."""
     entry = entries(keys, answer).get(key)
     if entry is not None and value is not None and answer.get("succeeded"):
         entry = Entry(value, entry.created, entry.revision)
@@ -134,17 +132,17 @@ def _base64(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-_PIECE = 512  # bytes that the gateway's decoder reads first; each further reading is twice as large
+_PIECE = 512  # bytes that the gateway's decoder reads first; each further read is twice as large
 
 
-def in_one_reading(questions: Sequence[Body]) -> str:
-    """The text of a stream of questions, so that etcd's gateway reads all of it before it answers any.
+def in_one_read(requests: Sequence[Body]) -> str:
+    """The JSON of a stream of requests, so that etcd's gateway reads all of it before it answers.
 
-    It is a Go server for HTTP/1.1: once it has begun to answer, what it has not yet read of the request is
-    thrown away. Its decoder reads by pieces and decodes an object as soon as it has the whole of it. So the
-    first object is made long enough, by blanks, to end only in the piece that also brings all the others.
+    It is a Go server for HTTP/1.1: once it has begun to answer, it discards what it has not yet read of the
+    request. Its decoder reads in pieces and decodes an object as soon as that is complete. So the first
+    object is padded with blanks until it ends in the piece that also has all the others.
     """
-    first, *others = (json.dumps(each, separators=(",", ":")) for each in questions)
+    first, *others = (json.dumps(each, separators=(",", ":")) for each in requests)
     rest = "".join(others)
     before, end = 0, _PIECE
     while max(len(first), before + 1) + len(rest) > end:
@@ -153,7 +151,7 @@ def in_one_reading(questions: Sequence[Body]) -> str:
     return f"{first[:-1]}{padding}}}{rest}"
 
 
-# ---- The address of an etcd: `etcd://a:2379,b:2379?cacert=ca.pem&cert=me.pem&key=me.key&user=me`. Pure.
+# ---- The address of an etcd: `etcd://a:2379,b:2379?cacert=ca.pem&cert=me.pem&key=me.key&user=me`
 
 SCHEME = "etcd://"
 PASSWORD_VARIABLE = "FLEETRUN_ETCD_PASSWORD"
@@ -165,7 +163,7 @@ _PARAMETERS = (*_FILES, "user")
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
-    """Members of one cluster (`host:port`), and how both sides authenticate. Files are paths of PEM files."""
+    """Members of one cluster (`host:port`), and the credentials. Files are paths of PEM files."""
 
     endpoints: tuple[str, ...]
     cacert: str = ""
@@ -175,23 +173,23 @@ class EtcdAddress:
 
     @property
     def secure(self) -> bool:
-        """Whether to use TLS: as soon as any file for it is named."""
+        """Whether to use TLS: when any file for it is named."""
         return bool(self.cacert or self.cert)
 
 
 def parse_address(url: str) -> EtcdAddress:
-    """Raises UsageError. A message never repeats what may be a password."""
+    """Raises UsageError. Messages never contain what may be a password."""
     if not url.startswith(SCHEME):
-        raise UsageError(f"the address of an etcd begins with {SCHEME}")
+        raise UsageError(f"the address of an etcd must begin with {SCHEME}")
     where, _, query = url.removeprefix(SCHEME).partition("?")
     if "@" in where:
         raise UsageError(
-            "the address of an etcd holds no password, and no user before its host",
-            hint=f"name the user by '?user=NAME' and set {PASSWORD_VARIABLE}",
+            "the address of an etcd must not contain a user or password before the host",
+            hint=f"name the user with '?user=NAME' and set {PASSWORD_VARIABLE}",
         )
     parameters = _parameters(query)
     if parameters.get("key") and not parameters.get("cert"):
-        raise UsageError("the address of the etcd names a key without its cert")
+        raise UsageError("the address of the etcd has a key without a cert")
     return EtcdAddress(_endpoints(where.removesuffix("/")), **parameters)
 
 
@@ -201,7 +199,7 @@ def _endpoints(text: str) -> tuple[str, ...]:
         return endpoint_list(",".join(map(_with_port, parts)) or ",")
     except InvalidValue as error:
         raise UsageError(
-            f"the address of the etcd names {text!r}; {error}", hint=f"such as {SCHEME}h1:2379,h2:2379"
+            f"the address of the etcd has {text!r}: {error}", hint=f"such as {SCHEME}h1:2379,h2:2379"
         ) from None
 
 
@@ -216,27 +214,30 @@ def _parameters(query: str) -> dict[str, str]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
     except ValueError:
-        raise UsageError("what follows '?' in the address of the etcd must be NAME=VALUE&...") from None
+        raise UsageError(
+            "the parameters after '?' in the address of the etcd must be NAME=VALUE&..."
+        ) from None
     found: dict[str, str] = {}
     for name, value in pairs:
         if name not in _PARAMETERS:
             meant = closest(name, _PARAMETERS)
             raise UsageError(
-                f"the address of the etcd has a parameter {name!r}; known are {', '.join(_PARAMETERS)}",
+                f"the address of the etcd has an unknown parameter {name!r}; "
+                f"known are {', '.join(_PARAMETERS)}",
                 hint=f"did you mean {meant[0]}?" if meant else _password_hint(name),
             )
         if name in found or not value:
-            raise UsageError(f"the address of the etcd must give {name} once, with a value")
+            raise UsageError(f"the address of the etcd must have {name} only once, with a value")
         found[name] = value
     return found
 
 
 def _password_hint(name: str) -> str | None:
-    return f"the password belongs into {PASSWORD_VARIABLE}" if name.startswith("pass") else None
+    return f"set the password in {PASSWORD_VARIABLE}" if name.startswith("pass") else None
 
 
 def password_for(address: EtcdAddress, environ: Mapping[str, str]) -> str:
-    """Of the address's user; empty when it names none. Raises UsageError when it is not set."""
+    """The password of the address's user; empty without a user. Raises UsageError when it is not set."""
     if address.user and PASSWORD_VARIABLE not in environ:
         raise UsageError(
             f"the address of the etcd names the user {address.user}, but {PASSWORD_VARIABLE} is not set"

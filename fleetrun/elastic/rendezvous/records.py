@@ -159,24 +159,24 @@ def pack(record: Node | Round | Report | Verdict | Census) -> bytes:
     return json.dumps(asdict(record), separators=(",", ":")).encode()
 
 
-def node(data: bytes) -> Node:
-    return _read(_node, data)
+def read_node(data: bytes) -> Node:
+    return _decoded(_node, data)
 
 
-def round_of(data: bytes) -> Round:
-    return _read(_round, data)
+def read_round(data: bytes) -> Round:
+    return _decoded(_round, data)
 
 
-def report(data: bytes) -> Report:
-    return _read(_report, data)
+def read_report(data: bytes) -> Report:
+    return _decoded(_report, data)
 
 
-def verdict(data: bytes) -> Verdict:
-    return _read(lambda fields: Verdict(**_only(fields, code=_code, message=str, hint=str)), data)
+def read_verdict(data: bytes) -> Verdict:
+    return _decoded(lambda fields: Verdict(**_only(fields, code=_code, message=str, hint=str)), data)
 
 
-def census(data: bytes) -> Census:
-    return _read(_census, data)
+def read_census(data: bytes) -> Census:
+    return _decoded(_census, data)
 
 
 def pack_topology(members: Sequence[Node]) -> bytes:
@@ -186,7 +186,7 @@ def pack_topology(members: Sequence[Node]) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def topology(data: bytes) -> tuple[Node, ...]:
+def read_topology(data: bytes) -> tuple[Node, ...]:
     """Raises BadRecordError. The last result is cached, for simulations with many nodes in one process."""
     try:
         unpacker = zlib.decompressobj()
@@ -201,7 +201,7 @@ def topology(data: bytes) -> tuple[Node, ...]:
         raise BadRecordError(str(error) or type(error).__name__) from None
 
 
-def _read(build: Callable[[Any], T], data: bytes) -> T:
+def _decoded(build: Callable[[Any], T], data: bytes) -> T:
     try:
         return build(json.loads(data))
     except WRONG as error:

@@ -171,17 +171,17 @@ class View:
         folder, _, name = key.partition("/")
         try:
             if key == records.ROUND_KEY:
-                self._note_round(records.round_of(entry.value), entry, now)
+                self._note_round(records.read_round(entry.value), entry, now)
             elif key == records.LEADER_KEY:
                 self._note_leader(entry, now)
             elif key == records.CENSUS_KEY:
-                self.census, self.census_since = records.census(entry.value), now
+                self.census, self.census_since = records.read_census(entry.value), now
             elif folder == "nodes":
-                self._note_node(name, records.node(entry.value), entry, now)
+                self._note_node(name, records.read_node(entry.value), entry, now)
             elif folder == "reports":
-                self._note_report(name, records.report(entry.value), now)
+                self._note_report(name, records.read_report(entry.value), now)
             elif folder == "verdicts":
-                self.verdict = records.verdict(entry.value)
+                self.verdict = records.read_verdict(entry.value)
             else:
                 self.others[key] = entry
         except BadRecordError as error:

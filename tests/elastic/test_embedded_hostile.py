@@ -20,7 +20,7 @@ from fleetrun.envs.curve import CurveKeys, KeyPair
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, steady_loop, until
 from tests.elastic.proxy import Proxy
-from tests.elastic.test_zmq_store import SECRET, ZmqWorld
+from tests.elastic.test_embedded_store import SECRET, ZmqWorld
 
 Dealer = zmq.Socket[bytes]
 HELLO = wire.Hello(wire.PROTOCOL, running_version(), "job", "raw", "5" * 32)
@@ -105,7 +105,7 @@ OPENINGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("secret", [False, True])
-def test_garbage_reaches_nobody(loop: Loop, request: pytest.FixtureRequest, secret: bool) -> None:
+def test_garbage_reaches_no_client(loop: Loop, request: pytest.FixtureRequest, secret: bool) -> None:
     world = request.getfixturevalue("guarded" if secret else "world")
     rng = random.Random(7)
     for number in range(2000):

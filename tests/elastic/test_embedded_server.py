@@ -1,4 +1,6 @@
-"""The embedded store's server without a socket: its clients, their leases and requests."""
+"""The embedded store's server without sockets: connections, sessions and requests; the test controls time and
+the network.
+"""
 
 from __future__ import annotations
 
@@ -12,68 +14,6 @@ from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.server import MAX_LEDGER_BYTES, MAX_WATCHES, Peer, Peers, Sent, Service
 from fleetrun.elastic.store import Ledger, Session
 from fleetrun.pod.loop import Loop
-
-# ---- Connections and sessions of the embedded store.
-
-
-@pytest.fixture
-def ledger() -> Ledger:
-    return Ledger()
-
-
-@pytest.fixture
-def session(ledger: Ledger) -> Session:
-    return ledger.grant("a", 10, 0)
-
-
-@pytest.fixture
-def peers(ledger: Ledger) -> Peers:
-    return Peers(ledger)
-
-
-def test_a_connection_is_found_by_its_address_and_its_descriptor(peers: Peers, session: Session) -> None:
-    peer = Peer(b"one", 7, session, 0)
-    peers.attach(peer)
-    assert peers.at(b"one") is peers.on(7) is peers.of(session) is peer
-    assert (peers.at(b"two"), peers.on(8), peers.sessions) == (None, None, 1)
-
-
-def test_a_session_that_comes_back_has_one_connection(peers: Peers, session: Session) -> None:
-    old, new = Peer(b"one", 7, session, 0), Peer(b"two", 8, session, 0)
-    peers.attach(old)
-    peers.attach(new)
-    assert (peers.known(old), peers.known(new), peers.sessions) == (False, True, 1)
-    peers.forget(old)
-    assert peers.of(session) is new
-
-
-def test_a_descriptor_that_is_used_again_belongs_to_the_last(
-    peers: Peers, ledger: Ledger, session: Session
-) -> None:
-    gone, new = Peer(b"one", 7, session, 0), Peer(b"two", 7, ledger.grant("b", 10, 0), 0)
-    peers.attach(gone)
-    peers.attach(new)
-    peers.forget(gone)
-    assert peers.on(7) is new
-
-
-def test_who_has_no_connection_is_told_nothing_and_keeps_its_lease(
-    peers: Peers, ledger: Ledger, session: Session
-) -> None:
-    peer = Peer(b"one", 7, session, 0)
-    peers.attach(peer)
-    ledger.watch(session, "k/")
-    ledger.put("own", b"", session=session)
-    ledger.put("k/1", b"")
-    peers.forget(peer)
-    ledger.put("k/2", b"")
-    assert (session.watches, session.outbox, peers.of(session)) == (set(), {}, None)
-    assert (session.open, peers.sessions, list(ledger.range("own"))) == (True, 1, ["own"])
-    peers.end(session)
-    assert peers.sessions == 0
-
-
-# ---- The embedded store's side of the conversation, without sockets: time and the network are the test's.
 
 LEASE = 4.0
 GRACE = 1.0
@@ -153,7 +93,7 @@ def test_a_broken_connection_that_does_not_come_back_ends_the_lease_early(lease:
     world.loop.close()
 
 
-def test_words_that_were_underway_save_nobody_who_is_gone(world: World) -> None:
+def test_messages_on_the_way_do_not_renew_the_lease_of_a_client_that_is_gone(world: World) -> None:
     world.greet(b"p")
     world.state[b"p"] = Sent.GONE
     world.service.broken(7)
@@ -252,7 +192,7 @@ def test_who_is_given_up_is_told_if_it_can_be(world: World) -> None:
     assert world.service.connected == 0
 
 
-def test_nobody_fills_the_memory_with_watches(world: World) -> None:
+def test_no_client_fills_the_memory_with_watches(world: World) -> None:
     world.greet(b"p")
     for number in range(MAX_WATCHES):
         world.say(b"p", wire.Watch(number, f"nodes/{number}"))
@@ -270,3 +210,60 @@ def test_keys_count_as_much_as_values(world: World) -> None:
     world.say(b"p", wire.Put(1, "k" * 11, None, False), b"")
     world.say(b"p", wire.Put(2, "k" * 10, None, False), b"")
     assert [said["ok"] for to, said in world.told if said["is"] == "done"] == [False, True]
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@pytest.fixture
+def session(ledger: Ledger) -> Session:
+    return ledger.grant("a", 10, 0)
+
+
+@pytest.fixture
+def peers(ledger: Ledger) -> Peers:
+    return Peers(ledger)
+
+
+def test_a_connection_is_found_by_its_address_and_its_descriptor(peers: Peers, session: Session) -> None:
+    peer = Peer(b"one", 7, session, 0)
+    peers.attach(peer)
+    assert peers.at(b"one") is peers.on(7) is peers.of(session) is peer
+    assert (peers.at(b"two"), peers.on(8), peers.sessions) == (None, None, 1)
+
+
+def test_a_session_that_comes_back_has_one_connection(peers: Peers, session: Session) -> None:
+    old, new = Peer(b"one", 7, session, 0), Peer(b"two", 8, session, 0)
+    peers.attach(old)
+    peers.attach(new)
+    assert (peers.known(old), peers.known(new), peers.sessions) == (False, True, 1)
+    peers.forget(old)
+    assert peers.of(session) is new
+
+
+def test_a_descriptor_that_is_used_again_belongs_to_the_last(
+    peers: Peers, ledger: Ledger, session: Session
+) -> None:
+    gone, new = Peer(b"one", 7, session, 0), Peer(b"two", 7, ledger.grant("b", 10, 0), 0)
+    peers.attach(gone)
+    peers.attach(new)
+    peers.forget(gone)
+    assert peers.on(7) is new
+
+
+def test_a_session_without_a_connection_gets_nothing_and_keeps_its_lease(
+    peers: Peers, ledger: Ledger, session: Session
+) -> None:
+    peer = Peer(b"one", 7, session, 0)
+    peers.attach(peer)
+    ledger.watch(session, "k/")
+    ledger.put("own", b"", session=session)
+    ledger.put("k/1", b"")
+    peers.forget(peer)
+    ledger.put("k/2", b"")
+    assert (session.watches, session.outbox, peers.of(session)) == (set(), {}, None)
+    assert (session.open, peers.sessions, list(ledger.range("own"))) == (True, 1, ["own"])
+    peers.end(session)
+    assert peers.sessions == 0

@@ -97,7 +97,7 @@ def test_a_lease_ends_when_it_was_not_renewed(ledger: Ledger) -> None:
     assert (one.open, other.open, ledger.sessions) == (False, False, 0)
 
 
-def test_everybody_gets_a_whole_lease_again(ledger: Ledger) -> None:
+def test_all_leases_are_renewed(ledger: Ledger) -> None:
     ledger.grant("a", 10, 0)
     ledger.grant("b", 5, 0)
     ledger.renew_all(1000)
@@ -146,7 +146,7 @@ def test_the_outbox_has_the_last_change_of_each_key_in_order(ledger: Ledger) -> 
     assert news(watcher) == {}
 
 
-def test_one_is_woken_once_until_it_looks(ledger: Ledger) -> None:
+def test_a_session_is_woken_once_until_it_takes_its_changes(ledger: Ledger) -> None:
     woken: list[int] = []
     watcher = ledger.grant("w", 10, 0, lambda: woken.append(1))
     ledger.watch(watcher, "")
@@ -161,7 +161,7 @@ def test_one_is_woken_once_until_it_looks(ledger: Ledger) -> None:
     assert woken == [1, 1, 1]
 
 
-def test_a_session_that_ended_is_told_nothing_more(ledger: Ledger) -> None:
+def test_a_session_that_ended_gets_no_more_changes(ledger: Ledger) -> None:
     watcher = ledger.grant("w", 10, 0)
     ledger.watch(watcher, "")
     ledger.put("own", b"", session=watcher)
@@ -170,7 +170,7 @@ def test_a_session_that_ended_is_told_nothing_more(ledger: Ledger) -> None:
     assert news(watcher) == {}
 
 
-def test_who_stopped_watching_has_forgotten(ledger: Ledger) -> None:
+def test_unwatch_drops_the_prefix(ledger: Ledger) -> None:
     watcher = ledger.grant("w", 10, 0)
     ledger.watch(watcher, "k/")
     ledger.watch(watcher, "j")

@@ -170,7 +170,7 @@ def test_a_node_that_was_stopped_for_long_comes_back_under_another_lease(cast: C
 
 
 @pytest.mark.slow
-def test_a_store_that_was_stopped_for_a_moment_gives_nobody_up(cast: Cast) -> None:
+def test_a_store_that_was_stopped_for_a_moment_ends_no_lease(cast: Cast) -> None:
     node = cast.node("a")
     cast.all_see("a", "host")
     cast.host.stop()
@@ -198,7 +198,7 @@ def test_a_store_that_is_silent_for_a_lease_is_lost(cast: Cast) -> None:
 
 
 @pytest.mark.slow
-def test_when_everything_stood_still_nobody_is_given_up(cast: Cast) -> None:
+def test_when_everything_was_suspended_no_lease_ends(cast: Cast) -> None:
     """A machine that was suspended, or a job under Ctrl-Z."""
     node = cast.node("a")
     cast.all_see("a", "host")

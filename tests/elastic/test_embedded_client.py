@@ -1,4 +1,4 @@
-"""A client's rhythm, under a clock of the test's own."""
+"""When a client of the embedded store sends heartbeats, and when it finds the store silent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleetrun.elastic.embedded.client import Heartbeat
+from fleetrun.elastic.embedded.client import Heartbeat, Silence
 from fleetrun.pod.loop import Loop
 
 
@@ -34,7 +34,7 @@ def world() -> Iterator[World]:
     made.loop.close()
 
 
-def test_a_beat_eight_times_in_a_lease_and_a_word_four_times(world: World) -> None:
+def test_eight_beats_and_four_messages_in_a_lease(world: World) -> None:
     assert world.pass_(10) == []
     world.heartbeat.start()
     assert world.pass_(3) == [(61.0, 1.0, True), (62.0, 2.0, False), (63.0, 3.0, True)]
@@ -44,16 +44,26 @@ def test_a_beat_eight_times_in_a_lease_and_a_word_four_times(world: World) -> No
     assert world.pass_(10) == []
 
 
-def test_what_passes_in_sleep_is_no_silence(world: World) -> None:
+def test_time_asleep_does_not_count_as_silence(world: World) -> None:
     world.heartbeat.start()
     world.pass_(3)
     world.now += 100.0
     assert [beat[:2] for beat in world.pass_(2)] == [(154.0, 0.0), (155.0, 1.0)]
 
 
-def test_another_lease_from_now_on(world: World) -> None:
+def test_a_new_lease_changes_the_rhythm(world: World) -> None:
     world.heartbeat.start()
     world.heartbeat.keep_to(8.0)
     assert [beat[0] for beat in world.pass_(2)] == [51.0, 52.0]
     world.heartbeat.keep_to(16.0)
     assert [beat[:2] for beat in world.pass_(4)] == [(54.0, 2.0), (56.0, 4.0)]
+
+
+def test_silence() -> None:
+    assert Silence(5.0, now=100.0).look(105.0) == 0.0, "the first look was late"
+    silence = Silence(5.0, now=100.0)
+    assert [silence.look(now) for now in (102.5, 105.0, 107.4)] == [2.5, 5.0, pytest.approx(7.4)]
+    silence.heard(108.0)
+    assert silence.look(110.0) == 2.0
+    assert silence.look(150.0) == 0.0, "nobody looked"
+    assert silence.look(153.0) == 3.0

@@ -53,7 +53,7 @@ def test_a_name(loop: Loop) -> None:
     assert answers[0][1] == ""
 
 
-def test_the_loop_goes_on_while_a_name_is_looked_up(loop: Loop) -> None:
+def test_the_loop_runs_while_a_name_is_looked_up(loop: Loop) -> None:
     go = threading.Event()
 
     def slow(host: str, port: int, **options: object) -> list[object]:
@@ -68,7 +68,7 @@ def test_the_loop_goes_on_while_a_name_is_looked_up(loop: Loop) -> None:
     assert answers == [((), "Name or service not known")]
 
 
-def test_who_no_longer_wants_to_know_is_not_told(loop: Loop) -> None:
+def test_a_cancelled_lookup_is_not_answered(loop: Loop) -> None:
     go = threading.Event()
     before = open_descriptors()
     resolver = Resolver(loop, "h1", 6768, lambda *words, **options: go.wait(60) and [])
@@ -82,7 +82,7 @@ def test_who_no_longer_wants_to_know_is_not_told(loop: Loop) -> None:
     eventually(lambda: open_descriptors() <= before)
 
 
-def test_a_name_that_is_none(loop: Loop) -> None:
+def test_an_invalid_name(loop: Loop) -> None:
     answers = ask(Resolver(loop, "x" * 300, 6768))
     until(loop, lambda: answers)
     assert answers[0][0] == ()

@@ -21,7 +21,7 @@ from fleetrun.host.network import Ports
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, steady_loop, until
 from tests.elastic.proxy import Proxy
-from tests.elastic.test_zmq_store import SECRET, ZmqWorld
+from tests.elastic.test_embedded_store import SECRET, ZmqWorld
 
 LEASE = 2.0
 PATIENT = 30.0
@@ -238,7 +238,7 @@ def test_who_belongs_to_another_job_is_refused(loop: Loop, world: ZmqWorld, join
 # ---- what was underway
 
 
-def test_nobody_knows_whether_a_write_arrived_when_its_connection_broke(
+def test_the_outcome_of_a_write_is_unknown_when_its_connection_broke(
     loop: Loop, patient: ZmqWorld, join: Join
 ) -> None:
     with Proxy(patient.server.endpoint) as proxy:
