@@ -1,4 +1,4 @@
-"""Decisions, by table: from what stands in the store and what a node does to what it does next."""
+"""Decisions, by table: from the content of the store and the state of a node to its next acts."""
 
 import dataclasses
 
