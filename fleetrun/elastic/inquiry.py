@@ -38,7 +38,7 @@ Found = Mapping[int, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class StatusQuery:
     """A request for status. `only`: the id of the one node that is asked, empty for all. `brief`: a short
     answer. `most`: bytes that an answer may have.
     """
@@ -49,9 +49,9 @@ class Wish:
 
 
 @dataclass(slots=True)
-class _Question:
+class _PendingQuestion:
     name: str
-    wish: Wish
+    query: StatusQuery
     asked: frozenset[str]
     limit: Timer
     then: list[Callable[[Found], None]]
@@ -71,7 +71,7 @@ class Inquiry:
         self._tell = tell
         self.membership: Membership | None = None
         """Of this node; None until there is one."""
-        self._questions: dict[str, _Question] = {}
+        self._questions: dict[str, _PendingQuestion] = {}
         self._number = 0
         self._answered_questions: dict[str, tuple[int, float]] = {}
         """Questions of other nodes that are in the store: their revision, and when they were answered."""
@@ -100,20 +100,20 @@ class Inquiry:
             then({each: None for each, id_ in enumerate(members) if id_ in asked})
             return
         only = "" if rank is None else chosen[0]
-        wish = Wish(only, brief, min(LARGEST, max(SMALLEST, ALL_OF_THEM // len(asked))))
-        for under_way in self._questions.values():
-            if (under_way.wish, under_way.asked) == (wish, asked):
-                under_way.then.append(then)
+        query = StatusQuery(only, brief, min(LARGEST, max(SMALLEST, ALL_OF_THEM // len(asked))))
+        for pending in self._questions.values():
+            if (pending.query, pending.asked) == (query, asked):
+                pending.then.append(then)
                 return
-        self._begin(wish, asked, then)
+        self._begin(query, asked, then)
 
-    def _begin(self, wish: Wish, asked: frozenset[str], then: Callable[[Found], None]) -> None:
+    def _begin(self, query: StatusQuery, asked: frozenset[str], then: Callable[[Found], None]) -> None:
         self._number += 1
         name = f"{self._me}.{self._number}"
         limit = self._loop.after(WITHIN, partial(self._over, name))
-        self._questions[name] = _Question(name, wish, asked, limit, [then])
+        self._questions[name] = _PendingQuestion(name, query, asked, limit, [then])
         self._store.watch(records.answers_prefix(name))
-        self._store.put(records.ask_key(name), _pack(wish), leased=True)
+        self._store.put(records.ask_key(name), _pack(query), leased=True)
 
     def _over(self, name: str) -> None:
         question = self._questions.pop(name)
@@ -146,7 +146,7 @@ class Inquiry:
     def _note(self, answer: str, entry: Entry) -> None:
         name, _, id_ = answer.partition("/")
         question = self._questions.get(name)
-        if question is not None and id_ in question.asked and len(entry.value) <= question.wish.most:
+        if question is not None and id_ in question.asked and len(entry.value) <= question.query.most:
             question.found[id_] = entry.value
 
     def _answer(self, name: str, entry: Entry) -> None:
@@ -156,30 +156,31 @@ class Inquiry:
         if len(name) > _LONGEST_NAME:
             return  # the key of an answer would be too long
         self._answered_questions[name] = entry.revision, self._loop.clock()
-        wish = _unpack(entry.value)
-        if wish is not None and wish.only in ("", self._me) and not name.startswith(f"{self._me}."):
+        query = _unpack(entry.value)
+        if query is not None and query.only in ("", self._me) and not name.startswith(f"{self._me}."):
             self._store.put(
-                records.answers_prefix(name) + self._me, self._tell(wish.brief, wish.most), leased=True
+                records.answers_prefix(name) + self._me, self._tell(query.brief, query.most), leased=True
             )
 
     def _forget(self, name: str) -> None:
-        """The asking node deletes the answers, unless it is gone: the question was there longer than a node
-        waits.
+        """The asking node deletes the answers, unless it is gone: the question was there for longer than a
+        node waits.
         """
         _, since = self._answered_questions.pop(name)
         if self._loop.clock() - since > 2 * WITHIN:
             self._store.delete(records.answers_prefix(name) + self._me)
 
 
-def _pack(wish: Wish) -> bytes:
-    said = {"only": wish.only, "brief": wish.brief, "most": wish.most}
-    return json.dumps(said, separators=(",", ":")).encode()
+def _pack(query: StatusQuery) -> bytes:
+    fields = {"only": query.only, "brief": query.brief, "most": query.most}
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _unpack(data: bytes) -> Wish | None:
+def _unpack(data: bytes) -> StatusQuery | None:
     """None for a question that this version cannot read."""
     try:
-        said = json.loads(data)
-        return Wish(str(said["only"]), said["brief"] is True, max(0, min(LARGEST, int(said["most"]))))
+        fields = json.loads(data)
+        most = max(0, min(LARGEST, int(fields["most"])))
+        return StatusQuery(str(fields["only"]), fields["brief"] is True, most)
     except WRONG:
         return None

@@ -69,21 +69,28 @@ def check_meeting(master: str | None) -> None:
         parse_address(master)
 
 
-def open_meeting(wish: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
+def open_meeting(options: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
     """Raises LaunchError for an address that cannot be used."""
-    if wish.master is not None and wish.master.startswith("etcd://"):
+    if options.master is not None and options.master.startswith("etcd://"):
         from fleetrun.elastic.etcd.store import EtcdStore  # late: a dependency of its own
 
-        etcd = EtcdStore(loop, wish.master, job_id=wish.job_id, node_id=wish.node_id, lease=wish.lease)
-        return Meeting(store=etcd, endpoint=wish.master.partition("?")[0])
-    endpoint = wish.master or join_endpoint(wish.address, _free_port(ports))
-    holder = _host_or_holder(endpoint, ports) if wish.master is not None else None
+        etcd = EtcdStore(
+            loop, options.master, job_id=options.job_id, node_id=options.node_id, lease=options.lease
+        )
+        return Meeting(store=etcd, endpoint=options.master.partition("?")[0])
+    endpoint = options.master or join_endpoint(options.address, _free_port(ports))
+    holder = _host_or_holder(endpoint, ports) if options.master is not None else None
     if holder is None:
-        return _hosted(wish, endpoint, loop)
+        return _hosted(options, endpoint, loop)
     from fleetrun.elastic.embedded.client import ZmqStore  # late: zmq
 
     store = ZmqStore(
-        loop, endpoint, job_id=wish.job_id, node_id=wish.node_id, lease=wish.lease, keys=_keys(wish)
+        loop,
+        endpoint,
+        job_id=options.job_id,
+        node_id=options.node_id,
+        lease=options.lease,
+        keys=_keys(options),
     )
 
     def held() -> LaunchError | None:
@@ -93,7 +100,7 @@ def open_meeting(wish: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
 
     def nameless() -> LaunchError | None:
         why = store.nameless
-        return UsageError(f"--master {endpoint}: {why}") if why and not wish.late_names else None
+        return UsageError(f"--master {endpoint}: {why}") if why and not options.late_names else None
 
     checks = ((START_CHECK_AFTER, held), (START_CHECK_AFTER, nameless))
     return Meeting(store=store, endpoint=endpoint, start_checks=checks)
@@ -122,13 +129,15 @@ def _host_or_holder(endpoint: str, ports: Ports) -> str | None:
     return None
 
 
-def _hosted(wish: MeetingOptions, endpoint: str, loop: Loop) -> Meeting:
+def _hosted(options: MeetingOptions, endpoint: str, loop: Loop) -> Meeting:
     from fleetrun.elastic.embedded.server import StoreServer
     from fleetrun.elastic.memory_store import MemoryStore
     from fleetrun.elastic.store import Ledger
 
     ledger = Ledger()
-    server = StoreServer(ledger, loop, endpoint, job_id=wish.job_id, lease=wish.lease, keys=_keys(wish))
+    server = StoreServer(
+        ledger, loop, endpoint, job_id=options.job_id, lease=options.lease, keys=_keys(options)
+    )
 
     def close() -> None:
         """Waits a limited time for the other nodes to leave."""
@@ -139,11 +148,11 @@ def _hosted(wish: MeetingOptions, endpoint: str, loop: Loop) -> Meeting:
             limit.cancel()
         server.close()
 
-    store = MemoryStore(ledger, loop, wish.node_id, lease=wish.lease)
+    store = MemoryStore(ledger, loop, options.node_id, lease=options.lease)
     return Meeting(store=store, endpoint=endpoint, hosted=True, close=close)
 
 
-def _keys(wish: MeetingOptions) -> CurveKeys | None:
+def _keys(options: MeetingOptions) -> CurveKeys | None:
     from fleetrun.elastic.embedded.sockets import store_keys  # late: zmq
 
-    return store_keys(wish.token)
+    return store_keys(options.token)

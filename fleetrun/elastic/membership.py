@@ -37,7 +37,7 @@ from fleetrun.elastic.rendezvous.actions import (
     WriteCensus,
     WriteReport,
     WriteRound,
-)  # fmt: skip
+)
 from fleetrun.elastic.rendezvous.member import decide, left_for_good, store_lost
 from fleetrun.elastic.rendezvous.records import (
     BadRecordError,
@@ -172,15 +172,23 @@ class StoreWriter:
         self._view = view
         self._own = own
         self._look = look
-        self._steps: dict[type[Act], Callable[[Any], None]] = {
-            Register: self._register, Unregister: self._unregister, ClaimLead: self._claim, ReadTopology:
-            self._learn, WriteReport: self._tell, WriteRound: self._move, Propose: self._form, Refuse:
-            self._refuse, DropNode: self._drop, CheckNode: self._check, WriteCensus: self._count,
-        }  # fmt: skip
+        self._actions: dict[type[Act], Callable[[Any], None]] = {
+            Register: self._register,
+            Unregister: self._unregister,
+            ClaimLead: self._claim_lead,
+            ReadTopology: self._read_topology,
+            WriteReport: self._write_report,
+            WriteRound: self._write_round,
+            Propose: self._propose,
+            Refuse: self._refuse,
+            DropNode: self._drop_node,
+            CheckNode: self._check_node,
+            WriteCensus: self._write_census,
+        }
 
     def take(self, act: Act) -> None:
         """Carry an act out, unless the same is under way."""
-        self._steps[type(act)](act)
+        self._actions[type(act)](act)
 
     def _register(self, act: Register) -> None:
         me = self._own.node
@@ -191,14 +199,14 @@ class StoreWriter:
         if self._begin(key):
             self._store.delete(key, then=lambda done: self._answered(key, done))
 
-    def _claim(self, act: ClaimLead) -> None:
+    def _claim_lead(self, act: ClaimLead) -> None:
         me = self._own.node.id.encode()
         self._put(records.LEADER_KEY, me, expect=act.expect, leased=True, then=self._renewed("leader"))
 
     def _renewed(self, name: str) -> Callable[[bool], None]:
         return lambda done: self._own.renew.discard(name) if done else None
 
-    def _learn(self, act: ReadTopology) -> None:
+    def _read_topology(self, act: ReadTopology) -> None:
         key = records.topology_key(act.name)
 
         def read(entry: Entry | None) -> None:
@@ -213,15 +221,15 @@ class StoreWriter:
         if self._begin(key):
             self._store.read(key, read)
 
-    def _tell(self, act: WriteReport) -> None:
+    def _write_report(self, act: WriteReport) -> None:
         """Members do not watch their own reports, so the last one is remembered until the connection is
         lost.
         """
         report = act.report
-        self._own.told = act.generation, report.done, len(report.causes)
+        self._own.reported = act.generation, report.done, len(report.causes)
         self._store.put(records.report_key(act.generation, self._own.node.id), records.pack(report))
 
-    def _move(self, act: WriteRound) -> None:
+    def _write_round(self, act: WriteRound) -> None:
         """A new round also deletes reports and topologies of generations before the last."""
 
         def moved(done: bool) -> None:
@@ -231,7 +239,7 @@ class StoreWriter:
 
         self._put(records.ROUND_KEY, records.pack(act.round), expect=act.expect, then=moved)
 
-    def _form(self, act: Propose) -> None:
+    def _propose(self, act: Propose) -> None:
         if not self._begin(records.ROUND_KEY):
             return
         name, members = act.round.topology, act.members
@@ -253,12 +261,12 @@ class StoreWriter:
     def _refuse(self, act: Refuse) -> None:
         self._put(records.verdict_key(act.id), records.pack(act.verdict))
 
-    def _drop(self, act: DropNode) -> None:
+    def _drop_node(self, act: DropNode) -> None:
         key = records.node_key(act.id)
         if self._begin(key):
             self._store.delete(key, expect=act.revision, then=lambda done: self._answered(key, done))
 
-    def _check(self, act: CheckNode) -> None:
+    def _check_node(self, act: CheckNode) -> None:
         key = records.node_key(act.id)
 
         def read(entry: Entry | None) -> None:
@@ -269,7 +277,7 @@ class StoreWriter:
         if self._begin(key):
             self._store.read(key, read)
 
-    def _count(self, act: WriteCensus) -> None:
+    def _write_census(self, act: WriteCensus) -> None:
         self._put(records.CENSUS_KEY, records.pack(act.census))
 
     # ---- requests
@@ -324,12 +332,12 @@ class Membership:
         self._watched = {records.STATE_PREFIX, records.node_key(node.id), records.verdict_key(node.id)}
         self._timer: Timer | None = None
         self._looking = False
-        self._again = False
+        self._look_again = False
         self._whole = False
         self._had_others = False
         self._looked_at = 0.0
         self._left: End | None = None
-        self._over = False
+        self._ended = False
         self.closed = False
         self.when_closed: Callable[[], None] = lambda: None
         self.when_looked: Callable[[Mapping[str, Entry]], None] = lambda others: None
@@ -337,10 +345,16 @@ class Membership:
         once more when there are none.
         """
         self._do: dict[type[Act], Callable[[Any], None]] = {
-            Accept: self._ready, Start: self._start, Stop: self._stop, Leave: self._rest,
-            Finish: self._finish, End: self._end, Fail: self._fail,
-            DeleteJob: self._clean, Close: lambda act: self.close(),
-        }  # fmt: skip
+            Accept: self._accept,
+            Start: self._start,
+            Stop: self._stop,
+            Leave: self._leave_generation,
+            Finish: self._finish,
+            End: self._end,
+            Fail: self._fail,
+            DeleteJob: self._delete_job,
+            Close: lambda act: self.close(),
+        }
 
     @property
     def reached(self) -> bool:
@@ -392,7 +406,7 @@ class Membership:
         """None of this node's processes is left, after `stop` or `finish`."""
         if self._own.phase in (Phase.STOPPING, Phase.FINISHING):
             self._own.phase = Phase.STOPPED
-        if self._left is not None and not self._over:
+        if self._left is not None and not self._ended:
             self._end(self._left)
         self._look()
 
@@ -430,7 +444,7 @@ class Membership:
         self.store.close()
         self.when_closed()
 
-    def _clean(self, act: DeleteJob) -> None:
+    def _delete_job(self, act: DeleteJob) -> None:
         self.store.delete_prefix(records.EVERYTHING)
         self.close()
 
@@ -453,9 +467,9 @@ class Membership:
             away, own.down_since = self._loop.clock() - own.down_since, None
             self._events.store_up()
         own.was_up = self._view.up = True
-        # A shorter outage ends no lease: a node that is missing now has gone for another reason.
+        # No lease ends in a shorter outage: a node that is missing now has gone for another reason.
         self._whole |= fresh or away >= self._policy.lease / 8
-        own.told = None
+        own.reported = None
         self._writer.pending.clear()
         self._look()
 
@@ -483,13 +497,13 @@ class Membership:
 
     def _look(self) -> None:
         """Decide and act until nothing is left to do now. A call from within an act adds one more pass."""
-        self._again = True
+        self._look_again = True
         if self._looking:
             return
         self._looking = True
         try:
-            while self._again and not self.closed:
-                self._again = False
+            while self._look_again and not self.closed:
+                self._look_again = False
                 self._step()
         finally:
             self._looking = False
@@ -524,8 +538,8 @@ class Membership:
         if round_ is None or round_.state is not State.ENDED:
             own.seen_alive = True
         elif own.seen_alive and own.last is None and own.phase is not Phase.OVER:
-            of_strangers = self._view.rewound and not round_.topology
-            own.last = None if of_strangers and own.members else round_
+            of_another_job = self._view.rewound and not round_.topology
+            own.last = None if of_another_job and own.members else round_
         if round_ is not None and own.is_in(round_):
             own.round = round_
 
@@ -544,14 +558,14 @@ class Membership:
 
     # ---- acts of this node
 
-    def _ready(self, act: Accept) -> None:
+    def _accept(self, act: Accept) -> None:
         self._own.take(act.round, self._view.members or (), act.rank)
-        self._again = True
+        self._look_again = True
 
     def _start(self, act: Start) -> None:
         own = self._own
         own.phase, own.round = Phase.RUNNING, act.round
-        self._again = True
+        self._look_again = True
         self._events.start(act.round, own.members, own.rank)
 
     def _stop(self, act: Stop) -> None:
@@ -559,25 +573,25 @@ class Membership:
         started = own.phase is Phase.RUNNING
         own.phase = Phase.STOPPING if started else Phase.STOPPED
         own.stop_cause, own.stopped_since = act.cause, self._loop.clock()
-        self._again = True
+        self._look_again = True
         if started:
             self._events.stop(act.cause, act.restart)
 
-    def _rest(self, act: Leave) -> None:
+    def _leave_generation(self, act: Leave) -> None:
         self._own.rest()
-        self._again = True
+        self._look_again = True
 
     def _finish(self, act: Finish) -> None:
         self._own.phase = Phase.FINISHING
-        self._again = True
+        self._look_again = True
         self._events.finish()
 
     def _end(self, act: End) -> None:
-        self._own.phase, self._over = Phase.OVER, True
-        self._again = True
+        self._own.phase, self._ended = Phase.OVER, True
+        self._look_again = True
         self._events.ended(act.code, act.cause)
 
     def _fail(self, act: Fail) -> None:
-        self._own.phase, self._over = Phase.OVER, True
-        self._again = True
+        self._own.phase, self._ended = Phase.OVER, True
+        self._look_again = True
         self._events.failed(act.error)

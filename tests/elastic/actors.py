@@ -1,4 +1,4 @@
-"""Store and node as processes of their own, to be killed and stopped. What happens to them they print.
+"""A store and a node as separate processes, to be killed and stopped. They print what happens to them.
 
     python -m tests.elastic.actors CLOCK PLACE host ENDPOINT LEASE TOKEN GRACE
                                                             -> `at 127.0.0.1:4711`, then `sees a b`
@@ -74,7 +74,7 @@ class Actor:
         self.popen.kill()
 
     def stop(self) -> None:
-        """Returns when it stands still; time passes on."""
+        """Returns when it is suspended; the clock continues."""
         self.popen.send_signal(signal.SIGSTOP)
         eventually(lambda: state_of(self.popen.pid) == "T")
         self._clock.leave(self._place)

@@ -4,8 +4,8 @@
         @pytest.fixture
         def world(self, loop): ...          # something with `client(name)` and `vanish(store)`
 
-Waits are by condition, with a bound. Leases are so long that nobody who stands still for a while loses what
-it has; the tests of their end say `hurry` first.
+Waits are by condition, with a bound. Leases are so long that a process that is suspended for a while keeps
+its own; the tests of their end call `hurry` first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_STEP = 0.1
 
 
 class SteadyClock:
-    """Seconds, but for those in which nobody looked: who stands still for a while misses nothing."""
+    """Seconds, without those in which it was not read, so that a suspended process misses nothing."""
 
     def __init__(self) -> None:
         self._now = self._looked = time.monotonic()

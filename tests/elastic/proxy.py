@@ -1,4 +1,4 @@
-"""A network between two sockets that can be told to fail."""
+"""A network between two sockets that fails on request."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Proxy:
         self._selector.close()
 
     def cut(self) -> None:
-        """Nothing gets through, no connection is accepted, and nobody is told."""
+        """Nothing gets through, no connection is accepted, and no error is sent."""
         with self._lock:
             self._cut = True
             for each in (self._listener, *self._others):

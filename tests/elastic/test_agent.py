@@ -1,4 +1,4 @@
-"""A node's life, between a membership and a supervisor that only do what the test says."""
+"""The agent of a node, between a membership and a supervisor that follow the test's script."""
 
 import time
 from dataclasses import replace

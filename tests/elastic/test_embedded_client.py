@@ -65,5 +65,5 @@ def test_silence() -> None:
     assert [silence.look(now) for now in (102.5, 105.0, 107.4)] == [2.5, 5.0, pytest.approx(7.4)]
     silence.heard(108.0)
     assert silence.look(110.0) == 2.0
-    assert silence.look(150.0) == 0.0, "nobody looked"
+    assert silence.look(150.0) == 0.0, "it was not looked at"
     assert silence.look(153.0) == 3.0

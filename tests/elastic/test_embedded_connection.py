@@ -1,4 +1,4 @@
-"""Names to addresses, beside the loop."""
+"""Names are resolved in a thread, without blocking the loop."""
 
 from __future__ import annotations
 

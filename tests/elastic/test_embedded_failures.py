@@ -1,5 +1,5 @@
-"""The embedded store when processes are killed and stopped, and connections break. Its processes share a time
-that stands still when one of them does, unless a test has stopped that one.
+"""The embedded store when processes are killed and stopped, and connections break. Its processes share a
+clock that stops while one of them is suspended, unless a test has stopped that one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Cast:
         self.clock = clock
         self._lease = lease
         self._token = token
-        (endpoint,) = stack.enter_context(reserved_endpoints(1))  # nobody else's when the store is gone
+        (endpoint,) = stack.enter_context(
+            reserved_endpoints(1)
+        )  # not taken by another process when the store is gone
         self.host = self._start("host", endpoint, lease, token, GRACE)
         eventually(lambda: self.host.said("at"))
         self.endpoint = self.host.said("at")[0]
@@ -93,8 +95,8 @@ def proxy(cast: Cast, stack: ExitStack) -> Proxy:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
-    """An endpoint that is taken, and where nobody listens."""
+def unserved() -> Iterator[str]:
+    """An endpoint that is taken, and at which no process listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
@@ -228,7 +230,7 @@ def test_connections_that_were_reset_are_forgiven(patient: Cast, stack: ExitStac
             eventually(lambda node=node, round_=round_: len(node.said("up")) == 1 + round_)
     patient.pause(1.2 * GRACE)
     assert patient.host.said("sees")[-1] == "a b host"
-    assert "host" not in patient.host.said("sees")[2:], "nobody was ever missing"
+    assert "host" not in patient.host.said("sees")[2:], "no node was ever missing"
     for node in nodes:
         assert node.said("up") == ["True", "False", "False", "False"]
         assert node.said("down") == []
@@ -262,17 +264,17 @@ def test_a_cut_longer_than_the_lease_is_known_on_both_sides(cast: Cast, proxy: P
 
 @pytest.mark.slow
 def test_a_node_whose_store_is_not_there_yet_waits_for_it_and_next_to_nothing_is_used(
-    tmp_path: Path, stack: ExitStack, clock: SharedClock, nobody: str
+    tmp_path: Path, stack: ExitStack, clock: SharedClock, unserved: str
 ) -> None:
     def used() -> float:
         fields = Path(f"/proc/{node.popen.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    node = stack.enter_context(Actor(tmp_path, clock, "node", nobody, "a", LEASE, ""))
+    node = stack.enter_context(Actor(tmp_path, clock, "node", unserved, "a", LEASE, ""))
     eventually(lambda: node.said("down"))
     pause(clock, 1.5)  # first it tries more often
     before, began = used(), clock()
     pause(clock, 3.0)
     assert used() - before < 0.1 * (clock() - began)
-    assert node.said("down") == [f"{nobody}: Connection refused"]
+    assert node.said("down") == [f"{unserved}: Connection refused"]
     assert node.said("lost") == []

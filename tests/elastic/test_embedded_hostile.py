@@ -1,4 +1,4 @@
-"""What must not get through to the embedded store, and must not keep it from its work."""
+"""Invalid and hostile messages: the embedded store drops them and continues to serve."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loop() -> Iterator[Loop]:
 
 
 LEASE = 60.0
-"""It does not end within a test, however slow the machine is: most who speak here do not renew it."""
+"""It does not end within a test, however slow the machine is: most clients here do not renew it."""
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def test_a_protocol_of_tomorrow_is_refused_however_it_looks(loop: Loop, world: Z
     assert "protocol 1, this node 99" in str(said(loop, dealer)["text"])
 
 
-# ---- those who do not read
+# ---- clients that do not read
 
 
 @pytest.mark.slow
@@ -361,7 +361,7 @@ def test_another_secret_is_told_as_such(
 
 
 def test_only_the_nodes_own_key_gets_in(loop: Loop, guarded: ZmqWorld) -> None:
-    """Somebody who knows the store's public key, and no secret."""
+    """A client with the store's public key, but without the secret."""
     assert guarded.keys is not None
     forged = CurveKeys(guarded.keys.server, KeyPair(*zmq.curve_keypair()))
     store = ZmqStore(

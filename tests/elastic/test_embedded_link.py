@@ -1,4 +1,4 @@
-"""Finding the embedded store, losing it and finding it again: within one process, over loopback."""
+"""Connecting to the embedded store, losing it and reconnecting: in one process, over loopback."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def test_whatever_happens_to_connections_all_see_the_same_in_the_end(
 
 @pytest.mark.slow
 def test_a_connection_that_leads_nowhere_is_given_up_in_time(loop: Loop, join: Join) -> None:
-    """As after a firewall has forgotten it: nobody is told, and only a new one would get through."""
+    """As after a firewall has forgotten it: no error is sent, and only a new connection would get through."""
     with contextlib.closing(ZmqWorld(loop, lease=6)) as world, Proxy(world.server.endpoint) as proxy:
         store, seen = join(proxy.endpoint, lease=world.lease)
         store.put("n/a", b"", leased=True)
@@ -353,7 +353,7 @@ def test_the_lease_of_the_store_counts(loop: Loop, world: ZmqWorld, join: Join) 
 
 def test_the_host_learns_when_everybody_has_gone(loop: Loop, world: ZmqWorld, join: Join) -> None:
     told: list[str] = []
-    world.server.when_idle(lambda: told.append("nobody yet"))
+    world.server.when_idle(lambda: told.append("no client yet"))
     until(loop, lambda: told)
     first, seen = join(world.server.endpoint)
     second, seen_too = join(world.server.endpoint)
@@ -362,7 +362,7 @@ def test_the_host_learns_when_everybody_has_gone(loop: Loop, world: ZmqWorld, jo
     world.server.when_idle(lambda: told.append("all gone"))
     first.close()
     until(loop, lambda: world.server.connected == 1)
-    assert told == ["nobody yet"]
+    assert told == ["no client yet"]
     second.close()
     until(loop, lambda: len(told) == 2)
     assert told[-1] == "all gone"

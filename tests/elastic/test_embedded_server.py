@@ -60,7 +60,7 @@ def world() -> Iterator[World]:
 
 
 def test_a_peer_that_was_gone_before_it_was_greeted_has_no_lease_for_long(world: World) -> None:
-    """Its connection had broken before its words were read, so nobody will tell of that."""
+    """Its connection had ended before its messages were read, so its end is not reported."""
     world.state[b"p"] = Sent.GONE
     world.greet(b"p")
     assert world.service.connected == 1

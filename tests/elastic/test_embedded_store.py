@@ -30,7 +30,7 @@ class ZmqWorld:
         self._dealers: list[zmq.Socket[bytes]] = []
 
     def hurry(self) -> None:
-        """Its leases are short anyway: time stands still when their one process does."""
+        """Its leases are short anyway: their clock stops while their process is suspended."""
 
     def client(self, name: str) -> ZmqStore:
         return ZmqStore(
@@ -42,7 +42,7 @@ class ZmqWorld:
         store._stop()
 
     def dealer(self, *options: tuple[int, int]) -> zmq.Socket[bytes]:
-        """Somebody who speaks zmq, and says what they want."""
+        """A zmq client that sends arbitrary messages."""
         made = self.context.socket(zmq.DEALER)
         for option in options:
             made.setsockopt(*option)

@@ -1,4 +1,4 @@
-"""Who may use an etcd, and who is told for good that he may not: TLS, users, strangers, proxies."""
+"""Access to an etcd: TLS, users, servers that are not an etcd, proxies; and which errors are final."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class TestUsers:
         assert (troubles(seen), len(seen.values)) == ([], 2)
 
     def test_what_worked_once_is_never_hopeless(self, loop, attempt, etcd_with_users):
-        """Somebody changed the password, or made a mistake: training goes on, and it may be put right."""
+        """The password was changed, perhaps by mistake: training continues, and it may be corrected."""
         seen = attempt(f"{etcd_with_users.url}?user=me", {PASSWORD: "secret of me"})
         works(loop, seen)
         set_password(etcd_with_users, "another")
@@ -281,8 +281,8 @@ def test_names_that_cannot_be_resolved(loop, attempt):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_in_a_thread_is_not_waited_for(loop):
-    with reserved_endpoints(1) as (nobody,):
-        store = EtcdStore(loop, f"etcd://{nobody}", job_id="job", node_id="a", lease=LEASE)
+    with reserved_endpoints(1) as (unserved,):
+        store = EtcdStore(loop, f"etcd://{unserved}", job_id="job", node_id="a", lease=LEASE)
         seen = Recorder(store)
         store._watcher._prefixes = (None,)  # no text: it cannot be asked for
         store.open(seen)

@@ -1,5 +1,5 @@
-"""An etcd that dies, freezes, forgets, or cannot be reached for a while: the job goes on, and nothing
-is missed.
+"""An etcd that is killed, suspended, loses its data or cannot be reached for a while: the job continues, and
+no change is missed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.etcd, needs_etcd, pytest.mark.slow]
 
 LEASE = 8.0
-"""One whose end is waited for: longer than anybody stands still, with what a client needs after that."""
+"""One whose end is waited for: longer than any process is suspended, with what a client needs after that."""
 LONG = 20.0
 """One that must not end. An etcd may take a quarter of it over an answer."""
 
@@ -71,7 +71,7 @@ def ask(*stores: EtcdStore) -> None:
 
 
 def refuses(etcd: Etcd, *everybody: Recorder) -> bool:
-    """Whether all were told that nobody is there."""
+    """Whether all were told that no member answers."""
     return all(f"{etcd.endpoint}: Connection refused" in seen.downs for seen in everybody)
 
 
@@ -219,7 +219,7 @@ def test_a_cut_cable(loop, etcd, link, join):
 
 
 def test_a_watch_that_died_in_silence(loop, etcd, link, join):
-    """Only its connection: what is asked for goes on being answered, and the lease holds."""
+    """Only its connection: requests are still answered, and the lease holds."""
     (_, seen), (b, _) = join(f"etcd://{link.endpoint}", "a", LEASE), join(etcd.url, "b")
     link.swallow(containing=b"create_request")
     b.put("n/new", b"")

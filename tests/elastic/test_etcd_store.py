@@ -1,4 +1,4 @@
-"""A client of a real etcd: what every store promises, and what this one does besides."""
+"""A client of a real etcd: the promises of every store, and what is particular to this one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TestEtcdStore(StoreConformance):
         return EtcdWorld(loop, shared_etcd.url, request.node.name)
 
     def test_a_lease_holds_as_long_as_its_client_lives(self, loop, world, join):
-        world.lease = 16.0  # longer than anybody stands still
+        world.lease = 16.0  # longer than any process is suspended
         store, seen = join("a")
         store.watch("n/")
         store.put("n/a", b"", leased=True)
@@ -96,7 +96,7 @@ class TestEtcdStore(StoreConformance):
         until(loop, lambda: len(seen.values) == 200)
         assert len(seen.changes) <= (loop.clock() - started) / 0.01 + 2
 
-    # ---- besides
+    # ---- particular to an etcd
 
     def test_the_others_see_that_a_client_has_gone(self, loop, join, world):
         world.lease = 1000.0  # its end is no reason here
@@ -122,10 +122,10 @@ class TestEtcdStore(StoreConformance):
         for number in range(200):
             answers = [Answers(), Answers()]
             racers = [0, 1] if number % 2 else [1, 0]
-            for who in racers:
-                store = (a, b)[who][0]
-                value = f"{number} {who}".encode()
-                store.put("r", value, expect=store.mirror["r"].revision, then=answers[who])
+            for racer in racers:
+                store = (a, b)[racer][0]
+                value = f"{number} {racer}".encode()
+                store.put("r", value, expect=store.mirror["r"].revision, then=answers[racer])
             until(loop, lambda answers=answers: answers[0] and answers[1])
             assert sorted(answers) == [[False], [True]]
             winner = answers.index([True])

@@ -1,4 +1,4 @@
-"""Questions of one node to the others, in simulated jobs: who is heard, who is not, and what is left."""
+"""Questions of one node to the others, in simulated jobs: which nodes answer, and that no keys remain."""
 
 import json
 
@@ -123,7 +123,7 @@ def test_who_does_not_answer_is_waited_for_no_longer_than_said():
     nodes.player(nodes.inquiries[2]).store.heal()
     nodes.settle()
     assert nodes.left() == []
-    assert [me for me, _, _ in nodes.wishes] == [nodes.inquiries[1]._me], "nobody waits for it any more"
+    assert [me for me, _, _ in nodes.wishes] == [nodes.inquiries[1]._me], "no node waits for it any more"
 
 
 def test_without_a_store_no_node_is_asked_and_no_request_waits():

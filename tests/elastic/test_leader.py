@@ -56,7 +56,7 @@ def candidate(text):
         ("a d y@host-of-c x@host-of-b", "a b c d", 4, "a x y d"),
         ("a d x y@host-of-b", "a b c d", 4, "a y x d"),
         ("a x@same y@same", "a b@same c@same", 3, "a x y"),
-        # who asks for a rank has it, whatever was before
+        # a node that asks for a rank gets it, whatever it had before
         ("a b x=0", "a b", 3, "x b a"),
         ("a=0 b=1 x=2", "a b c", 3, "a b x"),
     ],
@@ -130,7 +130,7 @@ F, L, T = CauseKind.FAILED, CauseKind.LOST, CauseKind.LEFT
         (cause(F, 0), [], [("c", NOW - 1)], "", (L, 2)),
         (cause(F, 0), [], [("c", NOW + 0.5)], "", (L, 2)),
         (cause(F, 0, age=1.1), [], [("c", NOW + 0.5)], "", (F, 0)),
-        # who has said why it goes, or was done, is not lost
+        # a node that reported why it leaves, or had completed, is not lost
         (cause(T, 2), [], [("c", NOW)], "", (T, 2)),
         (cause(F, 0), [(NOW + 0.1, cause(T, 2))], [("c", NOW + 0.2)], "", (F, 0)),
         (cause(F, 0), [], [("c", NOW)], "c", (F, 0)),

@@ -1,4 +1,4 @@
-"""Where nodes meet, in one loop: the node that serves the store goes last."""
+"""Opening and closing the rendezvous store in one loop: the node that hosts it leaves last."""
 
 import time
 from collections.abc import Iterator

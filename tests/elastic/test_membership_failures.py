@@ -1,4 +1,4 @@
-"""What stops a job, and what is told about it: failures, nodes that are lost or leave, their order."""
+"""What stops a job, and what is reported: failures, nodes that are lost or leave, their order."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def alive(job):
 
 
 def ends(job):
-    """The one end that all who are left have seen."""
+    """The one end that all remaining nodes have seen."""
     (end,) = {(player.end[0], player.end[1].why, player.end[1].headline) for player in alive(job)}
     return end
 

@@ -1,4 +1,4 @@
-"""How nodes find each other: who may take part, in which order, and what those hear who wait or may not."""
+"""The rendezvous: which nodes are admitted, in which order, and what waiting and refused nodes are told."""
 
 import pytest
 
@@ -166,7 +166,7 @@ def test_ranks(nodes, policy, order):
     assert list(job.players[0].runs[0].members) == order
 
 
-# ---- who may not
+# ---- refused nodes
 
 
 def test_a_third_node_of_two_is_refused_and_the_others_are_not_disturbed():

@@ -1,4 +1,4 @@
-"""The store goes away, comes back, comes back empty, or holds something else."""
+"""The store is unreachable, comes back, comes back empty, or has the data of another job."""
 
 import random
 

@@ -1,5 +1,5 @@
-"""Whatever happens to a job: no two members with one rank, one generation at a time, nobody hangs, all tell
-the same end, and 0 only for work that was done (`support/random_faults.py`, where the invariants are).
+"""Whatever happens to a job: no two members with one rank, one generation at a time, no node hangs, all
+report the same end, and 0 only for work that was done (`support/random_faults.py`, where the invariants are).
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Records and their JSON: both directions, and whatever else may stand in a store."""
+"""Records and their JSON: both directions, and values that are not such records."""
 
 import json
 import random

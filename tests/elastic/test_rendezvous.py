@@ -1,4 +1,4 @@
-"""Decisions, by table: from what stands in the store and what a node does to what it does next."""
+"""Decisions, by table: from the content of the store and the state of a node to its next acts."""
 
 import dataclasses
 
@@ -369,7 +369,7 @@ def test_a_member_reports_how_far_it_is(phase, completed, done):
 
 def test_what_was_told_is_not_told_again_unless_there_is_more():
     case = Case("b", state=State.STOPPING, cause=FAILED).taking_part(Phase.STOPPING)
-    case.own.told = (1, MemberStatus.STOPPING, 0)
+    case.own.reported = (1, MemberStatus.STOPPING, 0)
     assert case.decision().acts == []
     case.own.causes.append((4.0, FAILED))
     (tell,) = case.decision(5.0).acts

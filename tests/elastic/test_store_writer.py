@@ -1,4 +1,4 @@
-"""Steps at the store: each under its condition, in its order, and not twice at a time."""
+"""Acts at the store: each under its condition, in order, and not sent again while under way."""
 
 import pytest
 

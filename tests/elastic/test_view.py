@@ -1,4 +1,4 @@
-"""What a node knows, and since when."""
+"""A node's view of the job, and since when it has each record."""
 
 import pytest
 
@@ -103,7 +103,7 @@ def test_a_report_counts_for_its_generation_and_tells_when(view, mirror):
 
 
 def test_a_member_does_not_go_back(view, mirror):
-    """A write that was repeated, since nobody knew whether it had arrived, may arrive after a later one."""
+    """A write that was repeated, because its outcome was unknown, may arrive after a later one."""
     for revision, done in enumerate((MemberStatus.COMPLETED, MemberStatus.READY), start=31):
         mirror.put(records.report_key(1, "b"), records.pack(Report(done=done)), revision)
         view.refresh(mirror, float(revision))

@@ -322,9 +322,8 @@ class Client:
     def _words(self, each: MemberError) -> str:
         if str(each) != CLOSED or self._access.proven:
             return str(each)
-        return (
-            f"{each} ({'is TLS disabled there' if self._access.address.secure else 'does it require TLS'}?)"
-        )
+        guess = "is TLS disabled there?" if self._access.address.secure else "does it require TLS?"
+        return f"{each} ({guess})"
 
     def _denied(self, words: str) -> Exception:
         everywhere = ",".join(self._names)
@@ -336,11 +335,7 @@ class Client:
         if self._access.proven:
             return Unreachable(f"{everywhere}: the request was refused: {words}")
         user = self._access.address.user
-        hint = (
-            f"check {PASSWORD_VARIABLE} and the permissions of {user}"
-            if user
-            else "name a user with '?user=NAME'"
-        )
+        hint = f"check {PASSWORD_VARIABLE} and the permissions of {user}" if user else "add '?user=NAME'"
         return LaunchError(f"the etcd at {everywhere} refused the request: {words}", hint=hint)
 
     def _as_user(self, act: Callable[[Etcd3Client], _Answer], member: Etcd3Client) -> _Answer:

@@ -149,10 +149,10 @@ def difference(one: Node, other: Node) -> str:
         here, there = (each.options.get(name, "not given") for each in (one, other))
         if here != there:
             pairs.append((name, here, there))
-    told = [f"{name} is {a} on {one.title} and {b} on {other.title}" for name, a, b in pairs[:3]]
-    if len(pairs) > len(told):
-        told.append(f"{len(pairs) - len(told)} more")
-    return "; ".join(told)
+    differences = [f"{name} is {a} on {one.title} and {b} on {other.title}" for name, a, b in pairs[:3]]
+    if len(pairs) > len(differences):
+        differences.append(f"{len(pairs) - len(differences)} more")
+    return "; ".join(differences)
 
 
 def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdict:
@@ -329,7 +329,7 @@ def may_go(view: View, node: Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _DatedCause:
     at: float
     cause: Cause
 
@@ -341,18 +341,18 @@ def final_cause(
     round_ = view.round
     assert round_ is not None
     assert round_.cause is not None
-    told = [_Told(view.round_since - round_.cause.age, round_.cause)]
+    causes = [_DatedCause(view.round_since - round_.cause.age, round_.cause)]
     for heard in view.reports.values():
-        told += [_Told(at, cause) for at, cause in heard.causes]
+        causes += [_DatedCause(at, cause) for at, cause in heard.causes]
     for rank, node in enumerate(members):
         gone = view.lost_at(node.id, policy.lease)
-        explained = may_go(view, node) or any(each.cause.rank == rank for each in told)
+        explained = may_go(view, node) or any(each.cause.rank == rank for each in causes)
         if gone is not None and now >= gone and not explained:
-            told.append(_Told(gone, lost(node, rank, policy.lease, now - gone)))
-    first = min(told, key=lambda each: (each.cause.why is but, each.at))
+            causes.append(_DatedCause(gone, lost(node, rank, policy.lease, now - gone)))
+    first = min(causes, key=lambda each: (each.cause.why is but, each.at))
     if first.cause.why is CauseKind.FAILED:
         late = first.at + follows(policy.lease)
-        vanished = [each for each in told if each.cause.why is CauseKind.LOST and each.at <= late]
+        vanished = [each for each in causes if each.cause.why is CauseKind.LOST and each.at <= late]
         first = min(vanished, key=lambda each: each.at, default=first)
     return replace(first.cause, age=max(0.0, now - first.at))
 
@@ -461,7 +461,7 @@ def _open(view: View, round_: Round, members: Sequence[Node], policy: Policy, no
         decision.do(_ended(view, round_, _timeout(round_, members, nodes, policy)))
     else:
         decision.look_at(min(form_at, deadline))
-        missing = who_is_missing(members, nodes, policy)
+        missing = missing_nodes(members, nodes, policy)
         decision.waiting = Waiting(
             present=len(nodes),
             fewest=policy.fewest,
@@ -542,7 +542,7 @@ def _timeout(round_: Round, members: Sequence[Node], nodes: Sequence[Candidate],
     where = f" at {policy.endpoint}" if policy.endpoint else ""
     limit = meeting_time(round_, policy)
     headline = f"{len(nodes)} of {policy.fewest} nodes met{again}{where} within {limit:g} s"
-    missing = who_is_missing(members, nodes, policy)
+    missing = missing_nodes(members, nodes, policy)
     if missing:
         headline += f"; missing {_listed(missing)}"
     lines = [f"before that: {round_.cause.headline}"] if round_.cause is not None else []
@@ -556,8 +556,8 @@ def _what_to_do(policy: Policy) -> str:
     return f"Start the same command on the other machines, with --master={policy.endpoint}."
 
 
-def who_is_missing(members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy) -> tuple[str, ...]:
-    """At most eight, as far as anything tells who else there should be: members before, --ips, --rank."""
+def missing_nodes(members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy) -> tuple[str, ...]:
+    """At most eight names, as far as earlier members, --ips or --rank tell which nodes are missing."""
     if len(nodes) >= policy.fewest:
         return ()
     there = {candidate.node.id for candidate in nodes}

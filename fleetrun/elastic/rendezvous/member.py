@@ -154,7 +154,7 @@ def _write_report(view: View, own: MemberState, now: float, decision: Decision) 
     if view.round is None or not own.is_in(view.round):
         return
     report = own.report(now)
-    if report is not None and own.told != (own.generation, report.done, len(report.causes)):
+    if report is not None and own.reported != (own.generation, report.done, len(report.causes)):
         decision.do(WriteReport(own.generation, report))
 
 

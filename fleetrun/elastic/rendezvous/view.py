@@ -308,7 +308,7 @@ class MemberState:
     down_since: float | None = None
     why_down: str = ""
     downs: int = 0
-    told: tuple[int, MemberStatus, int] | None = None
+    reported: tuple[int, MemberStatus, int] | None = None
     """What was last reported: generation, how far, how many causes."""
     renew: set[str] = field(default_factory=set)
     """Keys to write again, because their lease has ended."""
