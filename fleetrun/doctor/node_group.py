@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from fleetrun.console.text import printable
 from fleetrun.doctor import judge_group
@@ -50,23 +49,6 @@ _OTHER_PORT = "If a job runs there, or another check, give another port in --mas
 
 LATE = 10.0
 """Seconds beyond the last turn for the results of others."""
-
-
-class SurveyorProtocol(Protocol):
-    """Measures links; see `links.py`."""
-
-    @property
-    def news(self) -> int: ...
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def links(self) -> Mapping[str, Link]: ...
-
-    def survey(self, cards: Sequence[NodeRecord], me: int) -> None: ...
-
-    def excuse(self, id_: str) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +89,7 @@ class Gathering:
         store: Store,
         loop: Loop,
         card: NodeRecord,
-        surveyor: SurveyorProtocol,
+        surveyor: Surveyor,
         nnodes: tuple[int, int],
         *,
         say: Callable[[Sequence[NodeRecord]], None],

@@ -21,12 +21,11 @@ from fleetrun.schedulers.base import (
     run_program,
     scheduler,
 )
-from fleetrun.schedulers.local import ENGINE
 from tests.support.submissions import submission
 
 
-def test_every_engine_that_can_be_chosen_is_there():
-    names = ("local", "slurm", "srun", "kubernetes", "ssh")
+def test_every_scheduler_that_takes_a_job_is_there():
+    names = ("slurm", "srun", "kubernetes", "ssh")
     assert [scheduler(name).name for name in names] == list(names)
 
 
@@ -138,8 +137,3 @@ def test_a_question_without_an_answer_is_none():
     assert program_output(["false"], ENVIRON, within=60) is None
     assert program_output(["no-such-program"], ENVIRON) is None
     assert program_output(["sleep", "100"], ENVIRON, within=0.05) is None
-
-
-def test_the_local_engine_takes_no_job():
-    with pytest.raises(LaunchError, match="hands no job over"):
-        ENGINE.submit(submission("train.py"))
