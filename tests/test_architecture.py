@@ -213,21 +213,25 @@ def test_the_contract_is_the_only_bridge_between_the_packages():
         *((f"trainers.{module}", "fleetrun.envs.contract") for module in ENDPOINT_READERS),
         ("trainers.roles.environment", "fleetrun.envs.mpi"),  # the same question, asked of mpirun's variables
         ("trainers.ps.transport", "fleetrun.envs.curve"),  # the same CURVE sockets as the embedded store's
+        ("trainers.progress.meter", "fleetrun.envs.progress_report"),
         *((f"trainers.{module}", "fleetrun.envs.channels") for module in CHANNEL_USERS),
     }
 
 
 def test_the_contract_stands_on_the_standard_library():
     seen: set[str] = set()
-    waiting = ["fleetrun.envs.contract", "fleetrun.envs.channels", "fleetrun.envs.mpi"]
+    waiting = [
+        "fleetrun.envs.contract", "fleetrun.envs.channels", "fleetrun.envs.mpi",
+        "fleetrun.envs.progress_report",
+    ]  # fmt: skip
     while waiting:
         module = waiting.pop()
         seen.add(module)
         waiting += [target for target in IMPORTS[module] if target in MODULES and target not in seen]
     outside = {package_of(target) for module in seen for target in IMPORTS[module] - seen}
     assert seen == {
-        "fleetrun.envs.channels", "fleetrun.envs.contract", "fleetrun.envs.mpi", "fleetrun.proc",
-        "fleetrun.values",
+        "fleetrun.envs.channels", "fleetrun.envs.contract", "fleetrun.envs.mpi",
+        "fleetrun.envs.progress_report", "fleetrun.proc", "fleetrun.values",
     }  # fmt: skip
     assert outside <= set(sys.stdlib_module_names)
 

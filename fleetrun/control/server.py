@@ -30,7 +30,7 @@ from fleetrun.pod.policy import Restart
 from fleetrun.record.journal import plain
 
 if TYPE_CHECKING:
-    from fleetrun.progress.reports import Report
+    from fleetrun.envs.progress_report import Report
 
 
 # ---- The socket: one line of JSON, one line back. Only this user and root may connect. A client that asks

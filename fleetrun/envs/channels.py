@@ -127,9 +127,7 @@ def read_notice(text: bytes) -> tuple[str, float] | None:
         return None
 
 
-# ---- Progress. A datagram is a JSON object: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
-# 0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "time":
-# 1e9}`. Only the mark is required. `trainers.progress.channel` writes, `fleetrun.progress.reports` reads it.
+# ---- Limits of progress reports; `fleetrun.envs.progress_report` writes and reads them
 
 LARGEST_DATAGRAM = 8192
 """Bytes of a report; the receiver ignores a longer one."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun.envs.contract import split_endpoint
+from fleetrun.envs.progress_report import Report
 from fleetrun.envs.settings.options import LaunchSettings
 from fleetrun.errors import LaunchError, PortError, UsageError
 from fleetrun.exporters import job_state
@@ -24,7 +25,6 @@ from fleetrun.pod.loop import Loop
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
 from fleetrun.progress.receiver import ProgressReceiver
-from fleetrun.progress.reports import Report
 
 
 def check_folder(name: str) -> Path:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetrun.envs.progress_report import Report
 from fleetrun.pod.spec import PodSpec
-from fleetrun.progress.reports import Report
 
 Line = dict[str, Any]
 """The field `is` has its kind: `begin`, `pod`, `report`, or `event` (of the record)."""

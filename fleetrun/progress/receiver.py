@@ -24,7 +24,8 @@ from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 
 if TYPE_CHECKING:
-    from fleetrun.progress.reports import Report, Track
+    from fleetrun.envs.progress_report import Report
+    from fleetrun.progress.track import Track
 
 
 _AT_ONCE = 64  # datagrams read before others have their turn
@@ -127,7 +128,9 @@ class ProgressReceiver:
                 datagram, sender, _, _ = self._socket.recvmsg(LARGEST_DATAGRAM + 1, _SENDER_SPACE)
             except OSError:  # nothing there, mostly
                 return
-            from fleetrun.progress.reports import read_report  # late: a launch comes before its first report
+            from fleetrun.envs.progress_report import (
+                read_report,  # late: a launch comes before its first report
+            )
 
             report = read_report(datagram, self._loop.clock())
             if report is not None:
@@ -137,7 +140,7 @@ class ProgressReceiver:
         name = self._names.get((report.role, report.rank))
         if name is None or report.pod != self._pod:
             return
-        from fleetrun.progress.reports import Track
+        from fleetrun.progress.track import Track
 
         track = self._tracks.setdefault(name, Track())
         if self._speaks(name, report, pid):

@@ -14,6 +14,7 @@ import pytest
 from fleetrun.control.client import Gone, ask
 from fleetrun.control.server import LONGEST, MOST, Control, JobStatus, Server, may_ask
 from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.progress_report import Activity, Report
 from fleetrun.files import short_socket_path
 from fleetrun.pod.container import Ended, Pod, Status
 from fleetrun.pod.events import Ending, Failure, Leaving, Started
@@ -21,7 +22,6 @@ from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.process import Exit
 from fleetrun.pod.spec import PodSpec
-from fleetrun.progress.reports import Activity, Report
 from fleetrun.record.journal import plain
 from tests.support.pods import spec_of
 from tests.support.serving import serving

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.progress_report import Activity, Report
 from fleetrun.exporters import job_state
 from fleetrun.exporters.job_state import Line
 from fleetrun.pod.spec import ContainerSpec, PodSpec
-from fleetrun.progress.reports import Activity, Report
 
 
 def read(line: bytes | None) -> Line:

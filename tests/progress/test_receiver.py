@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from fleetrun.envs.contract import Mode, Role
+from fleetrun.envs.progress_report import Report
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 from fleetrun.progress.receiver import ProgressReceiver
-from fleetrun.progress.reports import Report
 from tests.support.pods import spec_of
 
 

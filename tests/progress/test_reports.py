@@ -6,7 +6,8 @@ import math
 import pytest
 
 from fleetrun.envs.channels import LARGEST_DATAGRAM
-from fleetrun.progress.reports import Activity, Report, Track, json_number, read_report
+from fleetrun.envs.progress_report import Activity, Report, read_report
+from fleetrun.progress.track import Track, json_number
 
 MARK = "zhcwta.trainer.3"
 

@@ -1,22 +1,16 @@
-"""The way to the launcher: JSON reports of at most 8 KiB through a datagram socket that is never waited
-for.
-"""
+"""The datagram socket through which a process reports its progress to the launcher. Sending never blocks."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from fleetrun.envs.channels import CONTAINER_VARIABLE, LARGEST_DATAGRAM, PROGRESS_VARIABLE
-
-# ---- The socket
+from fleetrun.envs.channels import CONTAINER_VARIABLE, PROGRESS_VARIABLE
 
 _PIECE = 0.05  # seconds
 
@@ -93,27 +87,3 @@ def _connected(path: str) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-# ---- The encoding: JSON objects of at most 8 KiB
-
-
-def datagrams(said: Mapping[str, Any], values: Mapping[str, float]) -> Iterator[bytes]:
-    """`said` once for each group of values that fits with it; once without values if there are none."""
-    head = json.dumps(said, separators=(",", ":"))[:-1] + ',"values":{'
-    items: list[str] = []
-    size = len(head) + 2
-    for name, value in values.items():
-        item = f"{json.dumps(name)}:{json.dumps(value)}"
-        if items and size + len(item) + 1 > LARGEST_DATAGRAM:
-            yield f"{head}{','.join(items)}}}}}".encode()
-            items, size = [], len(head) + 2
-        items.append(item)
-        size += len(item) + 1
-    yield f"{head}{','.join(items)}}}}}".encode()
-
-
-def shown(text: object, longest: int) -> str:
-    """What the launcher takes as a name: not too long, no control characters, not empty."""
-    line = "".join(letter if letter.isprintable() else "?" for letter in str(text)[:longest])
-    return line or "?"

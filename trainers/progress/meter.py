@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from fleetrun.envs.channels import LONGEST_ACTIVITY, LONGEST_NAME
+from fleetrun.envs.progress_report import encode_reports, valid_name
 from trainers.process.log import glog
-from trainers.progress.channel import Channel, datagrams, is_child, shown
+from trainers.progress.channel import Channel, is_child
 from trainers.progress.values import Reader, kept, whole
 
 # ---- Activities: a load, a save, a wait
@@ -36,7 +37,7 @@ class Activity:
     """`with activity("loading tables", of=10) as loading: ... loading.advance()`"""
 
     def __init__(self, teller: Teller, what: str, of: float | None = None) -> None:
-        self.what = shown(what, LONGEST_ACTIVITY)
+        self.what = valid_name(what, LONGEST_ACTIVITY)
         self.of = of
         self.done: float | None = None if of is None else 0
         self.told = False
@@ -243,7 +244,7 @@ class Meter:
         if known is None:
             if len(self._names) >= MOST_NAMES:
                 return
-            known = self._names[str(name)] = shown(name, LONGEST_NAME)
+            known = self._names[str(name)] = valid_name(name, LONGEST_NAME)
             if len(self._names) == MOST_NAMES:
                 with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stderr
                     glog(f"progress: {MOST_NAMES} scalars have been logged; further names are not taken")
@@ -278,7 +279,7 @@ class Meter:
         said["activity"] = doing[0].fields() if doing else None
         for each in doing:
             each.told = True
-        if not all(channel.send(datagram) for datagram in datagrams(said, values)):
+        if not all(channel.send(datagram) for datagram in encode_reports(said, values)):
             self._news = True
             for name, number in numbers.items():
                 self._given.setdefault(name, number)

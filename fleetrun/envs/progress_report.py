@@ -1,0 +1,178 @@
+"""Progress reports between a process and its launcher: `encode_reports` writes the datagrams, `read_report`
+checks and reads them. Opens no socket.
+
+A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
+0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "time": 1e9}`.
+Only the mark is required. Numbers may be NaN or infinite, as Python's json writes them: a loss that became
+NaN must reach the user.
+
+Standard library only: every script that reports progress loads this module.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fleetrun.envs.channels import LARGEST_DATAGRAM, LONGEST_ACTIVITY, LONGEST_NAME, MOST_VALUES
+from fleetrun.envs.contract import Role
+from fleetrun.values import dataclass, field
+
+# ---- Writing
+
+
+def encode_reports(fields: Mapping[str, Any], values: Mapping[str, float]) -> Iterator[bytes]:
+    """Datagrams of at most LARGEST_DATAGRAM bytes, each with all `fields` and as many values as fit."""
+    head = json.dumps(fields, separators=(",", ":"))[:-1] + ',"values":{'
+    items: list[str] = []
+    size = len(head) + 2
+    for name, value in values.items():
+        item = f"{json.dumps(name)}:{json.dumps(value)}"
+        if items and size + len(item) + 1 > LARGEST_DATAGRAM:
+            yield f"{head}{','.join(items)}}}}}".encode()
+            items, size = [], len(head) + 2
+        items.append(item)
+        size += len(item) + 1
+    yield f"{head}{','.join(items)}}}}}".encode()
+
+
+def valid_name(text: object, longest: int) -> str:
+    """A name that `read_report` accepts: at most `longest` characters, printable, not empty."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in str(text)[:longest])
+    return line or "?"
+
+
+# ---- Reading
+
+_LARGEST_COUNT = 1 << 63
+_RANK = re.compile(r"[0-9]{1,9}")
+_ROLES = frozenset(str(role) for role in Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a process does between steps. `done` of `of` parts; None if unknown."""
+
+    what: str
+    done: float | None = None
+    of: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The progress of one process at one moment; None for what the datagram leaves out.
+
+    `samples` counts since the process began. `received` is the launcher's monotonic clock, `time` the
+    process's own, in seconds since the epoch.
+    """
+
+    pod: str
+    role: str
+    rank: int
+    step: int | None = None
+    samples: int | None = None
+    loss: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    activity: Activity | None = None
+    received: float = 0.0
+    time: float | None = None
+
+
+class _InvalidReport(ValueError):
+    """The datagram is not a valid report."""
+
+
+def read_report(datagram: bytes, received: float = 0.0) -> Report | None:
+    """None unless every field is valid."""
+    if len(datagram) > LARGEST_DATAGRAM:
+        return None
+    try:
+        fields = json.loads(datagram)
+        return _report(fields, received) if isinstance(fields, dict) else None
+    except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
+        return None
+
+
+def _report(fields: dict[str, Any], received: float) -> Report:
+    pod, role, rank = _mark(fields.get("mark"))
+    return Report(
+        pod=pod,
+        role=role,
+        rank=rank,
+        step=_count(fields.get("step")),
+        samples=_count(fields.get("samples")),
+        loss=_number(fields.get("loss")),
+        values=_values(fields.get("values")),
+        activity=_activity(fields.get("activity")),
+        received=received,
+        time=_finite(fields.get("time")),
+    )
+
+
+def _mark(given: object) -> tuple[str, str, int]:
+    if not isinstance(given, str):
+        raise _InvalidReport
+    parts = given.rsplit(".", 2)
+    if len(parts) != 3 or parts[1] not in _ROLES or not _RANK.fullmatch(parts[2]):
+        raise _InvalidReport
+    return parts[0], parts[1], int(parts[2])
+
+
+def _count(given: object) -> int | None:
+    if given is None:
+        return None
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < _LARGEST_COUNT:
+        raise _InvalidReport
+    return given
+
+
+def _number(given: object) -> float | None:
+    if given is None:
+        return None
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        raise _InvalidReport
+    try:
+        return float(given)
+    except OverflowError:
+        raise _InvalidReport from None
+
+
+def _finite(given: object) -> float | None:
+    """A number that is finite and not negative."""
+    number = _number(given)
+    if number is not None and not (math.isfinite(number) and number >= 0):
+        raise _InvalidReport
+    return number
+
+
+def _values(given: object) -> dict[str, float]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or len(given) > MOST_VALUES:
+        raise _InvalidReport
+    values = {}
+    for name, value in given.items():
+        number = _number(value)
+        if number is None:
+            raise _InvalidReport
+        values[_text(name, LONGEST_NAME)] = number
+    return values
+
+
+def _activity(given: object) -> Activity | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise _InvalidReport
+    what = _text(given.get("what"), LONGEST_ACTIVITY)
+    return Activity(what, _finite(given.get("done")), _finite(given.get("of")))
+
+
+def _text(given: object, longest: int) -> str:
+    """A name without control characters, so without escape sequences for a terminal."""
+    if not isinstance(given, str) or not 0 < len(given) <= longest or not given.isprintable():
+        raise _InvalidReport
+    return given

@@ -1,0 +1,136 @@
+"""What the launcher remembers of one process's progress: its latest report, its rate, and when a report is
+worth a line in the record. Knows no socket; time is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import islice
+from typing import Any, NamedTuple
+
+from fleetrun.envs.channels import MOST_VALUES
+from fleetrun.envs.progress_report import Report
+from fleetrun.values import replace
+
+WINDOW = 10.0  # seconds over which the rate is measured
+_PAUSES = ((60.0, 1.0), (3600.0, 10.0), (math.inf, 60.0))
+"""(up to that age of a process, seconds between its lines in the record): a long job must not fill a disk."""
+_POINTS = 128
+
+
+class _Point(NamedTuple):
+    """The samples counted at one time, by the clocks of the launcher and of the process (None if unknown)."""
+
+    received: float
+    sent: float | None
+    samples: int
+
+
+class Track:
+    """The progress of one process since its start."""
+
+    def __init__(self) -> None:
+        self.latest: Report | None = None
+        self._points: deque[_Point] = deque(maxlen=_POINTS)
+        self._first = 0.0
+        self._noted: float | None = None
+        self._news = False
+
+    def take(self, report: Report) -> None:
+        """Fields that the report leaves out keep their values."""
+        if self.latest is None:
+            self._first = report.received
+        self._count(report)
+        self.latest = report if self.latest is None else _merged(self.latest, report)
+        self._news = self._news or _counts(report)
+
+    def only_alive(self, report: Report) -> Report:
+        """The report of another process of the container: only a sign of life, without its numbers."""
+        activity = None if self.latest is None else self.latest.activity
+        return replace(report, step=None, samples=None, loss=None, values={}, activity=activity)
+
+    def rate(self, now: float) -> float | None:
+        """Samples per second over the last ten seconds; where steps take longer, over the last step. None if
+        samples are not counted, or if no report has come for long.
+        """
+        if len(self._points) < 2:
+            return None
+        last = self._points[-1]
+        between = _apart(self._points[-2], last)
+        if now - last.received > max(WINDOW, 3 * between):
+            return None
+        since = next(point for point in self._points if _apart(point, last) <= max(WINDOW, between))
+        seconds = _apart(since, last)
+        return (last.samples - since.samples) / seconds if seconds > 0 else None
+
+    @property
+    def due(self) -> bool:
+        """Whether the latest report belongs in the record: the first, then ever fewer."""
+        if self.latest is None or not self._news:
+            return False
+        now = self.latest.received
+        pause = next(pause for until, pause in _PAUSES if now - self._first < until)
+        return self._noted is None or now - self._noted >= pause
+
+    @property
+    def unnoted(self) -> bool:
+        """Whether a report came since the last line in the record."""
+        return self._news
+
+    def note(self, now: float) -> dict[str, Any]:
+        """The fields for the record, once: after it nothing is unnoted."""
+        latest = self.latest
+        assert latest is not None, "a note of nothing"
+        self._noted, self._news = latest.received, False
+        rate = self.rate(now)
+        return {
+            "rank": latest.rank,
+            "step": latest.step,
+            "samples": latest.samples,
+            "loss": json_number(latest.loss),
+            "values": {name: json_number(value) for name, value in latest.values.items()},
+            "rate": None if rate is None else round(rate, 3),
+        }
+
+    def _count(self, report: Report) -> None:
+        if report.samples is None:
+            return
+        point = _Point(report.received, report.time, report.samples)
+        if self._points and point.samples < self._points[-1].samples:
+            self._points.clear()  # a new process counts from 0
+        if self._points and _apart(self._points[-1], point) <= 0:
+            self._points.pop()  # both came while the launcher was busy
+        self._points.append(point)
+
+
+def _apart(one: _Point, other: _Point) -> float:
+    """Seconds between two reports, by the clock of the process: the launcher may have read both at once, much
+    later. By the launcher's clock if the process sent no time, or set its clock back.
+    """
+    if one.sent is not None and other.sent is not None and other.sent > one.sent:
+        return other.sent - one.sent
+    return other.received - one.received
+
+
+def _counts(report: Report) -> bool:
+    """Whether it has numbers; activities and heartbeats are not recorded."""
+    return report.step is not None or report.loss is not None or bool(report.samples or report.values)
+
+
+def json_number(number: float | None) -> float | str | None:
+    """A number that JSON can hold: "nan", "inf" and "-inf" become strings, which `float` reads."""
+    return number if number is None or math.isfinite(number) else str(number)
+
+
+def _merged(before: Report, report: Report) -> Report:
+    values = {**before.values, **report.values}
+    if len(values) > MOST_VALUES:
+        values = dict(islice(values.items(), MOST_VALUES))  # new names are at the end
+    return replace(
+        report,
+        step=before.step if report.step is None else report.step,
+        samples=before.samples if report.samples is None else report.samples,
+        loss=before.loss if report.loss is None else report.loss,
+        values=values,
+    )
