@@ -7,7 +7,7 @@ import pytest
 from fleetrun.envs.contract import Role
 from fleetrun.exporters import job_state
 from fleetrun.exporters.job_state import MOST_NAMES, Job
-from tests.exporters.said import BUSY, begin, event, exited, pod, read, report, spec, started
+from tests.exporters.messages import BUSY, begin, event, exited, pod, read, report, spec, started
 
 
 def job(*lines):

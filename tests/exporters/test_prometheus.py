@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleetrun.exporters.job_state import Job
 from fleetrun.exporters.prometheus import JobMetrics, serve, usage
-from tests.exporters.said import BUSY, begin, event, exited, pod, report, started
+from tests.exporters.messages import BUSY, begin, event, exited, pod, report, started
 from tests.support.traces import wait_until
 
 # ---- Metrics as Prometheus reads them.

@@ -7,7 +7,7 @@ import pytest
 
 from fleetrun.exporters.job_state import MOST_NAMES
 from fleetrun.exporters.tensorboard import LOSS, RATE, ChangedScalars, EventFiles
-from tests.exporters.said import pod, report, started
+from tests.exporters.messages import pod, report, started
 
 # ---- Whose numbers go into which file, and what is said when they cannot.
 

@@ -31,7 +31,7 @@ from fleetrun.stacks.collect import (
 )
 from fleetrun.stacks.frames import Target
 from fleetrun.stacks.text import write_into_logs
-from tests.stacks.made import taken
+from tests.stacks.samples import taken
 from tests.support.stacks import WAITS, may_look, program, target_of, waiting
 from tests.support.waiting import eventually, state_of
 from trainers.process import hooks

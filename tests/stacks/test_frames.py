@@ -17,7 +17,7 @@ from fleetrun.stacks.frames import (
     place,
 )
 from fleetrun.stacks.text import as_json, clean, grouped_lines, stack_lines
-from tests.stacks.made import taken, thread
+from tests.stacks.samples import taken, thread
 
 # ---- Equal stacks together, the odd one first; how that looks.
 
