@@ -203,8 +203,8 @@ class DistributedStrategy:
         raise AttributeError(f"DistributedStrategy has no field {name!r}{nearest(name, _CHECKS)}")
 
     def __repr__(self) -> str:
-        wishes = {name: getattr(self, name) for name in _DEFAULTS}
-        named = [f"{name}={_shown(wish)}" for name, wish in wishes.items() if wish != _DEFAULTS[name]]
+        fields = {name: getattr(self, name) for name in _DEFAULTS}
+        named = [f"{name}={_shown(value)}" for name, value in fields.items() if value != _DEFAULTS[name]]
         return f"DistributedStrategy({', '.join(named)})"
 
     def fits(self, is_collective: bool) -> None:
@@ -219,7 +219,7 @@ class DistributedStrategy:
 
     def collective(self) -> CollectiveSettings:
         """What is asked of collective training, with the defaults filled in. Raises NotSupportedError for
-        wishes that do not go together.
+        options that exclude each other.
         """
         merge = GradientMergeConfigs(**self.gradient_merge_configs) if self.gradient_merge else None
         return CollectiveSettings(
@@ -507,16 +507,16 @@ class DistributeTranspilerConfig:
         object.__setattr__(self, name, value)
 
 
-def strategy_of(wishes: DistributedStrategy | DistributeTranspilerConfig) -> DistributedStrategy:
+def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig) -> DistributedStrategy:
     """The strategy that says the same; a DistributedStrategy as it is. Raises UsageError for others."""
-    if isinstance(wishes, DistributedStrategy):
-        return wishes
-    if not isinstance(wishes, DistributeTranspilerConfig):
+    if isinstance(given, DistributedStrategy):
+        return given
+    if not isinstance(given, DistributeTranspilerConfig):
         raise UsageError(
-            f"the strategy is {wishes!r}; give a fleet.DistributedStrategy or a {_WHOSE} (an object, made by "
+            f"the strategy is {given!r}; give a fleet.DistributedStrategy or a {_WHOSE} (an object, made by "
             "calling it)"
         )
     strategy = DistributedStrategy()
-    strategy.a_sync = not wishes.sync_mode
-    strategy.ps_configs = {"split_method": wishes.split_method, "slice_var_up": wishes.slice_var_up}
+    strategy.a_sync = not given.sync_mode
+    strategy.ps_configs = {"split_method": given.split_method, "slice_var_up": given.slice_var_up}
     return strategy

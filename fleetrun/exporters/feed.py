@@ -126,7 +126,7 @@ class Feed:
             endpoints = [each.endpoint for each in spec.containers]
             listening = listening_socket(settings.metrics_host, settings.metrics_port, self._ports, endpoints)
         self._start(settings, spec, folder, listening)
-        self._receiver.listen(self._report)
+        self._receiver.subscribe(self._report)
         if folder is not None:
             self._say(f"TensorBoard: event files in {folder}")
         if listening is not None:

@@ -32,7 +32,7 @@ from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.errors import LaunchError
 from fleetrun.pod import linux, logs
 from fleetrun.pod.container import Pod
-from fleetrun.pod.events import Events, JobResult, Peers
+from fleetrun.pod.events import Events, JobResult, Peers, PodEvent, record_lines
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
@@ -50,7 +50,6 @@ from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 from fleetrun.progress.receiver import ProgressReceiver
 from fleetrun.record.journal import Journal, Marks, encoded, journal_path, marks_path
-from fleetrun.record.recorder import Recorder
 
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
@@ -189,9 +188,9 @@ class LaunchSession:
         log_dir = Path(self.settings.log_dir).absolute()
         self.journal = Journal(journal_path(log_dir, self.settings.job_id, pod))
         self.marks = Marks(marks_path(log_dir, self.settings.job_id, pod), loop)
-        self.journal.listen(self.marks.heard)
+        self.journal.subscribe(self.marks.heard)
         if (hear := console.listener) is not None:
-            self.journal.listen(lambda event: hear(encoded(event)))
+            self.journal.subscribe(lambda event: hear(encoded(event)))
         self.progress = ProgressReceiver(loop, files.progress_socket(self._runtime, pod), self.journal.write)
         self.companions: set[int] = set()
         """Pids of processes of the launcher's own: they are spared when what containers left is ended."""
@@ -226,9 +225,13 @@ class LaunchSession:
         events = Events()
         events.subscribe(narrator.handle)
         events.subscribe(self.progress.handle)
-        events.subscribe(Recorder(self.journal).handle)
+        events.subscribe(self._record)
         events.subscribe(self.job_status.handle)
         return events
+
+    def _record(self, event: PodEvent) -> None:
+        for name, fields in record_lines(event):
+            self.journal.write(name, **fields)
 
     def hangs(self) -> HangWatch | None:
         """The watch for hangs, the same for all pods; None unless it was asked for."""
@@ -238,7 +241,7 @@ class LaunchSession:
             limit = self.settings.hang_timeout
             self._hangs = watch_for_hangs(self._loop, self.companions, limit, self._tell_places)
             reported = self._hangs.reported
-            self.progress.listen(lambda container, report: reported(container))
+            self.progress.subscribe(lambda container, report: reported(container))
         return self._hangs
 
     def _tell_places(self, lines: Sequence[str]) -> None:
@@ -289,7 +292,7 @@ class LaunchSession:
 
         self._feed = Feed(self._loop, self.companions, self.progress, self._console.info, warn)
         self._feed.open(self.settings, spec)
-        self.journal.listen(self._feed.event)
+        self.journal.subscribe(self._feed.event)
 
 
 # ---- Signals that are meant for the job: passing on, stopping, continuing

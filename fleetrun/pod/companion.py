@@ -107,7 +107,7 @@ class Companion:
     def close(self, patience: float = 0.0, urgent: int | None = None) -> bool:
         """The same; what has not ended then is killed. `ended` is not called. May be called twice.
 
-        One that is deaf in the kernel (it waits for a disk) is not waited for: the loop buries it.
+        One in uninterruptible sleep (it waits for a disk) is not waited for: the loop reaps it.
         """
         alone = self.finish(patience, urgent)
         if not alone:

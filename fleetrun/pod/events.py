@@ -1,13 +1,14 @@
-"""The events of a pod and the stream that carries them; the result of a job; the interface to other machines.
+"""The events of a pod, the stream that carries them and their form in the record; the result of a job; the
+interface to other machines.
 
-What runs on this machine (console, record, status) subscribes to `Events`; `Peers` is the other
-machines of the job. The first failure in time decides the exit code.
+What runs on this machine (console, record, status) subscribes to `Events`; `Peers` are the other machines
+of the job. The first failure in time decides the exit code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
@@ -129,7 +130,7 @@ def code_of(ended: Ended) -> int:
     return 1 if ended.stopped else ended.exit.shell_code or 1
 
 
-# ---- The stream of events of a pod.
+# ---- The stream of events of a pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,74 @@ class Events:
     def publish(self, event: PodEvent) -> None:
         for listener in self._listeners:
             listener(event)
+
+
+# ---- The form of these events in the record; docs/events.md describes it
+
+
+def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name of the event, its fields) for each line of the record that this event makes."""
+    match event:
+        case Started():
+            for each in event.containers:
+                if each.process is not None:
+                    yield "started", _process(each.spec, each.process.pid, each.restarts)
+        case Ended():
+            yield "exited", _exited(event)
+        case Failure():
+            decision, ended = event.decision, event.ended
+            yield (
+                "failed",
+                {
+                    "container": ended.spec.name,
+                    "rank": ended.spec.rank,
+                    "attempt": ended.attempt,
+                    "beside": event.tolerated,
+                    **_restart(decision),
+                    "reason": "" if isinstance(decision, Restart) else decision.reason,
+                },
+            )
+        case Hang():
+            yield (
+                "hung",
+                {
+                    "containers": [each.name for each in event.containers],
+                    "silent_for": event.silent_for,
+                    "stacks": list(event.stacks),
+                    **_restart(event.decision),
+                    "reason": event.reason,
+                },
+            )
+        case Restarting():
+            yield "restarting", {"containers": [each.spec.name for each in event.containers]}
+        case Leaving():
+            yield "leaving", {"containers": [each.spec.name for each in event.rest]}
+        case Ending():
+            yield "ending", {"reason": event.reason}
+
+
+def _process(spec: ContainerSpec, pid: int, attempt: int) -> dict[str, Any]:
+    return {"container": spec.name, "rank": spec.rank, "pid": pid, "attempt": attempt}
+
+
+def _exited(ended: Ended) -> dict[str, Any]:
+    record = ended.record
+    return {
+        **_process(ended.spec, ended.pid, ended.attempt),
+        "code": ended.exit.code,
+        "signal": ended.exit.signal,
+        "how": str(ended.exit),
+        "seconds": round(ended.ended - ended.started, 3),
+        "asked": ended.asked,
+        "out_of_memory": ended.out_of_memory,
+        "error": record.message[:2000] if record is not None else "",
+    }
+
+
+def _restart(decision: Restart | GiveUp) -> dict[str, Any]:
+    if isinstance(decision, GiveUp):
+        return {"restart": False, "after": None, "number": None, "limit": None}
+    return {"restart": True, "after": decision.after, "number": decision.number, "limit": decision.limit}
 
 
 # ---- What a supervisor reports to the other machines of its job

@@ -3,7 +3,7 @@ a cause.
 
 Handlers run in the order in which the kernel saw the events: epoll keeps its ready list in order of arrival,
 so of two processes that died before the loop woke up, the one that died first is handled first. A deadline
-comes after all that happened before it, however late the loop is: who ended in time did.
+comes after all that happened before it, however late the loop is: a process that ended in time counts so.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ def end_descendants(grace: float, but: Collection[int] = ()) -> int:
     For a process that is a sub-reaper and whose own children have all been reaped or may be: the orphans of
     what dies become children here, so a pass that finds none has found the last. Returns how many were there
     at first. Gives up after five seconds of killing (a process in uninterruptible sleep cannot be ended);
-    they are counted in rounds, because who stood still meanwhile has killed nothing.
+    they are counted in rounds, because a suspended launcher has killed nothing meanwhile.
     """
     if not has_children(but):
         return 0

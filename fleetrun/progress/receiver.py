@@ -100,7 +100,7 @@ class ProgressReceiver:
         track = self._tracks.get(name)
         return track.rate(self._loop.clock()) if track is not None else None
 
-    def listen(self, listener: Listener) -> None:
+    def subscribe(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
     def settle(self) -> None:

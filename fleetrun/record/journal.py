@@ -21,14 +21,10 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleetrun.files import ask_for_writes
 from fleetrun.pod.loop import Loop, Timer
-
-if TYPE_CHECKING:
-    pass
-
 
 # ---- A file of whole lines on a disk that may be full
 
@@ -109,7 +105,7 @@ class Journal:
         self._file = Appender(path)
         self._lost = 0
 
-    def listen(self, listener: Callable[[Event], None]) -> None:
+    def subscribe(self, listener: Callable[[Event], None]) -> None:
         """From now on called with every event, whether it could be written or not."""
         self._listeners.append(listener)
 

@@ -49,7 +49,7 @@ def ask_process(
 ) -> tuple[Thread, ...]:  # fmt: skip
     """Its threads, read out of its log; none when it did not write them there in time. Blocks."""
     log = Path(target.log)
-    begin, deaf = _size(log), blocking(pid, STACKS_SIGNAL)
+    begin, blocked = _size(log), blocking(pid, STACKS_SIGNAL)
     if begin is None or not _send(target, pid):
         return ()
     deadline = clock() + _PATIENCE
@@ -58,17 +58,17 @@ def ask_process(
         now = _size(log) or begin
         if now != size:
             size, since = now, clock()
-        elif size > begin and clock() - since >= _SETTLED and _done(pid, deaf) and _threads(log, begin):
+        elif size > begin and clock() - since >= _SETTLED and _done(pid, blocked) and _threads(log, begin):
             break
         pause(_LOG_PAUSE)
     return _threads(log, begin)
 
 
-def _done(pid: int, deaf: set[int]) -> bool:
+def _done(pid: int, blocked: set[int]) -> bool:
     """Whether it has written all; a rest in the middle, for a slow disk, only looks like the end. The kernel
-    blocks a signal in the thread that handles it, while those that were `deaf` before did that themselves.
+    blocks a signal in the thread that handles it, while those that were `blocked` before did that themselves.
     """
-    return not waits_for(pid, STACKS_SIGNAL) and blocking(pid, STACKS_SIGNAL) <= deaf
+    return not waits_for(pid, STACKS_SIGNAL) and blocking(pid, STACKS_SIGNAL) <= blocked
 
 
 def _send(target: Target, pid: int) -> bool:
@@ -113,7 +113,7 @@ _WHY = {
     "No such": "it has ended",
 }
 _LONGEST = 200  # characters
-_DEAF = 2.0  # seconds for a killed py-spy to go
+_UNINTERRUPTIBLE = 2.0  # seconds for a killed py-spy to go
 
 
 def find_pyspy() -> str | None:
@@ -168,8 +168,8 @@ def _kill(popen: subprocess.Popen[bytes]) -> None:
     for stream in (popen.stdout, popen.stderr):
         if stream is not None:
             stream.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it may itself be deaf in the kernel
-        popen.wait(_DEAF)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it may itself be in uninterruptible sleep
+        popen.wait(_UNINTERRUPTIBLE)
 
 
 def _why(said: str) -> str:

@@ -155,7 +155,7 @@ class Taken:
 
 # ---- Grouping of equal stacks
 
-_STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "deaf in the kernel"}
+_STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "uninterruptible, in the kernel"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ _HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", 
 STATES = {
     "R": "running",
     "S": "waiting",
-    "D": "waiting in the kernel (a disk, a network file system, a driver), deaf to signals",
+    "D": "waiting in the kernel (a disk, a network file system, a driver), uninterruptible",
     "T": "stopped by a signal; `kill -CONT` continues it",
     "t": "stopped by a debugger",
     "Z": "ended",

@@ -18,7 +18,7 @@ class Asking:
 
     def __init__(self, count: int, **policy) -> None:
         self.job = SimulatedJob(**{"fewest": count, "most": count, **policy})
-        self.wishes: list[tuple[str, bool, int]] = []
+        self.options: list[tuple[str, bool, int]] = []
         self.told: dict[str, bytes] = {}
         self.inquiries: list[Inquiry] = []
         for _ in range(count):
@@ -38,7 +38,7 @@ class Asking:
 
     def teller(self, me):
         def tell(brief, most):
-            self.wishes.append((me, brief, most))
+            self.options.append((me, brief, most))
             return self.told.get(me, me.encode())
 
         return tell
@@ -90,14 +90,14 @@ def test_one_node_alone():
     found = nodes.ask(0, rank=2)
     nodes.job.until(lambda: found)
     assert found == [ids(nodes, 2)]
-    assert [me for me, _, _ in nodes.wishes] == [nodes.inquiries[2]._me]
+    assert [me for me, _, _ in nodes.options] == [nodes.inquiries[2]._me]
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_node_asks_neither_itself_nor_a_missing_rank(rank):
     nodes = Asking(4)
     assert nodes.ask(0, rank=rank) == [{}]
-    assert nodes.wishes == []
+    assert nodes.options == []
 
 
 def test_a_node_outside_the_rendezvous_asks_no_node():
@@ -123,7 +123,7 @@ def test_who_does_not_answer_is_waited_for_no_longer_than_said():
     nodes.player(nodes.inquiries[2]).store.heal()
     nodes.settle()
     assert nodes.left() == []
-    assert [me for me, _, _ in nodes.wishes] == [nodes.inquiries[1]._me], "no node waits for it any more"
+    assert [me for me, _, _ in nodes.options] == [nodes.inquiries[1]._me], "no node waits for it any more"
 
 
 def test_without_a_store_no_node_is_asked_and_no_request_waits():
@@ -137,7 +137,7 @@ def test_without_a_store_no_node_is_asked_and_no_request_waits():
     assert store.asked == before
     store.heal()
     nodes.settle()
-    assert nodes.wishes == []
+    assert nodes.options == []
     found = nodes.ask(0)
     nodes.job.until(lambda: found)
     assert found == [ids(nodes, 1, 2)]
@@ -159,7 +159,7 @@ def test_who_asks_the_same_meanwhile_hears_the_same_answers():
     found = [nodes.ask(0) for _ in range(50)]
     nodes.job.until(lambda: all(found))
     assert found == [[ids(nodes, 1, 2)]] * 50
-    assert len(nodes.wishes) == 2
+    assert len(nodes.options) == 2
 
 
 def test_an_asker_that_vanishes_leaves_nothing():
@@ -201,7 +201,7 @@ def test_a_question_that_is_none_is_not_answered(said):
     nodes = Asking(2)
     nodes.player(nodes.inquiries[0]).store.put(records.ask_key("somebody.1"), said)
     nodes.settle()
-    assert nodes.wishes == []
+    assert nodes.options == []
     found = nodes.ask(0)
     nodes.job.until(lambda: found)
     assert found == [ids(nodes, 1)]
@@ -224,7 +224,7 @@ def test_no_answer_is_larger_than_the_limit():
     said = json.dumps({"only": "", "brief": False, "most": 1 << 60}).encode()
     nodes.player(nodes.inquiries[0]).store.put(records.ask_key("somebody.1"), said)
     nodes.settle()
-    assert {most for _, _, most in nodes.wishes} == {LARGEST}
+    assert {most for _, _, most in nodes.options} == {LARGEST}
 
 
 def test_answers_of_strangers_and_those_that_are_too_large_are_none():

@@ -55,7 +55,7 @@ class Room:
         self.record: list[dict[str, Any]] = []
         self.heard: list[tuple[str, Report]] = []
         self.receiver = ProgressReceiver(self.loop, path, self._write)
-        self.receiver.listen(lambda name, report: self.heard.append((name, report)))
+        self.receiver.subscribe(lambda name, report: self.heard.append((name, report)))
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def _write(self, event: str, **fields: Any) -> None:

@@ -55,7 +55,7 @@ def test_an_event_is_a_line_that_its_owner_alone_can_read(journal: Journal):
 def test_a_listener_gets_what_is_written_from_then_on(journal: Journal):
     journal.write("launch")
     heard: list[dict[str, object]] = []
-    journal.listen(heard.append)
+    journal.subscribe(heard.append)
     journal.write("over", code=3)
     assert heard == [{"time": 1000.0, "event": "over", "code": 3}]
 
@@ -93,7 +93,7 @@ def test_a_line_that_was_torn_off_spoils_no_other(journal: Journal):
 
 def test_what_is_lost_is_heard_all_the_same(journal: Journal):
     heard: list[dict[str, object]] = []
-    journal.listen(heard.append)
+    journal.subscribe(heard.append)
     with room_for(0):
         journal.write("started")
     assert [event["event"] for event in heard] == ["started"]

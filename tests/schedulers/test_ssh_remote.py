@@ -19,7 +19,7 @@ STUBBORN = "trap '' TERM; echo $$; while :; do sleep 0.01; done"
 OBEDIENT = "trap 'exit 9' TERM; echo $$; while :; do sleep 0.01; done"
 
 
-class Leashed:
+class Remote:
     """A command on a remote; `out` has its pid as the first line."""
 
     def __init__(
@@ -64,15 +64,15 @@ class Leashed:
 
 
 @pytest.fixture
-def leashed() -> Iterator[list[Leashed]]:
-    made: list[Leashed] = []
+def remotes() -> Iterator[list[Remote]]:
+    made: list[Remote] = []
     yield made
     for each in made:
         each.close()
 
 
-def start(made: list[Leashed], *command: str, **options: object) -> Leashed:
-    made.append(Leashed(*command, **options))  # type: ignore[arg-type]
+def start(made: list[Remote], *command: str, **options: object) -> Remote:
+    made.append(Remote(*command, **options))  # type: ignore[arg-type]
     return made[-1]
 
 
@@ -80,35 +80,35 @@ def sh(text: str) -> tuple[str, str, str]:
     return ("/bin/sh", "-c", text)
 
 
-def test_the_command_has_the_environment_and_no_stdin(leashed: list[Leashed]):
-    here = start(leashed, *sh('echo "$SECRET $(cat)"; exit 7'), env={"SECRET": "abc"})
+def test_the_command_has_the_environment_and_no_stdin(remotes: list[Remote]):
+    here = start(remotes, *sh('echo "$SECRET $(cat)"; exit 7'), env={"SECRET": "abc"})
     assert here.line() == "abc"
     assert here.end() == (7, ["\x1efleetrun begun", "\x1efleetrun ended 7"])
 
 
-def test_when_stdin_closes_it_is_asked_to_end(leashed: list[Leashed]):
-    here = start(leashed, *sh(OBEDIENT))
+def test_when_stdin_closes_it_is_asked_to_end(remotes: list[Remote]):
+    here = start(remotes, *sh(OBEDIENT))
     here.line()
     here.hang_up()
     assert here.end()[0] == 9
 
 
 @pytest.mark.slow
-def test_when_stdin_is_silent_too(leashed: list[Leashed]):
+def test_when_stdin_is_silent_too(remotes: list[Remote]):
     """SIGTERM, whether or not the command could have set a trap by then."""
-    here = start(leashed, *sh("while :; do sleep 0.01; done"), patience=0.3)
+    here = start(remotes, *sh("while :; do sleep 0.01; done"), patience=0.3)
     assert here.end()[0] == 143
 
 
-def test_what_does_not_end_is_killed(leashed: list[Leashed]):
-    here = start(leashed, *sh(STUBBORN), grace=0.2)
+def test_what_does_not_end_is_killed(remotes: list[Remote]):
+    here = start(remotes, *sh(STUBBORN), grace=0.2)
     here.line()
     here.hang_up()
     assert here.end()[0] == 137
 
 
-def test_signals_are_passed_on(leashed: list[Leashed]):
-    here = start(leashed, *sh("trap 'echo got; exit 4' USR1; echo ready; while :; do sleep 0.01; done"))
+def test_signals_are_passed_on(remotes: list[Remote]):
+    here = start(remotes, *sh("trap 'echo got; exit 4' USR1; echo ready; while :; do sleep 0.01; done"))
     assert here.line() == "ready"
     here.say("")
     here.say("signal 10")
@@ -116,22 +116,22 @@ def test_signals_are_passed_on(leashed: list[Leashed]):
     assert here.end()[0] == 4
 
 
-def test_a_killed_leash_lets_nothing_run_on(leashed: list[Leashed]):
-    here = start(leashed, *sh(OBEDIENT))
+def test_a_killed_remote_lets_nothing_run_on(remotes: list[Remote]):
+    here = start(remotes, *sh(OBEDIENT))
     pid = int(here.line())
     here.process.kill()
     eventually(lambda: ended(pid))
 
 
 @pytest.mark.parametrize(("command", "code"), [("/no/such/program", 127), ("/etc/passwd", 126)])
-def test_what_cannot_run_is_said(leashed: list[Leashed], command: str, code: int):
-    found, said = start(leashed, command).end()
+def test_what_cannot_run_is_said(remotes: list[Remote], command: str, code: int):
+    found, said = start(remotes, command).end()
     assert found == code
     assert any(line.startswith(f"{command}: ") for line in said)
 
 
-def test_an_end_by_a_signal_is_told_as_a_shell_does(leashed: list[Leashed]):
-    assert start(leashed, *sh("kill -9 $$")).end()[0] == 137
+def test_an_end_by_a_signal_is_told_as_a_shell_does(remotes: list[Remote]):
+    assert start(remotes, *sh("kill -9 $$")).end()[0] == 137
 
 
 def test_without_orders_it_does_nothing(tmp_path: Path):
@@ -141,14 +141,14 @@ def test_without_orders_it_does_nothing(tmp_path: Path):
     assert not mark.exists()
 
 
-def test_its_own_sigterm_is_the_commands(leashed: list[Leashed]):
-    here = start(leashed, *sh(OBEDIENT))
+def test_its_own_sigterm_is_the_commands(remotes: list[Remote]):
+    here = start(remotes, *sh(OBEDIENT))
     here.line()
     os.kill(here.process.pid, signal.SIGTERM)
     assert here.end()[0] == 9
 
 
-def test_also_before_the_near_end_knows_that_it_runs(leashed: list[Leashed]):
+def test_also_before_the_near_end_knows_that_it_runs(remotes: list[Remote]):
     """A full stderr holds the remote up after the command's start, for as long as nobody reads."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -156,7 +156,7 @@ def test_also_before_the_near_end_knows_that_it_runs(leashed: list[Leashed]):
         while True:
             os.write(writing, b"x" * 4096)
     os.set_blocking(writing, True)
-    here = start(leashed, *sh(OBEDIENT), stderr=writing)
+    here = start(remotes, *sh(OBEDIENT), stderr=writing)
     os.close(writing)
     here.line()
     os.kill(here.process.pid, signal.SIGTERM)
@@ -165,9 +165,9 @@ def test_also_before_the_near_end_knows_that_it_runs(leashed: list[Leashed]):
     assert here.process.wait(60) == 9
 
 
-def test_the_command_finds_its_signals_as_the_leash_did(leashed: list[Leashed]):
+def test_the_command_finds_its_signals_as_the_remote_did(remotes: list[Remote]):
     command = ("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status")
-    here = start(leashed, *command)
+    here = start(remotes, *command)
     assert here.end()[0] == 0
     found = "\n".join(here.line() for _ in range(2))
     assert found == subprocess.check_output(command, text=True).rstrip("\n")

@@ -46,7 +46,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine takes its time, for what answers and for what was killed."""
     monkeypatch.setattr("fleetrun.stacks.collect._EACH", 60.0)
     monkeypatch.setattr("fleetrun.stacks.collect._PATIENCE", 60.0)
-    monkeypatch.setattr("fleetrun.stacks.collect._DEAF", 60.0)
+    monkeypatch.setattr("fleetrun.stacks.collect._UNINTERRUPTIBLE", 60.0)
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_it_writes_the_stacks_and_says_where_all_stand(tmp_path: Path):
         process.send_signal(signal.SIGCONT)
         answer = asked([target])
         (where,) = answer["stacks"]
-        held_up = "deaf in the kernel, in "  # by a disk, perhaps, at that moment
+        held_up = "uninterruptible, in the kernel, in "  # by a disk, perhaps, at that moment
         assert (where.replace(held_up, ""), answer["written"]) == ("trainer 0: deep (train.py:4)", 1)
         assert "--- fleetrun: it hangs: the stacks of trainer 0" in Path(target.log).read_text()
         eventually(lambda: state_of(target.pid) == "S")
@@ -328,7 +328,7 @@ def test_a_handler_of_the_scripts_own_is_left_alone():
 @pytest.fixture(autouse=True)
 def _patient_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine lets one wait that was killed."""
-    monkeypatch.setattr("fleetrun.stacks.collect._DEAF", 60.0)
+    monkeypatch.setattr("fleetrun.stacks.collect._UNINTERRUPTIBLE", 60.0)
 
 
 @pytest.fixture
@@ -408,7 +408,7 @@ time.sleep(1000)
 
 
 @pytest.mark.slow
-def test_nor_does_one_stop_that_was_deaf_in_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nor_does_one_stop_that_was_uninterruptible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo")
     with waiting(tmp_path, IN_THE_KERNEL) as (target, _):

@@ -97,7 +97,7 @@ def test_of_many_pids_some():
 
 
 @pytest.mark.parametrize(
-    ("state", "word"), [("T", "kill -CONT"), ("D", "deaf to signals"), ("t", "debugger")]
+    ("state", "word"), [("T", "kill -CONT"), ("D", "uninterruptible"), ("t", "debugger")]
 )
 def test_a_state_that_explains_a_hang_is_told(state: str, word: str):
     assert word in next(stack_lines(taken(0, WAIT, state=state)))

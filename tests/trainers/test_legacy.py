@@ -19,14 +19,14 @@ def config(**fields: Any) -> DistributeTranspilerConfig:
     return made
 
 
-def layout(wishes: DistributeTranspilerConfig) -> Layout:
+def layout(options: DistributeTranspilerConfig) -> Layout:
     model = torch.nn.Sequential(torch.nn.Linear(200, 100), torch.nn.Linear(100, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return plan_layout(model, optimizer, 2, LayoutOptions(configs=strategy_of(wishes).ps()))
+    return plan_layout(model, optimizer, 2, LayoutOptions(configs=strategy_of(options).ps()))
 
 
-def homes(wishes: DistributeTranspilerConfig) -> list[list[int]]:
-    return [[block.server for block in parameter.blocks] for parameter in layout(wishes).dense]
+def homes(options: DistributeTranspilerConfig) -> list[list[int]]:
+    return [[block.server for block in parameter.blocks] for parameter in layout(options).dense]
 
 
 def test_paddles_defaults() -> None:

@@ -200,8 +200,8 @@ def start(
     keep: int = KEEP,
     state: Mapping[str, Any] | None = None,
 ) -> None:
-    """As `save`, of a copy that is made now; the rest is done while training goes on. What goes wrong then,
-    the next call of this module raises, on all ranks.
+    """As `save`, of a copy that is made now and written while training continues. The next call of this
+    module raises what went wrong meanwhile, on all ranks.
     """
     wait()
     ranks = Ranks(_background.group())

@@ -235,8 +235,8 @@ def parse(
     """Whole lines of text[marks[AT] : stop], whose last byte is a newline, into rows from marks[ROWS] on.
 
     dense (rows, D), ids (rows, I), counts (rows, C) of the slots of any length, starts (rows + 1, 2) their
-    first value in bags and weights. Returns DONE, ROWS_FULL, VALUES_FULL or LINE; `marks` then stands at the
-    first line that is not read.
+    first value in bags and weights. Returns DONE, ROWS_FULL, VALUES_FULL or LINE; `marks` then points to
+    the first line that is not read.
     """
     while marks[AT] < stop:
         row = marks[ROWS]

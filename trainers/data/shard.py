@@ -22,8 +22,8 @@ class ShardSampler(ResumableSampler[int]):
     lengths.
 
     Equal lengths, because in synchronous training a trainer with a batch more would wait for the others
-    without end. The order changes with every pass; `seed` makes it repeatable. For a training that goes on
-    where it was, with any number of trainers, loop over `batches`, and save the sampler's state:
+    without end. The order changes with every pass; `seed` makes it repeatable. To resume a training where it
+    was, with any number of trainers, loop over `batches`, and save the sampler's state:
 
         loader = DataLoader(data, batch_size=32, sampler=sampler, drop_last=True)
         for batch in sampler.batches(loader): ...       # one epoch, or what is left of it

@@ -61,7 +61,7 @@ def train_files(args: argparse.Namespace) -> list[str]:
         clicks = ClickModel().draw(args.rows, (args.seed << 32) + fleet.worker_index())
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         write_tsv(clicks, [aside])
-        aside.replace(path)  # at once: who finds the file finds all of it
+        aside.replace(path)  # atomic: no reader finds a partial file
     return [str(path)]
 
 

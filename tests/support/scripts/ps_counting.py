@@ -1,5 +1,5 @@
 """Training that counts: each push adds exactly 1 to the rows of its trainer and of everybody, so that a lost
-or doubled push shows in the end. `ps_counting JSON`, see Wishes.
+or doubled push shows in the end. `ps_counting JSON`, see Options.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.support.scripts import leash
+from tests.support.scripts import step_limit
 from trainers import fleet
 from trainers.ps import SparseEmbedding, Uniform
 
@@ -24,11 +24,11 @@ SHARED = 1000
 
 
 @dataclass
-class Wishes:
+class Options:
     """`server`: what is otherwise in a server's ps_configs. `hold`: at this step trainers wait for a file
     `go` in the folder, when all of them do with all pushes on the servers; before the first, until
-    `after_snapshots` servers have taken one. `leashed`: no step is made before the leash in the folder is
-    long enough. `file_bytes`: a server can write no larger file. `prefetch`: rows are asked for ahead.
+    `after_snapshots` servers have taken one. `limited`: no step is made before the file step_limit in the
+    folder allows it. `file_bytes`: a server can write no larger file. `prefetch`: rows are asked for ahead.
     """
 
     folder: str
@@ -40,7 +40,7 @@ class Wishes:
     hold: int = -1
     hold_ranks: tuple[int, ...] = (0, 1)
     after_snapshots: int = 0
-    leashed: bool = False
+    limited: bool = False
     file_bytes: int = 0
     pause_ms: int = 0
     prefetch: bool = False
@@ -55,50 +55,50 @@ def keys_of(rank: int) -> torch.Tensor:
     return torch.cat([torch.arange(4) + 10 * rank, torch.arange(4) + SHARED])
 
 
-def hold(wishes: Wishes) -> None:
-    if set(range(fleet.worker_num())) <= set(wishes.hold_ranks):
+def hold(options: Options) -> None:
+    if set(range(fleet.worker_num())) <= set(options.hold_ranks):
         fleet.barrier_worker()
     say("held")
-    while not Path(wishes.folder, "go").exists():
+    while not Path(options.folder, "go").exists():
         time.sleep(0.005)
 
 
 def main() -> None:
-    wishes = Wishes(**json.loads(sys.argv[1]))
+    options = Options(**json.loads(sys.argv[1]))
     torch.set_num_threads(1)
     fleet.init()
     strategy = fleet.DistributedStrategy()
-    strategy.a_sync = not wishes.sync
-    if wishes.asynchronous:
-        strategy.a_sync_configs = wishes.asynchronous
-    ps = {"trainer_timeout_s": 60.0, "log_fsync": "no", **wishes.ps}
-    strategy.ps_configs = ps | wishes.server if fleet.is_server() else ps
+    strategy.a_sync = not options.sync
+    if options.asynchronous:
+        strategy.a_sync_configs = options.asynchronous
+    ps = {"trainer_timeout_s": 60.0, "log_fsync": "no", **options.ps}
+    strategy.ps_configs = ps | options.server if fleet.is_server() else ps
     table = SparseEmbedding(1, init=Uniform(0.0, 0.0))
     model = fleet.distributed_model(table)
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), strategy)
     if fleet.is_server():
-        if wishes.file_bytes:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (wishes.file_bytes, wishes.file_bytes))
+        if options.file_bytes:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_bytes, options.file_bytes))
         fleet.init_server()
         return fleet.run_server()
     say("joining")
     fleet.init_worker()
     say("resumed at", fleet.resume_step())
     taken = "kept/server-*/snapshot-*/manifest.json"
-    while len(list(Path(wishes.folder).glob(taken))) < wishes.after_snapshots:
+    while len(list(Path(options.folder).glob(taken))) < options.after_snapshots:
         time.sleep(0.005)
     rank = fleet.worker_index()
-    batches: Iterable[Batch] = ((step, keys_of(rank)) for step in range(fleet.resume_step(), wishes.steps))
-    if wishes.prefetch:
+    batches: Iterable[Batch] = ((step, keys_of(rank)) for step in range(fleet.resume_step(), options.steps))
+    if options.prefetch:
         batches = fleet.prefetch(batches, lambda batch: batch[1])
     for step, ids in batches:
-        if step == wishes.hold and rank in wishes.hold_ranks and os.environ["PADDLE_RESTART_COUNT"] == "0":
-            hold(wishes)
-        if wishes.leashed:
-            leash.wait(Path(wishes.folder, "leash"), step)
+        if step == options.hold and rank in options.hold_ranks and os.environ["PADDLE_RESTART_COUNT"] == "0":
+            hold(options)
+        if options.limited:
+            step_limit.wait(Path(options.folder, "step_limit"), step)
         optimizer.minimize(-model(ids).sum())
         say("pushed", step)
-        time.sleep(wishes.pause_ms / 1000)
+        time.sleep(options.pause_ms / 1000)
     fleet.barrier_worker()
     with torch.no_grad():
         values = model.eval()(keys_of(rank))[:, 0]

@@ -42,10 +42,10 @@ def wait_for(name: str) -> None:
         time.sleep(0.005)
 
 
-def begin(model: torch.nn.Module, rate: float = 1.0, **wishes: object) -> fleet.DistributedOptimizer | None:
+def begin(model: torch.nn.Module, rate: float = 1.0, **options: object) -> fleet.DistributedOptimizer | None:
     """SGD on the servers; None on a server, when it has served."""
     strategy = fleet.DistributedStrategy()
-    for name, value in wishes.items():
+    for name, value in options.items():
         setattr(strategy, name, value)
     fleet.distributed_model(model)
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=rate), strategy)
@@ -90,7 +90,7 @@ class Wished(torch.nn.Module):
         return torch.stack([table(ids) for table in self.tables.values()])
 
 
-def wishes() -> None:
+def options() -> None:
     """Key k stands in the batches of k steps; every gradient is -1."""
     own = {
         "tables.counted.weight": {"entry": CountFilterEntry(3)},
@@ -287,7 +287,7 @@ def dataset() -> None:
 
 SCENARIOS: tuple[Callable[[], None], ...] = (
     extremes,
-    wishes,
+    options,
     shown,
     bad_numbers,
     silent,

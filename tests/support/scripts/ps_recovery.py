@@ -1,6 +1,6 @@
 """Training that goes on after kills: `ps_recovery FOLDER MODE DURABILITY STEPS PAUSE_MS`. Each step of each
 trainer is a function of its number, so a run with kills can be compared with one without, bit for bit. No
-step is made before the leash in the folder is long enough.
+step is made before the step_limit in the folder is long enough.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from tests.support.scripts import leash
+from tests.support.scripts import step_limit
 from trainers import fleet
 from trainers.ps import SparseEmbedding, Uniform
 
@@ -54,7 +54,7 @@ def main() -> None:
     print("resumed at", fleet.resume_step(), flush=True)
     rank = fleet.worker_index()
     for step in range(fleet.resume_step(), int(steps)):
-        leash.wait(Path(folder, "leash"), step)
+        step_limit.wait(Path(folder, "step_limit"), step)
         generator = torch.Generator().manual_seed(1000 * step + rank)
         ids = torch.randint(-500, 500, (8, 3), generator=generator)
         target = torch.randn(8, generator=generator)

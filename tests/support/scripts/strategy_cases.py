@@ -242,8 +242,8 @@ def half() -> dict[str, Any]:
 def large_batch() -> dict[str, Values]:
     found = {}
     for field, make in (("lars", momentum), ("lamb", adam)):
-        wishes = {field: True, f"{field}_configs": {"exclude_from_weight_decay": ["last"]}}
-        job = begin({"fuse_grad_size_in_MB": 1} | wishes, make, model_first=True)
+        options = {field: True, f"{field}_configs": {"exclude_from_weight_decay": ["last"]}}
+        job = begin({"fuse_grad_size_in_MB": 1} | options, make, model_first=True)
         assert job.model.bucket_bytes_cap == 1 << 20
         for loss in job.losses():
             job.optimizer.minimize(loss)

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_full_disk_refuses_pushes_and_loses_none_that_counted(forker: Forker, tmp_path: Path) -> None:
-    wishes = {"ps": {"snapshot_interval_s": 300.0}, "asynchronous": {"overlap": False}}
-    small = counting(tmp_path, 2000, "log", file_bytes=60_000, **wishes)
+    options = {"ps": {"snapshot_interval_s": 300.0}, "asynchronous": {"overlap": False}}
+    small = counting(tmp_path, 2000, "log", file_bytes=60_000, **options)
     with forker.job(tmp_path, trainers=2, servers=1) as job:
         job.start_all(small)
         acknowledged = []
@@ -34,7 +34,7 @@ def test_a_full_disk_refuses_pushes_and_loses_none_that_counted(forker: Forker, 
             server.kill()
             server.wait()
     with forker.job(tmp_path, trainers=2, servers=1) as job:
-        job.start_all(counting(tmp_path, 2000, "log", pause_ms=0, **wishes))
+        job.start_all(counting(tmp_path, 2000, "log", pause_ms=0, **options))
         job.expect_success()
         for trainer, steps in zip(job.trainers, acknowledged, strict=True):
             assert f"resumed at {steps}\n" in trainer.output

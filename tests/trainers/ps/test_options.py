@@ -45,7 +45,7 @@ def test_the_smallest_and_the_largest_keys_are_trained_saved_and_read(
 
 @pytest.mark.parametrize("servers", [1, 3])
 def test_every_table_follows_its_own_wishes(forker: Forker, tmp_path: Path, servers: int) -> None:
-    run(forker, command("wishes", tmp_path), trainers=1, servers=servers)
+    run(forker, command("options", tmp_path), trainers=1, servers=servers)
     rows = {
         name: {key: row[0] for key, row in saved_rows(tmp_path, f"tables.{name}.weight").items()}
         for name in ("counted", "drawn", "bounded", "plain", "own")
@@ -64,7 +64,7 @@ def test_a_lottery_draws_the_same_keys_on_any_number_of_servers(forker: Forker, 
     for servers in (1, 2):
         folder = tmp_path / str(servers)
         folder.mkdir()
-        run(forker, command("wishes", folder), trainers=1, servers=servers)
+        run(forker, command("options", folder), trainers=1, servers=servers)
         drawn.append(saved_rows(folder, "tables.drawn.weight"))
     assert drawn[0] == drawn[1]
 

@@ -17,7 +17,7 @@ import torch
 from fleetrun.envs.contract import Role
 from tests.support.cluster import Job, Process
 from tests.support.forking import Forker
-from tests.support.scripts.leash import give
+from tests.support.scripts.step_limit import give
 from trainers.ps import read_values
 
 KILLS = int(os.environ.get("KILLS", "5"))
@@ -59,7 +59,7 @@ def in_training(process: Process, word: str) -> bool:
 def kill_one_by_one(
     job: Job,
     command: list[str],
-    leash: Path,
+    step_limit: Path,
     steps: int,
     kills: int,
     *,
@@ -67,14 +67,14 @@ def kill_one_by_one(
     word: str,
     roles: tuple[Role, ...],
 ) -> None:
-    """Each time the trainers have gone on since the last kill, somebody of `roles` dies. Their leash keeps
+    """Each time the trainers have gone on since the last kill, somebody of `roles` dies. Their limit keeps
     them from being through before, however slow this process is.
     """
     rng = random.Random(seed)
     for number in range(kills):
-        # Before they may go on: else they could be at the end of their leash by then, and never get further.
+        # Before they may continue: else they could be at their limit by then, and never get further.
         reached = {process.member.rank: steps_said(process, word) for process in job.trainers}
-        give(leash, steps * (number + 1) // (kills + 1))
+        give(step_limit, steps * (number + 1) // (kills + 1))
         further = rng.randrange(1, 4)
 
         def all_went_on(reached: dict[int, int] = reached, further: int = further) -> bool:
@@ -89,7 +89,7 @@ def kill_one_by_one(
         wait_until(lambda victim=victim: in_training(victim, word), job)
         victim.kill()
         restart(job, victim, command)
-    give(leash, steps)
+    give(step_limit, steps)
 
 
 def train(forker: Forker, folder: Path, steps: int, kills: int, seed: int) -> None:
@@ -99,7 +99,9 @@ def train(forker: Forker, folder: Path, steps: int, kills: int, seed: int) -> No
     with forker.job(folder, trainers=2, servers=2) as job:
         job.start_all(command)
         roles = (Role.SERVER, Role.TRAINER)
-        kill_one_by_one(job, command, folder / "leash", steps, kills, seed=seed, word="step", roles=roles)
+        kill_one_by_one(
+            job, command, folder / "step_limit", steps, kills, seed=seed, word="step", roles=roles
+        )
         job.expect_success(250 + kills)
     assert list((folder / "kept").iterdir()) == [], "the job is over: nothing needs to be kept"
 
@@ -121,12 +123,12 @@ def test_sync_training_with_kills_is_bit_for_bit_training_without(forker: Forker
         assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def counting(folder: Path, steps: int, durability: str, **wishes: object) -> list[str]:
-    """A command that counts. `ps` among the wishes adds to the job's ps_configs."""
+def counting(folder: Path, steps: int, durability: str, **options: object) -> list[str]:
+    """A command that counts. `ps` among the options adds to the job's ps_configs."""
     ps = {"durability": durability, "durability_dir": f"{folder}/kept", "snapshot_interval_s": 0.4}
-    given = wishes.pop("ps", {})
+    given = options.pop("ps", {})
     assert isinstance(given, dict)
-    text = json.dumps({"folder": str(folder), "steps": steps, "ps": ps | given, **wishes})
+    text = json.dumps({"folder": str(folder), "steps": steps, "ps": ps | given, **options})
     return ["-m", "tests.support.scripts.ps_counting", text]
 
 
@@ -142,21 +144,23 @@ def expect_exact(job: Job, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("roles", "wishes"),
+    ("roles", "options"),
     [
         ((Role.SERVER,), {"prefetch": True}),
         ((Role.SERVER, Role.TRAINER), {"asynchronous": {"overlap": False}}),
     ],
 )
 def test_async_with_a_log_counts_every_push_exactly_once(
-    forker: Forker, tmp_path: Path, roles: tuple[Role, ...], wishes: dict[str, object]
+    forker: Forker, tmp_path: Path, roles: tuple[Role, ...], options: dict[str, object]
 ) -> None:
     kills = max(2, KILLS // 3)
     steps = 40 + 40 * kills
-    command = counting(tmp_path, steps, "log", pause_ms=8, leashed=True, **wishes)
+    command = counting(tmp_path, steps, "log", pause_ms=8, limited=True, **options)
     with forker.job(tmp_path, trainers=2, servers=2) as job:
         job.start_all(command)
-        kill_one_by_one(job, command, tmp_path / "leash", steps, kills, seed=5, word="pushed", roles=roles)
+        kill_one_by_one(
+            job, command, tmp_path / "step_limit", steps, kills, seed=5, word="pushed", roles=roles
+        )
         job.expect_success(250 + kills)
         expect_exact(job, steps)
 

@@ -111,10 +111,10 @@ def pushes_in(folder: Path, step: int) -> int:
 def test_a_step_that_one_trainer_had_not_pushed_is_done_by_others(forker: Forker, tmp_path: Path) -> None:
     """Of three trainers one holds before it pushes step 10; on both servers the others' pushes wait."""
     folder = tmp_path / "job"
-    wishes = {"snapshot_interval_s": 300.0}
+    options = {"snapshot_interval_s": 300.0}
     # The first snapshot takes its place in the log at once, but on a busy machine perhaps after all pushes.
     holding = {"hold": HELD, "hold_ranks": [2], "after_snapshots": 2}
-    command = counting(folder, STEPS, "log", sync=True, ps=wishes, **holding)
+    command = counting(folder, STEPS, "log", sync=True, ps=options, **holding)
     folder.mkdir()
 
     with forker.job(folder, trainers=3, servers=2) as job:

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.slow
 
 
 def test_nobody_reads_further_ahead_than_max_staleness(forker: Forker, tmp_path: Path) -> None:
-    wishes = {"asynchronous": {"max_staleness": 2}, "hold": 3, "hold_ranks": [1]}
+    options = {"asynchronous": {"max_staleness": 2}, "hold": 3, "hold_ranks": [1]}
     with forker.job(tmp_path, trainers=2, servers=2) as job:
-        job.start_all(counting(tmp_path, 20, "none", **wishes))
+        job.start_all(counting(tmp_path, 20, "none", **options))
         ahead, behind = job.trainers
         behind.wait_for("held")
         ahead.wait_for("pushed 5")
@@ -33,10 +33,10 @@ def test_a_lost_trainer_is_waited_for_as_long_as_one_that_has_not_joined(
     """Not for half of `trainer_timeout_s`. Who is not waited for is lost to a server that was restarted, for
     whom everybody has joined.
     """
-    wishes = {"hold": 5, "hold_ranks": [1], "sync": True}
-    command = counting(tmp_path, 10, "log", server={"trainer_timeout_s": 0.8}, **wishes)
+    options = {"hold": 5, "hold_ranks": [1], "sync": True}
+    command = counting(tmp_path, 10, "log", server={"trainer_timeout_s": 0.8}, **options)
     impatient = counting(
-        tmp_path, 10, "log", server={"trainer_timeout_s": 0.8, "join_timeout_s": 3.0}, **wishes
+        tmp_path, 10, "log", server={"trainer_timeout_s": 0.8, "join_timeout_s": 3.0}, **options
     )
     with forker.job(tmp_path, trainers=2, servers=1) as job:
         job.start_all(command)

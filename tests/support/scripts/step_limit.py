@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 
-def give(leash: Path, steps: int) -> None:
+def give(step_limit: Path, steps: int) -> None:
     """From now on trainers may make so many steps."""
-    aside = leash.with_name(f"{leash.name}.aside")
+    aside = step_limit.with_name(f"{step_limit.name}.aside")
     aside.write_text(str(steps))
-    aside.replace(leash)
+    aside.replace(step_limit)
 
 
-def wait(leash: Path, step: int) -> None:
+def wait(step_limit: Path, step: int) -> None:
     """Until this step may be made; the first is 0."""
-    while not leash.exists() or int(leash.read_text()) <= step:
+    while not step_limit.exists() or int(step_limit.read_text()) <= step:
         time.sleep(0.002)
