@@ -88,7 +88,7 @@ def run_cluster(
         membership.when_looked, others.membership = others.look, membership
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
         runner.over()
-        _conclude(outcome, events.nodes, console, pod)
+        _report_end(outcome, events.nodes, console, pod)
         session.over(outcome.code, *_end(outcome))
     finally:
         if meeting is not None:
@@ -347,7 +347,7 @@ class _NodeEvents:
         self._note(text=why)
 
 
-def _conclude(outcome: Outcome, nodes: NodeReporter, console: Console, pod: str) -> None:
+def _report_end(outcome: Outcome, nodes: NodeReporter, console: Console, pod: str) -> None:
     if outcome.result is not None:
         tell_strays(outcome.result, console)
     if outcome.error is not None:

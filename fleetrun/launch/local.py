@@ -24,7 +24,7 @@ from fleetrun.launch.prepare import (
     print_plan,
     take_token,
 )
-from fleetrun.launch.session import WIDE, Interrupts, LaunchSession, PodRunner, announce, conclude
+from fleetrun.launch.session import WIDE, Interrupts, LaunchSession, PodRunner, announce, report_end
 from fleetrun.plan.topology import Host, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.guard import Guard, Signals
@@ -104,7 +104,7 @@ def _alone(
         interrupts.listen(supervisor.interrupt, supervisor.guard_lost)
         result = supervisor.run()
         runner.over()
-        lines = conclude(result, spec, console)
+        lines = report_end(result, spec, console)
         session.over(result.code, result.reason, result.restarts, lines)
     finally:
         session.close()

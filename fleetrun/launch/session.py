@@ -548,7 +548,7 @@ def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -
     return format_failure(result, tail, width=columns, log_full=logs.is_full(log_dir))
 
 
-def conclude(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
+def report_end(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
     """How it ended; returns the failure report, if there is one."""
     tell_strays(result, console)
     lines = _report(result, spec)
