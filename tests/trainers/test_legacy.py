@@ -22,7 +22,7 @@ def config(**fields: Any) -> DistributeTranspilerConfig:
 def layout(options: DistributeTranspilerConfig) -> Layout:
     model = torch.nn.Sequential(torch.nn.Linear(200, 100), torch.nn.Linear(100, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return plan_layout(model, optimizer, 2, LayoutOptions(configs=strategy_of(options).ps()))
+    return plan_layout(model, [optimizer], 2, LayoutOptions(configs=strategy_of(options).ps()))
 
 
 def homes(options: DistributeTranspilerConfig) -> list[list[int]]:

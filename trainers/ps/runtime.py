@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
@@ -41,11 +41,11 @@ class Stepper(Protocol):
     @property
     def serving(self) -> bool: ...
 
-    def step(self) -> None: ...
+    def step(self, optimizer: ServedOptimizer) -> None: ...
 
-    def has_rows(self) -> bool: ...
+    def has_rows(self, optimizer: ServedOptimizer) -> bool: ...
 
-    def drop_rows(self) -> None: ...
+    def drop_rows(self, optimizer: ServedOptimizer) -> None: ...
 
 
 class ServedOptimizer(DistributedOptimizer):
@@ -54,6 +54,9 @@ class ServedOptimizer(DistributedOptimizer):
     Learning rates may change from step to step: they travel with the push. Other options are those of
     init_worker.
     """
+
+    _step_supports_amp_scaling = True
+    """torch.amp.GradScaler then leaves unscaling to `step`, which refuses it."""
 
     def __init__(self, inner: torch.optim.Optimizer, stepper: Stepper) -> None:
         super().__init__(inner)
@@ -75,9 +78,14 @@ class ServedOptimizer(DistributedOptimizer):
             )
 
     def has_gradients(self) -> bool:
-        return super().has_gradients() or self._stepper.has_rows()
+        return super().has_gradients() or self._stepper.has_rows(self)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        if self.__dict__.pop("found_inf", None) is not None:  # set by a scaler that is enabled
+            raise NotSupportedError(
+                "torch.amp.GradScaler is not supported on parameter servers: it does not unscale the "
+                "gradients of rows. Train in bfloat16, which needs none, or use GradScaler(enabled=False)"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -88,7 +96,7 @@ class ServedOptimizer(DistributedOptimizer):
                 "fleet.init_worker(), and the "
                 "servers keep the options from then (a scheduler with cycle_momentum changes them)"
             )
-        self._stepper.step()
+        self._stepper.step(self)
         return loss
 
     def local_step(self) -> None:
@@ -101,7 +109,7 @@ class ServedOptimizer(DistributedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._stepper.drop_rows()
+        self._stepper.drop_rows(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict.get("state"):
@@ -112,7 +120,67 @@ class ServedOptimizer(DistributedOptimizer):
         super().load_state_dict(state_dict)
 
 
-def watch_model(model: torch.nn.Module, worker: Worker, *, refresh: bool) -> Callable[[], None]:
+class JoinedSteps:
+    """The steps of the optimizers of one model. Servers apply the gradients of a training step together, so
+    the push leaves when the last optimizer has stepped. Until then the gradients of the others are kept, and
+    what torch would compute differently is refused: a forward pass, and a second step of one of them.
+    """
+
+    def __init__(self, optimizers: Sequence[ServedOptimizer], push: Callable[[], None]) -> None:
+        self._optimizers = optimizers
+        self._push = push
+        self._kept: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def stepped(self, optimizer: ServedOptimizer) -> bool:
+        """Whether its gradients are kept for the push."""
+        return id(optimizer) in self._kept
+
+    def step(self, optimizer: ServedOptimizer) -> None:
+        if self.stepped(optimizer):
+            raise UsageError(f"{type(optimizer.inner).__name__} stepped twice, while {self._missing()}")
+        last = len(self._kept) == len(self._optimizers) - 1
+        own = [(each, each.grad) for group in optimizer.param_groups for each in group["params"]]
+        # Copies: zero_grad(set_to_none=False) may come before the push.
+        self._kept[id(optimizer)] = [
+            (each, grad if last else grad.clone()) for each, grad in own if grad is not None
+        ]
+        if not last:
+            return
+        kept = [pair for pairs in self._kept.values() for pair in pairs]
+        current = [(each, each.grad) for each, _ in kept]
+        try:
+            _set_gradients(kept)
+            self._push()
+        finally:
+            _set_gradients(current)
+            self._kept.clear()
+
+    def check(self) -> None:
+        """Raises UsageError if an optimizer has stepped and another has not."""
+        if self._kept:
+            raise UsageError(f"fleet.stop_worker() was called while {self._missing()}")
+
+    def before_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        if self._kept and torch.is_grad_enabled():
+            raise UsageError(f"the model was called while {self._missing()}")
+
+    def _missing(self) -> str:
+        missing = [type(each.inner).__name__ for each in self._optimizers if not self.stepped(each)]
+        return (
+            f"{', '.join(missing)} had not stepped: servers apply the gradients of all optimizers together, "
+            "so call step() of each once per training step, after its backward pass; or use one optimizer "
+            "with several parameter groups"
+        )
+
+
+def _set_gradients(pairs: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+    for parameter, grad in pairs:
+        parameter.grad = grad
+
+
+def watch_model(
+    model: torch.nn.Module, worker: Worker, joined: JoinedSteps | None, *, refresh: bool
+) -> Callable[[], None]:
     """Keep `state_dict()`, evaluation and `zero_grad()` correct, and refuse `load_state_dict`, until the
     returned function is called.
 
@@ -120,6 +188,9 @@ def watch_model(model: torch.nn.Module, worker: Worker, *, refresh: bool) -> Cal
     (async).
     """
     handles = [model.register_load_state_dict_pre_hook(_refuse_loading)]  # type: ignore[no-untyped-call]  # torch's
+    if joined is not None:
+        owners = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
+        handles += [each.register_forward_pre_hook(joined.before_forward) for each in owners]
     if refresh:
 
         def before_forward(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
@@ -277,14 +348,18 @@ class ServerRuntime(_ServedRuntime):
     def serving(self) -> bool:
         return False
 
-    def step(self) -> None:
+    def step(self, optimizer: ServedOptimizer) -> None:
         raise _not_a_trainer("distributed_optimizer(...).step")
 
-    def has_rows(self) -> bool:
+    def has_rows(self, optimizer: ServedOptimizer) -> bool:
         return False
 
-    def drop_rows(self) -> None:
+    def drop_rows(self, optimizer: ServedOptimizer) -> None:
         return
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 class _Phase(Enum):
@@ -303,7 +378,10 @@ class TrainerRuntime(_ServedRuntime):
         self._identity = identity
         self._phase = _Phase.NEW
         self._model: torch.nn.Module | None = None
-        self._optimizer: ServedOptimizer | None = None
+        self._optimizers: list[ServedOptimizer] = []
+        self._joined: JoinedSteps | None = None
+        """Of several optimizers; then `_weights` has the ids of the parameters of each."""
+        self._weights: dict[int, set[int]] = {}
         self._worker: Worker | None = None
         self._resumed = 0
         self._unwatch: Callable[[], None] = lambda: None
@@ -320,8 +398,15 @@ class TrainerRuntime(_ServedRuntime):
     def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:
         self._expect(_Phase.NEW, "distributed_optimizer")
         check_supported(optimizer)
-        self._optimizer = ServedOptimizer(optimizer, self)
-        return self._optimizer
+        taken = {id(each) for other in self._optimizers for each in parameters_of(other)}
+        twice = [each for each in parameters_of(optimizer) if id(each) in taken]
+        if twice:
+            raise UsageError(
+                f"fleet.distributed_optimizer() was called again with {len(twice)} parameters that an "
+                "optimizer given before has already; give each parameter to one optimizer"
+            )
+        self._optimizers.append(ServedOptimizer(optimizer, self))
+        return self._optimizers[-1]
 
     def init_server(self, dirname: str | None = None) -> None:
         raise _not_a_server("init_server")
@@ -333,7 +418,7 @@ class TrainerRuntime(_ServedRuntime):
         self._expect(_Phase.NEW, "init_worker")
         if self._model is None:
             raise UsageError("fleet.init_worker() was called before fleet.distributed_model(model)")
-        if self._optimizer is None:
+        if not self._optimizers:
             raise UsageError("fleet.init_worker() was called before fleet.distributed_optimizer(optimizer)")
         strategy, configs = self.strategy, self.strategy.ps()
         asynchronous = strategy.asynchronous() if strategy.a_sync else None
@@ -341,12 +426,13 @@ class TrainerRuntime(_ServedRuntime):
         options = LayoutOptions(
             configs=configs, tables=strategy.tables(), geo=geo, dense=strategy.dense == "servers"
         )
-        layout = plan_layout(self._model, self._optimizer.inner, len(self._identity.servers), options)
+        inner = [each.inner for each in self._optimizers]
+        layout = plan_layout(self._model, inner, len(self._identity.servers), options)
         local = None
         if geo:
-            local = LocalTraining(self._optimizer.local_step)
+            local = LocalTraining(self._local_step)
         elif not options.dense:
-            local = LocalTraining(self._optimizer.local_step, *dense_of(self._model))
+            local = LocalTraining(self._local_step, *dense_of(self._model))
         self._worker = Worker(
             self._identity,
             layout,
@@ -360,8 +446,12 @@ class TrainerRuntime(_ServedRuntime):
         self._worker.start()
         self._resumed = self._worker.step_number
         self._phase = _Phase.TRAINING
-        self._unwatch = watch_model(self._model, self._worker, refresh=self.strategy.a_sync)
-        self._optimizer.freeze_options()
+        if len(self._optimizers) > 1:
+            self._joined = JoinedSteps(self._optimizers, self._worker.step)
+            self._weights = {id(one): {id(each) for each in parameters_of(one)} for one in self._optimizers}
+        self._unwatch = watch_model(self._model, self._worker, self._joined, refresh=self.strategy.a_sync)
+        for each in self._optimizers:
+            each.freeze_options()
         atexit.register(self._leave_at_exit)
 
     def barrier_worker(self) -> None:
@@ -409,6 +499,8 @@ class TrainerRuntime(_ServedRuntime):
 
     def stop_worker(self) -> None:
         worker = self._training("stop_worker")
+        if self._joined is not None:
+            self._joined.check()
         if _interrupted():
             worker.interrupt()
         else:
@@ -421,15 +513,24 @@ class TrainerRuntime(_ServedRuntime):
         """Whether servers hold the model's values."""
         return self._phase is _Phase.TRAINING
 
-    def step(self) -> None:
-        self._training("distributed_optimizer(...).step").step()
+    def step(self, optimizer: ServedOptimizer) -> None:
+        worker = self._training("distributed_optimizer(...).step")
+        if self._joined is None:
+            worker.step()
+        else:
+            self._joined.step(optimizer)
 
-    def has_rows(self) -> bool:
-        return self._worker is not None and self._worker.has_rows()
+    def has_rows(self, optimizer: ServedOptimizer) -> bool:
+        return self._worker is not None and self._worker.has_rows(self._weights.get(id(optimizer)))
 
-    def drop_rows(self) -> None:
-        if self._worker is not None:
-            self._worker.drop_rows()
+    def drop_rows(self, optimizer: ServedOptimizer) -> None:
+        """Those of its embeddings; but a push that waits for another optimizer still needs them."""
+        if self._worker is not None and not (self._joined is not None and self._joined.stepped(optimizer)):
+            self._worker.drop_rows(self._weights.get(id(optimizer)))
+
+    def _local_step(self) -> None:
+        for each in self._optimizers:
+            each.local_step()
 
     def _save_tables(self, dirname: Where, mode: SaveMode) -> None:
         with progress.activity("saving tables"):

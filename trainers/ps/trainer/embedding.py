@@ -8,7 +8,7 @@ already summed by id. Transport belongs to a `RowSource`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +49,39 @@ def gathered(place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return functional.embedding(place.to(rows.device), rows)
 
 
+# ---- The weight of a served module has no rows here. Arithmetic on it would give zeros without a word.
+
+_WITHOUT_VALUES = frozenset(
+    """
+    __get__ __set__ __delete__ __repr__ __len__ __hash__ __format__ __reduce_ex__ __setstate__ __deepcopy__
+    size dim ndimension numel nelement stride storage_offset element_size is_floating_point is_complex
+    is_contiguous is_pinned is_shared get_device data_ptr untyped_storage _typed_storage detach requires_grad_
+    register_hook register_post_accumulate_grad_hook to cpu cuda type share_memory_ zero_
+    """.split()  # noqa: SIM905  (a list of 40 lines says no more)
+)
+"""Functions of torch that need no values of the weight."""
+
+
+class ServedWeight(torch.nn.Parameter):
+    """The class of the weight of an embedding while it is served: it refuses what needs values."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", str(func))
+        if name not in _WITHOUT_VALUES:
+            raise UsageError(
+                f"torch's {name} was called on the weight of an embedding that parameter servers hold: it "
+                "has no rows here. Call the embedding with ids instead (a penalty can use the rows that it "
+                "returns), read all rows by state_dict(), or make the embedding with sparse=False"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+            # `weight.data` and the like: arithmetic on them would be as silent.
+            return result.as_subclass(cls) if type(result) is torch.Tensor else result
+
+
 class RowSource(Protocol):
     """Where rows come from, and where their gradients go."""
 
@@ -78,6 +111,8 @@ class ServedEmbedding:
         module.weight.data = torch.empty(
             0, module.embedding_dim, device=module.weight.device
         )  # the servers have it now
+        self._weight_class = type(module.weight)
+        module.weight.__class__ = ServedWeight
         module.forward = self._forward()  # type: ignore[method-assign]  # on the instance, while it is served
         self._hook: torch.utils.hooks.RemovableHandle = module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             # Not a bound method: torch sets an attribute on the function.
@@ -86,6 +121,7 @@ class ServedEmbedding:
 
     def end(self, weight: torch.Tensor | None) -> None:
         """Make it an ordinary module again, with these values."""
+        self._module.weight.__class__ = self._weight_class
         if weight is not None:
             self._module.weight.data = weight.to(self._device)
         del self._module.forward  # restores that of the class
@@ -197,5 +233,5 @@ def _without(tensor: torch.Tensor, place: int) -> torch.Tensor:
 
 def _add_weight(state: dict[str, torch.Tensor], name: str, rows: RowSource) -> None:
     weight = rows.pull_all()
-    if weight is not None:
-        state[name] = weight
+    # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
+    state[name] = state[name].as_subclass(torch.Tensor).detach() if weight is None else weight

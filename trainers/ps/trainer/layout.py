@@ -8,7 +8,7 @@ dense blocks in sequence, so that one part of a message can cover several of the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +84,11 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
 
 
 def options_snapshot(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The options of each group that servers keep from the start, to detect a later change."""
-    return [
-        {key: value for key, value in group.items() if key not in _IRRELEVANT}
-        for group in optimizer.param_groups
-    ]
+    """The options of each group that servers keep from the start, to detect a later change. A scheduler may
+    add keys of its own to a group.
+    """
+    kept = optimizer.defaults.keys() - _IRRELEVANT
+    return [{key: group[key] for key in kept & group.keys()} for group in optimizer.param_groups]
 
 
 def _sgd(group: Mapping[str, Any], sparse: bool, name: str) -> SGD:
@@ -206,13 +206,29 @@ class LayoutOptions:
     dense: bool = True
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trained:
+    """The optimizer of a parameter, and the group that it is in."""
+
+    optimizer: torch.optim.Optimizer
+    group: Mapping[str, Any]
+
+
 def plan_layout(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, servers: int, options: LayoutOptions
+    model: torch.nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    servers: int,
+    options: LayoutOptions,
 ) -> Layout:
     """Raises UsageError or NotSupportedError for what cannot be served, naming the parameter."""
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {
+        id(parameter): _Trained(optimizer, group)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     named = dict(model.named_parameters())
-    foreign = groups.keys() - {id(parameter) for parameter in named.values()}
+    foreign = trained.keys() - {id(parameter) for parameter in named.values()}
     if foreign:
         raise UsageError(
             f"the optimizer has {len(foreign)} parameters that are not in the model given to "
@@ -222,15 +238,13 @@ def plan_layout(
     sparse_names = [name for name, parameter in named.items() if id(parameter) in embeddings]
     _check_names(options.tables, sparse_names)
     sparse = [
-        _plan_sparse(
-            number, name, embeddings[id(named[name])], groups.get(id(named[name])), optimizer, options
-        )
+        _plan_sparse(number, name, embeddings[id(named[name])], trained.get(id(named[name])), options)
         for number, name in enumerate(sparse_names)
     ]
     dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
     dense = []
     if options.dense:
-        dense = _plan_dense({name: named[name] for name in dense_names}, groups, optimizer, servers, options)
+        dense = _plan_dense({name: named[name] for name in dense_names}, trained, servers, options)
     first = len(sparse)
     return Layout(tuple(_numbered(dense, servers, first)), tuple(sparse), servers)
 
@@ -256,15 +270,14 @@ def _plan_sparse(
     number: int,
     name: str,
     module: EmbeddingModule,
-    group: Mapping[str, Any] | None,
-    optimizer: torch.optim.Optimizer,
+    trained_by: _Trained | None,
     options: LayoutOptions,
 ) -> SparseParameter:
     if module.embedding_dim > MAX_DIM:
         raise NotSupportedError(f"embedding {name!r} has rows of {module.embedding_dim}; at most {MAX_DIM}")
     own = options.tables.get(name, TableConfigs())
-    rule = own.rule or _rule(optimizer, group, sparse=True, name=name)
-    if own.rule is not None and own.lr is None and group is None:
+    rule = own.rule or _rule(trained_by, sparse=True, name=name)
+    if own.rule is not None and own.lr is None and trained_by is None:
         raise UsageError(
             f"sparse_table_configs[{name!r}] has a rule but no lr, and the optimizer has none for it"
         )
@@ -280,7 +293,13 @@ def _plan_sparse(
         rows=rows,
     )
     return SparseParameter(
-        name=name, module=module, group=group, own_lr=own.lr, table=number, spec=spec, rule=rule
+        name=name,
+        module=module,
+        group=trained_by.group if trained_by else None,
+        own_lr=own.lr,
+        table=number,
+        spec=spec,
+        rule=rule,
     )
 
 
@@ -298,8 +317,7 @@ def _rows(module: EmbeddingModule, own: TableConfigs) -> RowOptions:
 
 def _plan_dense(
     named: Mapping[str, torch.nn.Parameter],
-    groups: Mapping[int, Mapping[str, Any]],
-    optimizer: torch.optim.Optimizer,
+    trained: Mapping[int, _Trained],
     servers: int,
     options: LayoutOptions,
 ) -> list[DenseParameter]:
@@ -308,8 +326,8 @@ def _plan_dense(
     places = iter(zip(names, place_blocks(names, servers, options.configs.split_method), strict=True))
     planned = []
     for name, parameter in named.items():
-        group = groups.get(id(parameter))
-        rule = _rule(optimizer, group, sparse=False, name=name)
+        trained_by = trained.get(id(parameter))
+        rule = _rule(trained_by, sparse=False, name=name)
         served = SGD() if options.geo and not isinstance(rule, Fixed) else rule
         blocks = []
         for start, stop in cuts[name]:
@@ -317,7 +335,13 @@ def _plan_dense(
             spec = TableSpec(kind=TableKind.DENSE, name=block_name, size=stop - start, rule=served)
             blocks.append(Block(table=-1, server=server, start=start, stop=stop, spec=spec))
         planned.append(
-            DenseParameter(name=name, parameter=parameter, group=group, rule=rule, blocks=tuple(blocks))
+            DenseParameter(
+                name=name,
+                parameter=parameter,
+                group=trained_by.group if trained_by else None,
+                rule=rule,
+                blocks=tuple(blocks),
+            )
         )
     return planned
 
@@ -343,7 +367,7 @@ def _cut(name: str, parameter: torch.nn.Parameter, servers: int, configs: PsConf
     return block_slices(elements, row, servers, configs.slice_var_up, MAX_BLOCK)
 
 
-def _rule(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None, *, sparse: bool, name: str
-) -> AnyRule:
-    return Fixed() if group is None else rule_for(optimizer, group, sparse=sparse, name=name)
+def _rule(trained_by: _Trained | None, *, sparse: bool, name: str) -> AnyRule:
+    if trained_by is None:
+        return Fixed()
+    return rule_for(trained_by.optimizer, trained_by.group, sparse=sparse, name=name)

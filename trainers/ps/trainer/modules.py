@@ -111,6 +111,11 @@ def find_embeddings(model: torch.nn.Module) -> list[tuple[str, EmbeddingModule]]
     found = []
     for name, module in model.named_modules():
         bounded = isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+        if getattr(module, "max_norm", None) is not None:
+            raise NotSupportedError(
+                f"module {name!r} has max_norm={module.max_norm}, which servers do not apply; leave it out, "
+                "or bound each value by the low and high of a SparseEmbedding"
+            )
         if isinstance(module, SparseEmbedding) or bounded:
             _check(model, name, module)
             found.append((name, module))
@@ -138,15 +143,10 @@ def rows_of(module: EmbeddingModule) -> RowOptions:
 
 
 def _check(model: torch.nn.Module, name: str, module: EmbeddingModule) -> None:
-    if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag):
-        if type(module).forward not in (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward):
-            raise NotSupportedError(
-                f"embedding {name!r} is a {type(module).__name__} with a forward of its own"
-            )
-        if module.max_norm is not None:
-            raise NotSupportedError(
-                f"embedding {name!r} has max_norm={module.max_norm}, which servers do not apply"
-            )
+    forward = type(module).forward
+    known = (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward)
+    if not isinstance(module, SparseEmbedding) and forward not in known:
+        raise NotSupportedError(f"embedding {name!r} is a {type(module).__name__} with a forward of its own")
     if module.weight.dtype != torch.float32:
         raise NotSupportedError(f"embedding {name!r} is {module.weight.dtype}; servers keep float32")
     users = [

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -225,14 +225,21 @@ class Worker:
         """The modules whose rows are on the servers, in the order of the model."""
         return [table.sparse.module for table in self._tables]
 
-    def has_rows(self) -> bool:
-        """Whether there are gradients of rows that no step has pushed."""
-        return any(table.has_gradients for table in self._tables)
+    def has_rows(self, weights: Container[int] | None = None) -> bool:
+        """Whether there are gradients of rows that no step has pushed. `weights`: only of embeddings whose
+        weights have these ids.
+        """
+        return any(table.has_gradients for table in self._of(weights))
 
-    def drop_rows(self) -> None:
+    def drop_rows(self, weights: Container[int] | None = None) -> None:
         """Drop gradients of rows, as `zero_grad` does for parameters."""
-        for table in self._tables:
+        for table in self._of(weights):
             table.drop_gradients()
+
+    def _of(self, weights: Container[int] | None) -> Sequence[RemoteTable]:
+        if weights is None:
+            return self._tables
+        return [table for table in self._tables if id(table.sparse.module.weight) in weights]
 
     def barrier(self) -> None:
         """Wait for all trainers, when all of this one's pushes have been applied."""

@@ -16,7 +16,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def test_a_model_becomes_numbered_tables_with_their_rules() -> None:
     model = TwoTables()
-    layout = plan_layout(model, sgd(model), 2, LayoutOptions())
+    layout = plan_layout(model, [sgd(model)], 2, LayoutOptions())
     for server in (0, 1):
         assert [number for number, _ in layout.specs_on(server)] == list(range(len(layout.specs_on(server))))
     by_name = {spec.name: spec for server in (0, 1) for _, spec in layout.specs_on(server)}
@@ -31,7 +31,7 @@ def test_a_model_becomes_numbered_tables_with_their_rules() -> None:
 
 def test_every_trainer_computes_the_same() -> None:
     layouts = [
-        plan_layout(model, sgd(model), 3, LayoutOptions(configs=PsConfigs(split_method="HashName")))
+        plan_layout(model, [sgd(model)], 3, LayoutOptions(configs=PsConfigs(split_method="HashName")))
         for model in (TwoTables(), TwoTables())
     ]
     assert layouts[0].specs_on(1) == layouts[1].specs_on(1)
@@ -40,20 +40,20 @@ def test_every_trainer_computes_the_same() -> None:
 def test_an_optimizer_of_another_model_is_refused() -> None:
     with pytest.raises(UsageError, match="1 parameters that are not in the model"):
         plan_layout(
-            TwoTables(), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1), 1, LayoutOptions()
+            TwoTables(), [torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)], 1, LayoutOptions()
         )
 
 
 def test_a_parameter_that_is_not_float32_is_named() -> None:
     model = torch.nn.Linear(2, 2, dtype=torch.float64)
     with pytest.raises(NotSupportedError, match=r"'weight' is torch\.float64"):
-        plan_layout(model, sgd(model), 1, LayoutOptions())
+        plan_layout(model, [sgd(model)], 1, LayoutOptions())
 
 
 def homes(**configs: object) -> dict[str, int]:
     """Which of three servers has each dense block."""
     model = TwoTables()
-    layout = plan_layout(model, sgd(model), 3, LayoutOptions(configs=PsConfigs(**configs)))  # type: ignore[arg-type]
+    layout = plan_layout(model, [sgd(model)], 3, LayoutOptions(configs=PsConfigs(**configs)))  # type: ignore[arg-type]
     return {block.spec.name: block.server for dense in layout.dense for block in dense.blocks}
 
 
@@ -71,7 +71,7 @@ def test_a_table_is_what_its_own_settings_make_of_it() -> None:
     model = torch.nn.ModuleList([SparseEmbedding(2, entry=CountFilterEntry(3), low=-1.0) for _ in range(2)])
     own = TableConfigs(rule=Adagrad(), lr=0.5, entry=ShowClickEntry(), low=-0.5, high=2.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    other, mine = plan_layout(model, optimizer, 1, LayoutOptions(tables={"1.weight": own})).sparse
+    other, mine = plan_layout(model, [optimizer], 1, LayoutOptions(tables={"1.weight": own})).sparse
     assert (other.spec.rule, other.lr, other.spec.rows.low) == (SGD(), 0.1, -1.0)
     assert (other.spec.rows.entry, other.spec.rows.statistics) == (CountFilterEntry(3), False)
     assert (mine.spec.rule, mine.lr) == (Adagrad(), 0.5)

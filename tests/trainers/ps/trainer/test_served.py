@@ -12,13 +12,13 @@ class Stepper:
         self.serving = True
         self.steps = 0
 
-    def step(self) -> None:
+    def step(self, optimizer: ServedOptimizer) -> None:
         self.steps += 1
 
-    def has_rows(self) -> bool:
+    def has_rows(self, optimizer: ServedOptimizer) -> bool:
         return False
 
-    def drop_rows(self) -> None:
+    def drop_rows(self, optimizer: ServedOptimizer) -> None:
         return
 
 

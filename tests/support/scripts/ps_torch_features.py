@@ -1,0 +1,191 @@
+"""What scripts written for torch do in a job with parameter servers: `ps_torch_features SCENARIO`. Both
+trainers see the same batches, so a step is that of one process; `same` compares with torch's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from trainers import fleet
+from trainers.errors import FleetError
+
+ROWS, DIM, STEPS = 20, 4, 5
+Optimizers = Sequence[torch.optim.Optimizer]
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.emb = torch.nn.Embedding(ROWS, DIM, sparse=True)
+        self.out = torch.nn.Linear(DIM, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.emb(ids)).mean()
+
+
+def batches() -> list[torch.Tensor]:
+    return list(torch.randint(0, ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(1)))
+
+
+def serve(model: torch.nn.Module, *made: torch.optim.Optimizer) -> list[fleet.DistributedOptimizer]:
+    """The optimizers of a trainer, which is in training; a server has served when this raises SystemExit."""
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = False
+    fleet.distributed_model(model)
+    optimizers = [fleet.distributed_optimizer(each, strategy) for each in made]
+    if fleet.is_server():
+        fleet.init_server()
+        fleet.run_server()
+        raise SystemExit
+    fleet.init_worker()
+    return optimizers
+
+
+def train(model: torch.nn.Module, optimizers: Optimizers) -> None:
+    """The usual loop; each optimizer's gradients are cleared right after its step."""
+    for ids in batches():
+        model(ids).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def same(model: torch.nn.Module, reference: torch.nn.Module) -> None:
+    fleet.stop_worker()
+    for (name, found), wanted in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def refused(word: str, call: Callable[[], object]) -> None:
+    with pytest.raises(FleetError, match=word):
+        call()
+
+
+# ---- Scenarios
+
+
+def recipe(model: Model) -> list[torch.optim.Optimizer]:
+    """Torch's usual recipe for sparse embeddings."""
+    return [
+        torch.optim.SparseAdam(model.emb.parameters(), lr=0.1),
+        torch.optim.Adam(model.out.parameters(), lr=0.05),
+    ]
+
+
+def two_optimizers() -> None:
+    model, reference = Model(), Model()
+    train(model, serve(model, *recipe(model)))
+    train(reference, recipe(reference))
+    same(model, reference)
+
+
+def minimized() -> None:
+    model, reference = Model(), Model()
+    optimizers = serve(model, *recipe(model))
+    for ids in batches():
+        loss = model(ids)
+        for optimizer in optimizers:
+            optimizer.minimize(loss)
+    train(reference, recipe(reference))
+    same(model, reference)
+
+
+def out_of_turn() -> None:
+    model = Model()
+    rows, dense = serve(model, *recipe(model))
+    model(batches()[0]).backward()
+    rows.step()
+    refused("SparseAdam stepped twice", rows.step)
+    refused("the model was called", lambda: model(batches()[1]))
+    refused("Adam had not stepped", fleet.stop_worker)
+    dense.step()
+    fleet.stop_worker()
+
+
+def one_for_two() -> None:
+    model = Model()
+    one = torch.optim.Adam(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(model.out.parameters(), lr=0.1)
+    if fleet.is_worker():
+        refused("2 parameters", lambda: serve(model, one, other))
+
+
+def scaler() -> None:
+    model = Model()
+    (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model(batches()[0])).backward()
+    refused("GradScaler", lambda: scaler.step(optimizer))
+    optimizer.zero_grad()
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    off.scale(model(batches()[0])).backward()
+    off.step(optimizer)
+    fleet.stop_worker()
+
+
+def served_weight() -> None:
+    """What needs its values is refused; what does not works as before; afterwards it is a parameter."""
+    model = Model()
+    (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    weight = model.emb.weight
+    for read in (
+        lambda: (weight**2).sum(),
+        lambda: torch.norm(weight),
+        lambda: torch.sum(torch.square(weight)),
+        lambda: weight.data.mul_(2),
+        lambda: weight.detach() + 1,
+        lambda: weight[0],
+        lambda: torch.nn.functional.embedding(batches()[0], weight),
+        lambda: torch.nn.utils.parameters_to_vector(model.parameters()),
+    ):
+        refused("sparse=False", read)
+    assert sum(each.numel() for each in model.parameters()) == DIM + 1
+    assert (weight.requires_grad, weight.dtype, weight.device.type, str(weight)[:9]) == (
+        True, torch.float32, "cpu", "Parameter"
+    )  # fmt: skip
+    model(batches()[0]).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    assert type(model.state_dict()["emb.weight"]) is torch.Tensor
+    fleet.stop_worker()
+    assert type(weight) is torch.nn.Parameter
+    assert (weight**2).sum() > 0
+
+
+def one_cycle() -> None:
+    """A scheduler that keeps values of its own in the groups."""
+    model, reference = Model(), Model()
+
+    def cycle(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=9, cycle_momentum=False)
+        for ids in batches():
+            optimizer.zero_grad()
+            module(ids).backward()
+            optimizer.step()
+            schedule.step()
+
+    (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    cycle(optimizer, model)
+    cycle(torch.optim.SGD(reference.parameters(), lr=0.1), reference)
+    same(model, reference)
+
+
+SCENARIOS: tuple[Callable[[], None], ...] = (
+    two_optimizers,
+    minimized,
+    out_of_turn,
+    one_for_two,
+    scaler,
+    served_weight,
+    one_cycle,
+)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    fleet.init()
+    {each.__name__: each for each in SCENARIOS}[sys.argv[1]]()
