@@ -48,12 +48,14 @@ class StopSignals:
         self._wakes = False
 
     def listen(self, numbers: Collection[int], *, with_others: bool = False) -> None:
-        """For these too from now on. A handler that was there before is called after the mark is left.
+        """For these too from now on. A handler that was there before is called after the mark is left. Under
+        fleetrun SIGINT is one of them, because the launcher passes on a Ctrl-C as such.
 
         `with_others`: this process waits for other ranks, so that SIGTERM still ends it when they are gone.
         Raises UsageError outside the main thread, where Python sets no handlers.
         """
-        new = [number for number in numbers if number not in self._before]
+        interrupt = {signal.SIGINT} if self._file is not None else set()
+        new = [number for number in {*numbers, *interrupt} if number not in self._before]
         if not new:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -130,9 +132,10 @@ def read_notice(file: Path | None) -> Notice | None:
 def outlive_notice(worker: int = 0, leave: Callable[[int], object] = os._exit) -> None:
     """`worker_init_fn` of a DataLoader whose workers are to feed their trainer until it has saved.
 
-    The launcher's SIGTERM goes to the whole process group, and would end the workers at once and the trainer
+    The launcher's signals go to the whole process group, and would end the workers at once and the trainer
     with them. From here on this process obeys the SIGTERM of its parent only.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:

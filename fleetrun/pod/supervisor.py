@@ -167,17 +167,25 @@ class Evaluators:
             self._publish(Failure(ended=ended, decision=decision))
 
 
-# ---- The stop ladder: SIGTERM, a deadline, SIGKILL; workers first, then their servers
+# ---- The stop ladder: SIGTERM, a deadline, SIGKILL; workers first, then their servers. After Ctrl-C workers
+# get SIGINT first: scripts save what they have in `except KeyboardInterrupt`.
 
 
 class Ladder:
     """Stops groups of containers one after the other, each within `grace` seconds, all of a group at once.
+    `interrupted`: the first group gets SIGINT, and SIGTERM after half of its grace.
 
     Tell it of every exit by `step`; it calls `then` once when the last has gone.
     """
 
     def __init__(
-        self, loop: Loop, groups: list[list[Container]], grace: float, then: Callable[[], None]
+        self,
+        loop: Loop,
+        groups: list[list[Container]],
+        grace: float,
+        then: Callable[[], None],
+        *,
+        interrupted: bool = False,
     ) -> None:
         self._loop = loop
         self._groups = groups
@@ -185,12 +193,13 @@ class Ladder:
         self._then: Callable[[], None] | None = then
         self._timer: Timer | None = None
         self._asked = False
+        self._interrupted = interrupted
 
     def step(self) -> None:
         """Go on as far as the containers that are still alive allow."""
         while self._groups and not any(each.alive for each in self._groups[0]):
             self._groups.pop(0)
-            self._asked = False
+            self._asked = self._interrupted = False
             self._cancel()
         if not self._groups:
             if self._then is not None:
@@ -198,9 +207,11 @@ class Ladder:
                 then()
         elif not self._asked:
             self._asked = True
-            self._signal(signal.SIGTERM)
-            self._signal(signal.SIGCONT)  # a stopped process would not see its SIGTERM
-            self._timer = self._loop.after(self._grace, lambda: self._signal(signal.SIGKILL))
+            if self._interrupted:
+                self._signal(signal.SIGINT)
+                self._timer = self._loop.after(self._grace / 2, lambda: self._terminate(self._grace / 2))
+            else:
+                self._terminate(self._grace)
 
     def abandon(self) -> None:
         """Another ladder takes over."""
@@ -214,9 +225,15 @@ class Ladder:
             for container in group:
                 container.ask(signal.SIGKILL)
 
+    def _terminate(self, grace: float) -> None:
+        self._signal(signal.SIGTERM)
+        self._timer = self._loop.after(grace, lambda: self._signal(signal.SIGKILL))
+
     def _signal(self, number: int) -> None:
         for container in self._groups[0]:
             container.ask(number)
+            if number != signal.SIGKILL:
+                container.ask(signal.SIGCONT)  # a stopped process would not see the signal
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -269,6 +286,8 @@ class Stopper:
 
     def __init__(self, pod: Pod, loop: Loop, strays: Strays, grace: float, wall: Callable[[], float]) -> None:
         self.notice = "stop"
+        self.interrupted = False
+        """By Ctrl-C."""
         self.asked_at = math.inf
         """When the processes of this attempt were first asked to go."""
         self._pod = pod
@@ -285,7 +304,9 @@ class Stopper:
         self._strays.ask(self._pod.pids())
         for container in self._pod.alive:
             container.notify(self.notice, self._wall() + self._grace)
-        self._ladder = Ladder(self._loop, self._pod.stop_order, self._grace, then)
+        self._ladder = Ladder(
+            self._loop, self._pod.stop_order, self._grace, then, interrupted=self.interrupted
+        )
         self._ladder.step()
 
     def step(self) -> bool:
@@ -572,6 +593,7 @@ class Supervisor:
     def interrupt(self, number: int) -> None:
         """A signal that means: end. The second Ctrl-C (or SIGQUIT) means: at once."""
         if self._phase is not Phase.ENDING:
+            self._stopper.interrupted = number == signal.SIGINT
             self._code = 128 + number
             self._reason = f"got {signal_name(number)}"
             what = "the job" if self._peers is None else "the processes of this node"

@@ -13,20 +13,48 @@ TWO = ("--nproc_per_node", "2")
 
 
 @pytest.mark.quick
-def test_ctrl_c_asks_every_process_once(fleetrun: Fleetrun):
+def test_ctrl_c_interrupts_every_process_once(fleetrun: Fleetrun):
     script = fleetrun.script("""
-on(signal.SIGINT, lambda: None)
-on(signal.SIGTERM, lambda: wait_for_go() or os._exit(0))
+on(signal.SIGTERM, lambda: None)
+on(signal.SIGINT, lambda: wait_for_go() or os._exit(0))
 stay()
 """)
     launch, _ = fleetrun.at_terminal("--stop_timeout", "100", *TWO, script)
     launch.until_ready(2)
     launch.type_in(b"\x03")
-    launch.until_told("got SIGTERM", 2)
+    launch.until_told("got SIGINT", 2)
     launch.go()
     assert launch.wait() == 130, launch
+    assert len(launch.told("got SIGINT")) == 2, "the scripts are not in the terminal's foreground group"
+    assert not launch.told("got SIGTERM")
+
+
+def test_after_ctrl_c_a_script_saves_what_it_has(fleetrun: Fleetrun):
+    script = fleetrun.script("""
+import atexit, time
+atexit.register(tell, "atexit")
+try:
+    tell("ready", os.getpid())
+    time.sleep(1000)
+except KeyboardInterrupt:
+    tell("saved")
+finally:
+    tell("finally")
+""")
+    launch, _ = fleetrun.at_terminal(*TWO, script)
+    launch.until_ready(2)
+    launch.type_in(b"\x03")
+    assert launch.wait() == 130, launch
+    assert [len(launch.told(word)) for word in ("saved", "finally", "atexit")] == [2, 2, 2]
+
+
+def test_a_script_that_ignores_ctrl_c_gets_sigterm_later(fleetrun: Fleetrun):
+    script = fleetrun.script("ignore(signal.SIGINT)\nleave_on_term()\nstay()")
+    launch, _ = fleetrun.at_terminal("--stop_timeout", "2", *TWO, script)
+    launch.until_ready(2)
+    launch.type_in(b"\x03")
+    assert launch.wait() == 130, launch
     assert len(launch.told("got SIGTERM")) == 2
-    assert not launch.told("got SIGINT"), "the scripts are no part of the terminal's foreground group"
 
 
 def test_a_second_ctrl_c_kills_at_once(fleetrun: Fleetrun):

@@ -523,13 +523,13 @@ def test_a_pod_leaves_no_descriptor_behind(job):
 class Climb:
     """A ladder over containers in groups, driven by a loop as the supervisor does."""
 
-    def __init__(self, groups, grace):
+    def __init__(self, groups, grace, *, interrupted=False):
         self.clock = Clock()
         self.loop = Loop(self.clock)
         self.ended = []
         self.done = 0
         self.on_exit = lambda container: None
-        self.ladder = Ladder(self.loop, groups, grace, self._then)
+        self.ladder = Ladder(self.loop, groups, grace, self._then, interrupted=interrupted)
         for container in [each for group in groups for each in group if each.alive]:
             self.loop.add(container.process.fileno(), lambda container=container: self._exited(container))
 
@@ -593,6 +593,20 @@ def test_who_does_not_is_killed_after_the_grace(running):
     climb.on_exit = lambda container: climb.clock.advance(1000.0)
     climb.run()
     assert climb.ended == [(obedient, -15), (deaf, -9)]
+
+
+def test_after_ctrl_c_workers_get_sigint_and_their_servers_sigterm(running):
+    climb = Climb([running(OBEYS), running(OBEYS)], grace=1000.0, interrupted=True)
+    climb.run()
+    assert [code for _, code in climb.ended] == [-2, -15]
+
+
+def test_a_worker_that_ignores_sigint_gets_sigterm_after_half_of_the_grace(running):
+    (ignores,) = running("trap '' INT; {}exec sleep 100")
+    climb = Climb([[ignores]], grace=1000.0, interrupted=True)
+    climb.loop.after(0.0, lambda: climb.clock.advance(500.0))
+    climb.run()
+    assert climb.ended == [(ignores, -15)]
 
 
 def test_one_group_after_the_other(running):

@@ -32,7 +32,7 @@ SLOWLY = 0.02
 _PRELUDE = 'tell() { echo "$NAME $*" >"$NEWS"; }\n'
 OBEDIENT = "tell ready; while :; do sleep 100 & wait; done"
 STUBBORN = "trap '' TERM; tell ready; while :; do sleep 100; done"
-CARING = "trap 'kill $!; tell asked; exit 0' TERM; sleep 100 & tell ready; wait"
+CARING = "trap 'kill $!; tell asked; exit 0' INT TERM; sleep 100 & tell ready; wait"
 
 
 def spec_of(

@@ -69,6 +69,13 @@ print(signals.notice())
     ]  # fmt: skip
 
 
+def test_the_ctrl_c_that_fleetrun_passes_on_is_a_mark_too(tmp_path: Path) -> None:
+    text = "signals.listen([signal.SIGTERM]); hit(signal.SIGINT); print(signals.notice().why)"
+    assert told(text, tmp_path) == ["signal SIGINT"]
+    alone = "StopSignals(None).listen([signal.SIGTERM]); hit(signal.SIGINT); time.sleep(60)"
+    assert run(alone, tmp_path).returncode == -signal.SIGINT
+
+
 def test_a_handler_that_was_there_is_called_too(tmp_path: Path) -> None:
     text = """
 signal.signal(signal.SIGTERM, lambda number, frame: print("mine", number))
@@ -206,11 +213,12 @@ main()
 
 
 @pytest.mark.slow
-def test_workers_of_a_loader_outlive_the_groups_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_workers_of_a_loader_outlive_the_groups_signal(tmp_path: Path, number: int) -> None:
     with started([sys.executable, "-c", BEGIN + LOADER], tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, number)
         out, err = process.communicate("x", timeout=60)
         assert (out, err, process.returncode) == ("fed to the end 99\n", "", 0)
 
