@@ -218,9 +218,12 @@ def error_line(ended: Ended, tail: Tail) -> str:
     return ""
 
 
-def format_failure(result: JobResult, tail: Tail, *, width: int, log_full: bool = False) -> list[str]:
+def format_failure(
+    result: JobResult, tail: Tail, *, width: int, log_full: bool = False, hints: Sequence[str] = ()
+) -> list[str]:
     """The lines of the report for `result.cause`, whose log ends in `tail`; none is longer than `width`
-    unless it is a path or a word."""
+    unless it is a path or a word. `hints` come before those that the log gives.
+    """
     ended = result.cause
     assert ended is not None, "a report needs a cause"
     first = (
@@ -234,7 +237,8 @@ def format_failure(result: JobResult, tail: Tail, *, width: int, log_full: bool 
     lines = ["=" * min(width, 80), *wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
     lines += _last_words(ended, tail, width)
     lines += wrapped(_others(result.others), width) if result.others else []
-    lines += [row for hint in _hints(ended, tail, log_full) for row in wrapped(f"Hint: {hint}", width)]
+    told = [*hints, *_hints(ended, tail, log_full)]
+    lines += [row for hint in told for row in wrapped(f"Hint: {hint}", width)]
     lines += [f"Log: {_short_path(ended.spec.log)}", "=" * min(width, 80)]
     return lines
 

@@ -25,13 +25,13 @@ from fleetrun.console.narrator import (
     pod_line,
     restarts_in_words,
 )
-from fleetrun.console.text import printable, read_tail
+from fleetrun.console.text import Tail, printable, read_tail
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.errors import LaunchError
 from fleetrun.pod import linux, logs
-from fleetrun.pod.container import Pod
+from fleetrun.pod.container import Ended, Pod
 from fleetrun.pod.events import Events, JobResult, Peers, PodEvent, record_lines
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.logs import Watch
@@ -50,6 +50,7 @@ from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 from fleetrun.progress.receiver import ProgressReceiver
 from fleetrun.record.journal import Journal, Marks, encoded, journal_path, marks_path
+from fleetrun.shadow import shadow_of_failure
 
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
@@ -545,7 +546,17 @@ def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -
     assert result.cause is not None, "a report needs a cause"
     tail = read_tail(result.cause.spec.log)
     columns = width or terminal_columns() or WIDE
-    return format_failure(result, tail, width=columns, log_full=logs.is_full(log_dir))
+    hints = _shadow_hints(result.cause, tail)
+    return format_failure(result, tail, width=columns, log_full=logs.is_full(log_dir), hints=hints)
+
+
+def _shadow_hints(cause: Ended, tail: Tail) -> list[str]:
+    """That the script has a `trainers` of its own, if it failed to import."""
+    text = "\n".join([*tail.before, *tail.traceback, *tail.after])
+    if cause.record is not None:
+        text += cause.record.message
+    shadow = shadow_of_failure(text, cause.spec.argv, cause.spec.env)
+    return [f"{shadow.sentence}. {shadow.way_out}"] if shadow is not None else []
 
 
 def conclude(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
