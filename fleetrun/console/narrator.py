@@ -50,7 +50,7 @@ class Narrator:
             case Leaving():
                 self._leaving(event.rest)
             case Ending():
-                self._ending(event.reason)
+                self._ending(event)
 
     def _started(self, containers: Sequence[Container]) -> None:
         if not self._told:
@@ -101,8 +101,9 @@ class Narrator:
     def _leaving(self, rest: Sequence[Container]) -> None:
         self._console.debug(f"all trainers ended; waiting for {', '.join(each.spec.title for each in rest)}")
 
-    def _ending(self, why: str) -> None:
-        self._console.warning(why)
+    def _ending(self, event: Ending) -> None:
+        tell = self._console.info if event.requested else self._console.warning
+        tell(event.reason)
 
 
 def _when(decision: Restart) -> str:

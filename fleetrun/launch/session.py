@@ -142,7 +142,7 @@ class Interrupts:
         self._urgent = select.epoll()
         self._urgent.register(signals.fileno(), select.EPOLLIN)
         self._urgent.register(guard.fileno(), select.EPOLLIN)
-        self._interrupt: Callable[[int], None] | None = None
+        self._interrupt: Callable[[int, str], None] | None = None
         self._guard_lost: Callable[[], None] | None = None
 
     @property
@@ -152,18 +152,18 @@ class Interrupts:
         """
         return self._urgent.fileno()
 
-    def listen(self, interrupt: Callable[[int], None], guard_lost: Callable[[], None]) -> None:
-        """From now on `interrupt` gets signals that mean "end"; `guard_lost` is called when the guard is
-        gone.
+    def listen(self, interrupt: Callable[[int, str], None], guard_lost: Callable[[], None]) -> None:
+        """From now on `interrupt` gets signals that mean "end", with the command of fleetrun that asked for
+        it (empty: a signal came); `guard_lost` is called when the guard is gone.
         """
         self._interrupt, self._guard_lost = interrupt, guard_lost
 
-    def end(self, number: int) -> None:
-        """As if this signal had come. Once the job is over, the alarm is for a slow reader of this machine's
-        output: other machines may have more time.
+    def end(self, number: int, command: str = "") -> None:
+        """As if this signal had come, or because a `command` of fleetrun asked for it. Once the job is over,
+        the alarm is for a slow reader of this machine's output: other machines may have more time.
         """
         if self._interrupt is not None and not (self.job_over and number == signal.SIGALRM):
-            self._interrupt(number)
+            self._interrupt(number, command)
 
     def lose_guard(self) -> None:
         if self._guard_lost is not None:
@@ -569,7 +569,8 @@ def conclude(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
         restarts = f", {restarts_in_words(result.restarts)}" if result.restarts else ""
         console.info(f"Pod completed: {spec.name}{restarts}")
     elif result.cause is None:
-        console.error(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
+        tell = console.info if result.requested else console.error
+        tell(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
     else:
         console.error(f"Pod failed: {spec.name}, exit code {result.code}")
     return lines
