@@ -50,7 +50,7 @@ class Narrator:
             case Leaving():
                 self._leaving(event.rest)
             case Ending():
-                self._ending(event.reason)
+                self._ending(event)
 
     def _started(self, containers: Sequence[Container]) -> None:
         if not self._told:
@@ -101,8 +101,9 @@ class Narrator:
     def _leaving(self, rest: Sequence[Container]) -> None:
         self._console.debug(f"all trainers ended; waiting for {', '.join(each.spec.title for each in rest)}")
 
-    def _ending(self, why: str) -> None:
-        self._console.warning(why)
+    def _ending(self, event: Ending) -> None:
+        tell = self._console.info if event.requested else self._console.warning
+        tell(event.reason)
 
 
 def _when(decision: Restart) -> str:
@@ -218,9 +219,12 @@ def error_line(ended: Ended, tail: Tail) -> str:
     return ""
 
 
-def format_failure(result: JobResult, tail: Tail, *, width: int, log_full: bool = False) -> list[str]:
+def format_failure(
+    result: JobResult, tail: Tail, *, width: int, log_full: bool = False, hints: Sequence[str] = ()
+) -> list[str]:
     """The lines of the report for `result.cause`, whose log ends in `tail`; none is longer than `width`
-    unless it is a path or a word."""
+    unless it is a path or a word. `hints` come before those that the log gives.
+    """
     ended = result.cause
     assert ended is not None, "a report needs a cause"
     first = (
@@ -234,7 +238,8 @@ def format_failure(result: JobResult, tail: Tail, *, width: int, log_full: bool 
     lines = ["=" * min(width, 80), *wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
     lines += _last_words(ended, tail, width)
     lines += wrapped(_others(result.others), width) if result.others else []
-    lines += [row for hint in _hints(ended, tail, log_full) for row in wrapped(f"Hint: {hint}", width)]
+    told = [*hints, *_hints(ended, tail, log_full)]
+    lines += [row for hint in told for row in wrapped(f"Hint: {hint}", width)]
     lines += [f"Log: {_short_path(ended.spec.log)}", "=" * min(width, 80)]
     return lines
 

@@ -84,8 +84,11 @@ def in_foreground(fd: int) -> bool:
 # The cursor rests at the start of the status line, and everything from there to the end of the screen belongs
 # to it. So it does not matter how a terminal rewraps rows when it is resized, and nothing needs to be
 # restored when this process is killed. No mode of the terminal is changed.
+#
+# The row of the cursor is erased by itself, and then the screen from the next row on: "erase to the end of
+# the screen" in the first row is like `clear` to tmux, which moves what was there into its scrollback.
 
-_ERASE_BELOW = b"\r\x1b[J"
+_ERASE_BELOW = b"\r\x1b[K" + b"\x1b7\x1b[B\x1b[J\x1b8"
 _IDLE_INTERVAL = 1.0  # seconds between two updates while nothing is printed
 _BUSY_INTERVAL = 0.25  # the same while output comes
 _SMALLEST = (20, 4)

@@ -412,16 +412,16 @@ class Others(Protocol):
 
 
 class Control:
-    """Answers the commands that ask this launcher. `end` ends the job as the signal of this number would;
-    `tell` shows a person at the launcher's terminal what was asked; `others` are the other machines of a job
-    on several.
+    """Answers the commands that ask this launcher. `end` ends the job as the signal of this number would, for
+    the command that asks; `tell` shows a line on the launcher's terminal; `others` are the other machines of
+    a job on several.
     """
 
     def __init__(
         self,
         loop: Loop,
         job_status: JobStatus,
-        end: Callable[[int], None],
+        end: Callable[[int, str], None],
         tell: Callable[[str], None],
         others: Others | None = None,
     ) -> None:
@@ -474,12 +474,12 @@ class Control:
 
     def _stop(self, question: Message) -> dict[str, Any]:
         now = question.get("now") is True
-        self._told(f"`fleetrun stop{' --now' if now else ''}` asks this job to end")
         self._loop.after(0, lambda: self._end(now))  # the command has its answer by then
         facts = self._job_status.facts
         return {"stopping": facts["job"], **{name: facts[name] for name in ("pod", "pid", "guard")}}
 
     def _end(self, now: bool) -> None:
-        self._end_job(signal.SIGTERM)
+        command = "fleetrun stop --now" if now else "fleetrun stop"
+        self._end_job(signal.SIGTERM, command)
         if now:
-            self._end_job(signal.SIGQUIT)  # the second one kills what is left
+            self._end_job(signal.SIGQUIT, command)  # the second one kills what is left

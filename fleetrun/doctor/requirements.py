@@ -15,7 +15,8 @@ from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import Ports
 from fleetrun.launch.prepare import check_program, equipped, locate, offer_of, take_token
-from fleetrun.plan.topology import Host, Offer, offer
+from fleetrun.plan.topology import Host, Offer, offer, process_command
+from fleetrun.shadow import find_shadow
 from fleetrun.values import replace
 
 T = TypeVar("T")
@@ -65,6 +66,9 @@ def make_plan(
     plan.attempt("secret", lambda: take_token(settings, environ, warn))
     if names_script:
         plan.attempt("script", lambda: plan.findings.append(_script(settings)))
+    shadow = find_shadow(process_command(settings), {**environ, **dict(settings.environment)})
+    if shadow is not None:
+        plan.findings.append(warned("trainers", shadow.sentence, shadow.way_out))
     plan.findings += extras(settings, lambda name: importlib.util.find_spec(name) is not None)
     site = plan.site = plan.attempt("address", lambda: locate(settings))
     if site is None:

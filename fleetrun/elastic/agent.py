@@ -19,10 +19,9 @@ from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import LOST_GUARD, TIMEOUT, Hang, JobResult, Peers, code_of
+from fleetrun.pod.events import LOST_GUARD, TIMEOUT, Hang, JobResult, Peers, code_of, why_interrupted
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import GiveUp, Restart
-from fleetrun.pod.process import signal_name
 from fleetrun.pod.supervisor import Supervisor
 
 LEAVE_TIMEOUT = 3.0
@@ -53,7 +52,8 @@ class Assignment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How the job ended for this node: an exit code, and why. `error` is set when the node could not take
-    part or continue, `result` is that of its last pod, `rank` its last rank (-1: it had none).
+    part or continue, `result` is that of its last pod, `rank` its last rank (-1: it had none). `requested`:
+    the user of this node ended it here.
     """
 
     code: int
@@ -61,6 +61,7 @@ class Outcome:
     error: LaunchError | None = None
     result: JobResult | None = None
     rank: int = -1
+    requested: bool = False
 
 
 class Pods(Protocol):
@@ -83,7 +84,7 @@ class AgentEvents(Protocol):
     def stopping(self, cause: Cause, restart: bool) -> None: ...
     def store_down(self, why: str) -> None: ...
     def store_up(self) -> None: ...
-    def ending(self, why: str) -> None: ...
+    def ending(self, why: str, requested: bool = False) -> None: ...
 
 
 class Agent:
@@ -113,6 +114,7 @@ class Agent:
         self._result: JobResult | None = None
         self._outcome: Outcome | None = None
         self._own_code: int | None = None
+        self._requested = False
         self._expired: Cause | None = None
         self._serves = False
         self._membership: Membership  # from `run`; the loop, which calls this agent, runs only in there
@@ -184,7 +186,9 @@ class Agent:
         if self._outcome is None:
             rank = self._place.rank if self._place is not None else -1
             code = code if self._own_code is None else self._own_code
-            self._outcome = Outcome(code=code, cause=cause, error=error, result=self._result, rank=rank)
+            self._outcome = Outcome(
+                code=code, cause=cause, error=error, result=self._result, rank=rank, requested=self._requested
+            )
         if self._supervisor is None:
             self._loop.stop()
 
@@ -264,21 +268,25 @@ class Agent:
 
     # ---- signals, a killed guard, the timeout
 
-    def interrupt(self, number: int) -> None:
-        """A signal to end. This node leaves the job; the others decide whether the job continues."""
+    def interrupt(self, number: int, command: str = "") -> None:
+        """A signal to end, or a `command` of fleetrun. This node leaves the job; the others decide whether
+        the job continues.
+        """
+        why, requested = why_interrupted(number, command)
         first = self._own_code is None
         code = self._own_code = self._own_code or 128 + number
         if first:
-            cause = self._cause(CauseKind.LEFT, f"got {signal_name(number)}", code)
+            self._requested = requested
+            cause = self._cause(CauseKind.LEFT, why, code)
             self._membership.leave(cause, last=self._serves)
         if self._supervisor is not None:
             # One Ctrl-C may reach all nodes: a stop because of another node's is not the first of two.
             if first and self._stopping:
-                self._events.ending(f"got {signal_name(number)}; this node's processes are stopping already")
+                self._events.ending(f"{why}; this node's processes are stopping already", requested)
             else:
-                self._supervisor.interrupt(number)
+                self._supervisor.interrupt(number, command)
         else:
-            self._events.ending(f"got {signal_name(number)}")
+            self._events.ending(why, requested)
             self._finish(code)
 
     def guard_lost(self) -> None:

@@ -262,8 +262,9 @@ class NodeReporter:
             self._console.info(f"{'reconnected to' if self._reached else 'reached'} the rendezvous store")
         self._store_down = False
 
-    def ending(self, why: str) -> None:
-        self._console.warning(printable(why))
+    def ending(self, why: str, requested: bool = False) -> None:
+        tell = self._console.info if requested else self._console.warning
+        tell(printable(why))
 
     def final(self, node: str, rank: int, headline: str, lines: Sequence[str]) -> None:
         """The report of the node that failed, or of a failure of no node; every node shows the same."""
@@ -342,8 +343,8 @@ class _NodeEvents:
         self.nodes.store_up()
         self._note(text="reconnected to the rendezvous store")
 
-    def ending(self, why: str) -> None:
-        self.nodes.ending(why)
+    def ending(self, why: str, requested: bool = False) -> None:
+        self.nodes.ending(why, requested)
         self._note(text=why)
 
 
@@ -361,6 +362,7 @@ def _report_end(outcome: Outcome, nodes: NodeReporter, console: Console, pod: st
         console.info(f"Pod completed: {pod}")
     elif cause is not None and asked:
         why = headline_on_node(cause.node, cause.rank, cause.headline)
-        console.error(f"Pod stopped: {pod}, {why}, exit code {outcome.code}")
+        tell = console.info if outcome.requested else console.error
+        tell(f"Pod stopped: {pod}, {why}, exit code {outcome.code}")
     else:
         console.error(f"Pod failed: {pod}, exit code {outcome.code}")

@@ -19,6 +19,7 @@ from fleetrun.launch.prepare import (
     check_program,
     equipped,
     locate,
+    name_clash,
     offer_of,
     pod_name,
     print_plan,
@@ -50,6 +51,8 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         check_program(settings)
         for notice in resolved.notices:
             console.warning(notice)
+        if (clash := name_clash(settings, os.environ)) is not None:
+            console.warning(f"{clash.sentence}. {clash.way_out}")
         host = locate(settings)
         if host.alone:
             return _alone(resolved, host, ports, console, loop, interrupts)

@@ -26,6 +26,7 @@ from fleetrun.host.network import (
 )
 from fleetrun.plan.topology import Host, Offer, offer, process_command
 from fleetrun.pod.spec import PodSpec
+from fleetrun.shadow import Shadow, shadow_of_script
 from fleetrun.values import replace
 
 # ---- Checks of the script, before anything starts
@@ -104,6 +105,13 @@ def check_program(settings: LaunchSettings) -> None:
             check_python_script(argv[2])
         else:
             check_executable(argv[0], search)
+
+
+def name_clash(settings: LaunchSettings, environ: Mapping[str, str]) -> Shadow | None:
+    """Another `trainers` that keeps a script of this job from importing what it names."""
+    environ = {**environ, **dict(settings.environment)}
+    commands = dict.fromkeys(process_command(settings, role) for role in _roles(settings))
+    return next(filter(None, (shadow_of_script(argv, environ) for argv in commands)), None)
 
 
 def _roles(settings: LaunchSettings) -> list[Role]:

@@ -25,13 +25,13 @@ from fleetrun.console.narrator import (
     pod_line,
     restarts_in_words,
 )
-from fleetrun.console.text import printable, read_tail
+from fleetrun.console.text import Tail, printable, read_tail
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.errors import LaunchError
 from fleetrun.pod import linux, logs
-from fleetrun.pod.container import Pod
+from fleetrun.pod.container import Ended, Pod
 from fleetrun.pod.events import Events, JobResult, Peers, PodEvent, record_lines
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.logs import Watch
@@ -50,6 +50,7 @@ from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 from fleetrun.progress.receiver import ProgressReceiver
 from fleetrun.record.journal import Journal, Marks, encoded, journal_path, marks_path
+from fleetrun.shadow import shadow_of_failure
 
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
@@ -141,7 +142,7 @@ class Interrupts:
         self._urgent = select.epoll()
         self._urgent.register(signals.fileno(), select.EPOLLIN)
         self._urgent.register(guard.fileno(), select.EPOLLIN)
-        self._interrupt: Callable[[int], None] | None = None
+        self._interrupt: Callable[[int, str], None] | None = None
         self._guard_lost: Callable[[], None] | None = None
 
     @property
@@ -151,18 +152,18 @@ class Interrupts:
         """
         return self._urgent.fileno()
 
-    def listen(self, interrupt: Callable[[int], None], guard_lost: Callable[[], None]) -> None:
-        """From now on `interrupt` gets signals that mean "end"; `guard_lost` is called when the guard is
-        gone.
+    def listen(self, interrupt: Callable[[int, str], None], guard_lost: Callable[[], None]) -> None:
+        """From now on `interrupt` gets signals that mean "end", with the command of fleetrun that asked for
+        it (empty: a signal came); `guard_lost` is called when the guard is gone.
         """
         self._interrupt, self._guard_lost = interrupt, guard_lost
 
-    def end(self, number: int) -> None:
-        """As if this signal had come. Once the job is over, the alarm is for a slow reader of this machine's
-        output: other machines may have more time.
+    def end(self, number: int, command: str = "") -> None:
+        """As if this signal had come, or because a `command` of fleetrun asked for it. Once the job is over,
+        the alarm is for a slow reader of this machine's output: other machines may have more time.
         """
         if self._interrupt is not None and not (self.job_over and number == signal.SIGALRM):
-            self._interrupt(number)
+            self._interrupt(number, command)
 
     def lose_guard(self) -> None:
         if self._guard_lost is not None:
@@ -545,7 +546,17 @@ def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -
     assert result.cause is not None, "a report needs a cause"
     tail = read_tail(result.cause.spec.log)
     columns = width or terminal_columns() or WIDE
-    return format_failure(result, tail, width=columns, log_full=logs.is_full(log_dir))
+    hints = _shadow_hints(result.cause, tail)
+    return format_failure(result, tail, width=columns, log_full=logs.is_full(log_dir), hints=hints)
+
+
+def _shadow_hints(cause: Ended, tail: Tail) -> list[str]:
+    """That the script has a `trainers` of its own, if it failed to import."""
+    text = "\n".join([*tail.before, *tail.traceback, *tail.after])
+    if cause.record is not None:
+        text += cause.record.message
+    shadow = shadow_of_failure(text, cause.spec.argv, cause.spec.env)
+    return [f"{shadow.sentence}. {shadow.way_out}"] if shadow is not None else []
 
 
 def report_end(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
@@ -558,7 +569,8 @@ def report_end(result: JobResult, spec: PodSpec, console: Console) -> list[str]:
         restarts = f", {restarts_in_words(result.restarts)}" if result.restarts else ""
         console.info(f"Pod completed: {spec.name}{restarts}")
     elif result.cause is None:
-        console.error(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
+        tell = console.info if result.requested else console.error
+        tell(f"Pod stopped: {spec.name}, {result.reason}, exit code {result.code}")
     else:
         console.error(f"Pod failed: {spec.name}, exit code {result.code}")
     return lines

@@ -7,6 +7,7 @@ of the job. The first failure in time decides the exit code.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.policy import GiveUp, Restart
+from fleetrun.pod.process import signal_name
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.values import dataclass
 
@@ -93,6 +95,19 @@ class JobResult:
     restarts: int = 0
     strays: int = 0
     hang: Hang | None = None
+    requested: bool = False
+    """Its user ended it: see `why_interrupted`."""
+
+
+def why_interrupted(number: int, command: str) -> tuple[str, bool]:
+    """Why a job ends that got this signal, or was asked to end as if by it by a `command` of fleetrun; and
+    whether its user asked for that, by Ctrl-C or the command: then the end is not an error.
+    """
+    if command:
+        return f"asked to end by `{command}`", True
+    if number == signal.SIGINT:
+        return "interrupted", True
+    return f"got {signal_name(number)}", False
 
 
 def first_failure(failures: Sequence[Ended]) -> tuple[Ended | None, tuple[Ended, ...]]:
@@ -115,14 +130,17 @@ def conclude(
     restarts: int,
     strays: int,
     hang: Hang | None = None,
+    *,
+    requested: bool = False,
 ) -> JobResult:
     """What these failures make of a job that was not ended with a `code` of its own."""
     cause, others = first_failure(failures)
     if code is None:
         code = code_of(cause) if cause is not None else 0
     return JobResult(
-        code=code, cause=cause, others=others, reason=reason, restarts=restarts, strays=strays, hang=hang
-    )
+        code=code, cause=cause, others=others, reason=reason, restarts=restarts, strays=strays, hang=hang,
+        requested=requested,
+    )  # fmt: skip
 
 
 def code_of(ended: Ended) -> int:
@@ -156,9 +174,10 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The pod is being stopped."""
+    """The pod is being stopped, perhaps because its user asked for it."""
 
     reason: str
+    requested: bool = False
 
 
 PodEvent = Started | Ended | Failure | Hang | Restarting | Leaving | Ending

@@ -244,6 +244,6 @@ def _ended(exit: Exit, handed_on: set[int]) -> int:
 
 
 def _clear() -> str:
-    """Takes away what the launcher may have drawn from the cursor to the end of a terminal."""
+    """Erases what the launcher may have drawn, from the cursor to the end of a terminal, as it does."""
     dumb = os.environ.get("TERM", "") in ("", "dumb")
-    return "" if dumb or not sys.stderr.isatty() else "\r\x1b[J"
+    return "" if dumb or not sys.stderr.isatty() else "\r\x1b[K\x1b7\x1b[B\x1b[J\x1b8"

@@ -45,10 +45,11 @@ from fleetrun.pod.events import (
     Restarting,
     Started,
     conclude,
+    why_interrupted,
 )
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.pod.policy import GiveUp, Policy
-from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked, signal_name
+from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked
 
 if TYPE_CHECKING:
     from fleetrun.pod.hangs import HangWatch
@@ -354,6 +355,7 @@ class Supervisor:
     _phase = Phase.WATCHING
     _code: int | None = None
     _reason = ""
+    _requested = False
     _hang: Hang | None = None
 
     def __init__(
@@ -418,7 +420,10 @@ class Supervisor:
                 self._limit.cancel()
             self._close_hangs()
         strays = self._strays.end()
-        return conclude(self._failures, self._code, self._reason, self._restarts, strays, self._hang)
+        return conclude(
+            self._failures, self._code, self._reason, self._restarts, strays, self._hang,
+            requested=self._requested,
+        )  # fmt: skip
 
     def _watch_for_hangs(self) -> None:
         if self._hangs is not None:
@@ -590,17 +595,20 @@ class Supervisor:
         self._close_hangs()
         self._stopper.stop(then)
 
-    def interrupt(self, number: int) -> None:
-        """A signal that means: end. The second Ctrl-C (or SIGQUIT) means: at once."""
+    def interrupt(self, number: int, command: str = "") -> None:
+        """A signal that means: end; or what a `command` of fleetrun asked for. The second Ctrl-C (or SIGQUIT)
+        means: at once.
+        """
+        why, requested = why_interrupted(number, command)
         if self._phase is not Phase.ENDING:
             self._stopper.interrupted = number == signal.SIGINT
-            self._code = 128 + number
-            self._reason = f"got {signal_name(number)}"
+            self._code, self._reason, self._requested = 128 + number, why, requested
             what = "the job" if self._peers is None else "the processes of this node"
-            self._publish(Ending(f"{self._reason}; stopping {what}"))
+            more = "; press Ctrl-C again to kill all processes" if number == signal.SIGINT else ""
+            self._publish(Ending(f"{why}; stopping {what}{more}", requested))
             self._end()
         elif number in (signal.SIGINT, signal.SIGQUIT) and self._stopper.kill():
-            self._publish(Ending(f"got {signal_name(number)}; killing what is left"))
+            self._publish(Ending(f"{why}; killing what is left", requested))
 
     def _timed_out(self) -> None:
         if self._phase not in (Phase.LEAVING, Phase.ENDING):

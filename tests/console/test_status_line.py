@@ -42,8 +42,8 @@ class Wanted:
 class Shown:
     """A status_line at a terminal of its own. As a sink it counts what is written."""
 
-    def __init__(self, columns=80, rows=24, *, colour=False):
-        self.terminal = Terminal(columns, rows)
+    def __init__(self, columns=80, rows=24, *, colour=False, tmux=False):
+        self.terminal = Terminal(columns, rows, tmux=tmux)
         self.size = (columns, rows)
         self.ours = True
         self.idle = True
@@ -103,6 +103,21 @@ def test_it_follows_the_facts_once_a_second():
     assert made.writes == before
     made.loop.pass_(0.5)
     assert made.rows == ["0:00:02 | step 7"]
+
+
+def test_it_leaves_nothing_in_the_scrollback_of_tmux():
+    """After `clear` the line stands in the first row."""
+    made = shown(tmux=True)
+    for step in range(5):
+        made.step = step
+        made.loop.pass_(1.0)
+    made.status_line.write_unfinished(b"10%\r")
+    made.status_line.write_unfinished(b"20%\r")
+    assert made.terminal.text == ["20%", "0:00:05 | step 4"]
+    made.resize(30, 24)
+    made.loop.pass_(1.0)
+    made.status_line.end()
+    assert made.terminal.text == ["20%"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import struct
 import termios
@@ -63,10 +64,11 @@ def test_a_job_tells_how_it_stands_and_ends_when_it_is_asked_to(fleetrun: Fleetr
     assert {each["last_line"] for each in status["containers"]} == {"epoch 1"}
     stop = fleetrun.run("stop")
     assert (stop.code, stop.err) == (0, ""), stop
-    assert stop.out.endswith("has ended: got SIGTERM, exit code 143\n")
+    assert stop.out.endswith("has ended: asked to end by `fleetrun stop`, exit code 143\n")
     assert job.popen.poll() == 143, "stop has waited for it"
     job.wait()
     assert "`fleetrun stop`" in job.err
+    assert not re.search("ERROR|WARNING|SIGTERM", job.err), job
     assert sockets(fleetrun) == []
     assert fleetrun.run("status").code == 1
 

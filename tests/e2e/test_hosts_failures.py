@@ -160,7 +160,7 @@ def test_ctrl_c_on_one_host(three: Nodes):
     launches[1].send(signal.SIGINT)
     assert codes(launches) == [130, 130, 130]
     for launch in (launches[0], launches[2]):
-        assert f"node 1, {three.title(1)}: got SIGINT" in launch.said, launch
+        assert f"node 1, {three.title(1)}: interrupted" in launch.said, launch
 
 
 def test_all_start_again_after_a_failure(three: Nodes):

@@ -354,16 +354,23 @@ def test_trainers_stop_before_their_servers(job):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "command", "code", "why"),
+    [
+        (signal.SIGINT, "", 130, "interrupted"),
+        (signal.SIGTERM, "", 143, "got SIGTERM"),
+        (signal.SIGHUP, "", 129, "got SIGHUP"),
+        (signal.SIGTERM, "fleetrun stop", 143, "asked to end by `fleetrun stop`"),
+    ],
 )
-def test_a_signal_ends_the_job_with_its_own_code(job, number, code):
+def test_a_signal_ends_the_job_with_its_own_code(job, number, command, code, why):
     supervision = job({"trainer.0": CARING, "trainer.1": OBEDIENT}, restarts=3)
     ready = {"trainer.0 ready": 1, "trainer.1 ready": 1}
-    supervision.after(ready, lambda: supervision.supervisor.interrupt(number))
+    supervision.after(ready, lambda: supervision.supervisor.interrupt(number, command))
     result = supervision.run()
     assert (result.code, result.cause, result.restarts) == (code, None, 0)
     assert supervision.told("trainer.0 asked") == 1
-    assert f"ending: got {number.name}; stopping the job" in supervision.story
+    assert [line for line in supervision.story if line.startswith(f"ending: {why}; stopping the job")]
+    assert result.requested == (not why.startswith("got"))
 
 
 def test_the_second_ctrl_c_kills(job):

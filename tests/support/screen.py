@@ -6,9 +6,12 @@ import pyte
 class Terminal:
     """Like xterm: lines break at the edge, and what scrolls away is kept."""
 
-    def __init__(self, columns=80, rows=24, *, raw=False):
-        """`raw`: a newline is followed by a carriage return already, as behind a pty."""
-        self._screen = pyte.HistoryScreen(columns, rows, history=100_000, ratio=0.5)
+    def __init__(self, columns=80, rows=24, *, raw=False, tmux=False):
+        """`raw`: a newline is followed by a carriage return already, as behind a pty. `tmux`: a screen
+        that is erased as a whole scrolls away.
+        """
+        screen = _Tmux if tmux else pyte.HistoryScreen
+        self._screen = screen(columns, rows, history=100_000, ratio=0.5)
         if not raw:
             self._screen.set_mode(pyte.modes.LNM)
         self._stream = pyte.ByteStream(self._screen)
@@ -41,6 +44,16 @@ class Terminal:
         """The colour of a row's first character, and whether it is in reverse video."""
         first = self._screen.buffer[row][0]
         return first.fg, first.reverse
+
+
+class _Tmux(pyte.HistoryScreen):
+    def erase_in_display(self, how=0, *arguments, **options):
+        if how == 0 and (self.cursor.x, self.cursor.y) == (0, 0):
+            used = len(_stripped([line.rstrip() for line in self.display]))
+            for y in range(used):
+                self.history.top.append(self.buffer[y])
+                del self.buffer[y]
+        super().erase_in_display(how, *arguments, **options)
 
 
 def _stripped(rows):

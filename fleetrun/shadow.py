@@ -1,0 +1,201 @@
+"""The name `trainers`: fleetrun's runtime has it, and so may a folder or file of the user. Finds such a
+second one and says which of the two Python imports; loads the runtime for `from fleetrun import fleet`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from fleetrun.values import dataclass
+
+OURS = Path(__file__).resolve().parents[1] / "trainers"
+"""fleetrun's runtime: installed beside the launcher."""
+
+WAY_OUT = "Rename your `trainers`, or move it into a package (`mypackage.trainers`)."
+
+# ---- `from fleetrun import fleet`
+
+
+def load_fleet() -> ModuleType:
+    """The module `trainers.fleet` of fleetrun's runtime. Raises ImportError if another `trainers` was
+    imported before.
+    """
+    present = sys.modules.get("trainers")
+    if present is None:
+        _load_ours()
+    elif not _is_ours(present):
+        theirs = present.__file__ or next(iter(present.__path__))
+        raise ImportError(
+            f"fleetrun's runtime {OURS} cannot be imported: {theirs} was imported as `trainers`. {WAY_OUT}",
+            name="trainers",
+            path=theirs,
+        )
+    return importlib.import_module("trainers.fleet")
+
+
+def _is_ours(module: ModuleType) -> bool:
+    return any(Path(each).resolve() == OURS for each in getattr(module, "__path__", ()))
+
+
+def _load_ours() -> None:
+    """From its own place: another `trainers` may come first in sys.path."""
+    from importlib.util import module_from_spec, spec_from_file_location  # late: not for the launcher
+
+    spec = spec_from_file_location("trainers", OURS / "__init__.py", submodule_search_locations=[str(OURS)])
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["trainers"] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules["trainers"]
+        raise
+
+
+# ---- Another `trainers` where Python looks for modules
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """Another `trainers`, at the path `theirs`. `hides_ours`: Python imports it and not the runtime;
+    otherwise Python imports the runtime and not it.
+    """
+
+    theirs: Path
+    hides_ours: bool
+
+    @property
+    def sentence(self) -> str:
+        ours = f"fleetrun's runtime {OURS}"
+        found, hidden = (self.theirs, ours) if self.hides_ours else (ours, self.theirs)
+        return f"`import trainers` finds {found}, not {hidden}"
+
+    @property
+    def way_out(self) -> str:
+        if not self.hides_ours:
+            return WAY_OUT
+        return f"{WAY_OUT} `from fleetrun import fleet` works where nothing imports yours."
+
+
+def find_shadow(argv: Sequence[str], environ: Mapping[str, str]) -> Shadow | None:
+    """The first other `trainers` on the search path of a process `argv`, None if there is none."""
+    ours_seen = False
+    for folder in _search_path(argv, environ):
+        place = folder / "trainers"
+        if _is_file(place / "__init__.py"):
+            if place.resolve() == OURS or _is_file(folder / "fleetrun" / "__main__.py"):
+                ours_seen = True  # or it is another copy of fleetrun, with its own runtime
+            else:
+                return Shadow(place, hides_ours=not ours_seen)
+        elif _is_file(place.with_suffix(".py")):
+            return Shadow(place.with_suffix(".py"), hides_ours=not ours_seen)
+        elif place.is_dir():  # a namespace package: any regular package of the name comes before it
+            return Shadow(place, hides_ours=not ours_seen and not _is_on_path())
+    return None
+
+
+def _search_path(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Path]:
+    """The folders that Python searches before the installed packages."""
+    if not environ.get("PYTHONSAFEPATH"):
+        script = source_of(argv)
+        yield script.resolve().parent if script is not None and "-m" not in argv[1:3] else Path.cwd()
+    paths = environ.get("PYTHONPATH", "")
+    yield from (Path(each or ".").absolute() for each in (paths.split(os.pathsep) if paths else ()))
+
+
+def source_of(argv: Sequence[str]) -> Path | None:
+    """The file that `python -u script` or `python -u -m module` runs; None if it is not known."""
+    if len(argv) > 3 and argv[1:3] == ("-u", "-m"):
+        parts = argv[3].split(".")
+        places = (Path(*parts).with_suffix(".py"), Path(*parts, "__main__.py"))
+        return next((each for each in places if _is_file(each)), None)
+    return Path(argv[2]) if len(argv) > 2 and argv[1] == "-u" else None
+
+
+def _is_on_path() -> bool:
+    """Whether the runtime is found by a folder in sys.path, not by a finder of its own."""
+    return any(Path(each or ".").resolve() == OURS.parent for each in sys.path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+# ---- Whether it matters to a script
+
+
+def shadow_of_script(argv: Sequence[str], environ: Mapping[str, str]) -> Shadow | None:
+    """The shadow if the script imports `fleet` from fleetrun, or from `trainers` a name that only the hidden
+    one has.
+    """
+    shadow = find_shadow(argv, environ)
+    script = source_of(argv)
+    if shadow is None or script is None:
+        return None
+    found, hidden = (shadow.theirs, OURS) if shadow.hides_ours else (OURS, shadow.theirs)
+    names = set(_imported(script))
+    missed = (each for each in names if _has(hidden, each) and not _has(found, each))
+    return shadow if _FROM_FLEETRUN in names or any(missed) else None
+
+
+_FROM_FLEETRUN = ""
+
+
+def _imported(script: Path) -> Iterator[str]:
+    """What the script takes from `trainers`: `fleet`, `metrics`; and `_FROM_FLEETRUN`."""
+    import ast  # late: only where there is a shadow
+
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from _below_trainers(each.name for each in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield from _below_trainers(f"{module}.{each.name}" for each in names)
+            case ast.Attribute(value=ast.Name(id=module), attr=name):
+                yield from _below_trainers([f"{module}.{name}"])
+
+
+def _below_trainers(names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        package, _, rest = name.partition(".")
+        if name == "fleetrun.fleet":
+            yield _FROM_FLEETRUN
+        elif package == "trainers" and rest:
+            yield rest.partition(".")[0]
+
+
+def _has(package: Path, name: str) -> bool:
+    """Whether a module of this name is in the package, or the text of its `__init__.py` has the name."""
+    if (package / name).is_dir() or _is_file(package / f"{name}.py"):
+        return True
+    text = package if package.is_file() else package / "__init__.py"
+    try:
+        return re.search(rf"\b{re.escape(name)}\b", text.read_text(errors="replace")) is not None
+    except OSError:
+        return False
+
+
+# ---- Whether it is what a process failed of
+
+_FAILURES = re.compile(
+    r"No module named 'trainers\b|cannot import name '\w+' from '(partially initialized module ')?trainers\b"
+    r"|module 'trainers' has no attribute|was imported as `trainers`"
+)
+
+
+def shadow_of_failure(text: str, argv: Sequence[str], environ: Mapping[str, str]) -> Shadow | None:
+    """`text` is what the process wrote of its failure."""
+    return find_shadow(argv, environ) if _FAILURES.search(text) else None
