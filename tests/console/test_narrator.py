@@ -102,7 +102,7 @@ trainer_num: 2  (from --trainer_num)
 trainers: \n\
 training_script: train.py
 training_script_args: []
-with_gloo: 0
+with_gloo: 1
 --------------------------------------------------
 """
 """Seed 002, lines 154 to 177; its run_mode says collective, which the job line after it belies."""

@@ -64,7 +64,7 @@ def test_the_banner_has_every_setting_and_says_where_it_came_from(fleetrun: Flee
         "trainers: ",
         "training_script: train.py",
         "training_script_args: ['--lr', '1']",
-        "with_gloo: 0",
+        "with_gloo: 1",
     ):
         assert row in rows, row
 

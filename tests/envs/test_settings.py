@@ -39,7 +39,7 @@ trainer_num: 2 (--trainer_num)
 trainers: 
 training_script: train.py
 training_script_args: []
-with_gloo: 0
+with_gloo: 1
 """  # noqa: W291  (Paddle's line of an empty list ends in a space)
 
 

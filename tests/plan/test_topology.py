@@ -196,7 +196,7 @@ def test_an_ipv6_host():
 
 
 def test_a_parameter_server_job():
-    words = "--server_num 1 --trainer_num 2 --with_gloo 1"
+    words = "--server_num 1 --trainer_num 2"
     server, trainer = env_of(words, "ps.0"), env_of(words, "trainer.1")
     common = {
         "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:50001",

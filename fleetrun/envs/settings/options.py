@@ -364,7 +364,7 @@ class LaunchSettings:
         (), parsing.stage_devices, "KIND;KIND",
         help="cpu, gpu, xpu or npu for each stage of heter workers.", shown_default="gpu")
     with_gloo: int = _server(
-        0, parsing.whole(0, 2), "0|1|2", env=("PADDLE_WITH_GLOO",),
+        1, parsing.whole(0, 2), "0|1|2", env=("PADDLE_WITH_GLOO",),
         help="Value of PADDLE_WITH_GLOO for the processes.")
     gloo_port: int = _server(
         6767, parsing.port, "PORT", env=("PADDLE_GLOO_PORT",),
