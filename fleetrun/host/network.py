@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 from fleetrun.errors import PortError, ReservedPortError, UsageError
 
@@ -167,6 +168,27 @@ def _process_on(port: int) -> str | None:
                     )
                     return f"process {connection.pid} ({name}) {state}"
     return "by a process of another user" if os.getuid() else None
+
+
+def ports_in_use() -> tuple[set[int], set[int]]:
+    """(ports at which a process of this network namespace listens, all ports at either end of a connection or
+    of one that ended within the last minute). Source: the kernel's /proc/net/tcp and tcp6.
+    """
+    listening: set[int] = set()
+    connected: set[int] = set()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+                local, remote, state = line.split()[1:4]
+                ends = [int(each.rpartition(":")[2], 16) for each in (local, remote)]
+                if state == _LISTEN:
+                    listening.add(ends[0])
+                else:
+                    connected.update(ends)
+    return listening, connected
+
+
+_LISTEN = "0A"  # include/net/tcp_states.h
 
 
 def is_this_host(host: str) -> bool:

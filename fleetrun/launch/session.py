@@ -27,12 +27,14 @@ from fleetrun.console.narrator import (
 )
 from fleetrun.console.text import Tail, printable, read_tail
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
+from fleetrun.envs.contract import Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.errors import LaunchError
+from fleetrun.host.network import ports_in_use
 from fleetrun.pod import linux, logs
 from fleetrun.pod.container import Ended, Pod
-from fleetrun.pod.events import Events, JobResult, Peers, PodEvent, record_lines
+from fleetrun.pod.events import Events, JobResult, Leaving, Peers, PodEvent, record_lines
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
@@ -228,7 +230,27 @@ class LaunchSession:
         events.subscribe(self.progress.handle)
         events.subscribe(self._record)
         events.subscribe(self.job_status.handle)
+        if self.settings.run_mode.has_servers:
+            events.subscribe(self._check_served)
         return events
+
+    def _check_served(self, event: PodEvent) -> None:
+        """Warn of a server at whose endpoint no process has listened: its script has trained on its own."""
+        if isinstance(event, Leaving):
+            servers = [each.spec for each in event.rest]
+            seen = ports_in_use()[0]
+        elif isinstance(event, Ended) and event.exit.ok and not event.dismissed and event.asked is None:
+            servers = [event.spec]
+            seen = set[int]().union(*ports_in_use())
+        else:
+            return
+        for spec in servers:
+            if spec.role is Role.SERVER and spec.endpoint and split_endpoint(spec.endpoint)[1] not in seen:
+                self._console.warning(
+                    f"{spec.title}: no process listened at its endpoint {spec.endpoint}. A script for "
+                    "parameter servers calls fleet.run_server() there; any other script has run its training in "
+                    "this process too"
+                )
 
     def _record(self, event: PodEvent) -> None:
         for name, fields in record_lines(event):

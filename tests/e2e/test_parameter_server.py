@@ -29,6 +29,40 @@ wait_for_go()
     assert "First failure" not in launch.err
 
 
+SERVES = """
+import socket
+host, port = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(":")
+if WHO == "ps.0":
+    serving = socket.create_server((host, int(port)))
+    taken, _ = serving.accept()
+    taken.recv(1)  # until the trainer has gone
+    {end}
+else:
+    while True:
+        try:
+            talk = socket.create_connection((host, int(port)))
+            break
+        except OSError:
+            os.sched_yield()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "warned"),
+    [
+        ("WHO == 'ps.0' and stay()", True),
+        ("tell('trained')", True),
+        (SERVES.format(end="stay()"), False),
+        (SERVES.format(end="taken.close()"), False),
+    ],
+    ids=["stays", "trains", "serves", "serves and ends"],
+)
+def test_a_server_that_never_listened_is_told(fleetrun: Fleetrun, body: str, warned: bool):
+    launch = fleetrun.run(*ONCE, "--server_num", "1", "--trainer_num", "1", fleetrun.script(body))
+    assert launch.code == 0, launch
+    assert ("WARNING" in launch.err and "run_server" in launch.err) is warned, launch
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("body", ["ignore(signal.SIGTERM)", "leave_on_term(9)"])
 def test_a_server_that_leaves_badly_then_does_not_matter(fleetrun: Fleetrun, body: str):
