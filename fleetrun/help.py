@@ -25,6 +25,7 @@ SCRIPT is a Python file, a module (-m), or any program; everything after it is p
 
 Options can be written with _ or -, and their values after a space or =. The variable after env: is read when
 the option is not given. TIME is in seconds, or as 30s, 5m, 2h. SIZE is in bytes, or as 100M, 1GiB.
+The options of torchrun are accepted under their own names too.
 """
 
 _COMMANDS = "Other commands (fleetrun COMMAND --help):"

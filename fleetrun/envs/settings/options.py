@@ -150,7 +150,6 @@ def normal(word: str) -> str:
 
 
 _AUTO_PARALLEL = "is for Paddle's auto parallel mode, which fleetrun does not have: leave it out"
-_RENDEZVOUS = "is torchrun's; in fleetrun --master says where machines meet"
 
 RETIRED: Mapping[str, str] = {
     "auto_tuner_json": "is for Paddle's auto tuner, which fleetrun does not have: start a job per trial",
@@ -161,21 +160,7 @@ RETIRED: Mapping[str, str] = {
     "enable_auto_mapping": _AUTO_PARALLEL,
     "scale": "had no effect in Paddle either; use --nnodes MIN:MAX",
     "force": "had no effect in Paddle either: leave it out",
-    "rdzv_backend": _RENDEZVOUS,
-    "rdzv_endpoint": _RENDEZVOUS,
-    "rdzv_conf": "is torchrun's; in fleetrun --rdzv_timeout and --heartbeat_timeout say how long to wait",
-    "rdzv_id": "is torchrun's; in fleetrun --job_id names the job",
-    "local_addr": "is torchrun's; in fleetrun --host gives this machine's address",
-    "tee": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
-    "redirects": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
-    "-t": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
-    "-r": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
-    "local_ranks_filter": "is torchrun's; in fleetrun --follow trainer:0,1 chooses what to show",
-    "monitor_interval": "is torchrun's; fleetrun does not poll: leave it out",
-    "start_method": "is torchrun's; fleetrun always starts new processes: leave it out",
-    "role": "is torchrun's; in fleetrun --job_id names the job",
     "use_env": "is what fleetrun always does: leave it out",
-    "run_path": "is torchrun's; in fleetrun a script runs by its path alone",
 }
 """Options of other launchers, each with the second half of a sentence about it."""
 
@@ -505,6 +490,15 @@ class LaunchSettings:
         help="Only --legacy=0: there is only one launcher.")
     standalone: bool = switch(
         False, group=Group.COMPATIBLE, help="As in torchrun: one machine, which is the default.")
+    role: str = option(
+        "default", parsing.nonempty, "NAME", group=Group.COMPATIBLE, modes=PROCESSES,
+        help="As in torchrun: ROLE_NAME of the trainers.")
+    run_path: bool = switch(
+        False, group=Group.COMPATIBLE,
+        help="As in torchrun: SCRIPT is a Python file, whatever its name, even with --no_python.")
+    virtual_local_rank: bool = switch(
+        False, group=Group.COMPATIBLE, modes=COLLECTIVE,
+        help="As in torchrun: LOCAL_RANK is 0 for all, and each process sees only its own devices.")
     # fmt: on
 
     def role_settings(self, role: Role) -> RoleSettings:
@@ -513,6 +507,58 @@ class LaunchSettings:
 
 
 OPTIONS = options_of(LaunchSettings)
+
+
+# ---- Options that only torchrun has; `torchrun.translated` makes fleetrun's of them
+
+_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+_METHODS = ("spawn", "fork", "forkserver")
+_RENDEZVOUS_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+_SHOWN = "decides with --redirects, --tee and --local_ranks_filter what is shown, as --follow does"
+
+
+def _torchrun(name: str, parse: Parser, help: str, short: str = "") -> Option:
+    return Option(
+        name=name, parse=parse, short=short, help=help, metavar="VALUE", group=Group.COMPATIBLE, default=""
+    )
+
+
+TORCHRUN: Mapping[str, Option] = {
+    each.name: each
+    for each in (
+        _torchrun("rdzv_backend", choice(*_RENDEZVOUS_BACKENDS), "says how to read --rdzv_endpoint"),
+        _torchrun("rdzv_endpoint", parsing.anything, "sets --master"),
+        _torchrun("rdzv_id", parsing.anything, "sets --job_id"),
+        _torchrun("rdzv_conf", parsing.assignments, "sets --rdzv_timeout and --elastic_timeout"),
+        _torchrun("local_addr", parsing.anything, "sets --host"),
+        _torchrun("shutdown_timeout", parsing.anything, "sets --stop_timeout"),
+        _torchrun("redirects", parsing.streams, _SHOWN, "-r"),
+        _torchrun("tee", parsing.streams, _SHOWN, "-t"),
+        _torchrun("local_ranks_filter", parsing.number_list, _SHOWN),
+        _torchrun("numa_binding", choice(*_BINDINGS), "is not supported"),
+        _torchrun("monitor_interval", parsing.anything, "has no effect: fleetrun does not poll"),
+        _torchrun("start_method", choice(*_METHODS), "has no effect: every process is a new one"),
+        _torchrun("event_log_handler", parsing.anything, "has no effect: --display json prints the events"),
+        _torchrun("logs_specs", parsing.anything, "has no effect: output goes to the files in --log_dir"),
+        _torchrun(
+            "signals_to_handle",
+            parsing.anything,
+            "has no effect: fleetrun stops the job at SIGTERM, SIGINT, SIGHUP and SIGQUIT and passes on "
+            "SIGUSR1 and SIGUSR2",
+        ),
+        _torchrun(
+            "duplicate_stdout_filters",
+            parsing.anything,
+            "has no effect: `fleetrun logs --grep` filters the output",
+        ),
+        _torchrun(
+            "duplicate_stderr_filters",
+            parsing.anything,
+            "has no effect: `fleetrun logs --grep` filters the output",
+        ),
+    )
+}
+"""The help of each is the second half of a sentence about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

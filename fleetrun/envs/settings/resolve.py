@@ -24,6 +24,7 @@ from fleetrun.envs.settings.options import (
     OPTIONS,
     PREFIXES,
     SERVERS,
+    TORCHRUN,
     FileOption,
     JobFile,
     LaunchSettings,
@@ -66,6 +67,11 @@ def resolve(
     choices = _from_command_line(line.options)
     choices |= _from_environment(readable, but=choices.keys())
     choices |= _from_file(file.options, but={*choices, *(_SCRIPT_OPTIONS if line.script else ())})
+    if any(name in TORCHRUN or choice.origin.startswith("PET_") for name, choice in choices.items()):
+        from fleetrun.envs.settings.torchrun import translated  # late: few launches need it
+
+        choices, remarks = translated(choices)
+        notices += remarks
     choices |= _engine_choices(choices, readable, engine_values)
     mode, reason = _mode(choices)
     notices += _drop_overruled(choices, mode, reason)
@@ -117,7 +123,7 @@ def _combined(earlier: Choice, later: Choice) -> Choice:
 def _from_environment(environ: Mapping[str, str], but: Collection[str]) -> Choices:
     """The first variable of each option that is set and not empty, except for the options in `but`."""
     choices: Choices = {}
-    for option in OPTIONS.values():
+    for option in (*OPTIONS.values(), *TORCHRUN.values()):
         found = [name for name in option.env if environ.get(name, "").strip()]
         if found and option.name not in but:
             variable, text = found[0], environ[found[0]].strip()
