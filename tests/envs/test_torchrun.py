@@ -133,3 +133,82 @@ def test_what_was_meant_is_kept_for_other_machines_under_fleetruns_names():
     assert set(got.words.values()) == {
         "--job_id=a", "--nnodes=2", "--master=h:1", "--follow=trainer", "--stop_timeout=5",
     }  # fmt: skip
+
+
+# ---- PET_*
+
+
+VARIABLES = [
+    ("PET_NNODES", "2:4", "nnodes", (2, 4)),
+    ("PET_NPROC_PER_NODE", "4", "nproc_per_node", 4),
+    ("PET_RDZV_ID", "a", "job_id", "a"),
+    ("PET_RDZV_CONF", "join_timeout=9", "rdzv_timeout", 9.0),
+    ("PET_STANDALONE", "1", "standalone", True),
+    ("PET_STANDALONE", "0", "standalone", False),
+    ("PET_MAX_RESTARTS", "1", "max_restart", 1),
+    ("PET_ROLE", "w", "role", "w"),
+    ("PET_MODULE", "1", "module", True),
+    ("PET_NO_PYTHON", "1", "no_python", True),
+    ("PET_RUN_PATH", "1", "run_path", True),
+    ("PET_LOG_DIR", "d", "log_dir", "d"),
+    ("PET_REDIRECTS", "3", "follow", ()),
+    ("PET_TEE", "3", "follow", ((TRAINER, None),)),
+    ("PET_LOCAL_RANKS_FILTER", "1", "follow", ((TRAINER, (1,)),)),
+    ("PET_NODE_RANK", "0", "rank", 0),
+    ("PET_MASTER_PORT", "7", "master_port", 7),
+    ("PET_LOCAL_ADDR", "10.0.0.1", "host", "10.0.0.1"),
+    ("PET_SHUTDOWN_TIMEOUT", "7", "stop_timeout", 7.0),
+    ("PET_VIRTUAL_LOCAL_RANK", "1", "virtual_local_rank", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("variable", "text", "name", "value"), VARIABLES)
+def test_a_variable_sets_what_its_option_does(variable, text, name, value):
+    got = resolved("", **{variable: text})
+    assert (getattr(got.settings, name), got.notices) == (value, ())
+    assert got.origins[name].startswith(variable)
+
+
+def test_the_rendezvous_of_variables():
+    got = resolved(
+        "", PET_NNODES="1:2", PET_RDZV_BACKEND="c10d", PET_RDZV_ENDPOINT="h:7", PET_MAX_RESTARTS="100"
+    ).settings
+    assert (got.nnodes, got.master, got.max_restart) == ((1, 2), "h:7", 100)
+
+
+def test_a_variable_without_effect_is_named():
+    assert (
+        resolved("", PET_MONITOR_INTERVAL="5").notices[0].startswith("PET_MONITOR_INTERVAL=5 has no effect")
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "name", "value"),
+    [
+        ("--nproc-per-node 2", {"PET_NPROC_PER_NODE": "abc"}, "nproc_per_node", 2),
+        ("--rdzv-id b", {"PET_RDZV_ID": "a"}, "job_id", "b"),
+        ("--rdzv-id b", {"PADDLE_JOB_ID": "a"}, "job_id", "b"),
+        ("--job_id b", {"PET_RDZV_ID": "a"}, "job_id", "b"),
+        ("--stop_timeout 5", {"PET_SHUTDOWN_TIMEOUT": "5"}, "stop_timeout", 5.0),
+        ("--standalone", {"PET_STANDALONE": "0"}, "standalone", True),
+        ("--nnodes 2 --master a:1", {"PET_MASTER_ADDR": "b"}, "master", "a:1"),
+    ],
+)
+def test_what_is_typed_wins(words, environ, name, value):
+    got = resolved(words, **environ)
+    assert (getattr(got.settings, name), got.notices) == (value, ())
+
+
+@pytest.mark.parametrize("words", ["--standalone", "--nnodes 1"])
+def test_a_job_for_one_machine_in_a_pod_of_several(words):
+    pod = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h", "PET_MASTER_PORT": "7"}
+    got = resolved(words, **pod)
+    assert (got.settings.nnodes, got.settings.rank, got.settings.master) == ((1, 1), -1, None)
+    assert (got.settings.master_addr, got.settings.master_port) == (None, None)
+
+
+def test_a_launch_inside_a_trainer_does_not_take_the_place_of_its_pod():
+    pod = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_RDZV_ENDPOINT": "h:7"}
+    got = resolved("", FLEETRUN_CONTAINER="a.trainer.0", **pod)
+    assert (got.settings.nnodes, got.settings.master) == ((1, 1), None)
+    assert "PET_NNODES, PET_NODE_RANK, PET_RDZV_ENDPOINT" in got.notices[0]

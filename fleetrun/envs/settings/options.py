@@ -39,6 +39,10 @@ class Group(StrEnum):
     OTHER = "Other"
 
 
+PET = "PET_"
+"""How torchrun's variables for its options begin."""
+
+
 class Takes(Enum):
     """Whether an option takes the next word of the command line."""
 
@@ -291,9 +295,10 @@ class LaunchSettings:
         help="How the processes work together.",
         shown_default="ps when servers or trainers are given, else collective")
     module: bool = switch(
-        False, group=Group.JOB, short="-m", help="SCRIPT is a module, as in python -m.")
+        False, group=Group.JOB, short="-m", env=("PET_MODULE",), help="SCRIPT is a module, as in python -m.")
     no_python: bool = switch(
-        False, group=Group.JOB, help="SCRIPT is a program, even if its name ends in .py.")
+        False, group=Group.JOB, env=("PET_NO_PYTHON",),
+        help="SCRIPT is a program, even if its name ends in .py.")
     job_id: str = _job(
         "default", parsing.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
         help="Name of the job; the names of its log files begin with it.")
@@ -309,7 +314,8 @@ class LaunchSettings:
         help="Stop a job that runs longer than this, with exit code 124.")
 
     nproc_per_node: int | str | None = _process(
-        None, parsing.count_or_word("auto", "gpu", "cpu"), "N", env=("PADDLE_NPROC_PER_NODE",),
+        None, parsing.count_or_word("auto", "gpu", "cpu"), "N",
+        env=("PADDLE_NPROC_PER_NODE", "PET_NPROC_PER_NODE"),
         modes=PROCESSES,
         help="Number of processes on this machine. gpu: one per GPU; cpu: one per core; auto: gpu if "
              "there is one, else cpu.",
@@ -369,15 +375,16 @@ class LaunchSettings:
         None, parsing.port_range, "LOW:HIGH", env=("PORT_RANGE",),
         help="Range to take free ports from.", shown_default="any")
     master_addr: str | None = _network(
-        None, parsing.host, "ADDRESS", modes=COLLECTIVE,
+        None, parsing.host, "ADDRESS", modes=COLLECTIVE, env=("PET_MASTER_ADDR",),
         help="MASTER_ADDR of the trainers. With several machines, as in torchrun: where they meet.",
         shown_default="address of the first machine")
     master_port: int | None = _network(
-        None, parsing.port, "PORT", modes=COLLECTIVE,
+        None, parsing.port, "PORT", modes=COLLECTIVE, env=("PET_MASTER_PORT",),
         help="MASTER_PORT of the trainers.", shown_default="a free port")
 
     max_restart: int = _failure(
-        3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",), env=("PADDLE_MAX_RESTART",),
+        3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",),
+        env=("PADDLE_MAX_RESTART", "PET_MAX_RESTARTS"),
         help="Number of restarts after failures; 0: none.")
     stop_timeout: float = _failure(
         10.0, parsing.seconds, "TIME", env=("FLEETRUN_STOP_TIMEOUT",),
@@ -390,7 +397,7 @@ class LaunchSettings:
         None, parsing.shell_words, "COMMAND", help="Command to run before each start, not in a shell.")
 
     log_dir: str = _log(
-        "log", parsing.nonempty, "DIR", env=("PADDLE_LOG_DIR",),
+        "log", parsing.nonempty, "DIR", env=("PADDLE_LOG_DIR", "PET_LOG_DIR"),
         help="Directory for the output of the processes.")
     log_level: str = _log(
         "INFO", parsing.choice(*_LEVELS, also={"warn": "WARNING", "fatal": "CRITICAL"}), "LEVEL",
@@ -433,7 +440,7 @@ class LaunchSettings:
 
     nnodes: tuple[int, int] = _machine(
         (1, 1), parsing.node_range, "N|MIN:MAX", aliases=("np",),
-        env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP"),
+        env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP", "PET_NNODES"),
         help="Number of machines. MIN:MAX: elastic, machines may join and leave.", shown_default="1")
     ips: tuple[str, ...] = _machine(
         (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
@@ -444,7 +451,7 @@ class LaunchSettings:
         help="Where machines meet: host:port (served by the launcher there) or etcd://host:port,...",
         shown_default="this machine says")
     rank: int = _machine(
-        -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK",),
+        -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK", "PET_NODE_RANK"),
         help="Rank of this machine; -1: any.")
     sort_ip: bool = switch(
         False, group=Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
@@ -489,15 +496,16 @@ class LaunchSettings:
         False, group=Group.COMPATIBLE, takes=Takes.BOOLEAN,
         help="Only --legacy=0: there is only one launcher.")
     standalone: bool = switch(
-        False, group=Group.COMPATIBLE, help="As in torchrun: one machine, which is the default.")
+        False, group=Group.COMPATIBLE, env=("PET_STANDALONE",),
+        help="As in torchrun: one machine, which is the default.")
     role: str = option(
-        "default", parsing.nonempty, "NAME", group=Group.COMPATIBLE, modes=PROCESSES,
+        "default", parsing.nonempty, "NAME", group=Group.COMPATIBLE, modes=PROCESSES, env=("PET_ROLE",),
         help="As in torchrun: ROLE_NAME of the trainers.")
     run_path: bool = switch(
-        False, group=Group.COMPATIBLE,
+        False, group=Group.COMPATIBLE, env=("PET_RUN_PATH",),
         help="As in torchrun: SCRIPT is a Python file, whatever its name, even with --no_python.")
     virtual_local_rank: bool = switch(
-        False, group=Group.COMPATIBLE, modes=COLLECTIVE,
+        False, group=Group.COMPATIBLE, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
         help="As in torchrun: LOCAL_RANK is 0 for all, and each process sees only its own devices.")
     # fmt: on
 
@@ -519,7 +527,13 @@ _SHOWN = "decides with --redirects, --tee and --local_ranks_filter what is shown
 
 def _torchrun(name: str, parse: Parser, help: str, short: str = "") -> Option:
     return Option(
-        name=name, parse=parse, short=short, help=help, metavar="VALUE", group=Group.COMPATIBLE, default=""
+        name=name,
+        parse=parse,
+        short=short,
+        help=help,
+        metavar="VALUE",
+        group=Group.COMPATIBLE,
+        env=(f"{PET}{name.upper()}",),
     )
 
 

@@ -22,6 +22,7 @@ from fleetrun.envs.settings.options import (
     DEVICE_KINDS,
     NOTHING,
     OPTIONS,
+    PET,
     PREFIXES,
     SERVERS,
     TORCHRUN,
@@ -67,7 +68,7 @@ def resolve(
     choices = _from_command_line(line.options)
     choices |= _from_environment(readable, but=choices.keys())
     choices |= _from_file(file.options, but={*choices, *(_SCRIPT_OPTIONS if line.script else ())})
-    if any(name in TORCHRUN or choice.origin.startswith("PET_") for name, choice in choices.items()):
+    if any(name in TORCHRUN or choice.origin.startswith(PET) for name, choice in choices.items()):
         from fleetrun.envs.settings.torchrun import translated  # late: few launches need it
 
         choices, remarks = translated(choices)
@@ -160,8 +161,9 @@ def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], l
     """The environment that may be read, and notices about variables that are not."""
     outer = inside_container(environ)
     if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
-        readable = contract.without_contract(environ)
-        known = {variable for option in OPTIONS.values() for variable in option.env}
+        own = contract.without_contract(environ)
+        readable = {name: text for name, text in own.items() if not name.startswith(PET)}
+        known = {variable for option in (*OPTIONS.values(), *TORCHRUN.values()) for variable in option.env}
         ignored = sorted(known & (environ.keys() - readable.keys()))
         where = f"{outer} of another job" if outer else "a process of another launcher"
         notice = f"started inside {where}; these variables are ignored: {', '.join(ignored)}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 from fleetrun.envs.settings.command_line import Choice, Choices, Source, parsed
-from fleetrun.envs.settings.options import OPTIONS, TORCHRUN
+from fleetrun.envs.settings.options import OPTIONS, PET, TORCHRUN
 from fleetrun.errors import UsageError
 from fleetrun.values import replace
 
@@ -59,7 +59,7 @@ class _Translation:
         other = self.choices.get(name)
         if other is None or other.source < given.source:
             self.choices[name] = choice
-        elif other.value != choice.value:
+        elif other.source is given.source and other.value != choice.value:
             self._ignore(given, f"{other} was given")
 
     def _ignore(self, choice: Choice, why: str) -> None:
@@ -206,7 +206,7 @@ class _Translation:
 
 
 def _pet(choice: Choice) -> bool:
-    return choice.source is Source.VARIABLE and choice.origin.startswith("PET_")
+    return choice.source is Source.VARIABLE and choice.origin.startswith(PET)
 
 
 def _split(endpoint: str, port: int) -> tuple[str, str]:
