@@ -387,8 +387,9 @@ class LaunchSettings:
         env=("PADDLE_MAX_RESTART", "PET_MAX_RESTARTS"),
         help="Number of restarts after failures; 0: none.")
     stop_timeout: float = _failure(
-        10.0, parsing.seconds, "TIME", env=("FLEETRUN_STOP_TIMEOUT",),
-        help="Time between SIGTERM and SIGKILL.", shown_default="10s")
+        30.0, parsing.seconds, "TIME",
+        env=("FLEETRUN_STOP_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+        help="Time between SIGTERM and SIGKILL.", shown_default="30s")
     hang_timeout: float | None = _failure(
         None, parsing.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
         help="When no trainer prints or reports progress for this long: write the stacks of all processes to "
