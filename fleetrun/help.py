@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fleetrun.envs.settings.options import ACTIONS, OPTIONS, Group, Option, Takes
+from fleetrun.envs.settings.options import ACTIONS, OPTIONS, PET, Group, Option, Takes
 
 NARROWEST, WIDEST = 60, 80
 _TWO_COLUMNS = 76
@@ -25,6 +25,7 @@ SCRIPT is a Python file, a module (-m), or any program; everything after it is p
 
 Options can be written with _ or -, and their values after a space or =. The variable after env: is read when
 the option is not given. TIME is in seconds, or as 30s, 5m, 2h. SIZE is in bytes, or as 100M, 1GiB.
+The options of torchrun and its variables (PET_NNODES, ...) are read too.
 """
 
 _COMMANDS = "Other commands (fleetrun COMMAND --help):"
@@ -96,6 +97,7 @@ def _description(option: Option) -> str:
         notes.append(f"default: {option.default_text}")
     elif option.shown_default:
         notes.append(f"default: {option.shown_default}")
-    if option.env:
-        notes.append(f"env: {' or '.join(option.env)}")
+    variables = [name for name in option.env if not name.startswith(PET)]
+    if variables:
+        notes.append(f"env: {' or '.join(variables)}")
     return f"{option.help} [{'; '.join(notes)}]" if notes else option.help

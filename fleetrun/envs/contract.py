@@ -99,6 +99,7 @@ class Cluster:
     gloo: Gloo | None = None
     job_id: str = "default"
     max_restart: int = 0
+    role_name: str = "default"
 
     @property
     def heter_flat(self) -> tuple[str, ...]:
@@ -304,7 +305,7 @@ def _torch(member: Member) -> dict[str, str]:
         "GROUP_RANK": str(member.node_rank),
         "GROUP_WORLD_SIZE": str(cluster.nnodes),
         "NNODES": str(cluster.nnodes),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": cluster.role_name,
         "ROLE_RANK": str(member.rank),
         "ROLE_WORLD_SIZE": str(len(cluster.trainers)),
         "MASTER_ADDR": host,
@@ -448,6 +449,7 @@ class _Reader:
             gloo=self._gloo(),
             job_id=self.text("PADDLE_JOB_ID"),
             max_restart=self.integer("FLEETRUN_MAX_RESTART"),
+            role_name=self.environ.get("ROLE_NAME", "default"),
         )
 
     def _heter(self) -> tuple[tuple[str, ...], ...]:

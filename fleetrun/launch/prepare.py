@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
 from fleetrun.envs.contract import TOKEN, Role, join_endpoint, split_endpoint, token_flaw
-from fleetrun.envs.settings.options import LaunchSettings, Resolved
+from fleetrun.envs.settings.options import LaunchSettings, Resolved, normal
 from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
 from fleetrun.host import devices
@@ -304,9 +304,16 @@ def pod_name() -> str:
     return "".join(chr(ord("a") + byte % 26) for byte in os.urandom(6))
 
 
+_FILTERS = ("local_ranks_filter", "tee", "redirects", "-t", "-r")
+
+
 def check_followed(resolved: Resolved, spec: PodSpec) -> None:
-    """Raises UsageError for a process that --follow names and that there is not."""
+    """Raises UsageError for a process that --follow names and that there is not. torchrun's filters may name
+    more ranks than there are.
+    """
     settings, origin = resolved.settings, resolved.origins.get("follow", "--follow")
+    if normal(origin) in _FILTERS:
+        return
     origin = origin if origin.startswith("-") else f"{origin}: follow"
     if {role for role, _ in settings.follow} == set(Role):  # all
         return

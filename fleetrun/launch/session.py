@@ -248,7 +248,7 @@ class LaunchSession:
             if spec.role is Role.SERVER and spec.endpoint and split_endpoint(spec.endpoint)[1] not in seen:
                 self._console.warning(
                     f"{spec.title}: no process listened at its endpoint {spec.endpoint}. A script for "
-                    "parameter servers calls fleet.run_server() there; any other script has run its training in "
+                    "parameter servers calls fleet.run_server() there; any other has run its training in "
                     "this process too"
                 )
 

@@ -298,6 +298,7 @@ def _cluster(settings: LaunchSettings, offers: Sequence[Offer]) -> Cluster:
         nnodes=len(offers),
         job_id=settings.job_id,
         max_restart=settings.max_restart,
+        role_name=settings.role,
     )
 
 
@@ -430,7 +431,8 @@ def _devices(
     legacy launcher, whose ps-gpu this is); in ps-heter those of stages that compute on it.
     """
     if cluster.mode in (Mode.COLLECTIVE, Mode.RPC):
-        return share(host.devices, index, size, whole_node=settings.visible_devices == "node")
+        whole_node = settings.visible_devices == "node" and not settings.virtual_local_rank
+        return share(host.devices, index, size, whole_node=whole_node)
     if host.wanted_devices and host.devices and _computes_on(host.device_kind, cluster, role, stage):
         return (host.devices[index % len(host.devices)],), (0,)
     return (), ()
@@ -453,7 +455,7 @@ def process_command(settings: LaunchSettings, role: Role = Role.TRAINER) -> tupl
         script, module, no_python, arguments = own.script, own.module, own.no_python, own.args or ()
     if module:
         return (sys.executable, "-u", "-m", script, *arguments)
-    if script.endswith(".py") and not no_python:
+    if (script.endswith(".py") and not no_python) or settings.run_path:
         return (sys.executable, "-u", script, *arguments)
     program = script if "/" in script or not Path(script).is_file() else f"./{script}"
     return (program, *arguments)
@@ -484,7 +486,10 @@ def pod_spec(
         placed = replace(member, pod=pod, log_dir=str(log_dir), omp_threads=_omp_threads(own, threads))
         log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
         env = {**base, **dict(own.environment), PROGRESS_VARIABLE: str(progress)}
-        containers.append(_container_spec(placed, process_command(settings, member.role), log, env))
+        spec = _container_spec(placed, process_command(settings, member.role), log, env)
+        if settings.virtual_local_rank and member.role is Role.TRAINER:
+            spec = replace(spec, env={**spec.env, "LOCAL_RANK": "0"})
+        containers.append(spec)
     return PodSpec(
         name=pod,
         job_id=settings.job_id,

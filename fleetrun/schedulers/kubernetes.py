@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetrun.envs.contract import join_endpoint
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import LaunchError, UsageError
@@ -333,17 +332,11 @@ _KINDS: Mapping[str, Callable[[Submission, Options, str], list[Document]]] = {
 
 # ---- The engine: placement from the environment, and submission
 
-_TORCHRUN_PORT = 29500
-
 
 def place(environ: Mapping[str, str], but: Collection[str] = ()) -> Mapping[str, EngineValue]:
-    """What our own manifests say (FLEETRUN_PLACE_*), or those of Kubeflow's trainer (PET_*)."""
-    if environ.get("FLEETRUN_PLACE_NNODES"):
-        return _ours(environ)
-    return _kubeflow(environ)
-
-
-def _ours(environ: Mapping[str, str]) -> Mapping[str, EngineValue]:
+    """What our own manifests say (FLEETRUN_PLACE_*). Kubeflow's trainer sets torchrun's variables, which are
+    those of options.
+    """
     names = {
         "nnodes": "FLEETRUN_PLACE_NNODES",
         "rank": "JOB_COMPLETION_INDEX",
@@ -353,22 +346,6 @@ def _ours(environ: Mapping[str, str]) -> Mapping[str, EngineValue]:
     if ":" in environ["FLEETRUN_PLACE_NNODES"]:
         del names["rank"]  # of an elastic job any number of them may be there
     return {option: EngineValue(environ[name], name) for option, name in names.items() if environ.get(name)}
-
-
-def _kubeflow(environ: Mapping[str, str]) -> Mapping[str, EngineValue]:
-    """The variables that torchrun reads, as a TrainJob or PyTorchJob sets them."""
-    if environ["PET_NNODES"] == "1":
-        return {}
-    found = {"nnodes": EngineValue(environ["PET_NNODES"], "PET_NNODES")}
-    if environ.get("PET_NODE_RANK"):
-        found["rank"] = EngineValue(environ["PET_NODE_RANK"], "PET_NODE_RANK")
-    if environ.get("PET_MASTER_ADDR"):
-        port = environ.get("PET_MASTER_PORT", "")
-        master = join_endpoint(environ["PET_MASTER_ADDR"], int(port) if port.isdecimal() else _TORCHRUN_PORT)
-        found["master"] = EngineValue(master, "PET_MASTER_ADDR")
-    elif environ.get("PET_RDZV_ENDPOINT"):
-        found["master"] = EngineValue(environ["PET_RDZV_ENDPOINT"], "PET_RDZV_ENDPOINT")
-    return found
 
 
 class Kubernetes:

@@ -13,7 +13,7 @@ from fleetrun.envs.settings.command_line import EngineValue
 _PLACERS: Mapping[str, Collection[str]] = {
     "mpi": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
     "slurm": ("SLURM_JOB_ID",),
-    "kubernetes": ("FLEETRUN_PLACE_NNODES", "PET_NNODES"),
+    "kubernetes": ("FLEETRUN_PLACE_NNODES",),
 }
 """Engines that place, the innermost starter first (mpirun may run inside a Slurm job, never around one), with
 the variables of which one must be there: without an engine none is imported.

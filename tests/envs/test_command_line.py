@@ -38,6 +38,11 @@ def given(*words: str) -> list[tuple[str, str, str]]:
         (["--log_overwrite=False"], ("--log_overwrite", "log_overwrite", "False")),
         (["--enable_gpu_log", "false"], ("--enable_gpu_log", "enable_gpu_log", "false")),
         (["-m"], ("-m", "module", "true")),
+        (["--rdzv-backend=c10d"], ("--rdzv-backend", "rdzv_backend", "c10d")),
+        (["--rdzv_id", "7"], ("--rdzv_id", "rdzv_id", "7")),
+        (["-r", "3"], ("-r", "redirects", "3")),
+        (["-t=0:3,1:1"], ("-t", "tee", "0:3,1:1")),
+        (["-t3"], ("-t", "tee", "3")),
     ],
 )
 def test_an_option_and_its_value(words, expected):
@@ -89,9 +94,7 @@ def test_help_wins_over_what_follows(argv):
         (["--gpus"], "--gpus needs a value: --gpus LIST", None),
         (["--gpus", "--json", "x.py"], "--gpus needs a value", None),
         (["--module=pkg.mod"], "--module takes no value", None),
-        (["--rdzv-backend=c10d", "x.py"], "--rdzv-backend is torchrun's; in fleetrun --master", None),
-        (["-r", "3", "x.py"], "-r is torchrun's; in fleetrun output goes to files", None),
-        (["-t=3", "x.py"], "-t is torchrun's; in fleetrun output goes to files", None),
+        (["-trainers", "x.py"], "unknown option -trainers", "--trainers"),
         (["--auto_tuner_json", "a.json", "x.py"], "--auto_tuner_json is", None),
         (["--cluster-topo-path=x"], "Paddle's auto parallel mode", None),
         (["--scale=1"], "use --nnodes MIN:MAX", None),

@@ -119,6 +119,7 @@ ENVIRONMENT = [
     ("PADDLE_ELASTIC_TIMEOUT", "60", "elastic_timeout", 60.0),
     ("FLEETRUN_TIMEOUT", "60", "timeout", 60.0),
     ("FLEETRUN_STOP_TIMEOUT", "1", "stop_timeout", 1.0),
+    ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "45", "stop_timeout", 45.0),
     ("FLEETRUN_FOLLOW", "none", "follow", ()),
     ("FLEETRUN_LOG_ROTATE", "1M", "log_rotate", 1024**2),
     ("FLEETRUN_VISIBLE_DEVICES", "process", "visible_devices", "process"),

@@ -607,6 +607,21 @@ def test_files():
     assert container.env["PADDLE_LOG_DIR"] == str(spec.log_dir)
 
 
+def test_torchruns_role_and_virtual_local_rank():
+    words = "--role w --virtual-local-rank --nproc_per_node 2 train.py"
+    first, second = spec_of(words, devices=("4", "5")).containers
+    names = ("LOCAL_RANK", "RANK", "CUDA_VISIBLE_DEVICES", "ROLE_NAME")
+    assert [first.env[name] for name in names] == ["0", "0", "4", "w"]
+    assert [second.env[name] for name in names] == ["0", "1", "5", "w"]
+    assert contract.read(second.environment(0)).local_rank == 1
+
+
+@pytest.mark.parametrize("words", ["--run-path a.txt 1", "--run-path --no-python a.txt 1"])
+def test_run_path_runs_any_file_as_python(words):
+    (container,) = spec_of(words).containers
+    assert container.argv == (sys.executable, "-u", "a.txt", "1")
+
+
 def test_what_is_written_can_be_read():
     for container in spec_of("--server_num 1 --trainer_num 2 train.py").containers:
         member = contract.read(container.environment(2))

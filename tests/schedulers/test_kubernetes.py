@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from fleetrun.envs.settings.command_line import read
+from fleetrun.envs.settings.resolve import resolve
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import Guard, Signals
 from fleetrun.schedulers.base import Submission, scheduler
 from fleetrun.schedulers.kubernetes import build_manifests, manifests_text, place
+from fleetrun.schedulers.placing import place as place_of_any
 from tests.support.command import Fleetrun
 from tests.support.ports import free_port
 from tests.support.submissions import printed, submission
@@ -319,10 +322,14 @@ def test_two_pods_find_each_other_with_no_option(fleetrun: Fleetrun):
 def test_torchruns_variables_of_a_trainjob_are_read():
     environ = {
         "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "4",
         "PET_NODE_RANK": "1",
         "PET_MASTER_ADDR": "t-node-0-0.t",
         "PET_MASTER_PORT": "29400",
     }
-    found = {name: placed.text for name, placed in place(environ).items()}
-    assert found == {"nnodes": "2", "rank": "1", "master": "t-node-0-0.t:29400"}
-    assert place({**environ, "PET_NNODES": "1"}) == {}
+    assert place_of_any(environ) == {}
+    got = resolve(read(["x.py"]), environ, place_of_any)
+    assert (got.settings.nnodes, got.settings.rank, got.settings.nproc_per_node) == ((2, 2), 1, 4)
+    assert (got.settings.master, got.notices) == ("t-node-0-0.t:29400", ())
+    alone = resolve(read(["x.py"]), environ | {"PET_NNODES": "1", "PET_NODE_RANK": "0"}, place_of_any)
+    assert (alone.settings.master, alone.settings.master_addr, alone.notices) == (None, None, ())

@@ -31,7 +31,7 @@ SLOWLY = 0.02
 
 _PRELUDE = 'tell() { echo "$NAME $*" >"$NEWS"; }\n'
 OBEDIENT = "tell ready; while :; do sleep 100 & wait; done"
-STUBBORN = "trap '' TERM; tell ready; while :; do sleep 100; done"
+STUBBORN = "trap '' INT TERM; tell ready; while :; do sleep 100; done"
 CARING = "trap 'kill $!; tell asked; exit 0' INT TERM; sleep 100 & tell ready; wait"
 
 

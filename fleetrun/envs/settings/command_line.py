@@ -14,6 +14,7 @@ from fleetrun.envs.settings.options import (
     PREFIXES,
     RETIRED,
     RETIRED_SCRIPTS,
+    TORCHRUN,
     Option,
     Takes,
     by_spelling,
@@ -25,7 +26,7 @@ from fleetrun.values import dataclass
 
 _DASHES = ("\N{EN DASH}", "\N{EM DASH}", "\N{MINUS SIGN}")
 
-_SPELLINGS = by_spelling((*OPTIONS.values(), *ACTIONS.values()))
+_SPELLINGS = by_spelling((*OPTIONS.values(), *TORCHRUN.values(), *ACTIONS.values()))
 
 
 # ---- Choices: options, their values, and where they were set
@@ -155,6 +156,8 @@ def _typed(spelling: str, option: Option, text: str) -> Choice:
 def _take(words: list[str]) -> tuple[str, Option, str]:
     """Remove the first option and its value from `words`: its spelling, the option, the text of its value."""
     spelling, equals, text = words.pop(0).partition("=")
+    if spelling[:2] in ("-r", "-t") and spelling[2:3].isdigit():  # as torchrun takes it: -t3
+        spelling, equals, text = spelling[:2], "=", spelling[2:]
     option = _find(spelling)
     if not equals:
         text = _value(spelling, option, words)

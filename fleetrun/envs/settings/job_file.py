@@ -21,6 +21,7 @@ from fleetrun.envs.settings.options import (
     OPTIONS,
     RETIRED,
     SERVERS,
+    TORCHRUN,
     EnvironmentItems,
     FileOption,
     JobFile,
@@ -248,6 +249,8 @@ def _option(entry: Entry) -> Option:
         raise entry.wrong(_COMMAND_LINE_ONLY[found.name])
     if normal(name) in RETIRED:
         raise entry.wrong(RETIRED[normal(name)])
+    if normal(name) in TORCHRUN:
+        raise entry.wrong(f"is torchrun's, for the command line only; there it {TORCHRUN[normal(name)].help}")
     raise _unknown(entry, (*_TOP_LEVEL_KEYS, *_SPELLINGS), "an option of fleetrun")
 
 

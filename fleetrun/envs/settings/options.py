@@ -39,6 +39,10 @@ class Group(StrEnum):
     OTHER = "Other"
 
 
+PET = "PET_"
+"""How torchrun's variables for its options begin."""
+
+
 class Takes(Enum):
     """Whether an option takes the next word of the command line."""
 
@@ -150,7 +154,6 @@ def normal(word: str) -> str:
 
 
 _AUTO_PARALLEL = "is for Paddle's auto parallel mode, which fleetrun does not have: leave it out"
-_RENDEZVOUS = "is torchrun's; in fleetrun --master says where machines meet"
 
 RETIRED: Mapping[str, str] = {
     "auto_tuner_json": "is for Paddle's auto tuner, which fleetrun does not have: start a job per trial",
@@ -161,21 +164,7 @@ RETIRED: Mapping[str, str] = {
     "enable_auto_mapping": _AUTO_PARALLEL,
     "scale": "had no effect in Paddle either; use --nnodes MIN:MAX",
     "force": "had no effect in Paddle either: leave it out",
-    "rdzv_backend": _RENDEZVOUS,
-    "rdzv_endpoint": _RENDEZVOUS,
-    "rdzv_conf": "is torchrun's; in fleetrun --rdzv_timeout and --heartbeat_timeout say how long to wait",
-    "rdzv_id": "is torchrun's; in fleetrun --job_id names the job",
-    "local_addr": "is torchrun's; in fleetrun --host gives this machine's address",
-    "tee": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
-    "redirects": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
-    "-t": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
-    "-r": "is torchrun's; in fleetrun output goes to files and --follow chooses what to show",
-    "local_ranks_filter": "is torchrun's; in fleetrun --follow trainer:0,1 chooses what to show",
-    "monitor_interval": "is torchrun's; fleetrun does not poll: leave it out",
-    "start_method": "is torchrun's; fleetrun always starts new processes: leave it out",
-    "role": "is torchrun's; in fleetrun --job_id names the job",
     "use_env": "is what fleetrun always does: leave it out",
-    "run_path": "is torchrun's; in fleetrun a script runs by its path alone",
 }
 """Options of other launchers, each with the second half of a sentence about it."""
 
@@ -306,9 +295,10 @@ class LaunchSettings:
         help="How the processes work together.",
         shown_default="ps when servers or trainers are given, else collective")
     module: bool = switch(
-        False, group=Group.JOB, short="-m", help="SCRIPT is a module, as in python -m.")
+        False, group=Group.JOB, short="-m", env=("PET_MODULE",), help="SCRIPT is a module, as in python -m.")
     no_python: bool = switch(
-        False, group=Group.JOB, help="SCRIPT is a program, even if its name ends in .py.")
+        False, group=Group.JOB, env=("PET_NO_PYTHON",),
+        help="SCRIPT is a program, even if its name ends in .py.")
     job_id: str = _job(
         "default", parsing.job_id, "NAME", env=("PADDLE_JOB_ID", "PADDLE_ELASTIC_JOB_ID"),
         help="Name of the job; the names of its log files begin with it.")
@@ -324,7 +314,8 @@ class LaunchSettings:
         help="Stop a job that runs longer than this, with exit code 124.")
 
     nproc_per_node: int | str | None = _process(
-        None, parsing.count_or_word("auto", "gpu", "cpu"), "N", env=("PADDLE_NPROC_PER_NODE",),
+        None, parsing.count_or_word("auto", "gpu", "cpu"), "N",
+        env=("PADDLE_NPROC_PER_NODE", "PET_NPROC_PER_NODE"),
         modes=PROCESSES,
         help="Number of processes on this machine. gpu: one per GPU; cpu: one per core; auto: gpu if "
              "there is one, else cpu.",
@@ -384,19 +375,21 @@ class LaunchSettings:
         None, parsing.port_range, "LOW:HIGH", env=("PORT_RANGE",),
         help="Range to take free ports from.", shown_default="any")
     master_addr: str | None = _network(
-        None, parsing.host, "ADDRESS", modes=COLLECTIVE,
+        None, parsing.host, "ADDRESS", modes=COLLECTIVE, env=("PET_MASTER_ADDR",),
         help="MASTER_ADDR of the trainers. With several machines, as in torchrun: where they meet.",
         shown_default="address of the first machine")
     master_port: int | None = _network(
-        None, parsing.port, "PORT", modes=COLLECTIVE,
+        None, parsing.port, "PORT", modes=COLLECTIVE, env=("PET_MASTER_PORT",),
         help="MASTER_PORT of the trainers.", shown_default="a free port")
 
     max_restart: int = _failure(
-        3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",), env=("PADDLE_MAX_RESTART",),
+        3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",),
+        env=("PADDLE_MAX_RESTART", "PET_MAX_RESTARTS"),
         help="Number of restarts after failures; 0: none.")
     stop_timeout: float = _failure(
-        10.0, parsing.seconds, "TIME", env=("FLEETRUN_STOP_TIMEOUT",),
-        help="Time between SIGTERM and SIGKILL.", shown_default="10s")
+        30.0, parsing.seconds, "TIME",
+        env=("FLEETRUN_STOP_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+        help="Time between SIGTERM and SIGKILL.", shown_default="30s")
     hang_timeout: float | None = _failure(
         None, parsing.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
         help="When no trainer prints or reports progress for this long: write the stacks of all processes to "
@@ -405,7 +398,7 @@ class LaunchSettings:
         None, parsing.shell_words, "COMMAND", help="Command to run before each start, not in a shell.")
 
     log_dir: str = _log(
-        "log", parsing.nonempty, "DIR", env=("PADDLE_LOG_DIR",),
+        "log", parsing.nonempty, "DIR", env=("PADDLE_LOG_DIR", "PET_LOG_DIR"),
         help="Directory for the output of the processes.")
     log_level: str = _log(
         "INFO", parsing.choice(*_LEVELS, also={"warn": "WARNING", "fatal": "CRITICAL"}), "LEVEL",
@@ -448,7 +441,7 @@ class LaunchSettings:
 
     nnodes: tuple[int, int] = _machine(
         (1, 1), parsing.node_range, "N|MIN:MAX", aliases=("np",),
-        env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP"),
+        env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP", "PET_NNODES"),
         help="Number of machines. MIN:MAX: elastic, machines may join and leave.", shown_default="1")
     ips: tuple[str, ...] = _machine(
         (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
@@ -459,7 +452,7 @@ class LaunchSettings:
         help="Where machines meet: host:port (served by the launcher there) or etcd://host:port,...",
         shown_default="this machine says")
     rank: int = _machine(
-        -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK",),
+        -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK", "PET_NODE_RANK"),
         help="Rank of this machine; -1: any.")
     sort_ip: bool = switch(
         False, group=Group.MACHINES, takes=Takes.BOOLEAN, env=("PADDLE_SORT_IP",),
@@ -504,7 +497,17 @@ class LaunchSettings:
         False, group=Group.COMPATIBLE, takes=Takes.BOOLEAN,
         help="Only --legacy=0: there is only one launcher.")
     standalone: bool = switch(
-        False, group=Group.COMPATIBLE, help="As in torchrun: one machine, which is the default.")
+        False, group=Group.COMPATIBLE, env=("PET_STANDALONE",),
+        help="As in torchrun: one machine, which is the default.")
+    role: str = option(
+        "default", parsing.nonempty, "NAME", group=Group.COMPATIBLE, modes=PROCESSES, env=("PET_ROLE",),
+        help="As in torchrun: ROLE_NAME of the trainers.")
+    run_path: bool = switch(
+        False, group=Group.COMPATIBLE, env=("PET_RUN_PATH",),
+        help="As in torchrun: SCRIPT is a Python file, whatever its name, even with --no_python.")
+    virtual_local_rank: bool = switch(
+        False, group=Group.COMPATIBLE, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
+        help="As in torchrun: LOCAL_RANK is 0 for all, and each process sees only its own devices.")
     # fmt: on
 
     def role_settings(self, role: Role) -> RoleSettings:
@@ -513,6 +516,64 @@ class LaunchSettings:
 
 
 OPTIONS = options_of(LaunchSettings)
+
+
+# ---- Options that only torchrun has; `torchrun.translated` makes fleetrun's of them
+
+_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+_METHODS = ("spawn", "fork", "forkserver")
+_RENDEZVOUS_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+_SHOWN = "decides with --redirects, --tee and --local_ranks_filter what is shown, as --follow does"
+
+
+def _torchrun(name: str, parse: Parser, help: str, short: str = "") -> Option:
+    return Option(
+        name=name,
+        parse=parse,
+        short=short,
+        help=help,
+        metavar="VALUE",
+        group=Group.COMPATIBLE,
+        env=(f"{PET}{name.upper()}",),
+    )
+
+
+TORCHRUN: Mapping[str, Option] = {
+    each.name: each
+    for each in (
+        _torchrun("rdzv_backend", choice(*_RENDEZVOUS_BACKENDS), "says how to read --rdzv_endpoint"),
+        _torchrun("rdzv_endpoint", parsing.anything, "sets --master"),
+        _torchrun("rdzv_id", parsing.anything, "sets --job_id"),
+        _torchrun("rdzv_conf", parsing.assignments, "sets --rdzv_timeout and --elastic_timeout"),
+        _torchrun("local_addr", parsing.anything, "sets --host"),
+        _torchrun("shutdown_timeout", parsing.anything, "sets --stop_timeout"),
+        _torchrun("redirects", parsing.streams, _SHOWN, "-r"),
+        _torchrun("tee", parsing.streams, _SHOWN, "-t"),
+        _torchrun("local_ranks_filter", parsing.number_list, _SHOWN),
+        _torchrun("numa_binding", choice(*_BINDINGS), "is not supported"),
+        _torchrun("monitor_interval", parsing.anything, "has no effect: fleetrun does not poll"),
+        _torchrun("start_method", choice(*_METHODS), "has no effect: every process is a new one"),
+        _torchrun("event_log_handler", parsing.anything, "has no effect: --display json prints the events"),
+        _torchrun("logs_specs", parsing.anything, "has no effect: output goes to the files in --log_dir"),
+        _torchrun(
+            "signals_to_handle",
+            parsing.anything,
+            "has no effect: fleetrun stops the job at SIGTERM, SIGINT, SIGHUP and SIGQUIT and passes on "
+            "SIGUSR1 and SIGUSR2",
+        ),
+        _torchrun(
+            "duplicate_stdout_filters",
+            parsing.anything,
+            "has no effect: `fleetrun logs --grep` filters the output",
+        ),
+        _torchrun(
+            "duplicate_stderr_filters",
+            parsing.anything,
+            "has no effect: `fleetrun logs --grep` filters the output",
+        ),
+    )
+}
+"""The help of each is the second half of a sentence about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,6 +141,34 @@ def assignment(text: str) -> tuple[str, ...]:
     return (text,)
 
 
+def assignments(text: str) -> tuple[tuple[str, str], ...]:
+    """`a=1,b=2`, which may be empty."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if not all(name.strip() and value.strip() for name, _, value in pairs):
+        raise InvalidValue("it must be NAME=VALUE, several joined by commas")
+    return tuple((name.strip(), value.strip()) for name, _, value in pairs)
+
+
+def number_list(text: str) -> tuple[int, ...]:
+    """`0,2`: each once, ascending; empty text is none."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isascii() and part.isdigit() and len(part) <= 4 for part in parts):
+        raise InvalidValue("it must be numbers joined by commas, such as 0,2")
+    return tuple(sorted(set(map(int, parts))))
+
+
+def streams(text: str) -> dict[int, int]:
+    """torchrun's `3` or `0:3,1:1`: by local rank 1 for stdout, 2 for stderr, 3 for both, 0 for none. Rank -1
+    stands for all others.
+    """
+    if re.fullmatch(r"[0-3]", text):
+        return {-1: int(text)}
+    if not re.fullmatch(r"\d{1,4}:[0-3](,\d{1,4}:[0-3])*", text, re.ASCII):
+        raise InvalidValue("it must be 0 to 3, or RANK:0 to RANK:3 joined by commas, such as 0:3,1:1")
+    pairs = (part.split(":") for part in text.split(","))
+    return {-1: 0} | {int(rank): int(stream) for rank, stream in pairs}
+
+
 def size(text: str) -> int:
     """`4096`, `100M`, `1GiB` (powers of 1024) or `100MB` (powers of 1000): bytes."""
     match = re.fullmatch(_SIZE, text)
@@ -151,6 +179,11 @@ def size(text: str) -> int:
     if amount < SMALLEST_LOG:
         raise InvalidValue(f"it must be at least {SMALLEST_LOG} bytes")
     return amount
+
+
+def anything(text: str) -> str:
+    """Any, as it is."""
+    return text
 
 
 def nonempty(text: str) -> str:

@@ -22,8 +22,10 @@ from fleetrun.envs.settings.options import (
     DEVICE_KINDS,
     NOTHING,
     OPTIONS,
+    PET,
     PREFIXES,
     SERVERS,
+    TORCHRUN,
     FileOption,
     JobFile,
     LaunchSettings,
@@ -66,6 +68,11 @@ def resolve(
     choices = _from_command_line(line.options)
     choices |= _from_environment(readable, but=choices.keys())
     choices |= _from_file(file.options, but={*choices, *(_SCRIPT_OPTIONS if line.script else ())})
+    if any(name in TORCHRUN or choice.origin.startswith(PET) for name, choice in choices.items()):
+        from fleetrun.envs.settings.torchrun import translated  # late: few launches need it
+
+        choices, remarks = translated(choices)
+        notices += remarks
     choices |= _engine_choices(choices, readable, engine_values)
     mode, reason = _mode(choices)
     notices += _drop_overruled(choices, mode, reason)
@@ -117,7 +124,7 @@ def _combined(earlier: Choice, later: Choice) -> Choice:
 def _from_environment(environ: Mapping[str, str], but: Collection[str]) -> Choices:
     """The first variable of each option that is set and not empty, except for the options in `but`."""
     choices: Choices = {}
-    for option in OPTIONS.values():
+    for option in (*OPTIONS.values(), *TORCHRUN.values()):
         found = [name for name in option.env if environ.get(name, "").strip()]
         if found and option.name not in but:
             variable, text = found[0], environ[found[0]].strip()
@@ -154,8 +161,9 @@ def _without_leftovers(environ: Mapping[str, str]) -> tuple[Mapping[str, str], l
     """The environment that may be read, and notices about variables that are not."""
     outer = inside_container(environ)
     if outer or environ.get("PADDLE_CURRENT_ENDPOINT"):
-        readable = contract.without_contract(environ)
-        known = {variable for option in OPTIONS.values() for variable in option.env}
+        own = contract.without_contract(environ)
+        readable = {name: text for name, text in own.items() if not name.startswith(PET)}
+        known = {variable for option in (*OPTIONS.values(), *TORCHRUN.values()) for variable in option.env}
         ignored = sorted(known & (environ.keys() - readable.keys()))
         where = f"{outer} of another job" if outer else "a process of another launcher"
         notice = f"started inside {where}; these variables are ignored: {', '.join(ignored)}"

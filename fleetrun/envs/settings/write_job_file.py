@@ -16,7 +16,7 @@ from typing import Any
 from fleetrun.envs.settings import toml
 from fleetrun.envs.settings.command_line import Choice, CommandLine, read
 from fleetrun.envs.settings.job_file import escaped
-from fleetrun.envs.settings.options import OPTIONS, Group, Option, Resolved, Takes
+from fleetrun.envs.settings.options import OPTIONS, TORCHRUN, Group, Option, Resolved, Takes
 from fleetrun.envs.settings.show import job_file_parts
 from fleetrun.errors import UsageError
 
@@ -290,7 +290,7 @@ def again(
         _write(file, recorded.job_file)
         options.append(f"--config={file}")
     script = [] if recorded.line.script is None else ["--", recorded.line.script, *recorded.line.script_args]
-    variables = {name for option in OPTIONS.values() for name in option.env}
+    variables = {name for option in (*OPTIONS.values(), *TORCHRUN.values()) for name in option.env}
     return [*options, *script], {name: text for name, text in environ.items() if name not in variables}
 
 

@@ -4,6 +4,7 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -75,9 +76,13 @@ def pid_of(who):
 
 
 def meet(count):
-    """Until so many processes of this attempt are here. A server stays until the trainers among them have
-    ended: a second before them, it would be a failure.
+    """Until so many processes of this attempt are here. A server listens, as all servers do, and stays until
+    the trainers among them have ended: a second before them, it would be a failure.
     """
+    if WHO.startswith("ps."):
+        place = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")[int(WHO.removeprefix("ps."))]
+        host, _, port = place.rpartition(":")
+        listening = socket.create_server((host, int(port)))  # noqa: F841  (open until the end)
     here = Path(f"met.{ATTEMPT}.{WHO}")
     here.with_name(f".{here}").write_text(str(os.getpid()))
     here.with_name(f".{here}").rename(here)
