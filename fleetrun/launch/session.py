@@ -217,7 +217,9 @@ class LaunchSession:
         if self._console.shows_status:
             from fleetrun.console.status_text import status_fields  # late: few launches show it
 
-            self._console.begin(self._loop, lambda: status_fields(self.job_status.fields()))
+            most = self.settings.nnodes[1]
+            self._console.begin(self._loop, lambda: status_fields(self.job_status.fields(), most))
+            self.progress.subscribe(lambda container, report: self._console.refresh())
 
     def events(self, narrator: Narrator) -> Events:
         """The event stream of one pod, with all its subscribers. Their order matters: the console comes
