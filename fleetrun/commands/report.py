@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 
 from fleetrun.commands.find import complete_jobs, find_any, history_of
 from fleetrun.commands.output import print_json, write
-from fleetrun.console.text import describe_duration, printable, wrapped
+from fleetrun.console.text import describe_duration, format_bytes, printable, wrapped
 from fleetrun.pod.events import HUNG
 from fleetrun.record.history import History, number
 from fleetrun.record.journal import Event
@@ -146,7 +147,9 @@ def _exit_text(event: Event) -> str:
     error = str(event.get("error") or "").splitlines()[:1]
     exit = event.get("how") or "failed"
     memory = " for lack of memory" if event.get("out_of_memory") else ""
-    return f"{event.get('container')} {exit}{memory}{''.join(f': {line}' for line in error)}"
+    peak = number(event.get("peak_memory")) if event.get("signal") == signal.SIGKILL else None
+    used = f" (peak memory {format_bytes(peak)})" if peak is not None else ""
+    return f"{event.get('container')} {exit}{memory}{used}{''.join(f': {line}' for line in error)}"
 
 
 def _consequence(event: Event) -> str:

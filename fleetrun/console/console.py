@@ -87,6 +87,9 @@ class Console:
     def begin(self, loop: Loop, status: Callable[[], StatusFields]) -> None:
         """A pod is about to run; from now on `status` returns the state of the job."""
 
+    def refresh(self) -> None:
+        """What `status` returns has changed."""
+
     def end(self) -> None:
         """All processes have ended, and their output is shown."""
 

@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fleetrun.console.console import Console, terminal_columns
-from fleetrun.console.text import Tail, columns, describe_duration, masked, printable, read_tail, wrapped
+from fleetrun.console.text import (
+    Tail,
+    columns,
+    describe_duration,
+    format_bytes,
+    masked,
+    printable,
+    read_tail,
+    wrapped,
+)
 from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
 from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import Ending, Failure, Hang, JobResult, Leaving, PodEvent, Restarting, Started
@@ -188,7 +197,12 @@ _HINTS = {
     "Address already in use": "fleetrun holds each port with a bound socket; a server must set SO_REUSEADDR.",
     "CUDA out of memory": "Fewer processes per GPU, a smaller batch, or another GPU with --gpus.",
     "No space left on device": "A disk is full; see `df -h`.",
+    "killed by signal: Killed": "A data loader got SIGKILL, perhaps for lack of memory; see `dmesg`.",
 }
+_KILLED = (
+    "fleetrun did not send this SIGKILL. Probably memory ran out: see `dmesg`, and the memory limit of the "
+    "container or the batch system. Otherwise a person or the batch system sent it."
+)
 
 
 def failure_headline(ended: Ended) -> str:
@@ -207,7 +221,18 @@ def failure_summary(ended: Ended, tail: Tail) -> str:
     """For a failure that is followed by a restart."""
     words = [failure_headline(ended), f"after {describe_duration(ended.ended - ended.started)}"]
     message = error_line(ended, tail)
+    if ended.killed or ended.out_of_memory:
+        message = ", ".join([*([_PERHAPS] if ended.killed else []), *_peak_memory(ended)])
     return " ".join(words) + (f": {message}" if message else "")
+
+
+_PERHAPS = "perhaps out of memory"
+
+
+def _peak_memory(ended: Ended) -> list[str]:
+    """For a process that may have ended for lack of it."""
+    known = ended.peak_memory is not None and (ended.killed or ended.out_of_memory)
+    return [f"peak memory {format_bytes(ended.peak_memory or 0)}"] if known else []
 
 
 def error_line(ended: Ended, tail: Tail) -> str:
@@ -233,6 +258,7 @@ def format_failure(
     facts = [
         f"pid {ended.pid}",
         f"at {_clock(ended.failed_at)}",
+        *_peak_memory(ended),
         *_attempts(result),
     ]
     lines = ["=" * min(width, 80), *wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
@@ -302,6 +328,8 @@ def _hints(ended: Ended, tail: Tail, log_full: bool) -> list[str]:
     if ended.record is not None:
         text += ended.record.message
     hints = [hint for sign, hint in _HINTS.items() if sign in text]
+    if ended.killed:
+        hints.append(_KILLED)
     if log_full:
         hints.append(f"The disk of {ended.spec.log.parent} is full: output may be lost, or be what ended it.")
     return hints

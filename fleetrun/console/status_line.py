@@ -35,6 +35,9 @@ class LiveConsole(Console):
     def begin(self, loop: Loop, status: Callable[[], StatusFields]) -> None:
         self._status_line.begin(loop, status)
 
+    def refresh(self) -> None:
+        self._status_line.refresh()
+
     def end(self) -> None:
         self._status_line.end()
 
@@ -110,6 +113,7 @@ class StatusLine:
         self._loop: Loop | None = None
         self._status: Callable[[], StatusFields] | None = None
         self._timer: Timer | None = None
+        self._soon: Timer | None = None
         self._pending = PendingLines()
         self._drawn = False
         self._hidden = False
@@ -145,11 +149,23 @@ class StatusLine:
         self._loop, self._status = loop, status
         self._tick()
 
+    def refresh(self) -> None:
+        """The state has changed: show it within `_BUSY_INTERVAL`."""
+        if self._loop is not None and self._status is not None and self._soon is None:
+            rest = self._row_made + _BUSY_INTERVAL - self._loop.clock()
+            self._soon = self._loop.after(max(0.0, rest), self._refreshed)
+
+    def _refreshed(self) -> None:
+        self._soon = None
+        self._row_made = -_IDLE_INTERVAL
+        self._paint_if_idle()
+
     def end(self) -> None:
         """Remove the line. May be called twice, and without `begin`."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._status = self._timer = None
+        for timer in (self._timer, self._soon):
+            if timer is not None:
+                timer.cancel()
+        self._status = self._timer = self._soon = None
         left = self._pending.finish()
         if left or self._drawn:
             self._paint(left)
@@ -167,6 +183,9 @@ class StatusLine:
     def _tick(self) -> None:
         assert self._loop is not None
         self._timer = self._loop.after(_IDLE_INTERVAL, self._tick)
+        self._paint_if_idle()
+
+    def _paint_if_idle(self) -> None:
         if self._sink.idle:  # otherwise updates would pile up while a terminal is stopped (Ctrl-S)
             self._paint(b"")
 

@@ -27,6 +27,7 @@ _SEPARATOR = " | "
 _BAR_WIDTH = 10
 _LONGEST_ACTIVITY = 60
 _ROLES = {
+    "node": "nodes",
     "ps": "servers",
     "trainer": "trainers",
     "heter": "heter trainers",
@@ -46,8 +47,9 @@ class CurrentActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusFields:
-    """`elapsed` is in seconds; `up` has (role, running processes, all processes); `rate` is in samples per
-    second over all trainers of this machine; `state` is empty while the job just runs.
+    """`elapsed` is in seconds; `up` has (role, running processes, all processes) of a job on one machine,
+    else ("node", machines that have met, most machines); `rate` is in samples per second over all trainers of
+    this machine; `state` is empty while the job just runs.
     """
 
     elapsed: float = 0.0
@@ -60,25 +62,34 @@ class StatusFields:
     activity: CurrentActivity | None = None
 
 
-def status_fields(status: Mapping[str, Any]) -> StatusFields:
-    """Step and loss are those of the first trainer that reports them."""
+def status_fields(status: Mapping[str, Any], most_nodes: int = 1) -> StatusFields:
+    """Step and loss are those of the trainer that has come furthest; if it reports no loss, the loss is that
+    of the first that does.
+    """
     containers = status["containers"]
     waiting = status["waiting"]
     trainers = [each for each in containers if each["role"] == "trainer"]
-    reporting: Mapping[str, Any] = next(
-        (each for each in trainers if each["step"] is not None or each["loss"] is not None), {}
+    newest: Mapping[str, Any] = max(
+        (each for each in trainers if each["step"] is not None), key=lambda each: each["step"], default={}
     )
+    losses = (each["loss"] for each in (newest, *trainers) if each)
     rates = [each["rate"] for each in trainers if each["rate"] is not None]
     return StatusFields(
         elapsed=status["elapsed"],
-        up=() if waiting else _processes_up(containers),
-        step=reporting.get("step"),
-        loss=reporting.get("loss"),
+        up=() if waiting else _nodes_up(status["nodes"], most_nodes) or _processes_up(containers),
+        step=newest.get("step"),
+        loss=next((loss for loss in losses if loss is not None), None),
         rate=sum(rates) if rates else None,
         restarts=status["restarts"],
         state=status["state"] if status["state"] in _SHOWN_STATES else "",
         activity=_waiting_for_nodes(waiting) if waiting else _first_activity([*trainers, *containers]),
     )
+
+
+def _nodes_up(nodes: Sequence[Mapping[str, Any]], most: int) -> tuple[tuple[str, int, int], ...]:
+    """Empty for a job on one machine."""
+    most = max(most, len(nodes))
+    return (("node", len(nodes), most),) if nodes and most > 1 else ()
 
 
 def _processes_up(containers: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, int, int], ...]:

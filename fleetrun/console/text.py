@@ -86,6 +86,13 @@ def format_short(number: float) -> str:
     return f"{number:.3g}" if math.isfinite(number) else str(number)
 
 
+def format_bytes(number: float) -> str:
+    """In powers of 1024: `312 MiB`, `3.1 GiB`."""
+    if number < 1024**3:
+        return f"{number / 1024**2:.0f} MiB"
+    return f"{number / 1024**3:.1f} GiB"
+
+
 def format_duration(seconds: float | None) -> str:
     """`45s`, `12m34s`, `1h02m`, `3d04h`; empty if the duration is not known."""
     if seconds is None or not math.isfinite(seconds):

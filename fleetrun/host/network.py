@@ -170,25 +170,16 @@ def _process_on(port: int) -> str | None:
     return "by a process of another user" if os.getuid() else None
 
 
-def ports_in_use() -> tuple[set[int], set[int]]:
-    """(ports at which a process of this network namespace listens, all ports at either end of a connection or
-    of one that ended within the last minute). Source: the kernel's /proc/net/tcp and tcp6.
+def ports_in_use() -> set[int]:
+    """The ports at which a process of this network namespace listens, and those at either end of a connection
+    or of one that ended within the last minute. Source: the kernel's /proc/net/tcp and tcp6.
     """
-    listening: set[int] = set()
-    connected: set[int] = set()
+    ports: set[int] = set()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path("/proc/net", name).read_text().splitlines()[1:]:
-                local, remote, state = line.split()[1:4]
-                ends = [int(each.rpartition(":")[2], 16) for each in (local, remote)]
-                if state == _LISTEN:
-                    listening.add(ends[0])
-                else:
-                    connected.update(ends)
-    return listening, connected
-
-
-_LISTEN = "0A"  # include/net/tcp_states.h
+                ports.update(int(end.rpartition(":")[2], 16) for end in line.split()[1:3])
+    return ports
 
 
 def is_this_host(host: str) -> bool:

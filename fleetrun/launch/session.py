@@ -219,7 +219,9 @@ class LaunchSession:
         if self._console.shows_status:
             from fleetrun.console.status_text import status_fields  # late: few launches show it
 
-            self._console.begin(self._loop, lambda: status_fields(self.job_status.fields()))
+            most = self.settings.nnodes[1]
+            self._console.begin(self._loop, lambda: status_fields(self.job_status.fields(), most))
+            self.progress.subscribe(lambda container, report: self._console.refresh())
 
     def events(self, narrator: Narrator) -> Events:
         """The event stream of one pod, with all its subscribers. Their order matters: the console comes
@@ -238,12 +240,11 @@ class LaunchSession:
         """Warn of a server at whose endpoint no process has listened: its script has trained on its own."""
         if isinstance(event, Leaving):
             servers = [each.spec for each in event.rest]
-            seen = ports_in_use()[0]
         elif isinstance(event, Ended) and event.exit.ok and not event.dismissed and event.asked is None:
             servers = [event.spec]
-            seen = set[int]().union(*ports_in_use())
         else:
             return
+        seen = ports_in_use()
         for spec in servers:
             if spec.role is Role.SERVER and spec.endpoint and split_endpoint(spec.endpoint)[1] not in seen:
                 self._console.warning(

@@ -99,7 +99,7 @@ class Ended:
 
     `asked` is the signal that fleetrun itself had sent before, if any: such an end is a consequence.
     `out_of_memory` tells that the kernel's OOM killer did it, `dismissed` that a server ended because its
-    trainers had let it go.
+    trainers had let it go. `peak_memory` is in bytes, that of the process or of the largest of its children.
     """
 
     spec: ContainerSpec
@@ -112,6 +112,12 @@ class Ended:
     record: ErrorRecord | None = None
     out_of_memory: bool = False
     dismissed: bool = False
+    peak_memory: int | None = None
+
+    @property
+    def killed(self) -> bool:
+        """Whether it got a SIGKILL that neither fleetrun nor, as far as is known, the OOM killer sent."""
+        return self.exit.signal == signal.SIGKILL and self.asked is None and not self.out_of_memory
 
     @property
     def stopped(self) -> bool:
@@ -212,6 +218,7 @@ class Container:
             record=record,
             dismissed=exit.ok and self.spec.role is Role.SERVER and read_dismissed(self.spec.error_file),
             out_of_memory=exit.code == -9 and self._asked is None and out_of_memory(process.pid),
+            peak_memory=process.peak_memory,
         )
         if self.spec.notice_file is not None:
             with contextlib.suppress(OSError):

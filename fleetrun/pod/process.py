@@ -64,6 +64,8 @@ class Process:
         self.pid = popen.pid
         self._pidfd = os.pidfd_open(popen.pid)
         self.exit: Exit | None = None
+        self.peak_memory: int | None = None
+        """Most bytes that it, or one of the children that it waited for, had in memory; known once reaped."""
 
     @classmethod
     def spawn(
@@ -159,9 +161,18 @@ class Process:
         if self.exit is None:
             if with_group and not self._left_well():
                 self.signal_group(signal.SIGKILL)
-            self.exit = Exit(self._popen.wait())
+            self.exit = self._wait()
             os.close(self._pidfd)
         return self.exit
+
+    def _wait(self) -> Exit:
+        try:
+            _, status, usage = os.wait4(self.pid, 0)
+        except ChildProcessError:  # somebody else reaped it
+            return Exit(self._popen.wait())
+        self.peak_memory = usage.ru_maxrss * 1024  # Linux counts KiB
+        self._popen.returncode = os.waitstatus_to_exitcode(status)
+        return Exit(self._popen.returncode)
 
 
 _HINTS = {

@@ -288,6 +288,27 @@ def test_headline(ended, changes, words):
     assert failure_headline(ended(**changes)) == words
 
 
+def test_a_sigkill_of_unknown_origin(ended):
+    killed = ended(code=-9, peak_memory=3 << 30)
+    lines = "\n".join(lines_of(killed))
+    assert "peak memory 3.0 GiB" in lines
+    assert "Hint: fleetrun did not send" in lines
+    assert "perhaps out of memory, peak memory 3.0 GiB" in failure_summary(killed, NOTHING)
+
+
+def test_a_sigkill_of_the_oom_killer(ended):
+    lines = "\n".join(lines_of(ended(code=-9, peak_memory=300 << 20, out_of_memory=True)))
+    assert "peak memory 300 MiB" in lines
+    assert "Hint" not in lines
+
+
+@pytest.mark.parametrize("changes", [{"code": -9, "asked": 15}, {"code": -11}, {"code": 1}])
+def test_other_ends_tell_no_memory(ended, changes):
+    lines = "\n".join(lines_of(ended(peak_memory=3 << 30, **changes)))
+    assert "peak memory" not in lines
+    assert "Hint" not in lines
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [

@@ -105,6 +105,21 @@ def test_it_follows_the_facts_once_a_second():
     assert made.rows == ["0:00:02 | step 7"]
 
 
+def test_news_is_shown_at_once_but_not_too_often():
+    made = shown()
+    for step in range(1, 5):
+        made.step = step
+        made.status_line.refresh()
+    before = made.writes
+    made.loop.pass_(0.25)
+    assert made.rows == ["0:00:00 | step 4"]
+    assert made.writes == before + 1
+    made.status_line.refresh()
+    made.status_line.end()
+    made.loop.pass_(5.0)
+    assert made.rows == []
+
+
 def test_it_leaves_nothing_in_the_scrollback_of_tmux():
     """After `clear` the line stands in the first row."""
     made = shown(tmux=True)

@@ -23,7 +23,10 @@ from tests.support.pods import spec_of
 
 def status(**more):
     container = {"role": "trainer", "pid": 7, "step": None, "loss": None, "rate": None, "activity": None}
-    given = {"elapsed": 1.0, "state": "running", "restarts": 0, "waiting": None, "containers": [], **more}
+    given = {
+        "elapsed": 1.0, "state": "running", "restarts": 0, "waiting": None, "nodes": [], "containers": [],
+        **more,
+    }  # fmt: skip
     return {**given, "containers": [{**container, **each} for each in given["containers"]]}
 
 
@@ -72,11 +75,22 @@ def test_how_many_are_up():
     assert facts.up == (("trainer", 1, 2), ("ps", 1, 1), ("evaluator", 0, 1))
 
 
-def test_step_and_loss_are_of_the_first_trainer_that_reports():
-    facts = status_fields(
-        status(containers=[{"role": "ps", "step": 9}, {}, {"step": 5, "loss": 0.5}, {"step": 6}])
-    )
-    assert (facts.step, facts.loss) == (5, 0.5)
+def test_step_and_loss_are_the_newest_of_any_trainer():
+    containers = [{"role": "ps", "step": 9}, {}, {"step": 5, "loss": 0.5}, {"step": 6}]
+    facts = status_fields(status(containers=containers))
+    assert (facts.step, facts.loss) == (6, 0.5)
+    facts = status_fields(status(containers=[*containers, {"step": 8, "loss": 0.25}, {"step": 8, "loss": 1}]))
+    assert (facts.step, facts.loss) == (8, 0.25)
+    assert status_fields(status(containers=[{"loss": 0.5}])).loss == 0.5
+
+
+def test_on_several_machines_the_machines_are_counted():
+    nodes = [{"rank": rank, "title": f"h{rank}", "this": rank == 0} for rank in range(2)]
+    facts = status_fields(status(nodes=nodes, containers=[{}]))
+    assert facts.up == (("node", 2, 2),)
+    assert status_row(facts, 80) == "0:00:01 | nodes 2/2"
+    assert status_fields(status(nodes=nodes[:1], containers=[{}]), most_nodes=4).up == (("node", 1, 4),)
+    assert status_fields(status(containers=[{}]), most_nodes=4).up == (("trainer", 1, 1),)
 
 
 def test_the_rate_is_that_of_all_trainers():

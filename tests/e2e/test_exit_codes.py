@@ -67,6 +67,7 @@ stay()
     launch = fleetrun.run(*ONCE, "--nproc_per_node", "2", script)
     assert launch.code == 128 + number, launch
     assert f"trainer 1 was killed by {name}" in launch.err
+    assert ("peak memory" in launch.err) == (name == "SIGKILL")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import termios
 import pytest
 
 from tests.support.command import FLEETRUN, Fleetrun
+from tests.support.ports import free_port
 from tests.support.screen import Terminal
 
 XTERM = {"TERM": "xterm-256color"}
@@ -33,6 +34,19 @@ def until_foot(launch, *words):
     launch.until(
         lambda: all(word in "".join(screen_of(launch).rows[-1:]) for word in words), f"{words} at the foot"
     )
+
+
+@pytest.mark.slow
+def test_on_several_machines_the_foot_counts_them(fleetrun: Fleetrun):
+    script = fleetrun.script('tell("ready", os.getpid())\nwait_for_go()')
+    meet = ("--nnodes", "2", "--master", f"127.0.0.1:{free_port()}", "--log_dir")
+    first, _ = fleetrun.at_terminal(*meet, "log", script, env=XTERM)
+    second = fleetrun.start(*meet, "log2", script)
+    until_foot(first, "nodes 2/2")
+    for launch in (first, second):
+        launch.until_ready(1)
+        launch.go()
+    assert [first.wait(), second.wait()] == [0, 0]
 
 
 @pytest.mark.slow

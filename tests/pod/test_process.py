@@ -190,6 +190,15 @@ def test_an_end_is_readable_and_told(child, script, code):
     assert made.process.reap() == Exit(code), "a second time tells the same"
 
 
+def test_the_peak_of_its_memory(child):
+    fill = f"{sys.executable} -c 'import os; data = bytearray(b\"x\") * (200 << 20); os.kill(os.getpid(), 9)'"
+    made = child(f"exec {fill}")
+    assert made.process.peak_memory is None
+    made.wait()
+    assert made.process.reap() == Exit(-9)
+    assert 200 << 20 < made.process.peak_memory < 400 << 20
+
+
 def test_a_group_is_reached_whole(child):
     made = child("sleep 100 & echo $!; wait")
     helper = int(made.line())

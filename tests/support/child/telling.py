@@ -76,21 +76,30 @@ def pid_of(who):
 
 
 def meet(count):
-    """Until so many processes of this attempt are here. A server listens, as all servers do, and stays until
-    the trainers among them have ended: a second before them, it would be a failure.
+    """Until so many processes of this attempt are here. A server serves each trainer, as all servers do, and
+    stays until the trainers among them have ended: a second before them, it would be a failure.
     """
+    servers = [
+        place.rpartition(":") for place in os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",")
+    ]
     if WHO.startswith("ps."):
-        place = os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")[int(WHO.removeprefix("ps."))]
-        host, _, port = place.rpartition(":")
-        listening = socket.create_server((host, int(port)))  # noqa: F841  (open until the end)
+        host, _, port = servers[int(WHO.removeprefix("ps."))]
+        listening = socket.create_server((host, int(port)))
     here = Path(f"met.{ATTEMPT}.{WHO}")
     here.with_name(f".{here}").write_text(str(os.getpid()))
     here.with_name(f".{here}").rename(here)
     while len(list(Path().glob(f"met.{ATTEMPT}.*"))) < count:
         time.sleep(0.002)
+    trainers = list(Path().glob(f"met.{ATTEMPT}.trainer.*"))
     if WHO.startswith("ps."):
-        for trainer in Path().glob(f"met.{ATTEMPT}.trainer.*"):
+        served = [listening.accept() for _ in trainers]
+        for trainer in trainers:
             wait_for_end_of(int(trainer.read_text()))
+        served.clear()
+    elif WHO.startswith("trainer."):
+        for server in Path().glob(f"met.{ATTEMPT}.ps.*"):
+            host, _, port = servers[int(server.suffix[1:])]
+            socket.create_connection((host, int(port))).close()
 
 
 def helper(code, **options):
