@@ -134,9 +134,10 @@ def _nproc(settings: LaunchSettings, host: Host) -> int:
         return wanted
     if wanted == "cpu" or (wanted == "auto" and not host.devices):
         return host.cores
-    if wanted == "gpu" and not host.devices:
+    if wanted in ("gpu", "xpu") and not host.devices:
         raise UsageError(
-            "--nproc_per_node gpu: there is no GPU on this machine", hint="Give a number, or cpu."
+            f"--nproc_per_node {wanted}: there is no {wanted.upper()} on this machine",
+            hint="Give a number, or cpu.",
         )
     return len(host.devices) or host.wanted_devices or 1
 

@@ -48,6 +48,7 @@ VALUES = [
     ("--rdzv_conf=", {"rdzv_timeout": 600.0}),
     ("--role worker", {"role": "worker"}),
     ("--run-path", {"run_path": True}),
+    ("--nproc-per-node xpu", {"nproc_per_node": "xpu", "device_kind": "xpu"}),
     ("--virtual-local-rank", {"virtual_local_rank": True}),
     ("--max-restarts=2 --log-dir d", {"max_restart": 2, "log_dir": "d"}),
     ("--standalone --rdzv-id=none", {"job_id": "none"}),

@@ -314,10 +314,10 @@ class LaunchSettings:
         help="Stop a job that runs longer than this, with exit code 124.")
 
     nproc_per_node: int | str | None = _process(
-        None, parsing.count_or_word("auto", "gpu", "cpu"), "N",
+        None, parsing.count_or_word("auto", "gpu", "xpu", "cpu"), "N",
         env=("PADDLE_NPROC_PER_NODE", "PET_NPROC_PER_NODE"),
         modes=PROCESSES,
-        help="Number of processes on this machine. gpu: one per GPU; cpu: one per core; auto: gpu if "
+        help="Number of processes on this machine. gpu, xpu: one per device; cpu: one per core; auto: gpu if "
              "there is one, else cpu.",
         shown_default="one per device, 1 without devices")
     devices: tuple[str, ...] = _process(
