@@ -508,6 +508,9 @@ class LaunchSettings:
     virtual_local_rank: bool = switch(
         False, group=Group.COMPATIBLE, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
         help="As in torchrun: LOCAL_RANK is 0 for all, and each process sees only its own devices.")
+    numa_binding: str | None = option(
+        None, choice("node"), "node", choices=("node",), group=Group.COMPATIBLE, modes=COLLECTIVE,
+        help="As in torchrun: run each process on the cores of the NUMA node of its GPU.")
     # fmt: on
 
     def role_settings(self, role: Role) -> RoleSettings:
@@ -520,7 +523,6 @@ OPTIONS = options_of(LaunchSettings)
 
 # ---- Options that only torchrun has; `torchrun.translated` makes fleetrun's of them
 
-_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _METHODS = ("spawn", "fork", "forkserver")
 _RENDEZVOUS_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 _SHOWN = "decides with --redirects, --tee and --local_ranks_filter what is shown, as --follow does"
@@ -550,7 +552,6 @@ TORCHRUN: Mapping[str, Option] = {
         _torchrun("redirects", parsing.streams, _SHOWN, "-r"),
         _torchrun("tee", parsing.streams, _SHOWN, "-t"),
         _torchrun("local_ranks_filter", parsing.number_list, _SHOWN),
-        _torchrun("numa_binding", choice(*_BINDINGS), "is not supported"),
         _torchrun("monitor_interval", parsing.anything, "has no effect: fleetrun does not poll"),
         _torchrun("start_method", choice(*_METHODS), "has no effect: every process is a new one"),
         _torchrun("event_log_handler", parsing.anything, "has no effect: --display json prints the events"),
