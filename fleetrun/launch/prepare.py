@@ -5,12 +5,14 @@ devices and its ports. Starts nothing.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
 from fleetrun.envs.contract import TOKEN, Role, join_endpoint, split_endpoint, token_flaw
 from fleetrun.envs.settings.options import LaunchSettings, Resolved, normal
+from fleetrun.envs.settings.parsing import rank_set, written_ranks
 from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
 from fleetrun.host import devices
@@ -272,14 +274,32 @@ def equipped(host: Host, resolved: Resolved, warn: Callable[[str], None], enviro
             f"there is no {settings.device_kind.upper()} here; "
             "computing on CPUs (Gloo)"
         )
+    chosen = devices.choose(settings.devices, ids, settings.device_kind, environ) if ids else ()
     return replace(
         host,
         cores=len(os.sched_getaffinity(0)),
-        devices=devices.choose(settings.devices, ids, settings.device_kind, environ) if ids else (),
+        devices=chosen,
+        device_cores=device_cores(chosen, warn) if settings.numa_binding else (),
         device_kind=settings.device_kind,
         wanted_devices=len(settings.devices),
         evaluator_devices=evaluator_devices(settings, ids, warn, environ),
     )
+
+
+def device_cores(
+    ids: tuple[str, ...], warn: Callable[[str], None], root: Path = Path("/")
+) -> tuple[str, ...]:
+    """For each device the cores of its NUMA node that this process may use; empty where nothing is known.
+
+    Raises UsageError without the program that binds.
+    """
+    if shutil.which("taskset") is None:
+        raise UsageError("--numa_binding needs taskset, which is not on PATH (Debian: util-linux)")
+    here = os.sched_getaffinity(0)
+    nodes = [rank_set(text) or frozenset() for text in devices.numa_cores(ids, root)]
+    if not any(nodes):
+        warn("--numa_binding node has no effect: the NUMA nodes of the GPUs are not known here")
+    return tuple(written_ranks(cores & here) for cores in nodes)
 
 
 def evaluator_devices(

@@ -38,7 +38,8 @@ class Host:
 
     Equipment: `cores`; `devices`, the ids of the visibility variable that were chosen for the job;
     `wanted_devices`, how many --devices named, whether they are there or not; `evaluator_devices`, those that
-    a job file names for evaluators.
+    a job file names for evaluators; `device_cores`, for each of `devices` the cores to which its process is
+    bound (empty: to none).
     """
 
     address: str
@@ -52,6 +53,7 @@ class Host:
     device_kind: str = "gpu"
     wanted_devices: int = 0
     evaluator_devices: tuple[str, ...] = ()
+    device_cores: tuple[str, ...] = ()
 
     @property
     def alone(self) -> bool:
@@ -134,9 +136,10 @@ def _nproc(settings: LaunchSettings, host: Host) -> int:
         return wanted
     if wanted == "cpu" or (wanted == "auto" and not host.devices):
         return host.cores
-    if wanted == "gpu" and not host.devices:
+    if wanted in ("gpu", "xpu") and not host.devices:
         raise UsageError(
-            "--nproc_per_node gpu: there is no GPU on this machine", hint="Give a number, or cpu."
+            f"--nproc_per_node {wanted}: there is no {wanted.upper()} on this machine",
+            hint="Give a number, or cpu.",
         )
     return len(host.devices) or host.wanted_devices or 1
 
@@ -486,7 +489,8 @@ def pod_spec(
         placed = replace(member, pod=pod, log_dir=str(log_dir), omp_threads=_omp_threads(own, threads))
         log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
         env = {**base, **dict(own.environment), PROGRESS_VARIABLE: str(progress)}
-        spec = _container_spec(placed, process_command(settings, member.role), log, env)
+        argv = (*_binding(host, member), *process_command(settings, member.role))
+        spec = _container_spec(placed, argv, log, env)
         if settings.virtual_local_rank and member.role is Role.TRAINER:
             spec = replace(spec, env={**spec.env, "LOCAL_RANK": "0"})
         containers.append(spec)
@@ -498,6 +502,15 @@ def pod_spec(
         log_dir=log_dir,
         pre_hook=_pre_hook(settings, log_dir, pod, base),
     )
+
+
+def _binding(host: Host, member: Member) -> tuple[str, ...]:
+    """What runs a command on the cores of the member's first device."""
+    if member.role is not Role.TRAINER or not member.devices or member.visible is None:
+        return ()
+    device = member.visible.split(",")[member.devices[0]]
+    cores = dict(zip(host.devices, host.device_cores, strict=False)).get(device)
+    return ("taskset", "--cpu-list", cores) if cores else ()
 
 
 def _omp_threads(own: RoleSettings, share: int | None) -> int | None:

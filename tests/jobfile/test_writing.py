@@ -31,6 +31,8 @@ LINES = [
     "--heter_worker_num 1;2 --server_num 1 train.py",
     "--stop_timeout 0.123456789 --timeout 2h --log_rotate 100MB train.py",
     "--no_python train.py",
+    "--nnodes 2 --rdzv-id a --rdzv-endpoint h:1 --tee 3 --nproc-per-node xpu --shutdown-timeout 5 train.py",
+    "--role w --virtual-local-rank --run-path --local-ranks-filter 0,7 train.txt",
 ]
 
 

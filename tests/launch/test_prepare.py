@@ -223,3 +223,23 @@ def test_a_host_that_is_not_this_machine():
 
 def test_etcd_makes_even_one_machine_a_member():
     assert not site("--nnodes 1 --master etcd://127.0.0.1:7").alone
+
+
+def test_processes_are_bound_to_cores_that_the_launcher_may_use(tmp_path):
+    mine = min(os.sched_getaffinity(0))
+    for name, text in {
+        "proc/driver/nvidia/gpus/0000:0a:00.0/information": "",
+        "sys/bus/pci/devices/0000:0a:00.0/numa_node": "0",
+        "sys/devices/system/node/node0/cpulist": f"{mine},900000",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    warnings = []
+    assert prepare.device_cores(("0", "1"), warnings.append, tmp_path) == (str(mine), "")
+    assert warnings == []
+
+
+def test_unknown_numa_nodes_are_said(tmp_path):
+    warnings = []
+    assert prepare.device_cores(("0",), warnings.append, tmp_path) == ("",)
+    assert "--numa_binding" in warnings[0]

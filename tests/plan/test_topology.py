@@ -616,6 +616,16 @@ def test_torchruns_role_and_virtual_local_rank():
     assert contract.read(second.environment(0)).local_rank == 1
 
 
+def test_numa_binding_runs_a_process_on_the_cores_of_its_device():
+    words = "--numa-binding node --nproc_per_node {} train.py"
+    host = {"devices": ("4", "5"), "device_cores": ("0-3", "")}
+    first, second = spec_of(words.format(2), **host).containers
+    assert first.argv == ("taskset", "--cpu-list", "0-3", sys.executable, "-u", "train.py")
+    assert second.argv == (sys.executable, "-u", "train.py")
+    (both,) = spec_of(words.format(1), **host).containers
+    assert both.argv[:3] == ("taskset", "--cpu-list", "0-3")
+
+
 @pytest.mark.parametrize("words", ["--run-path a.txt 1", "--run-path --no-python a.txt 1"])
 def test_run_path_runs_any_file_as_python(words):
     (container,) = spec_of(words).containers

@@ -314,10 +314,10 @@ class LaunchSettings:
         help="Stop a job that runs longer than this, with exit code 124.")
 
     nproc_per_node: int | str | None = _process(
-        None, parsing.count_or_word("auto", "gpu", "cpu"), "N",
+        None, parsing.count_or_word("auto", "gpu", "xpu", "cpu"), "N",
         env=("PADDLE_NPROC_PER_NODE", "PET_NPROC_PER_NODE"),
         modes=PROCESSES,
-        help="Number of processes on this machine. gpu: one per GPU; cpu: one per core; auto: gpu if "
+        help="Number of processes on this machine. gpu, xpu: one per device; cpu: one per core; auto: gpu if "
              "there is one, else cpu.",
         shown_default="one per device, 1 without devices")
     devices: tuple[str, ...] = _process(
@@ -508,6 +508,9 @@ class LaunchSettings:
     virtual_local_rank: bool = switch(
         False, group=Group.COMPATIBLE, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
         help="As in torchrun: LOCAL_RANK is 0 for all, and each process sees only its own devices.")
+    numa_binding: str | None = option(
+        None, choice("node"), "node", choices=("node",), group=Group.COMPATIBLE, modes=COLLECTIVE,
+        help="As in torchrun: run each process on the cores of the NUMA node of its GPU.")
     # fmt: on
 
     def role_settings(self, role: Role) -> RoleSettings:
@@ -520,7 +523,6 @@ OPTIONS = options_of(LaunchSettings)
 
 # ---- Options that only torchrun has; `torchrun.translated` makes fleetrun's of them
 
-_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _METHODS = ("spawn", "fork", "forkserver")
 _RENDEZVOUS_BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 _SHOWN = "decides with --redirects, --tee and --local_ranks_filter what is shown, as --follow does"
@@ -550,7 +552,6 @@ TORCHRUN: Mapping[str, Option] = {
         _torchrun("redirects", parsing.streams, _SHOWN, "-r"),
         _torchrun("tee", parsing.streams, _SHOWN, "-t"),
         _torchrun("local_ranks_filter", parsing.number_list, _SHOWN),
-        _torchrun("numa_binding", choice(*_BINDINGS), "is not supported"),
         _torchrun("monitor_interval", parsing.anything, "has no effect: fleetrun does not poll"),
         _torchrun("start_method", choice(*_METHODS), "has no effect: every process is a new one"),
         _torchrun("event_log_handler", parsing.anything, "has no effect: --display json prints the events"),

@@ -551,6 +551,8 @@ def _values(choices: Choices, mode: Mode) -> dict[str, Any]:
     values = {name: choice.value for name, choice in choices.items() if name != "run_mode"}
     if "devices" in choices:
         values["device_kind"] = DEVICE_KINDS.get(choices["devices"].alias, "gpu")
+    elif values.get("nproc_per_node") == "xpu":
+        values["device_kind"] = "xpu"
     values |= _implied_values(choices)
     if not mode.has_servers:
         return values

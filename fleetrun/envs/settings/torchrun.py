@@ -8,7 +8,6 @@ import re
 
 from fleetrun.envs.settings.command_line import Choice, Choices, Source, parsed
 from fleetrun.envs.settings.options import OPTIONS, PET, TORCHRUN
-from fleetrun.errors import UsageError
 from fleetrun.values import replace
 
 PORTS = {"static": 29500, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
@@ -33,7 +32,7 @@ def translated(choices: Choices) -> tuple[Choices, list[str]]:
     """The same choices in fleetrun's options, and a notice on each that has no effect. A choice under an
     option's own name wins over torchrun's from the same source.
 
-    Raises UsageError for an invalid value, and for what fleetrun does not support.
+    Raises UsageError for an invalid value.
     """
     translation = _Translation(choices)
     translation.place_alone()
@@ -190,16 +189,9 @@ class _Translation:
             self.notices.append(f"{given}: without a number of processes all are shown")
         return "trainer"
 
-    # -- What has no effect, or is not there
+    # -- What has no effect
 
     def rest(self) -> None:
-        numa = self._given.get("numa_binding")
-        if numa is not None:
-            raise UsageError(
-                f"{numa} {TORCHRUN['numa_binding'].help}",
-                hint="Start each process with numactl: fleetrun --no_python ./bind.sh, a script that runs\n"
-                "numactl --cpunodebind=NODE python train.py with the node of its LOCAL_RANK.",
-            )
         for name in _SILENT:
             if name in self._given:
                 self.notices.append(f"{self._given[name]} {TORCHRUN[name].help}")

@@ -159,6 +159,7 @@ EXAMPLES: Mapping[str, str] = {
     "follow": '["trainer:0", "ps"]',
     "tensorboard": '"runs"',
     "metrics_port": "9400",
+    "numa_binding": '"node"',
     "nnodes": "[2, 4]",
     "ips": '["10.0.0.1", "10.0.0.2"]',
     "master": '"10.0.0.1:6768"',
