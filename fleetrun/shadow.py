@@ -4,7 +4,6 @@ second one and says which of the two Python imports; loads the runtime for `from
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
@@ -26,6 +25,8 @@ def load_fleet() -> ModuleType:
     """The module `trainers.fleet` of fleetrun's runtime. Raises ImportError if another `trainers` was
     imported before.
     """
+    from importlib import import_module  # late, as below: not for the launcher
+
     present = sys.modules.get("trainers")
     if present is None:
         _load_ours()
@@ -36,7 +37,7 @@ def load_fleet() -> ModuleType:
             name="trainers",
             path=theirs,
         )
-    return importlib.import_module("trainers.fleet")
+    return import_module("trainers.fleet")
 
 
 def _is_ours(module: ModuleType) -> bool:
@@ -45,7 +46,7 @@ def _is_ours(module: ModuleType) -> bool:
 
 def _load_ours() -> None:
     """From its own place: another `trainers` may come first in sys.path."""
-    from importlib.util import module_from_spec, spec_from_file_location  # late: not for the launcher
+    from importlib.util import module_from_spec, spec_from_file_location
 
     spec = spec_from_file_location("trainers", OURS / "__init__.py", submodule_search_locations=[str(OURS)])
     assert spec is not None
@@ -190,7 +191,7 @@ def _has(package: Path, name: str) -> bool:
 
 # ---- Whether it is what a process failed of
 
-_FAILURES = re.compile(
+_FAILURES = (
     r"No module named 'trainers\b|cannot import name '\w+' from '(partially initialized module ')?trainers\b"
     r"|module 'trainers' has no attribute|was imported as `trainers`"
 )
@@ -198,4 +199,4 @@ _FAILURES = re.compile(
 
 def shadow_of_failure(text: str, argv: Sequence[str], environ: Mapping[str, str]) -> Shadow | None:
     """`text` is what the process wrote of its failure."""
-    return find_shadow(argv, environ) if _FAILURES.search(text) else None
+    return find_shadow(argv, environ) if re.search(_FAILURES, text) else None

@@ -512,7 +512,7 @@ class Membership:
         now = self._looked_at = self._loop.clock()
         view, own = self._view, self._own
         if view.up:
-            view.refresh(self.store.mirror, now, whole=self._whole)
+            view.refresh(self.store.mirror, now, whole=self._whole, closed=self.store.closed)
             self._whole = False
             self._note_round()
             self._watch()

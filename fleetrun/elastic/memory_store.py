@@ -7,7 +7,7 @@ disconnected and connected again, as by a network.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from fleetrun.elastic.store import Entry, Ledger, Listener, Mirror, Session
 from fleetrun.errors import LaunchError
@@ -39,6 +39,10 @@ class MemoryStore:
     @property
     def mirror(self) -> Mapping[str, Entry]:
         return self._mirror.entries
+
+    @property
+    def closed(self) -> Collection[str]:
+        return self._mirror.closed
 
     def open(self, listener: Listener) -> None:
         self._listener = listener

@@ -7,7 +7,7 @@ All of it is pure: no transport, no loop, no clock. Clients are `memory_store.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +42,12 @@ class Entry:
     revision: int
 
 
+CLOSED = Entry(b"", ABSENT, ABSENT)
+"""Instead of an entry, among changes: the key was deleted because its client's connection was closed. A key
+that was deleted for another reason, such as a lease that was not renewed, has None.
+"""
+
+
 class Listener(Protocol):
     """The user of a store. Calls come from the loop and must return at once."""
 
@@ -74,6 +80,13 @@ class Store(Protocol):
     @property
     def mirror(self) -> Mapping[str, Entry]:
         """The entries under all watched prefixes, by key."""
+        ...
+
+    @property
+    def closed(self) -> Collection[str]:
+        """Keys that left the mirror because the connection of the client that wrote them was closed. Always
+        empty where the store does not tell.
+        """
         ...
 
     def open(self, listener: Listener) -> None:
@@ -134,7 +147,7 @@ class Store(Protocol):
 # its folders, however many sessions watch something else.
 
 Outbox = dict[str, "Entry | None"]
-"""Key -> its entry now (None: deleted), in the order of the last changes; one change for each key."""
+"""Key -> its entry now (None or CLOSED: deleted), in the order of the last changes; one change a key."""
 
 
 class Session:
@@ -228,16 +241,21 @@ class Ledger:
         """End and return the sessions that were not renewed in time."""
         late = [session for session in self._sessions.values() if session.until <= now]
         for session in late:
-            self.revoke(session)
+            self._end(session, None)
         return late
 
     def revoke(self, session: Session) -> None:
-        """End a lease and delete what was written under it. May be called twice."""
+        """End the lease of a client that closed its connection, and delete what was written under it. May be
+        called twice.
+        """
+        self._end(session, CLOSED)
+
+    def _end(self, session: Session, change: Entry | None) -> None:
         if self._sessions.pop(session.name, None) is None:
             return
         self.unwatch_all(session)
         for key in sorted(session.keys):
-            self.delete(key)
+            self._delete(key, self._entries[key], change)
         session.end()
 
     # ---- keys
@@ -277,8 +295,11 @@ class Ledger:
         old = self._entries.get(key)
         if not _as_expected(old, expect):
             return False
-        if old is None:
-            return True
+        if old is not None:
+            self._delete(key, old, None)
+        return True
+
+    def _delete(self, key: str, old: Entry, change: Entry | None) -> None:
         self.revision += 1
         self.size -= len(key) + len(old.value)
         del self._entries[key]
@@ -288,8 +309,7 @@ class Ledger:
             if not keys:
                 del self._folders[folder]
         self._own(key, None)
-        self._tell(key, None)
-        return True
+        self._tell(key, change)
 
     def delete_prefix(self, prefix: str) -> None:
         for key in self.range(prefix):
@@ -341,6 +361,8 @@ class Mirror:
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
+        self.closed: set[str] = set()
+        """Keys that were deleted because their client's connection was closed."""
         self.prefixes: dict[str, None] = {}
         self.stale = False
 
@@ -351,15 +373,18 @@ class Mirror:
         self.prefixes.pop(prefix, None)
         for key in [key for key in self.entries if not self._watched(key)]:
             del self.entries[key]
+        self.closed = {key for key in self.closed if self._watched(key)}
 
-    def note(self, news: Mapping[str, Entry | None]) -> None:
-        """Apply changes (None: deleted) to keys that are watched."""
+    def note(self, news: Outbox) -> None:
+        """Apply changes to keys that are watched."""
         for key, entry in news.items():
             if not self._watched(key):
                 continue
             self.stale = True
-            if entry is None:
+            self.closed.discard(key)
+            if entry is None or entry == CLOSED:
                 self.entries.pop(key, None)
+                self.closed.update([key] if entry else ())
             else:
                 self.entries[key] = entry
 
@@ -370,6 +395,7 @@ class Mirror:
         for key in [key for key in self.entries if covers(prefix, key)]:
             del self.entries[key]
         self.entries |= entries
+        self.closed -= entries.keys()
         self.stale = True
 
     def _watched(self, key: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource  # noqa: F401  os.wait4 imports it, and there may be no descriptor left for that then
 import select
 import signal
 import subprocess

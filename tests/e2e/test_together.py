@@ -132,6 +132,21 @@ def test_a_launcher_that_is_killed_is_missed_by_the_other(fleetrun: Fleetrun, vi
     assert re.search(rf"node {victim}, .*: .*guard", other.err), other
 
 
+def test_a_launcher_that_ends_at_once_is_said_to_have_ended(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2")
+    script = fleetrun.script('tell("ready", os.getpid())\nleave_on_term()\nstay()')
+    first = nodes.start(script)
+    first.until_err("waiting")
+    second = nodes.start(script)
+    for each in (first, second):
+        each.until_ready(1)
+    os.kill(second.launcher, signal.SIGKILL)
+    second.wait()
+    assert first.wait() == 125, first
+    assert "its launcher has ended" in first.said, first
+    assert "was not heard of" not in first.said, first
+
+
 def test_a_third_node_of_a_full_job_is_told_so_and_disturbs_nobody(fleetrun: Fleetrun):
     nodes = Nodes(fleetrun, "--nnodes", "2")
     script = fleetrun.script('tell("ready", os.getpid())\nwait_for_go()')

@@ -168,10 +168,22 @@ def test_a_node_that_dies_ends_a_fixed_job_when_its_lease_does():
     job.players[2].crash()
     job.until(lambda: all(player.over for player in alive(job)))
     assert LEASE * 0.7 < job.loop.now - began < LEASE + 1.5
-    assert ends(job) == (
-        125, CauseKind.LOST, "h3 (10.0.0.3) is gone: its launcher has ended, or was not heard of for 10 s"
-    )  # fmt: skip
+    assert ends(job) == (125, CauseKind.LOST, "h3 (10.0.0.3) is gone: it was not heard of for 10 s")
     assert job.players[0].end[1].rank == 2
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_launcher_that_ends_is_not_said_to_be_silent(leads):
+    job = running(3)
+    player = job.players[0 if leads else 2]
+    session = player.store._session
+    player.crash()
+    job.ledger.revoke(session)  # as a store does whose connection to it was closed
+    job.until(lambda: all(each.over for each in alive(job)), within=LEASE / 2)
+    code, why, headline = ends(job)
+    assert (code, why) == (125, CauseKind.LOST)
+    assert "launcher has ended" in headline
+    assert "heard" not in headline
 
 
 def test_the_leader_is_not_missed_longer_than_anybody_else():

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from fleetrun.elastic.store import ABSENT, Entry, Ledger, Session, covers
+from fleetrun.elastic.embedded import wire
+from fleetrun.elastic.store import ABSENT, Entry, Ledger, Mirror, Session, covers
 
 
 @pytest.fixture
@@ -228,3 +229,29 @@ def test_a_change_costs_what_its_watchers_cost_and_no_more(ledger: Ledger) -> No
         ledger.put(f"nodes/n{number}", b"")
     assert len(leader.take()) == 4000
     assert time.process_time() - started < 1.0, "16 million looks would take longer"
+
+
+# ---- why a key is gone
+
+
+def test_a_mirror_knows_whose_connection_was_closed():
+    """Also after the changes were on the wire."""
+    ledger, mirror = Ledger(), Mirror()
+    watcher = ledger.grant("watcher", 100, 0)
+    mirror.watch("n/")
+    mirror.replace("n/", ledger.watch(watcher, "n/"))
+    sessions = [ledger.grant(name, 10, 0) for name in ("closed", "silent", "back", "deleted")]
+    for session in sessions:
+        ledger.put(f"n/{session.name}", b"x", session=session)
+    ledger.revoke(sessions[0])
+    ledger.revoke(sessions[2])
+    ledger.delete("n/deleted")
+    ledger.expire(10)
+    mirror.note(wire.unpack(*wire.pack(watcher.take())))
+    assert mirror.entries == {}
+    assert mirror.closed == {"n/closed", "n/back"}
+    ledger.put("n/back", b"x")
+    mirror.note(wire.unpack(*wire.pack(watcher.take())))
+    assert mirror.closed == {"n/closed"}
+    mirror.unwatch("n/")
+    assert mirror.closed == set()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import errno
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,6 +250,10 @@ class ZmqStore:
     @property
     def mirror(self) -> Mapping[str, Entry]:
         return self._mirror.entries
+
+    @property
+    def closed(self) -> Collection[str]:
+        return self._mirror.closed
 
     @property
     def nameless(self) -> str:

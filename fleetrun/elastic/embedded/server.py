@@ -320,7 +320,7 @@ class Service:
             peer, news = self._peers.of(session), session.take()
             if peer is None or not news:
                 continue
-            same = tuple([(key, entry.revision if entry else 0) for key, entry in news.items()])
+            same = tuple([(key, -1 if entry is None else entry.revision) for key, entry in news.items()])
             if same not in written:
                 rows, values = wire.pack(news)
                 written[same] = [wire.encode(wire.News(rows)), values]

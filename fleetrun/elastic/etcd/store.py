@@ -12,7 +12,7 @@ import signal
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.wire import Change, parse_address, password_for
@@ -190,6 +190,10 @@ class EtcdStore:
     @property
     def mirror(self) -> Mapping[str, Entry]:
         return self._mirror.entries
+
+    @property
+    def closed(self) -> Collection[str]:
+        return ()
 
     def open(self, listener: Listener) -> None:
         self._listener = listener

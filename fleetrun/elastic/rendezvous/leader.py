@@ -263,12 +263,16 @@ def follows(lease: float) -> float:
     return max(1.0, reconnect_grace(lease)) + 0.5
 
 
-def lost(node: Node, rank: int, lease: float, age: float) -> Cause:
+def lost(view: View, node: Node, rank: int, lease: float, age: float) -> Cause:
+    if node.id in view.closed:
+        why = "its launcher has ended (its connection was closed)"
+    else:
+        why = f"it was not heard of for {lease:g} s"
     return Cause(
         why=CauseKind.LOST,
         node=node.title,
         rank=rank,
-        headline=f"{node.title} is gone: its launcher has ended, or was not heard of for {lease:g} s",
+        headline=f"{node.title} is gone: {why}",
         code=LOST_CODE,
         age=max(0.0, age),
     )
@@ -348,7 +352,7 @@ def final_cause(
         gone = view.lost_at(node.id, policy.lease)
         explained = may_go(view, node) or any(each.cause.rank == rank for each in causes)
         if gone is not None and now >= gone and not explained:
-            causes.append(_DatedCause(gone, lost(node, rank, policy.lease, now - gone)))
+            causes.append(_DatedCause(gone, lost(view, node, rank, policy.lease, now - gone)))
     first = min(causes, key=lambda each: (each.cause.why is but, each.at))
     if first.cause.why is CauseKind.FAILED:
         late = first.at + follows(policy.lease)
@@ -637,7 +641,7 @@ def _first_lost(
             continue
         gone = gone_at(view, node, policy, now, decision)
         if gone is not None and (found is None or gone < found[0]):
-            found = gone, lost(node, rank, policy.lease, now - gone)
+            found = gone, lost(view, node, rank, policy.lease, now - gone)
     return None if found is None else found[1]
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import chain
@@ -82,6 +82,8 @@ class View:
         """When a node last came or went."""
         self.gone: dict[str, float] = {}
         """Nodes that went while this one was connected, and when."""
+        self.closed: set[str] = set()
+        """Nodes whose connection to the store was closed: their launchers have ended."""
         self.reports: dict[str, ReceivedReport] = {}
         """Those of the round's generation."""
         self.others: dict[str, Entry] = {}
@@ -143,9 +145,16 @@ class View:
 
     # ---- updating
 
-    def refresh(self, mirror: Mapping[str, Entry], now: float, *, whole: bool = False) -> None:
+    def refresh(
+        self,
+        mirror: Mapping[str, Entry],
+        now: float,
+        *,
+        whole: bool = False,
+        closed: Collection[str] = (),
+    ) -> None:
         """Read what has changed in the mirror. `whole`: the connection was lost in between, so what is
-        missing now may have gone at any time.
+        missing now may have gone at any time. `closed`: as `Store.closed`.
         """
         if whole:
             self.whole_since = now
@@ -161,7 +170,7 @@ class View:
         if len(known) > len(mirror):
             for key in [key for key in known if key not in mirror]:
                 del known[key]
-                self._miss(key, now, seen=not whole)
+                self._miss(key, now, seen=not whole, closed=key in closed)
         if self.leader is None and self.leaderless_since is None:
             self.leaderless_since = now
         if self.round is not None and self.round.state is not State.ENDED and self.registered:
@@ -216,6 +225,7 @@ class View:
         since = before.since if before is not None and again else now
         self.nodes[id_] = Candidate(node, entry.created, entry.revision, since, fits)
         self.gone.pop(id_, None)
+        self.closed.discard(id_)
         if not again:
             self.nodes_since = now
 
@@ -227,14 +237,12 @@ class View:
             causes = tuple((now - cause.age, cause) for cause in report.causes)
             self.reports[id_] = ReceivedReport(report, causes)
 
-    def _miss(self, key: str, now: float, *, seen: bool) -> None:
+    def _miss(self, key: str, now: float, *, seen: bool, closed: bool) -> None:
         folder, _, name = key.partition("/")
         if key == records.ROUND_KEY:
             self.round, self.round_revision, self.round_since = None, ABSENT, now
         elif key == records.LEADER_KEY:
-            self.departed_leader = self.leader if seen and self.leader is not None else ""
-            self.leader, self.leader_created, self.leader_revision = None, ABSENT, ABSENT
-            self.leaderless_since = now
+            self._miss_leader(now, seen=seen, closed=closed)
         elif key == records.CENSUS_KEY:
             self.census = None
         elif folder == "nodes":
@@ -243,6 +251,8 @@ class View:
             self.nodes_since = now
             if seen:
                 self.gone[name] = now
+            if closed:
+                self.closed.add(name)
         elif folder == "reports":
             generation, _, id_ = name.partition("/")
             if self.round is not None and generation == str(self.round.generation):
@@ -251,6 +261,13 @@ class View:
             self.verdict = None
         else:
             self.others.pop(key, None)
+
+    def _miss_leader(self, now: float, *, seen: bool, closed: bool) -> None:
+        self.departed_leader = self.leader if seen and self.leader is not None else ""
+        if closed and self.departed_leader:
+            self.closed.add(self.departed_leader)
+        self.leader, self.leader_created, self.leader_revision = None, ABSENT, ABSENT
+        self.leaderless_since = now
 
 
 _COURSE = tuple(MemberStatus)
