@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from trainers import progress
 from trainers.data.loop import AnyBatch, prefetched
@@ -391,7 +392,7 @@ class TrainerRuntime(_ServedRuntime):
         self._expect(_Phase.NEW, "distributed_model")
         if self._model is not None:
             raise UsageError("fleet.distributed_model() was called twice; a job serves one model")
-        self._model = model
+        self._model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
         model.__dict__.setdefault("clear_gradients", lambda: model.zero_grad())
         return model
 
@@ -420,6 +421,12 @@ class TrainerRuntime(_ServedRuntime):
             raise UsageError("fleet.init_worker() was called before fleet.distributed_model(model)")
         if not self._optimizers:
             raise UsageError("fleet.init_worker() was called before fleet.distributed_optimizer(optimizer)")
+        lazy = [name for name, each in self._model.named_parameters() if is_lazy(each)]
+        if lazy:
+            raise UsageError(
+                f"parameter {lazy[0]!r} has no shape yet (a lazy module); call the model with one batch "
+                "before fleet.init_worker()"
+            )
         strategy, configs = self.strategy, self.strategy.ps()
         asynchronous = strategy.asynchronous() if strategy.a_sync else None
         geo = asynchronous is not None and asynchronous.k_steps > 0

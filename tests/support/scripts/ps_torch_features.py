@@ -4,6 +4,8 @@ trainers see the same batches, so a step is that of one process; `same` compares
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 
@@ -175,6 +177,53 @@ def one_cycle() -> None:
     same(model, reference)
 
 
+def compiled(whole: torch.nn.Module, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The embedding is outside of the graph, in training and in evaluation."""
+    train(whole, [optimizer])
+    with torch.no_grad():
+        whole.eval()(batches()[0])
+    assert set(model.state_dict()) == {"emb.weight", "out.weight", "out.bias"}
+    reference = Model()
+    rows = torch.optim.SparseAdam([reference.emb.weight], lr=0.1)
+    train(reference, [rows, torch.optim.Adam(reference.out.parameters(), lr=0.1)])
+    same(model, reference)
+
+
+def compiled_before() -> None:
+    model = Model()
+    whole = torch.compile(model, backend="aot_eager")
+    (optimizer,) = serve(whole, torch.optim.Adam(model.parameters(), lr=0.1))
+    compiled(whole, model, optimizer)
+
+
+def compiled_after() -> None:
+    model = Model()
+    (optimizer,) = serve(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    compiled(torch.compile(model, backend="aot_eager"), model, optimizer)
+
+
+def lazy() -> None:
+    if fleet.is_server():
+        return
+    model = torch.nn.Sequential(torch.nn.LazyLinear(1))
+    refused("'0.weight' has no shape", lambda: serve(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+
+
+def copied() -> None:
+    """Refused while it is served; afterwards and of its dense modules it is as ever."""
+    model = Model()
+    (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for copy_of in (copy.deepcopy, pickle.dumps, torch.optim.swa_utils.AveragedModel):
+        refused("'emb.weight' is served and cannot be copied", lambda copy_of=copy_of: copy_of(model))
+    average = torch.optim.swa_utils.AveragedModel(model.out)
+    train(model, [optimizer])
+    average.update_parameters(model.out)
+    torch.testing.assert_close(average.module.weight, model.out.weight)
+    fleet.stop_worker()
+    again = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    torch.testing.assert_close(again(batches()[0]), model(batches()[0]))
+
+
 SCENARIOS: tuple[Callable[[], None], ...] = (
     two_optimizers,
     minimized,
@@ -183,6 +232,10 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     scaler,
     served_weight,
     one_cycle,
+    compiled_before,
+    compiled_after,
+    lazy,
+    copied,
 )
 
 if __name__ == "__main__":

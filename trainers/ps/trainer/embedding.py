@@ -8,11 +8,13 @@ already summed by id. Transport belongs to a `RowSource`.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn import functional
 
 from trainers.errors import UsageError
@@ -47,6 +49,27 @@ def gathered(place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = _Gather.apply(place, rows)  # type: ignore[no-untyped-call]  # torch's
         return result
     return functional.embedding(place.to(rows.device), rows)
+
+
+def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function; torch.compile leaves it out of its graphs, because it talks to servers.
+
+    As torch.compiler.disable, but without its import (a second) and its cost of each call where nothing is
+    compiled.
+    """
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules or not get_eval_frame_callback():
+            return function(*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch's
+        return disabled(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # what torch.compiler.disable sets too
+    return call
 
 
 # ---- The weight of a served module has no rows here. Arithmetic on it would give zeros without a word.
@@ -98,6 +121,10 @@ class RowSource(Protocol):
         """Keep shows and clicks, (keys, 2), of the rows that will have a gradient."""
 
 
+_COPYING = ("__deepcopy__", "__reduce_ex__")
+"""What copy.deepcopy and pickle call."""
+
+
 class ServedEmbedding:
     """One embedding module that is served: from construction until `end`."""
 
@@ -113,7 +140,8 @@ class ServedEmbedding:
         )  # the servers have it now
         self._weight_class = type(module.weight)
         module.weight.__class__ = ServedWeight
-        module.forward = self._forward()  # type: ignore[method-assign]  # on the instance, while it is served
+        module.__dict__["forward"] = self._forward()  # on the instance, while it is served
+        module.__dict__.update(dict.fromkeys(_COPYING, self._refuse_copy))
         self._hook: torch.utils.hooks.RemovableHandle = module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             # Not a bound method: torch sets an attribute on the function.
             lambda module, state, prefix, metadata: _add_weight(state, f"{prefix}weight", rows)
@@ -124,19 +152,21 @@ class ServedEmbedding:
         self._module.weight.__class__ = self._weight_class
         if weight is not None:
             self._module.weight.data = weight.to(self._device)
-        del self._module.forward  # restores that of the class
+        for name in ("forward", *_COPYING):  # restores those of the class
+            del self._module.__dict__[name]
         self._hook.remove()
 
-    def __deepcopy__(self, memo: object) -> ServedEmbedding:
+    def _refuse_copy(self, argument: object) -> NoReturn:
         raise UsageError(
-            f"embedding {self._name!r} is served and cannot be copied; copy model.state_dict(), or the model "
-            "before fleet.init_worker() or after fleet.stop_worker()"
+            f"embedding {self._name!r} is served and cannot be copied or pickled; copy model.state_dict(), "
+            "the other modules of the model (for an average of dense parameters), or the model before "
+            "fleet.init_worker() or after fleet.stop_worker()"
         )
 
     def _forward(self) -> Callable[..., torch.Tensor]:
         if isinstance(self._module, SparseEmbedding):
-            return self._sparse
-        return self._embedding if isinstance(self._module, torch.nn.Embedding) else self._bag
+            return outside_graphs(self._sparse)
+        return outside_graphs(self._embedding if isinstance(self._module, torch.nn.Embedding) else self._bag)
 
     def _sparse(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
         """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
