@@ -119,9 +119,7 @@ class _Translation:
             self._drop("rank", f"{backend} ranks machines by arrival; --rank sets the rank of this one")
 
     def _address_of_pod(self) -> None:
-        """PET_MASTER_ADDR and PET_MASTER_PORT are where machines meet, in every mode. A pod alone may not find
-        its own name.
-        """
+        """In every mode machines meet at PET_MASTER_ADDR. A pod alone may not find its own name."""
         address = self.choices.get("master_addr")
         if address is None or not _pet(address):
             return
