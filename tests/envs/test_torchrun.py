@@ -178,6 +178,13 @@ def test_the_rendezvous_of_variables():
     assert (got.nnodes, got.master, got.max_restart) == ((1, 2), "h:7", 100)
 
 
+def test_a_pod_of_parameter_servers_is_placed_too():
+    pod = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "h", "PET_NPROC_PER_NODE": "4"}
+    got = resolved("--server_num 1 --trainer_num 2", **pod)
+    assert (got.settings.nnodes, got.settings.rank, got.settings.master) == ((2, 2), 1, "h:29500")
+    assert got.notices == ("PET_NPROC_PER_NODE=4 is ignored: the mode is ps",)
+
+
 def test_a_variable_without_effect_is_named():
     assert (
         resolved("", PET_MONITOR_INTERVAL="5").notices[0].startswith("PET_MONITOR_INTERVAL=5 has no effect")
@@ -194,6 +201,9 @@ def test_a_variable_without_effect_is_named():
         ("--stop_timeout 5", {"PET_SHUTDOWN_TIMEOUT": "5"}, "stop_timeout", 5.0),
         ("--standalone", {"PET_STANDALONE": "0"}, "standalone", True),
         ("--nnodes 2 --master a:1", {"PET_MASTER_ADDR": "b"}, "master", "a:1"),
+        ("--nnodes 2 --master a:1", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "a:1"),
+        ("--nnodes 2 --master_addr a", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "a:7"),
+        ("--nnodes 2 --master_port 5", {"PET_MASTER_ADDR": "b", "PET_MASTER_PORT": "7"}, "master", "b:5"),
     ],
 )
 def test_what_is_typed_wins(words, environ, name, value):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+from fleetrun.envs.contract import join_endpoint
 from fleetrun.envs.settings.command_line import Choice, Choices, Source, parsed
 from fleetrun.envs.settings.options import OPTIONS, PET, TORCHRUN
 from fleetrun.values import replace
@@ -98,7 +99,7 @@ class _Translation:
         if backend is not None and kind != "static":
             self._rank_by_arrival(backend)
         if endpoint is None:
-            self._master_of_one_machine()
+            self._address_of_pod()
             return
         self._overrule_address(endpoint)
         host, port = _split(endpoint.value, PORTS[kind])
@@ -117,13 +118,19 @@ class _Translation:
         if rank is not None and (rank.alias == "node_rank" or _pet(rank)):
             self._drop("rank", f"{backend} ranks machines by arrival; --rank sets the rank of this one")
 
-    def _master_of_one_machine(self) -> None:
-        """A pod of one machine may not find its own name."""
-        address, master = self.choices.get("master_addr"), self.choices.get("master")
-        if address is not None and _pet(address) and (master is not None or not self._several()):
-            del self.choices["master_addr"]
-            if master is not None:
-                self.choices.pop("master_port", None)
+    def _address_of_pod(self) -> None:
+        """In every mode machines meet at PET_MASTER_ADDR. A pod alone may not find its own name."""
+        address = self.choices.get("master_addr")
+        if address is None or not _pet(address):
+            return
+        port = self.choices.get("master_port")
+        if self._several() and "master" not in self.choices:
+            number = port.value if port is not None else PORTS["static"]
+            self._set("master", join_endpoint(address.value, number), address)
+            self.choices.pop("master_port", None)
+        elif port is not None and _pet(port) and "master" in self.choices:
+            del self.choices["master_port"]
+        del self.choices["master_addr"]
 
     def _overrule_address(self, endpoint: Choice) -> None:
         for name in ("master_addr", "master_port"):
