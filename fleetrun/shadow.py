@@ -144,8 +144,10 @@ def shadow_of_script(argv: Sequence[str], environ: Mapping[str, str]) -> Shadow 
         return None
     found, hidden = (shadow.theirs, OURS) if shadow.hides_ours else (OURS, shadow.theirs)
     names = set(_imported(script))
+    if _FROM_FLEETRUN in names:
+        return Shadow(shadow.theirs, hides_ours=False)
     missed = (each for each in names if _has(hidden, each) and not _has(found, each))
-    return shadow if _FROM_FLEETRUN in names or any(missed) else None
+    return shadow if any(missed) else None
 
 
 _FROM_FLEETRUN = ""

@@ -95,6 +95,12 @@ def test_to_which_script_it_matters(tmp_path: Path, source: str, matters: bool) 
     assert (shadow_of_script(script_in(tmp_path, source), EMPTY) is not None) == matters
 
 
+def test_a_script_that_loads_the_runtime_by_its_other_name_hides_the_package(tmp_path: Path) -> None:
+    theirs = package(tmp_path, "__init__")
+    argv = script_in(tmp_path, "from fleetrun import fleet\nfrom trainers.metrics import Auc")
+    assert shadow_of_script(argv, EMPTY) == Shadow(theirs, hides_ours=False)
+
+
 def test_a_script_that_means_the_hidden_folder(tmp_path: Path) -> None:
     package(tmp_path, "mine")
     assert shadow_of_script(script_in(tmp_path, "from trainers import fleet"), EMPTY) is None
@@ -147,7 +153,8 @@ def test_the_launcher_stays_cheap_to_import(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_object(tmp_path: Path) -> None:
-    same = "from fleetrun import fleet as one\nfrom trainers import fleet as other\nassert one is other"
+    same = "from fleetrun import fleet as one\nfrom trainers import fleet as other\nassert one is other\n"
+    same += "from trainers.metrics import Auc"
     done = run(tmp_path, same)
     assert done.returncode == 0, done.stderr
     package(tmp_path, "__init__")

@@ -66,7 +66,9 @@ class Process:
         self._pidfd = os.pidfd_open(popen.pid)
         self.exit: Exit | None = None
         self.peak_memory: int | None = None
-        """Most bytes that it, or one of the children that it waited for, had in memory; known once reaped."""
+        """Most bytes that it, or one of the children that it waited for, had in memory; known once reaped. It
+        began as a copy of this process: it is not less than what this one had then.
+        """
 
     @classmethod
     def spawn(

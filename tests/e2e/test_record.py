@@ -64,6 +64,14 @@ def test_everything_that_happened_is_on_record_and_can_be_told_again(fleetrun: F
     )
 
 
+def test_the_peak_memory_of_a_process_that_was_killed(fleetrun: Fleetrun):
+    script = fleetrun.script("data = bytearray(b'x') * (300 << 20)\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert fleetrun.run("--job_id", "night", "--max_restart", "0", script).code == 137
+    (exited,) = [each for each in events(fleetrun) if each["event"] == "exited"]
+    assert 300 << 20 < exited["peak_memory"] < 500 << 20
+    assert "peak memory 3" in fleetrun.run("report").out
+
+
 def test_following_shows_what_comes_until_the_job_is_over(fleetrun: Fleetrun):
     script = fleetrun.script("""
 print("before")

@@ -196,7 +196,9 @@ def test_the_peak_of_its_memory(child):
     assert made.process.peak_memory is None
     made.wait()
     assert made.process.reap() == Exit(-9)
-    assert 200 << 20 < made.process.peak_memory < 400 << 20
+    assert (
+        made.process.peak_memory > 200 << 20
+    )  # not less than what this process has: the child began as its copy
 
 
 def test_a_group_is_reached_whole(child):
