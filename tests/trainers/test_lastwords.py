@@ -73,3 +73,34 @@ def test_sys_exit_with_a_failure_is_one(call: str, failed: bool) -> None:
     ended = run("import trainers; " + script)
     assert ended.stdout == f"{failed}\n"
     assert (ended.returncode != 0) == failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["pass", "raise SystemExit(0)", "sys.exit(0)", "raise SystemExit(7)"])
+def test_what_fails_at_exit_fails_the_process(tmp_path: Path, ending: str) -> None:
+    """And the other hooks still run, those that were registered before too."""
+    path = tmp_path / "error.json"
+    script = f"""
+import atexit, sys
+atexit.register(lambda: print("registered before"))
+import trainers
+from trainers.process.hooks import at_exit, failed
+atexit.register(lambda: print("registered between", failed()))
+def finish():
+    raise OSError("no room")
+at_exit(finish)
+{ending}
+"""
+    ended = run(script, FLEETRUN_ERROR_FILE=str(path))
+    assert ended.returncode == 1
+    assert "OSError: no room" in ended.stderr
+    assert ended.stdout.splitlines() == ["registered between True", "registered before"]
+    assert json.loads(path.read_text(encoding="utf-8"))["message"]["message"] == "OSError: no room"
+
+
+@pytest.mark.slow
+def test_what_succeeds_at_exit_leaves_the_exit_code(tmp_path: Path) -> None:
+    ended = run(
+        "import sys, trainers; from trainers.process.hooks import at_exit; at_exit(lambda: None); sys.exit(7)"
+    )
+    assert ended.returncode == 7

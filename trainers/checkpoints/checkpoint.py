@@ -8,10 +8,8 @@ group, with equal arguments; a process without a group is a rank of one.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ from trainers.checkpoints.manifest import CheckpointError, Manifest
 from trainers.checkpoints.state import Contents
 from trainers.checkpoints.tensors import Staging
 from trainers.errors import FleetError, UsageError
-from trainers.process.hooks import failed
+from trainers.process.hooks import at_exit, failed
 from trainers.process.log import glog
 
 # ---- One save at a time in the background: in a thread, with a process group of its own
@@ -48,7 +46,7 @@ class Background:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="fleet-checkpoint")
             # After the group's own, so before it: the save needs its peers.
-            atexit.register(self._end)
+            at_exit(self._end)
         self._under_way = self._threads.submit(work)
 
     def wait(self) -> str | None:
@@ -76,10 +74,7 @@ class Background:
         if failed():
             glog(f"warning: the last checkpoint was not saved: {error}")
             return
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # Python has no other way to another exit code from here
+        raise error
 
 
 # ---- What ranks tell each other: rank 0 decides, all report

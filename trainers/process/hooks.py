@@ -1,17 +1,18 @@
-"""Hooks that a process of a job installs for its launcher: the error file at its end, its stacks on a
-signal.
+"""Hooks that a process of a job installs for its launcher: the error file and the exit code at its end, its
+stacks on a signal.
 
 Standard library only, and little of it: every script that imports `trainers` runs this, also a reader that
 is started once for every file. The hooks that were there before are called as well.
 """
 
+import atexit
 import faulthandler
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -55,6 +56,42 @@ def install_exit_hooks() -> None:
     sys.exit = exit
     hook._fleetrun = True  # type: ignore[attr-defined]  # a mark on a function, so that it is installed once
     sys.excepthook = hook
+
+
+def at_exit(finish: Callable[[], None]) -> None:
+    """Call `finish` when the interpreter exits, as `atexit` does. If it raises, the process has failed: the
+    error is printed and written to the error file, and the exit code is not 0, whatever the script's own is.
+    """
+
+    def run() -> None:
+        try:
+            finish()
+        except BaseException as error:  # noqa: BLE001  # atexit would print it and leave the exit code at 0
+            sys.excepthook(type(error), error, error.__traceback__)
+            _fail_at_exit()
+
+    atexit.register(run)
+
+
+_EXIT_CODE = 1
+
+
+def _fail_at_exit() -> None:
+    """Make the exit code of this process 1, when the interpreter exits already. Python offers only
+    `os._exit`, which would skip the other hooks and lose what is buffered in open files; so C's `exit` calls
+    `_exit(1)`, after Python has finished, and after C's own buffers are written.
+    """
+    import ctypes
+
+    try:
+        libc = ctypes.CDLL(None)
+        register, leave, flush = libc.__cxa_atexit, libc._exit, libc.fflush
+    except (OSError, AttributeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_EXIT_CODE)
+    register(leave, ctypes.c_void_p(_EXIT_CODE), None)
+    register(flush, None, None)  # the last one registered is called first
 
 
 def leave_dismissed() -> None:

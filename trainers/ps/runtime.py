@@ -4,7 +4,6 @@ and what torch's own calls on model and optimizer do while the servers hold the 
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -16,11 +15,10 @@ from torch.nn.parameter import is_lazy
 
 from trainers import progress
 from trainers.data.loop import AnyBatch, prefetched
-from trainers.errors import FleetError, NotSupportedError, UsageError
+from trainers.errors import FleetError, NotSupportedError, ServerError, UsageError
 from trainers.notice import Notice, notice_file, read_notice
 from trainers.optimizer import DistributedOptimizer
-from trainers.process.hooks import failed, leave_dismissed
-from trainers.process.log import glog
+from trainers.process.hooks import at_exit, failed, leave_dismissed
 from trainers.ps.saves.manifest import SaveMode, current_manifest
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.spec import ShrinkPolicy, start_of
@@ -459,7 +457,7 @@ class TrainerRuntime(_ServedRuntime):
         self._unwatch = watch_model(self._model, self._worker, self._joined, refresh=self.strategy.a_sync)
         for each in self._optimizers:
             each.freeze_options()
-        atexit.register(self._leave_at_exit)
+        at_exit(self._leave_at_exit)
 
     def barrier_worker(self) -> None:
         self._training("barrier_worker").barrier()
@@ -561,12 +559,20 @@ class TrainerRuntime(_ServedRuntime):
         # must see that.
         if self._phase is _Phase.TRAINING and self._worker is not None and not failed():
             self._phase = _Phase.STOPPED
-            try:
-                self._worker.flush()  # gradients that are merged or kept for later would be lost
-            except FleetError as error:
-                glog(f"the last gradients of this trainer could not be pushed: {error}")
+            self._push_the_rest(self._worker)
             if not _interrupted():
                 self._worker.leave()
+
+    def _push_the_rest(self, worker: Worker) -> None:
+        """Push the gradients that are merged or kept for later. Raises ServerError when that is impossible;
+        then the trainer has not left, and its next attempt continues before them.
+        """
+        try:
+            worker.flush()
+        except FleetError as error:
+            raise ServerError(
+                f"the last gradients of this trainer could not be pushed at its exit: {error}"
+            ) from error
 
 
 def _interrupted() -> bool:
