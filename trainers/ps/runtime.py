@@ -157,7 +157,7 @@ class JoinedSteps:
     def check(self) -> None:
         """Raises UsageError if an optimizer has stepped and another has not."""
         if self._kept:
-            raise UsageError(f"fleet.stop_worker() was called while {self._missing()}")
+            raise UsageError(f"training ended while {self._missing()}")
 
     def before_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         if self._kept and torch.is_grad_enabled():
@@ -568,6 +568,8 @@ class TrainerRuntime(_ServedRuntime):
         then the trainer has not left, and its next attempt continues before them.
         """
         try:
+            if self._joined is not None:
+                self._joined.check()
             worker.flush()
         except FleetError as error:
             raise ServerError(
