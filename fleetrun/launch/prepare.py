@@ -73,7 +73,7 @@ def check_executable(program: str, path_variable: str) -> None:
         if not os.access(path, os.X_OK):
             raise ScriptNotExecutableError(
                 f"{program} is not executable",
-                hint=f"Try `chmod +x {program}`; Python scripts need a name in .py.",
+                hint=f"Try `chmod +x {program}`; Python scripts need a name in .py or --run_path.",
             )
         return
     if not any(os.access(Path(folder or ".") / program, os.X_OK) for folder in path_variable.split(":")):
