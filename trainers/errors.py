@@ -4,7 +4,13 @@ imports nothing.
 
 
 class FleetError(RuntimeError):
-    """Any error that the runtime raises on purpose."""
+    """Any error that the runtime raises on purpose.
+
+    `restart_helps`: whether the next attempt of this process may succeed. Where it cannot, the message says
+    everything: it is printed without a traceback, and the launcher ends the job.
+    """
+
+    restart_helps: bool = True
 
 
 class UsageError(FleetError):
@@ -23,6 +29,18 @@ class ServerError(FleetError):
     """A parameter server does not answer, or refused a request; the message names it by index and
     endpoint.
     """
+
+
+class ServerFullError(ServerError):
+    """A parameter server has no memory for more rows."""
+
+    restart_helps = False
+
+
+class TablesLostError(ServerError):
+    """Some servers have lost their tables, and others have theirs."""
+
+    restart_helps = False
 
 
 class TrainerLostError(FleetError):

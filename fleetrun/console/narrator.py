@@ -261,7 +261,10 @@ def format_failure(
         *_peak_memory(ended),
         *_attempts(result),
     ]
-    lines = ["=" * min(width, 80), *wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
+    lines = ["=" * min(width, 80)]
+    if (began := result.began) is not None:
+        lines += wrapped(f"Began with: {failure_headline(began)} at {_clock(began.failed_at)}", width)
+    lines += [*wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
     lines += _last_words(ended, tail, width)
     lines += wrapped(_others(result.others), width) if result.others else []
     told = [*hints, *_hints(ended, tail, log_full)]
@@ -285,6 +288,8 @@ def _last_words(ended: Ended, tail: Tail, width: int) -> list[str]:
     traceback: Sequence[str] = tail.traceback
     if ended.record is not None and ended.record.traceback:
         traceback = [printable(line) for line in ended.record.traceback.rstrip().splitlines()]
+    if ended.record is not None and ended.hopeless and not ended.record.traceback:
+        traceback = [printable(line) for line in ended.record.message.splitlines()]  # it says everything
     traceback = [
         line for line in traceback if line.strip(" ^~")
     ]  # Python's underlining takes a line of the screen each

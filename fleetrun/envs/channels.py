@@ -53,12 +53,13 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Re
 @dataclass(frozen=True, slots=True)
 class ErrorRecord:
     """`message` is one line such as `ValueError: bad input`; `time` is when it was raised, seconds since the
-    epoch.
+    epoch. `restart_helps` is False when the process knows that its next attempt would fail in the same way.
     """
 
     message: str
     traceback: str
     time: float
+    restart_helps: bool = True
 
 
 def error_file(environ: Mapping[str, str]) -> str:
@@ -66,11 +67,14 @@ def error_file(environ: Mapping[str, str]) -> str:
     return next((environ[name] for name in ERROR_FILE_VARIABLES if environ.get(name)), "")
 
 
-def write_error(message: str, traceback: str, now_ns: int) -> str:
+def write_error(message: str, traceback: str, now_ns: int, *, restart_helps: bool = True) -> str:
     """The text of an error file: `{"message": {"message": ..., "extraInfo": {"py_callstack", "timestamp",
-    "time_ns"}}}`.
+    "time_ns"}}}`. If a restart will not help, `extraInfo` has `"restart_helps": false` too.
     """
-    extra = {"py_callstack": traceback, "timestamp": str(now_ns // 1_000_000_000), "time_ns": now_ns}
+    whole = str(now_ns // 1_000_000_000)
+    extra: dict[str, Any] = {"py_callstack": traceback, "timestamp": whole, "time_ns": now_ns}
+    if not restart_helps:
+        extra["restart_helps"] = False
     return json.dumps({"message": {"message": message, "extraInfo": extra}})
 
 
@@ -90,7 +94,8 @@ def read_error(text: bytes, written: float) -> ErrorRecord | None:
         when = int(nanoseconds) / 1e9 if nanoseconds is not None else written
         if not 0 <= when <= written + 1:
             when = written  # the file cannot have been written at that time
-        return ErrorRecord(str(message["message"]), str(extra["py_callstack"]), when)
+        helps = extra.get("restart_helps") is not False
+        return ErrorRecord(str(message["message"]), str(extra["py_callstack"]), when, helps)
     except _MALFORMED:
         return None
 

@@ -125,6 +125,11 @@ class Ended:
         return self.asked is not None and self.exit.signal in (self.asked, signal.SIGKILL)
 
     @property
+    def hopeless(self) -> bool:
+        """Whether the process said that a restart will not help."""
+        return self.record is not None and not self.record.restart_helps
+
+    @property
     def failed_at(self) -> float:
         """When it went wrong: what the process wrote of itself, else when it ended."""
         return self.record.time if self.record is not None else self.ended

@@ -7,6 +7,7 @@ of the job. The first failure in time decides the exit code.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -83,13 +84,15 @@ class Hang:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
     """`cause` is the failure that ended the job, `others` the other failures that it did not cause, in order;
-    `hang` is set when it hung instead.
+    `hang` is set when it hung instead. `began` is the end of a server, which was restarted, that led to
+    `cause`.
 
     `strays` counts processes that had left their container and were ended with the job.
     """
 
     code: int
     cause: Ended | None = None
+    began: Ended | None = None
     others: tuple[Ended, ...] = ()
     reason: str = ""
     restarts: int = 0
@@ -132,15 +135,38 @@ def conclude(
     hang: Hang | None = None,
     *,
     requested: bool = False,
+    forgiven: Sequence[Ended] = (),
 ) -> JobResult:
-    """What these failures make of a job that was not ended with a `code` of its own."""
+    """What these failures make of a job that was not ended with a `code` of its own. `forgiven` are those
+    that a restart followed.
+    """
     cause, others = first_failure(failures)
     if code is None:
         code = code_of(cause) if cause is not None else 0
     return JobResult(
-        code=code, cause=cause, others=others, reason=reason, restarts=restarts, strays=strays, hang=hang,
+        code=code,
+        cause=cause,
+        began=None if cause is None else _origin(cause, forgiven),
+        others=others,
+        reason=reason,
+        restarts=restarts,
+        strays=strays,
+        hang=hang,
         requested=requested,
-    )  # fmt: skip
+    )
+
+
+_NAMED_SERVERS = re.compile(r"\bserver (\d+(?:, \d+)*)")
+
+
+def _origin(cause: Ended, forgiven: Sequence[Ended]) -> Ended | None:
+    """The last end of a server that the error of this process names, among those that a restart followed."""
+    if cause.record is None or cause.spec.role is Role.SERVER:
+        return None
+    named = _NAMED_SERVERS.search(cause.record.message)
+    ranks = {int(rank) for rank in named[1].split(", ")} if named else set()
+    servers = [each for each in forgiven if each.spec.role is Role.SERVER and each.spec.rank in ranks]
+    return servers[-1] if servers else None
 
 
 def code_of(ended: Ended) -> int:

@@ -29,6 +29,16 @@ Policy = Callable[[Exit, int], Restart | GiveUp]
 """From how a process ended, and how many restarts there have been, to a decision: `decide` with its limit."""
 
 
+HOPELESS_SAID = GiveUp("a restart will not help")
+
+
+def after_failure(policy: Policy, exit: Exit, restarts: int, *, hopeless: bool) -> Restart | GiveUp:
+    """What `policy` says, unless the process itself said that its next attempt would fail in the same way
+    (`hopeless`): a damaged file, no memory.
+    """
+    return HOPELESS_SAID if hopeless else policy(exit, restarts)
+
+
 def decide(
     exit: Exit, restarts: int, *, limit: int, backoff: float = 0.5, longest: float = 30.0
 ) -> Restart | GiveUp:

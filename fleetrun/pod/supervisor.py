@@ -48,7 +48,7 @@ from fleetrun.pod.events import (
     why_interrupted,
 )
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.pod.policy import GiveUp, Policy
+from fleetrun.pod.policy import GiveUp, Policy, after_failure
 from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ class Evaluators:
         """One that ends well has done its work."""
         if ended.exit.ok:
             return
-        decision = self._policy(ended.exit, self._failures[container.spec.name])
+        failures = self._failures[container.spec.name]
+        decision = after_failure(self._policy, ended.exit, failures, hopeless=ended.hopeless)
         self._failures[container.spec.name] += 1
         self._publish(Failure(ended=ended, decision=decision))
         if not isinstance(decision, GiveUp):
@@ -389,6 +390,8 @@ class Supervisor:
         self._timers: list[Timer] = []
         self._limit: Timer | None = None
         self._failures: list[Ended] = []
+        self._forgiven: list[Ended] = []
+        """Failures that a restart followed."""
         self._peers = peers
         self._deployer = Deployer(
             pod, self._watch, exited=self._exited, failed=self._failed, started=self._started,
@@ -421,9 +424,15 @@ class Supervisor:
             self._close_hangs()
         strays = self._strays.end()
         return conclude(
-            self._failures, self._code, self._reason, self._restarts, strays, self._hang,
+            self._failures,
+            self._code,
+            self._reason,
+            self._restarts,
+            strays,
+            self._hang,
             requested=self._requested,
-        )  # fmt: skip
+            forgiven=self._forgiven,
+        )
 
     def _watch_for_hangs(self) -> None:
         if self._hangs is not None:
@@ -487,7 +496,7 @@ class Supervisor:
 
     def _failed(self, ended: Ended, together: list[Container]) -> None:
         self._failures.append(ended)
-        decision = self._policy(ended.exit, self._restarts)
+        decision = after_failure(self._policy, ended.exit, self._restarts, hopeless=ended.hopeless)
         self._publish(Failure.of(ended, decision, self._pod.alive))
         together_only = self._peers is not None and not self._pod.spec.mode.has_servers
         if isinstance(decision, GiveUp) or together_only:
@@ -531,6 +540,7 @@ class Supervisor:
         self._phase = Phase.WATCHING
         self._stopper.forget()
         forgiven, self._failures = self._failures, []
+        self._forgiven += forgiven
         if not self._pod.alive:  # a daemon of the last attempt may still hold a port or a device
             self._strays.end_now()
         for container in containers:

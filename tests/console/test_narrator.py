@@ -341,6 +341,19 @@ def test_the_error_is_what_the_process_wrote_of_itself_else_what_is_in_its_log(e
 # ---- the report
 
 
+def test_an_error_that_says_everything_is_shown_in_place_of_a_traceback(ended):
+    record = ErrorRecord("DamagedError: the file x", "", NOON, restart_helps=False)
+    lines = lines_of(ended(record=record), Tail(("last line",)))
+    assert "  DamagedError: the file x" in lines
+    assert "  last line" not in lines
+
+
+def test_the_end_of_a_server_comes_before_that_of_the_trainer_that_failed_by_it(ended):
+    lines = lines_of(ended(), began=ended(ended=NOON - 1))
+    assert lines[1] == "Began with: trainer 1 exited with code 3 at 11:59:59.000"
+    assert lines[2].startswith("First failure: ")
+
+
 def test_it_says_who_how_when_and_where(ended):
     lines = lines_of(ended(), Tail(("epoch 1",)), reason="--max_restart is 3", restarts=3)
     text = "\n".join(lines)

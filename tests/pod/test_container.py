@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.envs.channels import ErrorRecord
+from fleetrun.envs.channels import ErrorRecord, write_error
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError, ScriptNotFoundError
 from fleetrun.pod.container import Container, Status, move, read_dismissed, read_error
@@ -287,6 +287,12 @@ def of_torch(**extra):
 def test_our_own(written):
     path = written(of_torch(time_ns=999_123_456_789))
     assert read_error(path) == ErrorRecord("ValueError: 坏", CALLSTACK, 999.123456789)
+
+
+def test_a_process_that_says_that_a_restart_will_not_help(written):
+    text = write_error("DamagedError: x", "", 999_000_000_000, restart_helps=False)
+    assert read_error(written(text)) == ErrorRecord("DamagedError: x", "", 999.0, restart_helps=False)
+    assert read_error(written(write_error("x", "", 999_000_000_000))).restart_helps
 
 
 def test_torchs_own_has_whole_seconds_only_so_the_files_time_counts(written):

@@ -217,6 +217,28 @@ def test_with_servers_only_what_failed_restarts(job):
     assert (supervision.told("ps.0 ready"), supervision.told("trainer.0 ready")) == (1, 1)
 
 
+FATAL = (
+    r"""printf '{"message": {"message": "DamagedError: x", "extraInfo": """
+    r"""{"py_callstack": "", "restart_helps": false}}}' >"$ERROR_FILE"; exit 3"""
+)
+
+
+@pytest.mark.parametrize("mode", [Mode.COLLECTIVE, Mode.PS])
+def test_a_process_that_knows_that_a_restart_will_not_help_is_not_restarted(job, mode):
+    result = job({"trainer.0": FATAL}, mode=mode, restarts=3).run()
+    assert (result.code, result.restarts, result.reason) == (3, 0, "a restart will not help")
+
+
+def test_the_end_of_a_server_leads_to_that_of_the_trainers_that_name_it(job):
+    record = FATAL.replace("DamagedError: x", "ServerError: server 0, 1 at 127.0.0.1:1 was restarted")
+    trainer = f'while [ ! -e "$NOTES/back" ]; do sleep 0.005; done; {record}'
+    server = f'[ "$PADDLE_RESTART_COUNT" = 0 ] && kill -KILL $$; touch "$NOTES/back"; {OBEDIENT}'
+    scripts = {"ps.0": OBEDIENT, "ps.1": server, "trainer.0": trainer}
+    result = job(scripts, mode=Mode.PS, restarts=3).run()
+    assert result.cause.spec.name == "trainer.0"
+    assert (result.began.spec.name, result.began.exit) == ("ps.1", Exit(-signal.SIGKILL))
+
+
 def test_a_server_comes_back(job):
     supervision = job(
         {

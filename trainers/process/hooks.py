@@ -41,10 +41,15 @@ def install_exit_hooks() -> None:
         global _failed
         _failed = True
         path = error_file(os.environ)
+        message, helps = f"{kind.__name__}: {error}", getattr(error, "restart_helps", True)
         if path:
-            callstack = "".join(traceback.format_exception(kind, error, trace))
-            _write_error_file(Path(path), write_error(f"{kind.__name__}: {error}", callstack, time.time_ns()))
-        previous(kind, error, trace)
+            callstack = "".join(traceback.format_exception(kind, error, trace)) if helps else ""
+            text = write_error(message, callstack, time.time_ns(), restart_helps=helps)
+            _write_error_file(Path(path), text)
+        if helps:
+            previous(kind, error, trace)
+        else:  # its cause is not in the script: see FleetError
+            sys.stderr.write(f"{message}\n")
 
     leave = sys.exit
 

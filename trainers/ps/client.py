@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from trainers.errors import FleetError, ServerError, TrainerLostError
+from trainers.errors import FleetError, ServerError, ServerFullError, TrainerLostError
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.transport import CurveKeys, client_socket, receive, send
@@ -239,7 +239,8 @@ class Client:
             return TrainerLostError(
                 f"{reply.text}; {self._name(each.request.server)} cannot continue without it"
             )
-        return ServerError(
+        kind = ServerFullError if reply.code is Code.NO_MEMORY else ServerError
+        return kind(
             f"{self._name(each.request.server)} refused {each.request.kind.name} ({reply.code.name}): "
             f"{reply.text}"
         )

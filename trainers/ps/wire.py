@@ -89,6 +89,7 @@ class Code(IntEnum):
     NOT_FINITE = 11
     FAILED = 12
     DEADLOCK = 13
+    NO_MEMORY = 14
 
 
 class WireError(Exception):

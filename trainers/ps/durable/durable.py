@@ -25,7 +25,7 @@ from pathlib import Path
 
 from trainers.errors import UsageError
 from trainers.ps.durable import journal
-from trainers.ps.durable.journal import DamagedError, DurabilityError, Fsync, Journal
+from trainers.ps.durable.journal import DamagedError, DurabilityError, FolderError, Fsync, Journal
 from trainers.ps.saves.manifest import MANIFEST, SaveMode, commit_save, new_id
 from trainers.ps.saves.read import OpenFolder, RowOwner, load_tables, open_saves, read_file
 from trainers.ps.saves.write import SHARD_BYTES, SaveSpec, SaveTask, TableCut, Target, close_cuts, cut_tables
@@ -81,7 +81,7 @@ def claim_folder(folder: Path, owner: Owner) -> None:
         return
     found = _read_owner(path)
     if found != owner:
-        raise DurabilityError(
+        raise FolderError(
             f"{folder} belongs to {_describe_owner(found)}, and this is {_describe_owner(owner)}. "
             "Choose another durability_dir, or remove that folder if its state is no longer needed."
         )
@@ -94,10 +94,10 @@ def _read_owner(path: Path) -> Owner:
         if version == OWNER_VERSION:
             return Owner(**body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DurabilityError(
+        raise DamagedError(
             f"{path} is damaged: {error}. Choose another durability_dir or remove it."
         ) from error
-    raise DurabilityError(
+    raise FolderError(
         f"{path.parent} was written by another version of fleetrun (format {version}, this one has "
         f"{OWNER_VERSION}). Continue with that version, or choose another durability_dir."
     )

@@ -42,7 +42,13 @@ class JournalFullError(DurabilityError):
     """
 
 
-class DamagedError(DurabilityError):
+class FolderError(DurabilityError):
+    """This server cannot use what is in the folder."""
+
+    restart_helps = False
+
+
+class DamagedError(FolderError):
     """A file of the folder is damaged or missing."""
 
 

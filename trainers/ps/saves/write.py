@@ -173,7 +173,8 @@ def shards_of(pieces: Iterator[Packed], shard_bytes: int, ahead: int) -> Iterato
     """Pieces in groups of about `shard_bytes`. A group is valid until `ahead` more were taken. Dense and
     sparse pieces are kept apart, because a server that loads needs different files of each.
     """
-    buffers = [_ShardBuffer(shard_bytes) for _ in range(ahead + 1)]
+    buffers = _shard_buffers(shard_bytes, ahead + 1)
+    shard_bytes = buffers[0].size
     waiting: list[Packed] = []
     size = number = 0
     for packed in pieces:
@@ -189,12 +190,30 @@ def shards_of(pieces: Iterator[Packed], shard_bytes: int, ahead: int) -> Iterato
         yield waiting
 
 
+_SMALLEST_SHARD = 1 << 20
+"""Bytes: with less, a save has no memory."""
+
+
+def _shard_buffers(size: int, count: int) -> list[_ShardBuffer]:
+    """So many of `size` bytes each, or of a half, a quarter, ... where memory is short. Raises
+    MemoryError.
+    """
+    while True:
+        try:
+            return [_ShardBuffer(size) for _ in range(count)]
+        except MemoryError:
+            if size <= _SMALLEST_SHARD:
+                raise
+            size = max(_SMALLEST_SHARD, size // 2)
+
+
 class _ShardBuffer:
     """Memory for the pieces of one shard, reused for the next. The pieces' own memory is freed at once, so
     that the next piece gets it: fresh pages cost several times more than a copy within the caches.
     """
 
     def __init__(self, size: int) -> None:
+        self.size = size
         self._bytes = torch.from_numpy(np.empty(size, np.uint8))
         self.used = 0
 
@@ -305,6 +324,11 @@ def write_part(
             return record
     except OSError as error:
         raise save_error(error, folder.path(spec.id), folder.free()) from error
+    except MemoryError as error:
+        raise SaveError(
+            f"the save to {folder.path(spec.id)} was stopped and removed: no memory for it ({error}). Start "
+            "more servers, or give them more memory; the former save is unchanged."
+        ) from error
 
 
 def remove_part(folder: Folder, spec: SaveSpec) -> None:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from trainers.errors import ServerError
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.durable import DurableFolder
-from trainers.ps.durable.journal import Fsync, JournalFullError
+from trainers.ps.durable.journal import FolderError, Fsync, JournalFullError
 from trainers.ps.server.members import Member, Members, Refusal, SequenceSet
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
+from trainers.ps.tables.spec import FullError
 from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
 from trainers.storage.errors import SaveError
 
@@ -216,6 +216,7 @@ class StateSaver:
         self, folder: Path, configs: PsConfigs, *, job: str, server: int, wake: Callable[[], None]
     ) -> None:
         fsync = cast(Fsync, configs.log_fsync) if configs.durability == "log" else None
+        self._folder = folder / f"server-{server}"
         self._durable = DurableFolder(folder, job=job, server=server, fsync=fsync)
         self._interval = configs.snapshot_interval_s
         self._wake = wake
@@ -228,7 +229,7 @@ class StateSaver:
         self, service: Service, members: Members, store: Store, steps: Steps, *, trainers: int, start: str
     ) -> None:
         """Restore the service from the folder, and continue with this number of trainers of this start of the
-        job. Raises ServerError when the folder cannot be used.
+        job. Raises FolderError when the folder cannot be used, FullError when memory is too small.
         """
         self._replay(service, members, store, steps)
         former = len(members)
@@ -260,17 +261,21 @@ class StateSaver:
                 else:
                     service.replay(record)
                 records += 1
-        except (StateError, WireError, Refusal) as error:
-            raise ServerError(
-                f"the saved state of this server cannot be used: {error}; remove its durability_dir to start "
-                "over"
-            ) from error
+        except (StateError, WireError, Refusal, FullError) as error:
+            raise self._unusable(error) from error
         self._recovered = snapshot is not None or records > 0
         if self._recovered:
             took = time.monotonic() - started
             glog(
                 f"recovered {len(store.tables)} tables at step {steps.step}: {records} records, {took:.1f} s"
             )
+
+    def _unusable(self, error: Exception) -> Exception:
+        if isinstance(error, FullError) or (isinstance(error, Refusal) and error.code is Code.NO_MEMORY):
+            return FullError(f"{error}. The saved state in {self._folder} is intact")
+        return FolderError(
+            f"the saved state of this server cannot be used: {error}; remove {self._folder} to start over"
+        )
 
     def record(self, request: Message) -> None:
         """Append a request that changes the state to the log; when this returns, it may be acknowledged.
@@ -298,7 +303,7 @@ class StateSaver:
                 self._durable.begin_snapshot(
                     steps.step, store.tables.values(), blob, done=lambda task: self._wake()
                 )
-            except (JournalFullError, OSError) as error:  # the log continues in its old file
+            except (JournalFullError, FullError, MemoryError, OSError) as error:  # the old file goes on
                 self._log_failure(error)
 
     @property

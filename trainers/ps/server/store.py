@@ -21,6 +21,7 @@ from trainers.ps.tables.dense import DenseRun, DenseTable
 from trainers.ps.tables.sparse import SparseTable, make_table
 from trainers.ps.tables.spec import (
     EntryKind,
+    FullError,
     KeysError,
     NotFiniteError,
     ShapeError,
@@ -188,6 +189,7 @@ _CODES: dict[type[TableError], Code] = {
     ShapeError: Code.BAD_SHAPE,
     KeysError: Code.BAD_KEYS,
     NotFiniteError: Code.NOT_FINITE,
+    FullError: Code.NO_MEMORY,
 }
 _POLICY = [each.name for each in fields(ShrinkPolicy)]
 _MAX_REQUESTS = 4096

@@ -202,6 +202,8 @@ class NotFiniteError(TableError):
 class FullError(TableError):
     """No room for more rows."""
 
+    restart_helps = False  # as of a FleetError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShrinkPolicy:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from trainers import progress
-from trainers.errors import NotSupportedError, ServerError
+from trainers.errors import NotSupportedError, ServerError, TablesLostError
 from trainers.process.log import glog
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs, PsConfigs
@@ -350,11 +350,11 @@ class Worker:
 
 
 def _require_all_or_none(hellos: Sequence[Message]) -> None:
-    """Raises ServerError when some servers have this trainer's steps and others started empty."""
+    """Raises TablesLostError when some servers have this trainer's steps and others started empty."""
     empty = [server for server, reply in enumerate(hellos) if reply.code is Code.NOT_READY]
     if empty and any(reply.number for reply in hellos):
         names = ", ".join(map(str, empty))
-        raise ServerError(
+        raise TablesLostError(
             f"server {names} was restarted and its tables are gone, while other servers have theirs. Start "
             "the job "
             'again; ps_configs "durability" keeps tables over a restart'

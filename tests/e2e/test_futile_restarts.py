@@ -1,0 +1,92 @@
+"""Failures of parameter servers that a restart cannot mend: one sentence, and the job ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.command import Fleetrun
+
+MODEL = """
+import resource, signal, torch
+from pathlib import Path
+from trainers import fleet
+from trainers.ps import SparseEmbedding
+fleet.init()
+torch.set_num_threads(1)
+strategy = fleet.DistributedStrategy()
+strategy.a_sync, strategy.ps_configs = True, {"request_timeout_s": 20.0, **CONFIGS}
+model = fleet.distributed_model(SparseEmbedding(64))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+"""
+SERVE = """
+if fleet.is_server():
+    Path(WHO).write_text(str(os.getpid()))
+    fleet.init_server()
+    fleet.run_server()
+    sys.exit()
+fleet.init_worker()
+"""
+STEP = """
+optimizer.minimize(model(torch.arange(100)).sum())
+fleet.barrier_worker()
+"""
+KEPT = 'CONFIGS = {"durability": "log", "durability_dir": "kept", "snapshot_interval_s": 300.0}\n'
+
+
+def script(fleetrun: Fleetrun, body: str, configs: str = "CONFIGS = {}\n", serve: str = SERVE) -> str:
+    return fleetrun.script("import sys\n" + configs + MODEL + serve + body)
+
+
+@pytest.mark.parametrize("pattern", ["journal-*", "snapshot-*/*/*.safetensors", "owner.json"])
+def test_a_damaged_file_of_a_server(fleetrun: Fleetrun, pattern: str) -> None:
+    damage = f"""
+import time
+while not list(Path("kept/server-0").glob("snapshot-*/manifest.json")):
+    time.sleep(0.01)
+for path in Path("kept/server-0").glob({pattern!r}):
+    path.write_bytes(b"x" * path.stat().st_size)
+os.kill(int(Path("ps.0").read_text()), signal.SIGKILL)
+fleet.barrier_worker()
+"""
+    launch = fleetrun.run("--server_num=1", "--trainer_num=1", script(fleetrun, STEP + damage, KEPT))
+    assert launch.code == 1, launch
+    assert "First failure: server 0 exited with code 1" in launch.said
+    assert "a restart will not help" in launch.said
+    assert (
+        f"{fleetrun.folder}/kept/server-0" in launch.err.replace("\n  ", "") or "kept/server-0" in launch.said
+    )
+    assert "Traceback" not in fleetrun.log("ps.0")
+    assert fleetrun.log("ps.0").count("--- fleetrun: restart") == 1
+
+
+def test_a_server_without_memory_for_rows(fleetrun: Fleetrun) -> None:
+    body = """
+size = int(Path(f"/proc/{Path('ps.0').read_text()}/statm").read_text().split()[0]) * 4096
+resource.prlimit(int(Path("ps.0").read_text()), resource.RLIMIT_AS, (size + (32 << 20), size + (32 << 20)))
+for step in range(200):
+    optimizer.minimize(model(torch.arange(20_000) + 20_000 * step).sum())
+"""
+    limited = SERVE.replace(
+        "    fleet.init", "    resource.setrlimit(resource.RLIMIT_AS, (1 << 42, 1 << 42))\n    fleet.init", 1
+    )
+    launch = fleetrun.run("--server_num=1", "--trainer_num=1", script(fleetrun, body, serve=limited))
+    assert launch.code == 1, launch
+    assert "no memory for" in launch.said
+    assert "a restart will not help" in launch.said
+    assert "BAD_MESSAGE" not in launch.said
+
+
+def test_a_killed_server_leads_the_report_of_the_trainers_that_fail_by_it(fleetrun: Fleetrun) -> None:
+    body = """
+if os.environ["PADDLE_RESTART_COUNT"] == "0":
+    os.kill(int(Path("ps.1").read_text()), signal.SIGKILL)
+fleet.barrier_worker()
+for _ in range(3):
+    optimizer.minimize(model(torch.arange(100)).sum())
+"""
+    launch = fleetrun.run("--server_num=2", "--trainer_num=1", script(fleetrun, STEP + body))
+    assert launch.code == 1, launch
+    report = launch.said.partition("=====")[2]
+    assert "Began with: server 1 was killed by SIGKILL at " in report
+    assert report.index("Began with") < report.index("First failure: trainer 0")
+    assert "after 2 restarts (a restart will not help)" in report
