@@ -24,7 +24,6 @@ from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
 from trainers.ps.tables.spec import FullError
 from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
-from trainers.storage.errors import SaveError
 
 # ---- Members, step and pending pushes as bytes and back.
 
@@ -324,7 +323,8 @@ class StateSaver:
             return
         try:
             task.result()
-        except SaveError as error:  # the previous snapshot and the log still hold everything
+        except RuntimeError as error:  # SaveError, or no room for a thread: the former snapshot and the log
+            # still hold everything
             self._log_failure(error)
 
     def _log_failure(self, error: Exception) -> None:
