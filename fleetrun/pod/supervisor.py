@@ -484,10 +484,15 @@ class Supervisor:
             self._failed(ended, [container])
 
     def _exited_late(self, ended: Ended) -> None:
-        """While stopping. It counts as a failure only if fleetrun did not ask for it."""
+        """While stopping. It counts as a failure only if fleetrun did not ask for it. When all trainers have
+        ended, only a server counts that says what went wrong: it may not have written what it should keep.
+        """
         before = ended.record is not None and ended.record.time < self._stopper.asked_at
         counts = (ended.asked is None or before) and ended.spec.role is not Role.EVALUATOR
-        if not ended.exit.ok and self._phase is not Phase.LEAVING and counts:
+        if self._phase is Phase.LEAVING:
+            if not ended.exit.ok and ended.spec.role is Role.SERVER and ended.record is not None:
+                self._failures.append(ended)
+        elif not ended.exit.ok and counts:
             self._failures.append(ended)
             if self._peers is not None:
                 self._peers.pod_failed_too(ended)

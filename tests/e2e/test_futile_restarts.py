@@ -61,15 +61,15 @@ fleet.barrier_worker()
 
 def test_a_server_without_memory_for_rows(fleetrun: Fleetrun) -> None:
     body = """
-size = int(Path(f"/proc/{Path('ps.0').read_text()}/statm").read_text().split()[0]) * 4096
-resource.prlimit(int(Path("ps.0").read_text()), resource.RLIMIT_AS, (size + (32 << 20), size + (32 << 20)))
+pid = int(Path("ps.0").read_text())
+room = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize() + (64 << 20)
+resource.prlimit(pid, resource.RLIMIT_AS, (room, room))
 for step in range(200):
     optimizer.minimize(model(torch.arange(20_000) + 20_000 * step).sum())
 """
-    limited = SERVE.replace(
-        "    fleet.init", "    resource.setrlimit(resource.RLIMIT_AS, (1 << 42, 1 << 42))\n    fleet.init", 1
-    )
-    launch = fleetrun.run("--server_num=1", "--trainer_num=1", script(fleetrun, body, serve=limited))
+    unreserved = "    resource.setrlimit(resource.RLIMIT_AS, (1 << 42, 1 << 42))\n    fleet.init_server()"
+    serve = SERVE.replace("    fleet.init_server()", unreserved)
+    launch = fleetrun.run("--server_num=1", "--trainer_num=1", script(fleetrun, STEP + body, serve=serve))
     assert launch.code == 1, launch
     assert "no memory for" in launch.said
     assert "a restart will not help" in launch.said

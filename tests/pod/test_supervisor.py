@@ -217,6 +217,16 @@ def test_with_servers_only_what_failed_restarts(job):
     assert (supervision.told("ps.0 ready"), supervision.told("trainer.0 ready")) == (1, 1)
 
 
+def test_a_server_that_says_what_it_could_not_keep_fails_the_job_also_after_its_trainers(job):
+    record = """printf '{"message": "DurabilityError: x"}' >"$ERROR_FILE"; exit 1"""
+    server = f"trap '{record.replace(chr(39), chr(39) + chr(92) + chr(39) + chr(39))}' TERM; "
+    server += "tell ready; while :; do sleep 100 & wait; done"
+    supervision = job({"ps.0": server, "trainer.0": LEAVE_ON_GO.format(0)}, mode=Mode.PS)
+    supervision.on("ps.0 ready", (supervision.folder / "go").touch)
+    result = supervision.run()
+    assert (result.code, result.cause.spec.name) == (1, "ps.0")
+
+
 FATAL = (
     r"""printf '{"message": {"message": "DamagedError: x", "extraInfo": """
     r"""{"py_callstack": "", "restart_helps": false}}}' >"$ERROR_FILE"; exit 3"""

@@ -4,6 +4,7 @@ and what torch's own calls on model and optimizer do while the servers hold the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -21,7 +22,7 @@ from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import at_exit, failed, leave_dismissed
 from trainers.ps.saves.manifest import SaveMode, current_manifest
 from trainers.ps.server.server import Server, ServerPlan
-from trainers.ps.tables.spec import ShrinkPolicy, start_of
+from trainers.ps.tables.spec import FullError, ShrinkPolicy, start_of
 from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
 from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of, options_snapshot, plan_layout
 from trainers.ps.trainer.worker import LocalTraining, Worker
@@ -310,11 +311,15 @@ class ServerRuntime(_ServedRuntime):
     def init_server(self, dirname: str | None = None) -> None:
         if self._server is not None:
             raise UsageError("fleet.init_server() was called twice")
+        with _enough_memory():
+            self._server = self._make_server(dirname)
+
+    def _make_server(self, dirname: str | None) -> Server:
         identity, configs = self._identity, self.strategy.ps()
         if dirname is not None:
             current_manifest(dirname)  # raises early if there is no save
         warm_up_server()
-        self._server = Server(
+        return Server(
             ServerPlan(
                 endpoints=identity.servers,
                 index=identity.index,
@@ -333,7 +338,8 @@ class ServerRuntime(_ServedRuntime):
     def run_server(self) -> None:
         if self._server is None:
             raise UsageError("fleet.run_server() was called before fleet.init_server()")
-        self._server.run()
+        with _enough_memory():
+            self._server.run()
         if self._server.dismissed:
             leave_dismissed()
 
@@ -355,6 +361,18 @@ class ServerRuntime(_ServedRuntime):
 
     def drop_rows(self, optimizer: ServedOptimizer) -> None:
         return
+
+
+@contextlib.contextmanager
+def _enough_memory() -> Iterator[None]:
+    """Raises FullError where Python or numpy finds no memory."""
+    try:
+        yield
+    except MemoryError as error:
+        raise FullError(
+            f"this server has no memory left ({error or 'MemoryError'}); start more servers, or give them "
+            "more memory"
+        ) from error
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

@@ -195,16 +195,22 @@ _SMALLEST_SHARD = 1 << 20
 
 
 def _shard_buffers(size: int, count: int) -> list[_ShardBuffer]:
-    """So many of `size` bytes each, or of a half, a quarter, ... where memory is short. Raises
-    MemoryError.
+    """So many of `size` bytes each; where memory is short, smaller ones that take at most half of it, because
+    pieces and threads need some too. Raises MemoryError.
     """
-    while True:
+    found = size
+    while found > _SMALLEST_SHARD:
         try:
-            return [_ShardBuffer(size) for _ in range(count)]
+            buffers = [_ShardBuffer(found) for _ in range(count)]
         except MemoryError:
-            if size <= _SMALLEST_SHARD:
-                raise
-            size = max(_SMALLEST_SHARD, size // 2)
+            found //= 2
+            continue
+        if found == size:
+            return buffers
+        del buffers
+        found //= 2
+        break
+    return [_ShardBuffer(min(size, max(found, _SMALLEST_SHARD))) for _ in range(count)]
 
 
 class _ShardBuffer:

@@ -17,14 +17,13 @@ from typing import Any, cast
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.durable import DurableFolder
-from trainers.ps.durable.journal import FolderError, Fsync, JournalFullError
+from trainers.ps.durable.journal import DurabilityError, FolderError, Fsync, JournalFullError
 from trainers.ps.server.members import Member, Members, Refusal, SequenceSet
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
 from trainers.ps.tables.spec import FullError
 from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
-from trainers.storage.errors import SaveError
 
 # ---- Members, step and pending pushes as bytes and back.
 
@@ -312,11 +311,16 @@ class StateSaver:
         return self._durable.snapshotting
 
     def close(self, *, over: bool) -> None:
-        """Release the folder; when the job is over, remove it."""
-        if over:
-            self._durable.discard()
-        else:
+        """Release the folder; when the job is over, remove it. Raises DurabilityError when the last records
+        could not be made durable; once the job is over, nothing needs them.
+        """
+        if not over:
             self._durable.close()
+            return
+        try:
+            self._durable.discard()
+        except DurabilityError as error:
+            glog(f"the job is over, but its saved state is still there: {error}; remove {self._folder}")
 
     def _end_snapshot(self) -> None:
         task = self._durable.end_snapshot()
@@ -324,7 +328,8 @@ class StateSaver:
             return
         try:
             task.result()
-        except SaveError as error:  # the previous snapshot and the log still hold everything
+        except RuntimeError as error:  # SaveError, or no room for a thread: the former snapshot and the log
+            # still hold everything
             self._log_failure(error)
 
     def _log_failure(self, error: Exception) -> None:

@@ -1,6 +1,9 @@
 """Saves of N servers loaded onto M, chains of deltas, values, and what is left in the folder."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -257,3 +260,45 @@ def test_a_server_reads_only_files_with_rows_that_may_be_its_own(tmp_path):
     assert len(table)
     with pytest.raises(LoadError, match="server-1-00000"):
         load_tables(tmp_path, [MemoryTable(WORDS)], RowOwner(1, 4))
+
+
+LIMITED = """
+import pathlib
+import resource
+import sys
+import torch
+from trainers.ps.saves.manifest import SaveMode
+from trainers.ps.saves.write import SaveSpec, SaveTask, cut_tables
+from trainers.ps.tables.rules import SGD
+from trainers.ps.tables.sparse import make_table
+from trainers.ps.tables.spec import TableKind, TableSpec
+
+torch.set_num_threads(1)
+table = make_table(TableSpec(kind=TableKind.SPARSE, name="t", size=64, rule=SGD()))
+table.pull(torch.arange(50_000))
+cuts = cut_tables([table], SaveMode.ALL)
+cuts[0].cut.expect(0)
+pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, ((int(sys.argv[2]) << 20) + 4096 * pages,) * 2)
+try:
+    spec = SaveSpec(id="1", mode=SaveMode.ALL, step=0, server=0, servers=1)
+    SaveTask(sys.argv[1], spec, cuts).result()
+    print("saved")
+except Exception as error:
+    print(repr(error))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [150, 100])
+def test_a_save_takes_smaller_blocks_where_memory_is_short(tmp_path: Path, room: int) -> None:
+    """By default three blocks of 64 MiB, and some for its threads."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path), str(room)],
+        env=os.environ | {"MALLOC_ARENA_MAX": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout == "saved\n", done.stderr

@@ -202,3 +202,13 @@ def test_another_start_with_as_many_trainers_forgets_who_they_were(tmp_path: Pat
     assert back.push(1, 4).code is Code.UNKNOWN_CLIENT
     assert back.done(5) == -7
     back.kill()
+
+
+def test_a_folder_that_cannot_be_removed_when_the_job_is_over_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing needs it any more: its trainers have ended well."""
+    kept = Kept(tmp_path, 1)
+    shutil.rmtree(tmp_path / "server-0")
+    kept.saver.close(over=True)
+    assert f"remove {tmp_path}/server-0" in capsys.readouterr().err
