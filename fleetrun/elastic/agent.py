@@ -8,6 +8,7 @@ and stops, with the supervisor, which runs this node's processes.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -215,7 +216,9 @@ class Agent:
         if first:
             self._events.stopping(cause, restart)
         if self._supervisor is not None:
-            self._supervisor.stop_for(cause.headline, _NOTICES.get(cause.why, "stop"))
+            ctrl_c = cause.why is CauseKind.LEFT and cause.code == 128 + signal.SIGINT and not restart
+            notice = _NOTICES.get(cause.why, "stop")
+            self._supervisor.stop_for(cause.headline, notice, interrupted=ctrl_c)
         else:
             self._next = None
             self._loop.after(0.0, self._membership.stopped)

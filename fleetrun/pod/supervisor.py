@@ -573,12 +573,12 @@ class Supervisor:
         if self._phase is Phase.WATCHING:
             self._leave()
 
-    def stop_for(self, reason: str, notice: str) -> None:
+    def stop_for(self, reason: str, notice: str, *, interrupted: bool = False) -> None:
         """Peers: the job stops, for another machine's reason; `notice` is what processes read of it.
-        Stopping already is fine.
+        `interrupted`: by Ctrl-C. Stopping already is fine.
         """
         if self._phase is not Phase.ENDING:
-            self._reason, self._stopper.notice = reason, notice
+            self._reason, self._stopper.notice, self._stopper.interrupted = reason, notice, interrupted
             if self._hangs is None:
                 self._end()
             else:

@@ -61,8 +61,8 @@ class Script:
         self.loop.run()
         return self.result
 
-    def stop_for(self, reason, notice):
-        self.heard.append(("stop_for", reason, notice))
+    def stop_for(self, reason, notice, *, interrupted=False):
+        self.heard.append(("stop_for", reason, notice, interrupted))
         self.loop.stop()
 
     def finish(self):
@@ -142,7 +142,7 @@ def test_a_failure_elsewhere_stops_this_pod_and_the_next_generation_starts():
     )
     outcome = outcome_of(made)
     assert (outcome.code, outcome.cause) == (7, CAUSE)
-    assert ("stop_for", CAUSE.headline, "failure") in made.heard
+    assert ("stop_for", CAUSE.headline, "failure", False) in made.heard
     assert [each[1].attempt for each in made.heard if each[0] == "supervisor"] == [0, 1]
     assert made.words().count("stopped") == 2
 
@@ -159,7 +159,22 @@ def test_processes_are_told_why(why, notice):
         lambda: made.agent.ended(7, CAUSE),
     )
     outcome_of(made)
-    assert ("stop_for", CAUSE.headline, notice) in made.heard
+    assert ("stop_for", CAUSE.headline, notice, False) in made.heard
+
+
+@pytest.mark.parametrize(
+    ("code", "restart", "interrupted"), [(130, False, True), (143, False, False), (130, True, False)]
+)
+def test_the_ctrl_c_of_another_node_interrupts_the_processes_here(code, restart, interrupted):
+    left = replace(CAUSE, why=CauseKind.LEFT, headline="interrupted", code=code)
+    made = Script(
+        lambda: made.agent.start(ROUND, (NODE, OTHER), 0),
+        lambda: None,
+        lambda: made.agent.stop(left, restart),
+        lambda: made.agent.ended(code, left),
+    )
+    outcome_of(made)
+    assert [words[3] for words in made.heard if words[0] == "stop_for"] == [interrupted]
 
 
 def test_a_stop_between_two_pods_is_answered():
@@ -202,7 +217,7 @@ def test_a_first_ctrl_c_while_the_job_is_stopping_kills_nothing():
         lambda: made.agent.ended(7, CAUSE),
     )
 
-    def stop_for(reason, notice):
+    def stop_for(reason, notice, *, interrupted=False):
         made.agent.interrupt(2)
         made.loop.stop()
 
@@ -260,7 +275,7 @@ def test_a_node_that_cannot_continue():
     )
     outcome = outcome_of(made)
     assert (outcome.code, outcome.error) == (124, error)
-    assert ("stop_for", "the store is gone", "stop") in made.heard
+    assert ("stop_for", "the store is gone", "stop", False) in made.heard
 
 
 def test_a_start_check_is_made_only_before_the_store_was_reached():
@@ -289,7 +304,7 @@ def test_a_timeout_while_a_generation_stops_for_something_else_ends_the_next_one
         timeout=LONG,
     )
 
-    def stop_for(reason, notice):
+    def stop_for(reason, notice, *, interrupted=False):
         made.heard.append(("stop_for", reason, notice))
         if "--timeout" in reason:
             made.loop.stop()
