@@ -3,10 +3,12 @@
 `from fleetrun import fleet` is `from trainers import fleet`, also beside another package named `trainers`.
 """
 
-from typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes milliseconds to import, and Ctrl-C in it would end in a traceback
+    from typing import Any
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name == "fleet":
         from fleetrun.shadow import load_fleet  # late: the launcher does not need it
 

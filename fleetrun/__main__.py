@@ -2,14 +2,13 @@
 imported.
 """
 
-from __future__ import annotations
-
-import gc
 import os
 import sys
 
+TYPE_CHECKING = False
+
 try:
-    from typing import TYPE_CHECKING
+    import gc
 
     from fleetrun.pod.guard import Guard, Signals, flush, guarded
     from fleetrun.verbs import asked
@@ -23,19 +22,20 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    gc.disable()  # until everything is imported: modules are not garbage, and scanning them takes time
-    _open_standard_streams()
-    code = guarded(_command) if asked(sys.argv[1:]) is None else _answer()
+    try:
+        gc.disable()  # until everything is imported: modules are not garbage, and scanning them takes time
+        _open_standard_streams()
+        code = guarded(_command) if asked(sys.argv[1:]) is None else _answer()
+    except KeyboardInterrupt:  # Ctrl-C before there is a handler
+        code = 130
     flush()
     os._exit(code)
 
 
 def _answer() -> int:
     """A command that starts no job needs no guard."""
-    try:
-        from fleetrun.cli import main as command
-    except KeyboardInterrupt:  # Ctrl-C before there is a handler
-        return 130
+    from fleetrun.cli import main as command
+
     return command(sys.argv[1:], os.environ, _no_launch)
 
 
@@ -62,7 +62,7 @@ def _command(signals: Signals, guard: Guard) -> int:
     )
 
 
-def _engine_values(environ: Mapping[str, str], but: Collection[str]) -> Mapping[str, EngineValue]:
+def _engine_values(environ: "Mapping[str, str]", but: "Collection[str]") -> "Mapping[str, EngineValue]":
     from fleetrun.schedulers.placing import place
 
     return place(environ, but)

@@ -140,9 +140,11 @@ def test_the_name_is_taken(tmp_path: Path) -> None:
 
 
 CHEAP = """
-import sys, fleetrun
+import sys
+before = set(sys.modules)
+import fleetrun
 assert not hasattr(fleetrun, 'no_such_name')
-assert not {'torch', 'trainers', 'fleetrun.shadow'} & sys.modules.keys()
+assert not {'torch', 'trainers', 'typing', 'fleetrun.shadow'} & (sys.modules.keys() - before)
 """
 
 
