@@ -60,6 +60,18 @@ def progress_socket(runtime: Path, pod: str) -> Path:
     return runtime / f"{pod}.progress"
 
 
+def probe_socket(runtime: Path, container: str) -> Path:
+    """Where the probe in a container's process answers; `container` is `pod.role.rank`."""
+    return runtime / f"{container}.probe"
+
+
+def remove_probe_sockets(runtime: Path, pod: str) -> None:
+    """What processes of this pod have left; they are gone."""
+    for path in runtime.glob(f"{pod}.*.probe"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
 def make_run_folder(runtime: Path) -> None:
     """Create it, for this user only. Raises OSError, and PermissionError when it belongs to another user or
     is open to others: its content cannot be trusted then.

@@ -50,6 +50,8 @@ class Narrator:
         match event:
             case Started():
                 self._started(event.containers)
+            case Ended(finished=True):
+                self._finished(event)
             case Failure():
                 self._failed(event)
             case Hang():
@@ -68,6 +70,12 @@ class Narrator:
         for each in containers:
             if each.process is not None:
                 self._console.debug(f"{each.spec.title}: pid {each.process.pid}, log {each.spec.log}")
+
+    def _finished(self, ended: Ended) -> None:
+        self._console.warning(
+            f"{ended.spec.title} {ended.exit} in the exit of its interpreter. Its script had run to its end: "
+            "that counts as completed. Often a call of torch.distributed.destroy_process_group() is missing"
+        )
 
     def _failed(self, failure: Failure) -> None:
         ended, decision = failure.ended, failure.decision

@@ -1,6 +1,6 @@
 """The channels between a launcher and a process that it started: the error file, the stop notice, progress
-reports and the signal for stacks. Formats, limits and variable names for both sides; opens no file and no
-socket.
+reports, the signal for stacks and the probe. Formats, limits and variable names for both sides; opens no
+file and no socket.
 
 | channel      | written by   | how it gets there                                                         |
 |--------------|--------------|---------------------------------------------------------------------------|
@@ -8,6 +8,7 @@ socket.
 | stop notice  | launcher     | JSON in the file of FLEETRUN_NOTICE, before SIGTERM                       |
 | progress     | process      | JSON datagrams to the unix socket of FLEETRUN_PROGRESS                    |
 | stacks       | process      | text in its log, when the launcher sends STACKS_SIGNAL                    |
+| probe        | process      | JSON on the unix socket of FLEETRUN_PROBE_SOCKET, when the launcher asks  |
 
 Standard library only, and little of it: every script that imports `trainers` loads this module.
 """
@@ -26,6 +27,7 @@ CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
 
 NOTICE_VARIABLE = "FLEETRUN_NOTICE"
 PROGRESS_VARIABLE = "FLEETRUN_PROGRESS"
+PROBE_VARIABLE = "FLEETRUN_PROBE_SOCKET"
 ERROR_FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
 """fleetrun's variable wins over torchrun's."""
 
@@ -47,6 +49,7 @@ LARGEST_ERROR_FILE = 1 << 20
 """Bytes that the launcher reads."""
 
 _DISMISSED = {"dismissed": True}
+_FINISHED = {"finished": True}
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -109,8 +112,19 @@ def write_dismissed() -> str:
 
 def read_dismissed(text: bytes) -> bool:
     """Whether this is what `write_dismissed` returns."""
+    return _is(text, _DISMISSED)
+
+
+def read_finished(text: bytes) -> bool:
+    """Whether this is what a process leaves in its error file whose script has run to its end: a crash after
+    that, in the exit of the interpreter, is not a failure. The probe writes it (`probe/inside`).
+    """
+    return _is(text, _FINISHED)
+
+
+def _is(text: bytes, what: Mapping[str, bool]) -> bool:
     try:
-        return bool(json.loads(text) == _DISMISSED)
+        return bool(json.loads(text) == what)
     except _MALFORMED:
         return False
 

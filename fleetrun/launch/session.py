@@ -244,7 +244,8 @@ class LaunchSession:
             servers = [event.spec]
         else:
             return
-        seen = ports_in_use()
+        # Twice: while connections end, the kernel's list may pass over one.
+        seen = ports_in_use() | ports_in_use()
         for spec in servers:
             if spec.role is Role.SERVER and spec.endpoint and split_endpoint(spec.endpoint)[1] not in seen:
                 self._console.warning(
@@ -304,6 +305,7 @@ class LaunchSession:
         if self._control is not None:
             self._control.close()
         self.progress.close()
+        files.remove_probe_sockets(self._runtime, self.pod_name)
         if self._feed is not None:
             self._feed.close(self._interrupts.urgent)
         self.journal.close()

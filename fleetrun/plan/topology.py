@@ -7,6 +7,7 @@ Ranks and shares follow Paddle's launchers; where those differ, each rule says w
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from fleetrun import files
 from fleetrun.envs import contract
-from fleetrun.envs.channels import NOTICE_VARIABLE, PROGRESS_VARIABLE
+from fleetrun.envs.channels import NOTICE_VARIABLE, PROBE_VARIABLE, PROGRESS_VARIABLE, container_id
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role, join_endpoint, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, RoleSettings
 from fleetrun.envs.settings.parsing import written_ranks
@@ -482,13 +483,17 @@ def pod_spec(
     local_trainers = sum(member.role is Role.TRAINER for member in members)
     threads = None if "OMP_NUM_THREADS" in base else max(1, host.cores // max(1, local_trainers))
     log_dir = Path(settings.log_dir).absolute()
-    progress = files.progress_socket(files.run_folder(environ), pod)
+    runtime = files.run_folder(environ)
     containers = []
     for member in members:
         own = settings.role_settings(member.role)
         placed = replace(member, pod=pod, log_dir=str(log_dir), omp_threads=_omp_threads(own, threads))
         log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
-        env = {**base, **dict(own.environment), PROGRESS_VARIABLE: str(progress)}
+        env = {**base, **dict(own.environment)}
+        env[PROGRESS_VARIABLE] = str(files.progress_socket(runtime, pod))
+        if settings.probe == "on":
+            container = container_id(pod, member.role, member.rank)
+            env |= _probe(env, files.probe_socket(runtime, container))
         argv = (*_binding(host, member), *process_command(settings, member.role))
         spec = _container_spec(placed, argv, log, env)
         if settings.virtual_local_rank and member.role is Role.TRAINER:
@@ -502,6 +507,18 @@ def pod_spec(
         log_dir=log_dir,
         pre_hook=_pre_hook(settings, log_dir, pod, base),
     )
+
+
+_PROBE = Path(__file__).parents[1] / "probe" / "inside"
+
+
+def _probe(env: Mapping[str, str], address: Path) -> dict[str, str]:
+    """What makes Python load the probe, which will answer at `address`."""
+    paths = env.get("PYTHONPATH")
+    return {
+        "PYTHONPATH": f"{_PROBE}{os.pathsep}{paths}" if paths else str(_PROBE),
+        PROBE_VARIABLE: str(address),
+    }
 
 
 def _binding(host: Host, member: Member) -> tuple[str, ...]:

@@ -55,10 +55,24 @@ def read_dismissed(path: Path | None) -> bool:
         return False
 
 
+def read_finished(path: Path | None) -> bool:
+    """Whether its script had run to its end."""
+    try:
+        return path is not None and channels.read_finished(_read(path)[0])
+    except OSError:
+        return False
+
+
 def _read(path: Path) -> tuple[bytes, float]:
     """What is in it, and when it was written."""
     with os.fdopen(open_plain(path), "rb") as file:
         return file.read(channels.LARGEST_ERROR_FILE), os.fstat(file.fileno()).st_mtime
+
+
+_CRASHES = frozenset(
+    {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP}
+)
+"""By which a process ends itself."""
 
 
 class Status(StrEnum):
@@ -99,7 +113,8 @@ class Ended:
 
     `asked` is the signal that fleetrun itself had sent before, if any: such an end is a consequence.
     `out_of_memory` tells that the kernel's OOM killer did it, `dismissed` that a server ended because its
-    trainers had let it go. `peak_memory` is in bytes, that of the process or of the largest of its children.
+    trainers had let it go, `finished` that it crashed in the exit of its interpreter, after its script had
+    run to its end. `peak_memory` is in bytes, that of the process or of the largest of its children.
     """
 
     spec: ContainerSpec
@@ -112,7 +127,13 @@ class Ended:
     record: ErrorRecord | None = None
     out_of_memory: bool = False
     dismissed: bool = False
+    finished: bool = False
     peak_memory: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether its work is done."""
+        return self.exit.ok or self.finished
 
     @property
     def killed(self) -> bool:
@@ -222,16 +243,17 @@ class Container:
             asked=self._asked,
             record=record,
             dismissed=exit.ok and self.spec.role is Role.SERVER and read_dismissed(self.spec.error_file),
+            finished=exit.signal in _CRASHES and read_finished(self.spec.error_file),
             out_of_memory=exit.code == -9 and self._asked is None and out_of_memory(process.pid),
             peak_memory=process.peak_memory,
         )
         if self.spec.notice_file is not None:
             with contextlib.suppress(OSError):
                 self.spec.notice_file.unlink(missing_ok=True)
-        if self.ended.dismissed and self.spec.error_file is not None:
+        if self.ended.ok and self.spec.error_file is not None:
             with contextlib.suppress(OSError):
                 self.spec.error_file.unlink(missing_ok=True)
-        self._to(Status.COMPLETED if exit.ok else Status.FAILED)
+        self._to(Status.COMPLETED if self.ended.ok else Status.FAILED)
         return self.ended
 
     def record(self) -> ErrorRecord | None:

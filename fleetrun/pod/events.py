@@ -285,6 +285,7 @@ def _exited(ended: Ended) -> dict[str, Any]:
         "seconds": round(ended.ended - ended.started, 3),
         "asked": ended.asked,
         "out_of_memory": ended.out_of_memory,
+        "finished": ended.finished,
         "peak_memory": ended.peak_memory,
         "error": record.message[:2000] if record is not None else "",
     }

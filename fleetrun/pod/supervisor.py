@@ -146,7 +146,7 @@ class Evaluators:
 
     def exited(self, container: Container, ended: Ended) -> None:
         """One that ends well has done its work."""
-        if ended.exit.ok:
+        if ended.ok:
             return
         failures = self._failures[container.spec.name]
         decision = after_failure(self._policy, ended.exit, failures, hopeless=ended.hopeless)
@@ -466,7 +466,7 @@ class Supervisor:
     def _exited(self, container: Container, ended: Ended) -> None:
         if container.spec.role is Role.EVALUATOR:
             self._evaluators.exited(container, ended)
-        elif not ended.exit.ok:
+        elif not ended.ok:
             self._failed(ended, [container] if self._pod.spec.mode.has_servers else self._pod.containers)
         elif container.spec.role is Role.SERVER:
             if not ended.dismissed:
@@ -490,9 +490,9 @@ class Supervisor:
         before = ended.record is not None and ended.record.time < self._stopper.asked_at
         counts = (ended.asked is None or before) and ended.spec.role is not Role.EVALUATOR
         if self._phase is Phase.LEAVING:
-            if not ended.exit.ok and ended.spec.role is Role.SERVER and ended.record is not None:
+            if not ended.ok and ended.spec.role is Role.SERVER and ended.record is not None:
                 self._failures.append(ended)
-        elif not ended.exit.ok and counts:
+        elif not ended.ok and counts:
             self._failures.append(ended)
             if self._peers is not None:
                 self._peers.pod_failed_too(ended)

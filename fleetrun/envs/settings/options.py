@@ -394,6 +394,10 @@ class LaunchSettings:
         None, parsing.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
         help="When no trainer prints or reports progress for this long: write the stacks of all processes to "
              "their logs, then restart or fail (124).", shown_default="never")
+    probe: str = _failure(
+        "on", parsing.choice("on", "off"), "WHEN", choices=("on", "off"), env=("FLEETRUN_PROBE",),
+        help="Whether Python processes of the job load fleetrun's probe (through PYTHONPATH), which tells "
+             "where they are.")
     elastic_pre_hook: str | None = _failure(
         None, parsing.shell_words, "COMMAND", help="Command to run before each start, not in a shell.")
 

@@ -1,0 +1,36 @@
+"""Python imports this when it starts: the launcher puts this folder first in the PYTHONPATH of its processes.
+
+It takes the folder out again, so that the script and what it starts see what the user has set, loads the
+probe, and hands over to the `sitecustomize` of the user or the system. It must run in any Python 3, also one
+that has no fleetrun: the standard library only, and nothing newer than Python 3.6.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _leave_search_path():
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if _HERE in paths:
+        paths.remove(_HERE)
+    if paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    if _HERE in sys.path:
+        sys.path.remove(_HERE)
+
+
+_address = os.environ.pop("FLEETRUN_PROBE_SOCKET", "")
+try:
+    if _address:
+        import fleetrun_probe
+
+        fleetrun_probe.install(_address)
+except Exception as _error:  # the script matters more
+    sys.stderr.write(f"fleetrun: no probe in this process: {_error!r}\n")
+_leave_search_path()
+del sys.modules["sitecustomize"]
+import sitecustomize  # noqa: E402, F401  # the next one; where there is none, Python takes the error for that

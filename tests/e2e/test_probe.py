@@ -1,0 +1,185 @@
+"""The probe that fleetrun loads into its Python processes: what they notice of it (nothing), and what it
+tells about their end.
+"""
+
+import json
+import re
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetrun.files import short_socket_path
+from tests.support.command import Fleetrun, Launch
+from tests.support.traces import wait_until
+
+ONE = ("--nproc_per_node", "1", "--max_restart", "0")
+ABORTS = """
+import ctypes, sys, torch
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.abort, None, None)  # called after all that Python does
+"""
+
+
+@pytest.fixture
+def torch_stub(fleetrun: Fleetrun) -> None:
+    """An `import torch` that takes no time: only its name matters here."""
+    (fleetrun.folder / "torch.py").touch()
+
+
+def ended(fleetrun: Fleetrun, body: str, *options: str) -> Launch:
+    return fleetrun.run(*ONE, *options, fleetrun.script(f"{ABORTS}\n{body}"))
+
+
+@pytest.mark.usefixtures("torch_stub")
+@pytest.mark.parametrize(
+    "end", ["", "sys.exit(0)", "sys.exit()", "__import__('atexit').register(tell, 'bye')"]
+)
+def test_a_crash_after_the_end_of_a_script_is_no_failure(fleetrun: Fleetrun, end: str):
+    launch = ended(fleetrun, end)
+    assert launch.code == 0, launch
+    assert "WARNING" in launch.err
+    assert "SIGABRT" in launch.err
+    assert not list(fleetrun.folder.glob("log/*.error.json"))
+
+
+@pytest.mark.usefixtures("torch_stub")
+@pytest.mark.parametrize(
+    "end",
+    ["sys.exit(3)", "sys.exit('why')", "1 / 0", "raise SystemExit(3)", "libc.abort()",
+     "sys.stdout.flush(); __import__('atexit').register(libc.abort)"],
+)  # fmt: skip
+def test_a_crash_of_a_script_that_failed_or_had_not_ended_is_one(fleetrun: Fleetrun, end: str):
+    launch = ended(fleetrun, end)
+    assert launch.code == 134, launch
+
+
+@pytest.mark.usefixtures("torch_stub")
+def test_a_crash_before_the_end_after_one_behind_it(fleetrun: Fleetrun):
+    """Each attempt is judged by itself."""
+    body = "if os.environ['PADDLE_RESTART_COUNT'] == '1':\n    libc.abort()\nsys.exit(3)"
+    launch = fleetrun.run("--nproc_per_node", "1", "--max_restart", "1", fleetrun.script(f"{ABORTS}\n{body}"))
+    assert launch.code == 134, launch
+
+
+@pytest.mark.usefixtures("torch_stub")
+def test_a_finished_trainer_lets_the_others_go_on(fleetrun: Fleetrun):
+    script = fleetrun.script(f"{ABORTS}\nif WHO == 'trainer.1': wait_for_go()")
+    launch = fleetrun.start("--nproc_per_node", "2", "--max_restart", "0", script)
+    launch.until_err("SIGABRT")
+    launch.go()
+    assert launch.wait() == 0, launch
+    assert launch.err.count("SIGABRT") == 2
+
+
+def test_without_the_probe_it_is_a_failure(fleetrun: Fleetrun):
+    (fleetrun.folder / "torch.py").touch()
+    assert ended(fleetrun, "", "--probe", "off").code == 134
+
+
+SEES = """
+import json, os, subprocess, sys
+CODE = '''
+import json, os, sys
+finders = [type(each).__name__ for each in sys.meta_path]
+print(json.dumps([dict(os.environ), sys.path, sorted(sys.modules), finders]))
+'''
+exec(CODE)
+sys.stdout.flush()
+subprocess.run([sys.executable, "-c", CODE])
+"""
+
+
+def seen(fleetrun: Fleetrun, *options: str, paths: str) -> list[list[Any]]:
+    """What a script sees, and a Python process that it starts."""
+    (fleetrun.folder / "see.py").write_text(SEES)
+    launch = fleetrun.run(*ONE, *options, "see.py", env={"PYTHONPATH": paths})
+    assert launch.code == 0, launch
+    return [json.loads(line) for line in launch.out.splitlines() if line.startswith("[{")]
+
+
+OF_THIS_LAUNCH = re.compile(
+    r"FLEETRUN_|FLEETTEST_|POD_|PADDLE_|MASTER_|TORCHELASTIC|SEED|DISTRIBUTED_TRAINER"
+)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own sitecustomize", "none"])
+def test_a_script_sees_nothing_of_it(fleetrun: Fleetrun, own: bool):
+    """Its environment, search path and modules, but for the probe's own; what it starts has no probe."""
+    lib = fleetrun.folder / "lib"
+    lib.mkdir()
+    (lib / "helpful.py").touch()
+    if own:
+        (lib / "sitecustomize.py").write_text("import helpful")
+    with_probe, child = seen(fleetrun, paths=f"{lib}:/nowhere")
+    without, child_without = seen(fleetrun, "--probe", "off", paths=f"{lib}:/nowhere")
+    for one, other in ((with_probe, without), (child, child_without)):
+        for environment in (one[0], other[0]):
+            for name in [each for each in environment if OF_THIS_LAUNCH.match(each)]:
+                del environment[name]
+        assert one[:2] == other[:2]
+    assert ("helpful" in with_probe[2]) is own
+    added = set(with_probe[2]) - set(without[2])
+    assert added - set(sys.stdlib_module_names) == {"fleetrun_probe"}
+    assert not set(without[2]) - set(with_probe[2])
+    assert child[2:] == child_without[2:]
+
+
+def test_a_probe_that_fails_does_not_stop_the_script(fleetrun: Fleetrun):
+    """An older module of that name on the path of the interpreter, for example."""
+    script = fleetrun.script("tell('ran')")
+    launch = fleetrun.run(*ONE, "env", "FLEETRUN_PROBE_SOCKET=\udcff", sys.executable, script)
+    assert launch.code == 0, launch
+    assert launch.told("ran")
+
+
+@pytest.mark.slow
+def test_a_process_answers_from_its_first_group_on(fleetrun: Fleetrun):
+    """With the stacks of its threads and torch's own record of collectives; also while it waits in one."""
+    script = fleetrun.script("""
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(3))
+tell("ready", os.getpid())
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(5))
+else:
+    wait_for_go()
+    dist.all_reduce(torch.ones(5))
+dist.destroy_process_group()
+""")
+    launch = fleetrun.start("--nproc_per_node", "2", "--max_restart", "0", script)
+    pids = launch.until_ready(2)
+    answers = []
+    for rank in range(2):
+        (address,) = (fleetrun.folder / "run" / "fleetrun").glob(f"*.trainer.{rank}.probe")
+        answers.append(answer_when(address, lambda state, rank=rank: entered(state) == (2, 1)[rank]))
+    launch.go()
+    assert launch.wait() == 0, launch
+    assert [each["pid"] for each in answers] == pids
+    assert [each["groups"]["0"]["ranks"] for each in answers] == [[0, 1]] * 2
+    waits, reads = (each["threads"][0] for each in answers)
+    assert any(function == "all_reduce" for _, _, function in waits)
+    assert any(function == "wait_for_go" for _, _, function in reads)
+    assert not list((fleetrun.folder / "run" / "fleetrun").glob("*.probe"))
+
+
+def answer_when(address: Path, known: Callable[[Any], bool]) -> Any:
+    found: list[Any] = []
+
+    def ask() -> bool:
+        with socket.socket(socket.AF_UNIX) as asked, short_socket_path(address) as short:
+            asked.connect(short)
+            found[:] = [json.loads(b"".join(iter(lambda: asked.recv(1 << 16), b"")))]
+        return known(found[0])
+
+    wait_until(ask, lambda: str(found))
+    return found[0]
+
+
+def entered(state: Any) -> int:
+    """How many collectives."""
+    return int(state["trace"]["groups"]["0"]["last_enqueued_collective"])
