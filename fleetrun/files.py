@@ -67,7 +67,7 @@ def probe_socket(runtime: Path, container: str) -> Path:
 
 def remove_probe_sockets(runtime: Path, pod: str) -> None:
     """What processes of this pod have left; they are gone."""
-    for path in runtime.glob(f"{pod}.*.probe"):
+    for path in runtime.glob(f"{pod}.*.probe*"):
         with contextlib.suppress(OSError):
             path.unlink()
 

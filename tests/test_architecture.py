@@ -29,8 +29,8 @@ PARTS = {
     "record": {"files", "pod"},
     "progress": {"values", "files", "pod", "envs"},
     "control": {"values", "files", "proc", "record", "progress", "pod", "envs"},
-    "probe": set(),  # runs in the processes of the job, also where fleetrun is not installed
-    "stacks": {"files", "proc", "host", "pod", "envs", "errors"},
+    "probe": {"pod"},
+    "stacks": {"probe", "files", "proc", "host", "pod", "envs", "errors"},
     "exporters": {"progress", "proc", "host", "pod", "envs", "errors"},
     "plots": {"record", "errors"},
     "elastic": {"plan", "host", "pod", "envs", "errors"},

@@ -23,7 +23,17 @@ from fleetrun.console.text import (
 )
 from fleetrun.envs.contract import OWNED, OWNED_PREFIXES, Role
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.events import Ending, Failure, Hang, JobResult, Leaving, PodEvent, Restarting, Started
+from fleetrun.pod.events import (
+    Ending,
+    Failure,
+    Hang,
+    JobResult,
+    Leaving,
+    PodEvent,
+    Restarting,
+    Started,
+    Verdict,
+)
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 
@@ -52,6 +62,8 @@ class Narrator:
                 self._started(event.containers)
             case Ended(finished=True):
                 self._finished(event)
+            case Verdict():
+                self._console.error(event.sentence)
             case Failure():
                 self._failed(event)
             case Hang():
@@ -272,13 +284,27 @@ def format_failure(
     lines = ["=" * min(width, 80)]
     if (began := result.began) is not None:
         lines += wrapped(f"Began with: {failure_headline(began)} at {_clock(began.failed_at)}", width)
+    if (verdict := result.verdict) is not None:
+        lines += verdict_lines(verdict, width)
     lines += [*wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
-    lines += _last_words(ended, tail, width)
+    lines += _last_words(ended, tail, width) if verdict is None else _in_one_line(ended, tail, width)
     lines += wrapped(_others(result.others), width) if result.others else []
     told = [*hints, *_hints(ended, tail, log_full)]
     lines += [row for hint in told for row in wrapped(f"Hint: {hint}", width)]
     lines += [f"Log: {_short_path(ended.spec.log)}", "=" * min(width, 80)]
     return lines
+
+
+def verdict_lines(verdict: Verdict, width: int) -> list[str]:
+    """On what a failure or a hang follows, and the stack of the rank that it is about."""
+    rows = [row for each in verdict.stack for row in wrapped(f"    {printable(each)}", width)]
+    return [*wrapped(f"Cause: {printable(verdict.sentence)}", width), *rows]
+
+
+def _in_one_line(ended: Ended, tail: Tail, width: int) -> list[str]:
+    """Of a failure that is only a symptom."""
+    message = error_line(ended, tail)
+    return wrapped(f"  {message}", width)[:3] if message else []
 
 
 def _attempts(result: JobResult) -> list[str]:
@@ -371,6 +397,7 @@ def hang_report(hang: Hang, restarts: int, width: int) -> list[str]:
     logs = sorted({str(each.log.parent) for each in hang.containers})
     return [
         frame,
+        *(verdict_lines(hang.verdict, width) if hang.verdict is not None else []),
         *wrapped(first, width),
         *hang_places(hang, width),
         *[row for each in logs for row in wrapped(f"Logs, with the stacks: {printable(each)}", width)],

@@ -27,19 +27,28 @@ from fleetrun.console.narrator import (
 )
 from fleetrun.console.text import Tail, printable, read_tail
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
-from fleetrun.envs.contract import Role, split_endpoint
+from fleetrun.envs.contract import Mode, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import ports_in_use
 from fleetrun.pod import linux, logs
-from fleetrun.pod.container import Ended, Pod
-from fleetrun.pod.events import Events, JobResult, Leaving, Peers, PodEvent, record_lines
+from fleetrun.pod.container import Container, Ended, Pod
+from fleetrun.pod.events import (
+    Events,
+    Findings,
+    JobResult,
+    Leaving,
+    Peers,
+    PodEvent,
+    Verdict,
+    record_lines,
+)
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.oom import OomWatch
-from fleetrun.pod.policy import decide
+from fleetrun.pod.policy import decide, is_symptom
 from fleetrun.pod.process import (
     ask_strays,
     descendants,
@@ -269,8 +278,22 @@ class LaunchSession:
             self.progress.subscribe(lambda container, report: reported(container))
         return self._hangs
 
-    def _tell_places(self, lines: Sequence[str]) -> None:
-        self._console.block([f"  {printable(line)}" for line in lines], level="ERROR")
+    def _tell_places(self, findings: Findings) -> None:
+        self._console.block([f"  {printable(line)}" for line in findings.stacks], level="ERROR")
+
+    def inspect(
+        self, containers: Sequence[Container], ended: Ended, then: Callable[[Verdict | None], None]
+    ) -> Callable[[], None] | None:
+        """`Inspect` of a supervisor: for failures of a collective job that may follow from another rank's."""
+        message = ended.record.message if ended.record is not None else ""
+        alone = len(containers) < 2
+        if self.settings.run_mode is not Mode.COLLECTIVE or alone or not is_symptom(ended.exit, message):
+            return None
+        if self.settings.probe != "on":
+            return None
+        from fleetrun.stacks.helper import Inspector  # late: few failures need it
+
+        return Inspector(self._loop, self.companions).begin(containers, ended, then)
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
@@ -498,6 +521,7 @@ class PodRunner:
             peers=peers,
             restarts=restarts,
             hangs=self._session.hangs(),
+            inspect=self._session.inspect,
             sweep=partial(end_descendants, but=self._session.companions),
             ask=partial(_ask_strays, self._session.companions),
         )

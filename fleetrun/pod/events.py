@@ -58,17 +58,39 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the others wait for, when a job does not go on, in one `sentence`. `kind` is one of `not entered`,
+    `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`; `ranks` are those that it is
+    about, none where that is not known; `stack` is that of the first of them, innermost call first.
+    """
+
+    kind: str
+    sentence: str
+    ranks: tuple[int, ...]
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Where the processes of a job are, a line for each place, and what follows from it."""
+
+    stacks: tuple[str, ...] = ()
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
     """No trainer gave a sign of life for `silent_for` seconds, and what is done about it.
 
     `containers` were running then. `stacks` says where they are, one line for all that are at the same
-    place, the outlier first; empty when that is not known.
+    place, the outlier first; empty when that is not known. `verdict`: for whom they wait.
     """
 
     silent_for: float
     containers: tuple[ContainerSpec, ...]
     decision: Restart | GiveUp
     stacks: tuple[str, ...] = ()
+    verdict: Verdict | None = None
 
     @property
     def headline(self) -> str:
@@ -98,6 +120,8 @@ class JobResult:
     restarts: int = 0
     strays: int = 0
     hang: Hang | None = None
+    verdict: Verdict | None = None
+    """On what the failure follows, where `cause` is only a symptom."""
     requested: bool = False
     """Its user ended it: see `why_interrupted`."""
 
@@ -134,6 +158,7 @@ def conclude(
     strays: int,
     hang: Hang | None = None,
     *,
+    verdict: Verdict | None = None,
     requested: bool = False,
     forgiven: Sequence[Ended] = (),
 ) -> JobResult:
@@ -152,6 +177,7 @@ def conclude(
         restarts=restarts,
         strays=strays,
         hang=hang,
+        verdict=verdict,
         requested=requested,
     )
 
@@ -206,7 +232,7 @@ class Ending:
     requested: bool = False
 
 
-PodEvent = Started | Ended | Failure | Hang | Restarting | Leaving | Ending
+PodEvent = Started | Ended | Verdict | Failure | Hang | Restarting | Leaving | Ending
 """`Ended`: one process has exited, successfully or not; the events that follow from it come later."""
 
 
@@ -235,10 +261,11 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
     match event:
         case Started():
             for each in event.containers:
-                if each.process is not None:
-                    yield "started", _process(each.spec, each.process.pid, each.restarts)
+                yield "started", _process(each.spec, _pid(each), each.restarts)
         case Ended():
             yield "exited", _exited(event)
+        case Verdict():
+            yield "verdict", _verdict(event)
         case Failure():
             decision, ended = event.decision, event.ended
             yield (
@@ -269,6 +296,20 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "leaving", {"containers": [each.spec.name for each in event.rest]}
         case Ending():
             yield "ending", {"reason": event.reason}
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "kind": verdict.kind,
+        "sentence": verdict.sentence,
+        "ranks": list(verdict.ranks),
+        "stack": list(verdict.stack),
+    }
+
+
+def _pid(container: Container) -> int:
+    assert container.process is not None, "it has started"
+    return container.process.pid
 
 
 def _process(spec: ContainerSpec, pid: int, attempt: int) -> dict[str, Any]:

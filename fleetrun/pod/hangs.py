@@ -11,7 +11,7 @@ from functools import partial
 
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Pod
-from fleetrun.pod.events import HUNG
+from fleetrun.pod.events import HUNG, Findings
 from fleetrun.pod.loop import Loop, Timer
 
 # ---- The decision: pure, from looks at the trainers
@@ -44,15 +44,14 @@ class Silence:
 
 # ---- The watch: looks at logs, counts reports, has the stacks taken
 
-Stacks = tuple[str, ...]
-Take = Callable[[Sequence[Container], Callable[[Stacks], None]], Callable[[], None]]
-"""Begins to take the stacks of these containers and to write them into their logs; calls back exactly once,
-later, with where they are. Returns a function that cancels it.
+Take = Callable[[Sequence[Container], Callable[[Findings], None]], Callable[[], None]]
+"""Begins to find out where these containers are, those that have ended included, and to write the stacks into
+their logs; calls back exactly once, later. Returns a function that cancels it.
 """
 
 
-def _nothing_taken(containers: Sequence[Container], then: Callable[[Stacks], None]) -> Callable[[], None]:
-    then(())
+def _nothing_taken(containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
+    then(Findings())
     return lambda: None
 
 
@@ -66,9 +65,9 @@ class HangWatch:
         loop: Loop,
         limit: float | None = None,
         take: Take = _nothing_taken,
-        tell: Callable[[Stacks], None] = lambda stacks: None,
+        tell: Callable[[Findings], None] = lambda findings: None,
     ) -> None:
-        """`tell` is called with the places of all processes here when the job hangs on another machine."""
+        """`tell` is called with where all processes here are when the job hangs on another machine."""
         self._loop = loop
         self._limit = limit
         self._take = take
@@ -76,11 +75,11 @@ class HangWatch:
         self._silence = Silence()
         self._reports: Counter[str] = Counter()
         self._pod: Pod | None = None
-        self._hung: Callable[[float, Stacks], None] = lambda seconds, stacks: None
+        self._hung: Callable[[float, Findings], None] = lambda seconds, findings: None
         self._timer: Timer | None = None
         self._cancel: Callable[[], None] | None = None
 
-    def watch(self, pod: Pod, hung: Callable[[float, Stacks], None]) -> None:
+    def watch(self, pod: Pod, hung: Callable[[float, Findings], None]) -> None:
         """From now on; `hung` is called with the seconds of silence and with where all processes are."""
         self.close()
         self._pod, self._hung = pod, hung
@@ -100,13 +99,13 @@ class HangWatch:
             then()
             return
 
-        def looked(seconds: float, stacks: Stacks) -> None:
-            self._tell(stacks)
+        def looked(seconds: float, findings: Findings) -> None:
+            self._tell(findings)
             then()
 
         self._hung = looked
         if self._cancel is None:
-            self._cancel = self._take(self._pod.alive, partial(self._taken, self._limit))
+            self._cancel = self._take(self._pod.containers, partial(self._taken, self._limit))
 
     def close(self) -> None:
         """Watch no more: processes that are being stopped may be silent. May be called twice."""
@@ -124,7 +123,7 @@ class HangWatch:
         self._timer = self._loop.after(self._limit / LOOKS, self._look)
         silent = self._silence.look({each.spec.name: self._sign(each) for each in self._watched()})
         if silent and self._cancel is None:
-            self._cancel = self._take(self._pod.alive, partial(self._taken, self._limit))
+            self._cancel = self._take(self._pod.containers, partial(self._taken, self._limit))
 
     def _watched(self) -> list[Container]:
         """Trainers that run. Where the job's first is not among them, those that have reported anything: on
@@ -135,10 +134,10 @@ class HangWatch:
         first = any(each.spec.rank == 0 for each in trainers)
         return [each for each in trainers if each.alive and (first or each.spec.name in self._reports)]
 
-    def _taken(self, silent_for: float, stacks: Stacks) -> None:
+    def _taken(self, silent_for: float, findings: Findings) -> None:
         self._cancel = None
         self._silence = Silence()
-        self._hung(silent_for, stacks)
+        self._hung(silent_for, findings)
 
     def _sign(self, container: Container) -> Hashable:
         """Something else after each sign of life, and in each attempt."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Callable
 
 from fleetrun.pod.process import Exit
@@ -30,6 +32,20 @@ Policy = Callable[[Exit, int], Restart | GiveUp]
 
 
 HOPELESS_SAID = GiveUp("a restart will not help")
+
+
+_SYMPTOMS = re.compile(
+    r"timed? ?out|timeout|connection (closed|reset|refused|was)|broken pipe|by peer|watchdog|gloo|nccl"
+    r"|DistNetwork|DistStore|DistBackend|TCPStore",
+    re.IGNORECASE,
+)
+
+
+def is_symptom(exit: Exit, message: str) -> bool:
+    """Whether a process that ended so, with this error, may be the victim of another: a collective that timed
+    out, a connection to a peer that broke, torch's watchdog, which ends the process by SIGABRT.
+    """
+    return exit.signal == signal.SIGABRT or (exit.signal is None and bool(_SYMPTOMS.search(message)))
 
 
 def after_failure(policy: Policy, exit: Exit, restarts: int, *, hopeless: bool) -> Restart | GiveUp:

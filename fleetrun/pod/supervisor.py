@@ -24,7 +24,7 @@ import math
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from fleetrun.pod.events import (
     TIMEOUT,
     Ending,
     Failure,
+    Findings,
     Hang,
     JobResult,
     Leaving,
@@ -44,6 +45,7 @@ from fleetrun.pod.events import (
     PodEvent,
     Restarting,
     Started,
+    Verdict,
     conclude,
     why_interrupted,
 )
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
 class Phase(Enum):
     WATCHING = auto()
+    ASKING = auto()
     LEAVING = auto()
     RESTARTING = auto()
     ENDING = auto()
@@ -346,6 +349,11 @@ class Stopper:
 
 # ---- The supervisor
 
+Inspect = Callable[[Sequence[Container], Ended, Callable[[Verdict | None], None]], Callable[[], None] | None]
+"""Begins to find out on what this failure follows, and calls back exactly once, seconds later at most.
+Returns a function that cancels it; None where the failure explains itself: then it does not call back.
+"""
+
 SERVERS_LEAVE = 1.0  # for servers to leave by themselves (stop_worker) after the last trainer
 TRAINERS_FOLLOW = 1.0  # for trainers after a server that ended with 0: it may know that they are done
 
@@ -358,6 +366,7 @@ class Supervisor:
     _reason = ""
     _requested = False
     _hang: Hang | None = None
+    _verdict: Verdict | None = None
 
     def __init__(
         self,
@@ -372,6 +381,7 @@ class Supervisor:
         peers: Peers | None = None,
         restarts: int = 0,
         hangs: HangWatch | None = None,
+        inspect: Inspect | None = None,
         sweep: Callable[[float], int] = end_descendants,
         ask: Callable[[Collection[int]], None] = ask_strays,
         wall: Callable[[], float] = time.time,
@@ -400,6 +410,8 @@ class Supervisor:
         self._evaluators = Evaluators(loop, policy, publish, self._deployer, self._goes_on)
         self._restarts = restarts
         self._hangs = hangs
+        self._inspect = inspect
+        self._cancel_inspection: Callable[[], None] | None = None
 
     def _goes_on(self) -> bool:
         return self._phase is Phase.WATCHING
@@ -430,6 +442,7 @@ class Supervisor:
             self._restarts,
             strays,
             self._hang,
+            verdict=self._verdict,
             requested=self._requested,
             forgiven=self._forgiven,
         )
@@ -496,11 +509,32 @@ class Supervisor:
             self._failures.append(ended)
             if self._peers is not None:
                 self._peers.pod_failed_too(ended)
-        if not self._stopper.step() and not self._pod.alive:
+        if self._phase is not Phase.ASKING and not self._stopper.step() and not self._pod.alive:
             self._loop.stop()
 
     def _failed(self, ended: Ended, together: list[Container]) -> None:
+        """What follows waits for a moment where the failure is perhaps only a symptom: the others are asked
+        where they are before they are stopped.
+        """
         self._failures.append(ended)
+        then = partial(self._inspected, ended, together)
+        if self._inspect is not None:
+            self._cancel_inspection = self._inspect(self._pod.containers, ended, then)
+        if self._cancel_inspection is None:
+            self._follow(ended, together)
+        else:
+            self._phase = Phase.ASKING
+
+    def _inspected(self, ended: Ended, together: list[Container], verdict: Verdict | None) -> None:
+        self._cancel_inspection = None
+        self._phase = Phase.WATCHING
+        if verdict is not None:
+            self._verdict = verdict
+            self._publish(verdict)
+        self._follow(ended, together)
+
+    def _follow(self, ended: Ended, together: list[Container]) -> None:
+        """A restart or the end."""
         decision = after_failure(self._policy, ended.exit, self._restarts, hopeless=ended.hopeless)
         self._publish(Failure.of(ended, decision, self._pod.alive))
         together_only = self._peers is not None and not self._pod.spec.mode.has_servers
@@ -516,13 +550,21 @@ class Supervisor:
         else:
             self._restart_all(decision.after)
 
-    def _hung(self, silent_for: float, stacks: tuple[str, ...]) -> None:
-        """No trainer gives a sign of life. Which of them blocks the others is unknown, so all start again."""
+    def _hung(self, silent_for: float, findings: Findings) -> None:
+        """No trainer gives a sign of life: all start again."""
         if self._phase is not Phase.WATCHING:
             return
         decision = self._policy(Exit(TIMEOUT), self._restarts)
         running = tuple(each.spec for each in self._pod.alive)
-        hang = Hang(silent_for=silent_for, containers=running, decision=decision, stacks=stacks)
+        hang = Hang(
+            silent_for=silent_for,
+            containers=running,
+            decision=decision,
+            stacks=findings.stacks,
+            verdict=findings.verdict,
+        )
+        if findings.verdict is not None:
+            self._publish(findings.verdict)
         self._publish(hang)
         if isinstance(decision, GiveUp) or self._peers is not None:
             self._hang, self._code, self._reason = hang, TIMEOUT, hang.reason
@@ -545,6 +587,7 @@ class Supervisor:
         self._phase = Phase.WATCHING
         self._stopper.forget()
         forgiven, self._failures = self._failures, []
+        self._verdict = None
         self._forgiven += forgiven
         if not self._pod.alive:  # a daemon of the last attempt may still hold a port or a device
             self._strays.end_now()
@@ -608,6 +651,9 @@ class Supervisor:
 
     def _stop(self, then: Callable[[], None]) -> None:
         self._close_hangs()
+        if self._cancel_inspection is not None:
+            self._cancel_inspection()
+            self._cancel_inspection = None
         self._stopper.stop(then)
 
     def interrupt(self, number: int, command: str = "") -> None:

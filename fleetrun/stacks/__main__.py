@@ -1,16 +1,25 @@
-"""`python -m fleetrun.stacks`: the process that a launcher starts when its job hangs. One line of JSON in
-(whose stacks, why, how long it may take), the stacks into the logs, one line of JSON out (where all are).
+"""`python -m fleetrun.stacks`: the process that a launcher starts when its job hangs, or when a trainer fails
+that may be the victim of another. One line of JSON in (whose stacks, why, how long it may take), the stacks
+into the logs if there is a reason to, one line of JSON out for each trainer (where it stands: `state`) and
+one for all (where they are).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from linecache import getline
+from pathlib import Path
 from typing import Any
 
+from fleetrun.files import short_socket_path
 from fleetrun.stacks.collect import Collection, collect, find_pyspy
-from fleetrun.stacks.frames import Target, groups
+from fleetrun.stacks.frames import Taken, Target, groups
 from fleetrun.stacks.text import clean, write_into_logs
 
 MOST_GROUPS = 12
@@ -19,10 +28,54 @@ MOST_GROUPS = 12
 def main() -> None:
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
     targets = [Target.of_json(each) for each in asked["targets"]]
-    found = collect(targets, float(asked["within"]), find_pyspy())
-    written = write_into_logs(found.processes, str(asked["why"]), time.time())
+    within = float(asked["within"])
+    states = ask_ranks(asked["ranks"], min(1.0, within / 2))
+    silent = {int(each["rank"]) for each in states if each["alive"] and not each["probe"]}
+    # All of them for the logs; for a verdict those that do not answer for themselves.
+    looked = targets if asked["why"] else [each for each in targets if each.rank in silent]
+    found = collect(looked, within, find_pyspy())
+    for state in states:
+        sys.stdout.write(json.dumps({"state": completed(state, found.processes)}) + "\n")
+    written = write_into_logs(found.processes, str(asked["why"]), time.time()) if asked["why"] else 0
     sys.stdout.write(json.dumps({"stacks": summary(found), "written": written}) + "\n")
     sys.stdout.flush()
+
+
+# ---- The probes of the trainers
+
+
+def ask_ranks(ranks: Sequence[dict[str, Any]], within: float) -> list[dict[str, Any]]:
+    """Each with what its probe says in `probe`, None where it says nothing within so many seconds."""
+    with ThreadPoolExecutor(max(1, len(ranks))) as pool:
+        return list(pool.map(lambda rank: {**rank, "probe": _said(rank, within)}, ranks))
+
+
+def _said(rank: dict[str, Any], within: float) -> Any:
+    """Of a process that lives, on its socket; of one that has ended, perhaps just now, in the file that it
+    left.
+    """
+    address = Path(str(rank["probe"]))
+    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as asked:
+        asked.settimeout(within)
+        with short_socket_path(address) as short:
+            asked.connect(short)
+        return json.loads(b"".join(iter(lambda: asked.recv(1 << 16), b"")))
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(address.with_name(f"{address.name}.last").read_bytes())
+    return None
+
+
+def completed(state: dict[str, Any], processes: Sequence[Taken]) -> dict[str, Any]:
+    """With its stack, from its probe or from outside, and what is unusual about the process."""
+    own = next((each for each in processes if each.target.rank == state["rank"] and not each.below), None)
+    outside = own.threads[0].frames if own is not None and own.threads else ()
+    rows = [[each.file, each.line, each.function, getline(each.file, each.line).strip()] for each in outside]
+    note = _STOPPED.get(own.state, "") if own is not None else ""
+    said = state["probe"] or {}
+    return {**state, "stack": said.get("stack") or rows[:20], "note": note}
+
+
+_STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger"}
 
 
 def summary(found: Collection) -> list[str]:

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fleetrun.pod.spec import ranks_in_words
+
 # ---- Stacks, as py-spy and faulthandler write them
 
 MOST_FRAMES = 200
@@ -204,16 +206,5 @@ def _key(each: Taken) -> Hashable:
 def _named(what: str, below: str, numbers: Iterable[int]) -> str:
     found = sorted(set(numbers))
     several = "s" if len(found) > 1 else ""
-    name = f"{what}{several} {in_words(found)}"
+    name = f"{what}{several} {ranks_in_words(found)}"
     return f"{below} of {name}" if below else name
-
-
-def in_words(numbers: Sequence[int]) -> str:
-    """`0-2, 5` of sorted numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

@@ -1,5 +1,5 @@
-"""Collects the stacks of containers when a job hangs, in a helper process: the launcher's loop never waits
-for a process that hangs.
+"""Finds out where the containers of a job are when it hangs, or when one fails that may be the victim of
+another: in a helper process, because the launcher's loop never waits for a process that hangs.
 """
 
 from __future__ import annotations
@@ -8,14 +8,21 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from fleetrun.envs.channels import PROBE_VARIABLE
+from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.pod.companion import Companion
-from fleetrun.pod.container import Container
+from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.events import Findings, Verdict
 from fleetrun.pod.hangs import HangWatch
 from fleetrun.pod.loop import Loop
+from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
+from fleetrun.probe.states import MALFORMED, RankState, read_state
+from fleetrun.probe.verdict import decide
 from fleetrun.stacks.frames import Target
 
 # ---- Collecting stacks in a helper process
@@ -30,27 +37,64 @@ _LONGEST = 500
 
 class Taker:
     """One for a launch. `companions` gets the pid of the process while it runs, which `argv` starts; `why`
-    is printed above the stacks.
+    is printed above the stacks in the logs, where they are not written if it is empty.
     """
 
-    def __init__(self, loop: Loop, companions: set[int], why: str, argv: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        companions: set[int],
+        why: str = "",
+        argv: Sequence[str] = (),
+        *,
+        within: float = WITHIN,
+        more: float = _MORE,
+    ) -> None:
         self._argv = argv or helper_command("fleetrun.stacks")
         self._loop = loop
         self._companions = companions
         self._why = why
+        self._within = within
+        self._more = more
 
-    def take(
-        self, containers: Sequence[Container], then: Callable[[tuple[str, ...]], None]
-    ) -> Callable[[], None]:
+    def take(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
         """Begin; `then` gets a line for each place where processes are, or why that is not known. Returns a
         function that cancels it.
         """
-        return _Taking(self._loop, self._companions, then).begin(self._argv, self._request(containers))
+        limit = self._within + self._more
+        taking = _Taking(self._loop, self._companions, containers, then, limit)
+        return taking.begin(self._argv, self._request(containers))
 
     def _request(self, containers: Sequence[Container]) -> bytes:
-        targets = [target_of(each).as_json() for each in containers if each.process is not None]
-        said = {"targets": targets, "why": self._why, "within": WITHIN}
+        said = {
+            "targets": [target_of(each).as_json() for each in containers if each.alive],
+            "ranks": [
+                {**_rank_fields(each), "probe": each.spec.env.get(PROBE_VARIABLE, "")}
+                for each in _trainers(containers)
+            ],
+            "why": self._why,
+            "within": self._within,
+        }
         return json.dumps(said).encode() + b"\n"
+
+
+def _trainers(containers: Sequence[Container]) -> list[Container]:
+    return [each for each in containers if each.spec.role is Role.TRAINER]
+
+
+def _rank_fields(container: Container) -> dict[str, Any]:
+    """What the launcher knows of a rank."""
+    spec, ended = container.spec, container.ended if not container.alive else None
+    message = ended.record.message if ended is not None and ended.record is not None else ""
+    how = str(ended.exit) if ended is not None else ""
+    return {
+        "rank": spec.rank,
+        "title": spec.title,
+        "alive": container.alive,
+        "ok": ended is not None and ended.ok,
+        "how": f"{how} ({message.splitlines()[0][:200]})" if message else how,
+        "symptom": ended is not None and is_symptom(ended.exit, message),
+    }
 
 
 def target_of(container: Container) -> Target:
@@ -69,13 +113,23 @@ def target_of(container: Container) -> Target:
 class _Taking:
     """One time."""
 
-    def __init__(self, loop: Loop, companions: set[int], then: Callable[[tuple[str, ...]], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        companions: set[int],
+        containers: Sequence[Container],
+        then: Callable[[Findings], None],
+        limit: float,
+    ) -> None:
         self._loop = loop
         self._companions = companions
-        self._then: Callable[[tuple[str, ...]], None] | None = then
+        self._containers = containers
+        self._then: Callable[[Findings], None] | None = then
         self._companion: Companion | None = None
+        self._states: dict[int, Any] = {}
         self._last = b""
-        self._limit = loop.after(WITHIN + _MORE, self._too_long)
+        self._seconds = limit
+        self._limit = loop.after(limit, self._too_long)
 
     def begin(self, argv: Sequence[str], request: bytes) -> Callable[[], None]:
         try:
@@ -95,7 +149,11 @@ class _Taking:
         return self._call_off
 
     def _heard(self, line: bytes) -> None:
+        """A line for each rank, then that of the stacks."""
         self._last = line
+        with contextlib.suppress(*MALFORMED):
+            state = json.loads(line)["state"]
+            self._states[state["rank"]] = state
 
     def _ended(self, exit: Exit) -> None:
         """Its exit code is not asked: the line counts."""
@@ -109,13 +167,22 @@ class _Taking:
 
     def _too_long(self) -> None:
         self._kill()
-        self._finish((f"the stacks could not be taken within {WITHIN + _MORE:g} s",))
+        self._finish((f"the stacks could not be taken within {self._seconds:g} s",))
 
     def _finish(self, lines: tuple[str, ...]) -> None:
         self._limit.cancel()
         if self._then is not None:
             then, self._then = self._then, None
-            then(lines)
+            then(Findings(lines, decide(self._ranks())))
+
+    def _ranks(self) -> list[RankState]:
+        """Where the trainers stood, and how those have ended that have since."""
+        found = []
+        for container in _trainers(self._containers):
+            said = self._states.get(container.spec.rank, {})
+            with contextlib.suppress(*MALFORMED):
+                found.append(read_state({**said, **_rank_fields(container)}))
+        return found
 
     def _call_off(self) -> None:
         self._then = None
@@ -132,10 +199,28 @@ class _Taking:
 
 
 def watch_for_hangs(
-    loop: Loop, companions: set[int], limit: float, tell: Callable[[tuple[str, ...]], None]
+    loop: Loop, companions: set[int], limit: float, tell: Callable[[Findings], None]
 ) -> HangWatch:
     """`companions` are helper processes of the launcher, `limit` the seconds of silence; `tell` is
     `HangWatch`'s.
     """
     why = f"no sign of life for {limit:g} s (--hang_timeout)"
     return HangWatch(loop, limit, Taker(loop, companions, why).take, tell)
+
+
+# ---- A failure that may be a symptom
+
+_AT_ONCE = 1.5  # seconds in which the other processes answer
+_AT_MOST = 1.5  # more, for a slow machine
+
+
+class Inspector:
+    """`Inspect` of `pod.supervisor`: one for a launch."""
+
+    def __init__(self, loop: Loop, companions: set[int]) -> None:
+        self._taker = Taker(loop, companions, within=_AT_ONCE, more=_AT_MOST)
+
+    def begin(
+        self, containers: Sequence[Container], ended: Ended, then: Callable[[Verdict | None], None]
+    ) -> Callable[[], None]:
+        return self._taker.take(containers, lambda findings: then(findings.verdict))

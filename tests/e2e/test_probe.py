@@ -161,9 +161,12 @@ dist.destroy_process_group()
     assert launch.wait() == 0, launch
     assert [each["pid"] for each in answers] == pids
     assert [each["groups"]["0"]["ranks"] for each in answers] == [[0, 1]] * 2
-    waits, reads = (each["threads"][0] for each in answers)
-    assert any(function == "all_reduce" for _, _, function in waits)
-    assert any(function == "wait_for_go" for _, _, function in reads)
+    assert [each["calls"][-1]["done"] for each in answers] == [False, True]
+    assert answers[0]["calls"][-1]["operation"] == "all_reduce"
+    assert answers[0]["calls"][-1]["sizes"] == [[5]]
+    waits, reads = (each["stack"] for each in answers)
+    assert any(function == "all_reduce" for _, _, function, _ in waits)
+    assert any(function == "wait_for_go" for _, _, function, _ in reads)
     assert not list((fleetrun.folder / "run" / "fleetrun").glob("*.probe"))
 
 
@@ -182,4 +185,4 @@ def answer_when(address: Path, known: Callable[[Any], bool]) -> Any:
 
 def entered(state: Any) -> int:
     """How many collectives."""
-    return int(state["trace"]["groups"]["0"]["last_enqueued_collective"])
+    return int(state["groups"]["0"]["entered"])

@@ -10,7 +10,7 @@ import pytest
 
 from fleetrun.envs.contract import Mode
 from fleetrun.pod.container import Container
-from fleetrun.pod.events import HUNG, Hang, Peers
+from fleetrun.pod.events import HUNG, Findings, Hang, Peers
 from fleetrun.pod.hangs import LOOKS, HangWatch, Silence
 from fleetrun.pod.policy import GiveUp, Restart
 from tests.support.pods import CARING, OBEDIENT, SLOWLY, STUBBORN, Supervision
@@ -31,18 +31,16 @@ class Watched:
         self.called_off = 0
         self.places = ("trainer 0: wait (train.py:3)",)
         self._slow = slow
-        self.told: list[tuple[str, ...]] = []
+        self.told: list[Findings] = []
         self.watch = HangWatch(supervision.loop, LIMIT, self._take, self.told.append)
         supervision.supervisor._hangs = self.watch
 
-    def _take(
-        self, containers: Sequence[Container], then: Callable[[tuple[str, ...]], None]
-    ) -> Callable[[], None]:
-        self.asked.append([each.spec.name for each in containers])
+    def _take(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
+        self.asked.append([each.spec.name for each in containers if each.alive])
         if not self._slow:
-            timer = self.supervision.loop.after(0.0, lambda: then(self.places))
+            timer = self.supervision.loop.after(0.0, lambda: then(Findings(self.places)))
         else:
-            timer = self.supervision.loop.after(1e9, lambda: then(self.places))
+            timer = self.supervision.loop.after(1e9, lambda: then(Findings(self.places)))
 
         def cancel() -> None:
             self.called_off += 1
@@ -276,7 +274,7 @@ def test_a_hang_of_another_machine_has_the_stacks_taken_here_first(hanging, reas
     supervision.on("trainer.1 ready", lambda: supervision.supervisor.stop_for(reason, "failure"))
     result = supervision.run()
     assert (len(watched.asked), result.hang) == (asked, None)
-    assert watched.told == [watched.places] * asked
+    assert watched.told == [Findings(watched.places)] * asked
     assert supervision.told("trainer.1 asked") == 1
 
 

@@ -171,7 +171,9 @@ def test_what_is_no_log_is_left_alone(tmp_path: Path, make):
 
 
 def asked(targets: list[Target]) -> dict[str, Any]:
-    request = json.dumps({"targets": [each.as_json() for each in targets], "why": "it hangs", "within": 60.0})
+    request = json.dumps(
+        {"targets": [each.as_json() for each in targets], "ranks": [], "why": "it hangs", "within": 60.0}
+    )
     done = subprocess.run(
         [sys.executable, "-m", "fleetrun.stacks"], input=request + "\n", capture_output=True, text=True,
         timeout=250, check=True,

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
+from fleetrun.pod.spec import ranks_in_words
 from fleetrun.stacks.frames import (
     MOST_FRAMES,
     MOST_THREADS,
     Frame,
     groups,
-    in_words,
     of_faulthandler,
     of_pyspy,
     place,
@@ -30,7 +30,7 @@ LOAD = "load /job/train.py 7"
     [([0], "0"), ([0, 1], "0, 1"), ([0, 1, 2], "0-2"), ([0, 1, 2, 5, 7, 8, 9], "0-2, 5, 7-9"), ([], "")],
 )
 def test_ranks_in_few_words(numbers: list[int], words: str):
-    assert in_words(numbers) == words
+    assert ranks_in_words(numbers) == words
 
 
 def test_the_odd_one_comes_first():

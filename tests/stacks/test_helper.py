@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.pod import companion
+from fleetrun.pod.events import Findings
 from fleetrun.pod.loop import Loop
 from fleetrun.stacks.helper import WITHIN, Taker
 from tests.support.pods import Clock
@@ -34,8 +35,8 @@ class Place:
     def taker(self, argv: Sequence[str]) -> Taker:
         return Taker(self.loop, self.companions, "it hangs", argv)
 
-    def _then(self, lines: tuple[str, ...]) -> None:
-        self.heard.append(lines)
+    def _then(self, findings: Findings) -> None:
+        self.heard.append(findings.stacks)
         self.loop.stop()
 
     def run(self) -> tuple[str, ...]:
@@ -60,7 +61,7 @@ def test_it_is_asked_and_what_it_says_is_heard(place: Place):
     assert place.run() == ("trainer 0: wait (t.py:3)", "others")
     assert place.companions == set()
     said = json.loads((place.folder / "asked").read_text())
-    assert said == {"targets": [], "why": "it hangs", "within": WITHIN}
+    assert said == {"targets": [], "ranks": [], "why": "it hangs", "within": WITHIN}
 
 
 @pytest.mark.parametrize(

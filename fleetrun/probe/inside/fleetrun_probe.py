@@ -2,16 +2,16 @@
 
 - The stacks of all threads go to stderr, which is the log, at STACKS_SIGNAL: written in C, so also while the
   interpreter is stuck.
-- A script that has run to its end says so in its error file (`channels.write_finished`), last of all that
-  Python runs: a crash after that, while C++ objects are torn down, loses nothing.
+- A script that has run to its end says so in its error file (`channels.read_finished`), last of all that
+  Python runs: a crash after that, while C++ objects are torn down, loses nothing. One that an exception ends
+  leaves the exception there, as torchrun's `@record` does.
 - From `torch.distributed.init_process_group` on, a thread answers on the socket of FLEETRUN_PROBE_SOCKET
-  with a JSON object, and closes: `pid`, `time_ns`, `torch` (version), `threads` (the frames of each thread,
-  innermost first: file, line, function), `groups` (name: its ranks) and `trace`, torch's flight recorder:
-  which collective of which group was entered and completed. It needs the interpreter's lock, which a wait
-  in a collective releases.
+  with a JSON object (`_state`), and closes. It needs the interpreter's lock, which a wait in a collective
+  releases. At its end the process leaves its last state in a file beside the socket.
 
-Nothing of this happens before `torch.distributed` is imported but two registrations. Private names of torch
-are looked for, never relied on. Runs in any Python 3, also one without fleetrun: standard library only.
+Nothing of this costs a step anything: the thread sleeps until it is asked, and torch keeps its record of
+collectives (the flight recorder) anyway. Private names of torch are looked for, never relied on. Runs in any
+Python 3, also one without fleetrun: standard library only.
 """
 
 import atexit
@@ -22,16 +22,15 @@ import sys
 
 _STACKS_SIGNAL = signal.SIGRTMIN + 12  # channels.STACKS_SIGNAL
 _STDERR = 2
-_FINISHED = '{"finished": true}'  # channels.write_finished
 _TORCH = "torch.distributed.distributed_c10d"
-_FRAMES = 64
-_ENTRIES = 400
+_FRAMES = 20
+_CALLS = 20
 
 
 def install(address):
     """In the first Python of a container; what it starts has no probe. `address`: where to answer."""
     _show_stacks()
-    _Ending(os.environ.get("FLEETRUN_ERROR_FILE", "")).watch()
+    _Ending(os.environ.get("FLEETRUN_ERROR_FILE", ""), address).watch()
     sys.meta_path.insert(0, _WhenImported(_TORCH, lambda module: _when_joined(module, address)))
 
 
@@ -50,16 +49,17 @@ def _show_stacks():
 class _Ending:
     """Knows whether the script has run to its end, and leaves word of it."""
 
-    def __init__(self, path):
+    def __init__(self, path, address):
         self._path = path
+        self._address = address
         self._pid = os.getpid()
-        self._failed = False
+        self._exits_with_error = False
 
     def watch(self):
         leave = sys.exit
 
         def exit(*code):
-            self._failed = self._failed or bool(code and code[0] not in (None, 0))
+            self._exits_with_error = self._exits_with_error or bool(code and code[0] not in (None, 0))
             leave(*code)
 
         exit.__doc__ = leave.__doc__
@@ -67,18 +67,44 @@ class _Ending:
         atexit.register(self._at_exit)  # the first one registered is called last
 
     def _at_exit(self):
-        if "torch" not in sys.modules or os.getpid() != self._pid or not self._path:
-            return
-        if self._failed or hasattr(sys, "last_type") or _may_raise_exit():
+        if "torch" not in sys.modules or os.getpid() != self._pid:
             return
         try:
-            if not os.path.exists(self._path):  # there may be an error in it
-                aside = f"{self._path}.{self._pid}"
-                with open(aside, "w") as file:
-                    file.write(_FINISHED)
-                os.replace(aside, self._path)
+            if os.getpid() in _answering:
+                _leave(self._address + ".last", _state(sys.modules[_TORCH]))
+            if self._path and not os.path.exists(self._path):  # the runtime may have written an error
+                self._say_how_it_ends()
         except OSError:
             pass
+
+    def _say_how_it_ends(self):
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            _leave(self._path, _error_record(error))
+        elif not self._exits_with_error and not _may_raise_exit():
+            _leave(self._path, {"finished": True})
+
+
+def _leave(path, what):
+    """The launcher never reads half a file, and nobody else reads it."""
+    import json
+
+    aside = f"{path}.{os.getpid()}"
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(what, file)
+    os.replace(aside, path)
+
+
+def _error_record(error):
+    """As `channels.write_error` writes it."""
+    import time
+    import traceback
+
+    now = time.time_ns()
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    extra = {"py_callstack": "".join(lines), "timestamp": str(now // 1000000000), "time_ns": now}
+    return {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
 
 
 def _may_raise_exit():
@@ -171,8 +197,9 @@ def _bind(listener, address):
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         short = f"/proc/self/fd/{descriptor}/{name}"  # an address has 107 bytes at most
-        if os.path.lexists(short):
-            os.unlink(short)
+        for path in (short, f"{short}.last"):
+            if os.path.lexists(path):
+                os.unlink(path)
         listener.bind(short)
     finally:
         os.close(descriptor)
@@ -195,64 +222,110 @@ def _answer(module, listener):
 
 
 def _state(module):
+    """`pid`; `time_ns`, now; `torch`, its version; `error`, the exception that ends it; `stack`, that of the
+    exception, else of the main thread; `peer`, for whom it waits in send or recv; `groups` and `calls`.
+    """
     import time
 
-    trace = _trace()
+    entries, status = _flight_record()
+    names = {str(each.get("pg_id")): each["process_group"][0] for each in entries}
+    groups = _groups(module)
+    for number, found in status.items():
+        if number in names:
+            group = groups.setdefault(names[number], {})
+            group["entered"] = int(found.get("last_enqueued_collective", -1))
+            group["completed"] = int(found.get("last_completed_collective", -1))
+    frames = _frames()
+    error = getattr(sys, "last_value", None)
     return {
+        "error": "" if error is None else f"{type(error).__name__}: {error}"[:500],
         "pid": os.getpid(),
         "time_ns": time.time_ns(),
-        "threads": _threads(),
-        "groups": _groups(module),
-        "trace": trace,
         "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
+        "stack": [_row(frame, line) for frame, line in frames[:_FRAMES]],
+        "peer": _peer(frames[:_FRAMES]),
+        "groups": groups,
+        "calls": [_call(each) for each in entries[-_CALLS:]],
     }
 
 
-def _threads():
-    """The frames of each thread but this one, the main thread first."""
-    import _thread
+def _frames():
+    """Frames and their lines, innermost first."""
     import threading
 
-    own, main = _thread.get_ident(), threading.main_thread().ident
-    frames = sys._current_frames()
-    order = sorted((each for each in frames if each != own), key=lambda each: each != main)
-    return [_frames(frames[each]) for each in order]
-
-
-def _frames(frame):
-    rows = []
-    while frame is not None and len(rows) < _FRAMES:
-        rows.append([frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name])
+    found = []
+    trace = getattr(sys, "last_traceback", None)
+    while trace is not None:
+        found.insert(0, (trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    frame = None if found else sys._current_frames().get(threading.main_thread().ident)
+    while frame is not None:
+        found.append((frame, frame.f_lineno))
         frame = frame.f_back
-    return rows
+    return found
+
+
+def _row(frame, line):
+    """File, line, function and the text of the line."""
+    import linecache
+
+    code = frame.f_code
+    return [
+        code.co_filename,
+        line,
+        code.co_name,
+        linecache.getline(code.co_filename, line or 0).strip()[:120],
+    ]
+
+
+def _peer(frames):
+    """`["recv", 2]` in `recv(..., src=2)`; None elsewhere."""
+    for frame, _ in frames:
+        if frame.f_code.co_name in ("send", "recv") and frame.f_globals.get("__name__") == _TORCH:
+            values = frame.f_locals
+            peer = values.get("dst") if frame.f_code.co_name == "send" else values.get("src")
+            return [frame.f_code.co_name, peer] if isinstance(peer, int) else None
+    return None
 
 
 def _groups(module):
-    """name: ranks of the job, and the sequence number of the last collective where torch tells it."""
+    """For each process group by its name: `ranks`, and the number of the last collective that was `entered`,
+    where torch tells it.
+    """
     world = getattr(module, "_world", None)
     groups = {}
     for group, ranks in dict(getattr(world, "pg_group_ranks", {})).items():
-        name = getattr(world, "pg_names", {}).get(group, "")
-        sequence = None
+        found = groups[getattr(world, "pg_names", {}).get(group, "")] = {"ranks": sorted(ranks)}
         try:
-            sequence = group._get_sequence_number_for_group()
+            found["entered"] = group._get_sequence_number_for_group()
         except Exception:
             pass
-        groups[name] = {"ranks": sorted(ranks), "sequence": sequence}
     return groups
 
 
-def _trace():
-    """torch's flight recorder: the newest entries and the state of each group; None where it has none."""
+def _flight_record():
+    """torch's flight recorder: its entries, oldest first, and the state of each group by its number."""
     import json
 
     c10d = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(c10d, "_dump_fr_trace_json", None)
-    if dump is None:
-        return None
     try:
-        found = json.loads(dump(True, False))
+        found = json.loads(dump(True, False)) if dump is not None else {}
     except Exception:
-        return None
-    entries = found.get("entries") or []
-    return {"entries": entries[-_ENTRIES:], "groups": found.get("pg_status") or {}}
+        found = {}
+    return found.get("entries") or [], found.get("pg_status") or {}
+
+
+def _call(entry):
+    """A call of a collective or of send and recv; `number` counts them in the group."""
+    point_to_point = bool(entry.get("is_p2p"))
+    return {
+        "group": entry["process_group"][0],
+        "operation": str(entry.get("profiling_name", "")).rpartition(":")[2],
+        "number": entry.get("p2p_seq_id" if point_to_point else "collective_seq_id"),
+        "point_to_point": point_to_point,
+        "sizes": entry.get("input_sizes"),
+        "dtypes": entry.get("input_dtypes"),
+        "entered_ns": entry.get("time_created_ns"),
+        "done": bool(entry.get("retired")) or entry.get("state") == "completed",
+    }

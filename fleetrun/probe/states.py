@@ -1,0 +1,169 @@
+"""Where one rank stood when it was asked, or when it ended: what its probe said, and what the launcher knows
+of its process. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetrun.pod.policy import is_symptom
+from fleetrun.pod.process import Exit
+
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading other people's JSON raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """`code` is the text of the line, empty if unknown."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether it belongs to a library, as far as its path tells."""
+        return any(part in self.file for part in ("site-packages/", "dist-packages/", "/lib/python")) or (
+            self.file[:1] == "<"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`ranks` of the job; `entered` is the number of the last collective that was entered, from 1."""
+
+    ranks: tuple[int, ...]
+    entered: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Of a collective; `number` counts those of its group from 1. `entered` in seconds since the epoch."""
+
+    group: str
+    operation: str
+    number: int
+    sizes: str
+    dtypes: str
+    entered: float
+    done: bool
+
+    @property
+    def title(self) -> str:
+        return f"{self.operation} #{self.number}"
+
+    @property
+    def signature(self) -> str:
+        """Operation, sizes and types, as far as all ranks must agree on them."""
+        if self.operation not in _SAME_SIZES:
+            return self.operation
+        return f"{self.operation} of {self.dtypes} {self.sizes}"
+
+
+_SAME_SIZES = frozenset(
+    {"all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "reduce_scatter"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """`alive` is False for a process that has ended, `how` it did in words, `ok` with success. `note` says
+    what is unusual about a process that lives (stopped by a signal). `answered`: its probe has, now or at its
+    end; without that `stack` may still be known from outside. `symptom`: it failed
+    because of a collective, not of itself. `joining`: it is in init_process_group.
+    """
+
+    rank: int
+    title: str
+    alive: bool = True
+    ok: bool = False
+    how: str = ""
+    symptom: bool = False
+    note: str = ""
+    answered: bool = False
+    now: float = 0.0
+    stack: tuple[Frame, ...] = ()
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    calls: tuple[Call, ...] = ()
+    peer: tuple[str, int] | None = None
+    """`("recv", 2)`: it waits in recv for rank 2."""
+
+    @property
+    def waits_in(self) -> Call | None:
+        """The oldest collective that it has entered and not completed; torch takes one that failed for
+        completed.
+        """
+        if not self.alive:
+            return self.calls[-1] if self.symptom and self.calls else None
+        return next((each for each in self.calls if not each.done), None)
+
+    @property
+    def joining(self) -> bool:
+        return (
+            self.answered
+            and not self.groups
+            and any(each.function == "init_process_group" for each in self.stack)
+        )
+
+    def entered(self, group: str) -> int:
+        """How many collectives of this group; 0 if it has none, or that is not known."""
+        return self.groups[group].entered if group in self.groups else 0
+
+    def call(self, group: str, number: int) -> Call | None:
+        return next((each for each in self.calls if (each.group, each.number) == (group, number)), None)
+
+    @property
+    def place(self) -> str:
+        """`train.py:31 in load: time.sleep(60)`: the innermost frame of the user's own code."""
+        frames = [each for each in self.stack if not each.installed] or list(self.stack)
+        if not frames:
+            return ""
+        own = frames[0]
+        code = f": {own.code}" if own.code else ""
+        return f"{own.file.rpartition('/')[2]}:{own.line} in {own.function}{code}"
+
+
+def read_state(said: Mapping[str, Any]) -> RankState:
+    """What `fleetrun.stacks` writes of one rank. Raises MALFORMED."""
+    probe = said.get("probe") or {}
+    peer = probe.get("peer")
+    error = str(probe.get("error", ""))
+    ending = bool(said["alive"]) and bool(error)  # it exits at the moment
+    return RankState(
+        rank=int(said["rank"]),
+        title=str(said["title"]),
+        alive=bool(said["alive"]) and not ending,
+        ok=bool(said.get("ok")),
+        how=f"failed ({error.splitlines()[0]})" if ending else str(said.get("how", "")),
+        symptom=bool(said.get("symptom")) or (ending and is_symptom(Exit(1), error)),
+        note=str(said.get("note", "")),
+        answered=bool(probe),
+        now=probe.get("time_ns", 0) / 1e9,
+        stack=tuple(
+            Frame(str(file), int(line or 0), str(function), str(code))
+            for file, line, function, code in said.get("stack", ())
+        ),
+        groups={
+            str(name): Group(tuple(map(int, each["ranks"])), int(each.get("entered", 0)))
+            for name, each in probe.get("groups", {}).items()
+            if name and "ranks" in each
+        },
+        calls=tuple(_call(each) for each in probe.get("calls", ()) if not each["point_to_point"]),
+        peer=(str(peer[0]), int(peer[1])) if peer else None,
+    )
+
+
+def _call(said: Mapping[str, Any]) -> Call:
+    return Call(
+        group=str(said["group"]),
+        operation=str(said["operation"]),
+        number=int(said["number"]),
+        sizes=" ".join(map(str, said["sizes"] or ())),
+        dtypes=" ".join(map(str, said["dtypes"] or ())),
+        entered=said["entered_ns"] / 1e9,
+        done=bool(said["done"]),
+    )

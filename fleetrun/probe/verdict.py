@@ -1,0 +1,216 @@
+"""Which rank the others wait for, and why: a decision from where all ranks stand. Pure.
+
+A rank that waits in a collective waits for the members of its group that have not entered it. Following that,
+the ranks that are waited for and wait for nobody are the culprits. What cannot be known is not guessed: then
+there is no verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from fleetrun.pod.events import Verdict
+from fleetrun.pod.spec import ranks_in_words
+from fleetrun.probe.states import Call, RankState
+
+LATE = 1.0
+"""Seconds after the others at which a rank that comes into a collective is late."""
+
+_STACK = 8
+
+
+def decide(states: Sequence[RankState]) -> Verdict | None:
+    """Of the ranks of a job that does not go on. None when nobody waits, or for whom is not known."""
+    job = _Job(states)
+    return job.mismatch() or job.waited_for() or job.crossed() or job.stuck() or job.late()
+
+
+class _Job:
+    def __init__(self, states: Sequence[RankState]) -> None:
+        self.states = {each.rank: each for each in states}
+        self.waits = {each.rank: call for each in states if (call := each.waits_in) is not None}
+        self.members: dict[str, tuple[int, ...]] = {}
+        for each in states:
+            for name, group in each.groups.items():
+                self.members[name] = group.ranks
+        self.blocked_by = {each.rank: blockers for each in states if (blockers := self._blockers(each))}
+
+    def _blockers(self, state: RankState) -> tuple[int, ...]:
+        """The ranks for which this one waits."""
+        call = self.waits.get(state.rank)
+        if call is not None:
+            return tuple(rank for rank in self._others(call, state.rank) if self._behind(rank, call))
+        if state.peer is not None and state.alive:
+            return (state.peer[1],)
+        if state.joining:
+            return tuple(each.rank for each in self.states.values() if not each.groups and not each.joining)
+        return ()
+
+    def _others(self, call: Call, rank: int) -> tuple[int, ...]:
+        return tuple(each for each in self.members.get(call.group, ()) if each != rank)
+
+    def _behind(self, rank: int, call: Call) -> bool:
+        """Whether it has not entered this collective; one of which nothing is known has not, or is stuck."""
+        state = self.states.get(rank)
+        return state is not None and state.entered(call.group) < call.number
+
+    # ---- different calls where all must make the same
+
+    def mismatch(self) -> Verdict | None:
+        """The first collective of a group for which ranks made different calls."""
+        made: dict[tuple[str, int], dict[int, Call]] = {}
+        for state in self.states.values():
+            for call in state.calls:
+                made.setdefault((call.group, call.number), {})[state.rank] = call
+        for calls in (made[key] for key in sorted(made, key=lambda key: (key[1], key[0]))):
+            if len({call.signature for call in calls.values()}) > 1:
+                return self._differ(calls)
+        return None
+
+    def _differ(self, calls: Mapping[int, Call]) -> Verdict:
+        by_signature: dict[str, list[int]] = {}
+        for rank, call in calls.items():
+            by_signature.setdefault(call.signature, []).append(rank)
+        order = sorted(by_signature.items(), key=lambda item: (len(item[1]), item[1]))
+        (odd, ranks), (common, others) = order[0], order[-1]
+        call = calls[ranks[0]]
+        sentence = (
+            f"{self._titles(ranks)} called {odd} as collective #{call.number}{self._group(call)}, "
+            f"where {self._titles(others)} called {common}"
+        )
+        culprits = ranks if len(ranks) < len(others) else sorted([*ranks, *others])
+        return self._verdict("mismatch", sentence, culprits)
+
+    # ---- somebody has not come
+
+    def waited_for(self) -> Verdict | None:
+        """The ranks for which others wait, and which wait for nobody."""
+        wanted = {rank for blockers in self.blocked_by.values() for rank in blockers}
+        culprits = sorted(rank for rank in wanted if rank not in self.blocked_by and rank in self.states)
+        if not culprits:
+            return None
+        first = self.states[culprits[0]]
+        alike = [rank for rank in culprits if self._kind(self.states[rank]) == self._kind(first)]
+        waiting = sorted(rank for rank in self.blocked_by if rank not in alike)
+        call = next((self.waits[rank] for rank in waiting if first.rank in self.blocked_by[rank]
+                     and rank in self.waits), None)  # fmt: skip
+        kind = self._kind(first)
+        return self._verdict(kind, self._not_there(kind, alike, waiting, call), alike)
+
+    @staticmethod
+    def _kind(state: RankState) -> str:
+        if not state.alive:
+            return "left early" if state.ok else "dead"
+        return "stopped" if state.note else "not entered"
+
+    def _not_there(self, kind: str, ranks: Sequence[int], waiting: Sequence[int], call: Call | None) -> str:
+        first = self.states[ranks[0]]
+        who, others = self._titles(ranks), self._titles(waiting)
+        several = len(ranks) > 1
+        what = self._name(call) if call is not None else self._other_wait(waiting)
+        if kind in ("left early", "dead"):
+            sentence = f"{who} {first.how} before {what}, in which {others} waited"
+            if kind == "left early":
+                sentence += ": it made fewer calls than the others (uneven data?)"
+            return sentence
+        have = "have" if several else "has"
+        sentence = f"{who} {have} not come to {what}, in which {others} {_waits(waiting)}"
+        if first.note:
+            sentence += f". It is {first.note}"
+        if first.place:
+            sentence += f". {'The first' if several else 'It'} is at {first.place}"
+        last = first.calls[-1] if first.calls else None
+        if last is not None and first.now > last.entered:
+            sentence += f". Its last collective was {last.title}, {first.now - last.entered:.1f} s ago"
+        return sentence
+
+    def _other_wait(self, waiting: Sequence[int]) -> str:
+        peer = next((self.states[rank].peer for rank in waiting if self.states[rank].peer is not None), None)
+        return f"the other end of {peer[0]}" if peer is not None else "init_process_group"
+
+    # ---- all wait, in a circle
+
+    def crossed(self) -> Verdict | None:
+        """Ranks that wait for each other, in different collectives."""
+        if not self.blocked_by:
+            return None
+        rank = min(self.blocked_by)
+        path: list[int] = []
+        while rank not in path:
+            path.append(rank)
+            rank = next(each for each in self.blocked_by[rank] if each in self.blocked_by)
+        circle = path[path.index(rank) :]
+        said = "; ".join(f"{self.states[each].title} waits in {self._wait(each)}" for each in circle[:4])
+        return self._verdict(
+            "deadlock", f"{self._titles(sorted(circle))} wait for each other: {said}", circle
+        )
+
+    def _wait(self, rank: int) -> str:
+        call, peer = self.waits.get(rank), self.states[rank].peer
+        if call is not None:
+            return self._name(call)
+        return f"{peer[0]} with rank {peer[1]}" if peer is not None else "init_process_group"
+
+    # ---- all are there, or have come in the meantime
+
+    def stuck(self) -> Verdict | None:
+        """All members of a group wait in the same collective."""
+        for call in self.waits.values():
+            ranks = [
+                rank
+                for rank, each in self.waits.items()
+                if (each.group, each.number) == (call.group, call.number)
+            ]
+            alive = [rank for rank in ranks if self.states[rank].alive]
+            if len(alive) > 1 and set(alive) == set(self.members.get(call.group, ())):
+                sentence = f"{self._titles(alive)} have all entered {self._name(call)} and none goes on"
+                return self._verdict("transport", f"{sentence}: the connection between them is stuck", [])
+        return None
+
+    def late(self) -> Verdict | None:
+        """A rank has come into a collective when others had given it up."""
+        given_up = [(rank, call) for rank, call in self.waits.items() if not self.states[rank].alive]
+        for rank, call in given_up:
+            others = self._others(call, rank)
+            found = {
+                each: self.states[each].call(call.group, call.number)
+                for each in others
+                if each in self.states
+            }
+            came = sorted((each.entered, other) for other, each in found.items() if each is not None)
+            times = sorted([call.entered, *(moment for moment, _ in came)])
+            if came and came[-1][0] == times[-1] and times[-1] - times[-2] > LATE:
+                last = came[-1][1]
+                seconds = times[-1] - times[-2]
+                sentence = (
+                    f"{self.states[last].title} came to {self._name(call)} {seconds:.1f} s after the others, "
+                    f"when {self.states[rank].title} had given up"
+                )
+                return self._verdict("late", sentence, [last])
+        return None
+
+    # ---- words
+
+    def _name(self, call: Call) -> str:
+        return f"{call.title}{self._group(call)}"
+
+    def _group(self, call: Call) -> str:
+        """Nothing for the group of all."""
+        ranks = self.members.get(call.group, ())
+        return "" if len(ranks) >= len(self.states) else f" of the group of ranks {ranks_in_words(ranks)}"
+
+    def _titles(self, ranks: Iterable[int]) -> str:
+        numbers = sorted(ranks)
+        return f"trainer{'s' if len(numbers) > 1 else ''} {ranks_in_words(numbers)}"
+
+    def _verdict(self, kind: str, sentence: str, culprits: Sequence[int]) -> Verdict:
+        stack = self.states[culprits[0]].stack[:_STACK] if culprits else ()
+        rows = [
+            f"{each.file}:{each.line} in {each.function}{f': {each.code}' if each.code else ''}"
+            for each in stack
+        ]
+        return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=tuple(rows))
+
+
+def _waits(ranks: Sequence[int]) -> str:
+    return "waits" if len(ranks) == 1 else "wait"
