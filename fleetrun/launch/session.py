@@ -285,11 +285,10 @@ class LaunchSession:
         self, containers: Sequence[Container], ended: Ended, then: Callable[[Verdict | None], None]
     ) -> Callable[[], None] | None:
         """`Inspect` of a supervisor: for failures of a collective job that may follow from another rank's."""
-        message = ended.record.message if ended.record is not None else ""
-        alone = len(containers) < 2
-        if self.settings.run_mode is not Mode.COLLECTIVE or alone or not is_symptom(ended.exit, message):
-            return None
-        if self.settings.probe != "on":
+        apt = (
+            self.settings.run_mode is Mode.COLLECTIVE and self.settings.probe == "on" and len(containers) > 1
+        )
+        if not apt or not is_symptom(ended.exit, ended.message):
             return None
         from fleetrun.stacks.helper import Inspector  # late: few failures need it
 

@@ -151,6 +151,11 @@ class Ended:
         return self.record is not None and not self.record.restart_helps
 
     @property
+    def message(self) -> str:
+        """The exception's, empty if none is known."""
+        return self.record.message if self.record is not None else ""
+
+    @property
     def failed_at(self) -> float:
         """When it went wrong: what the process wrote of itself, else when it ended."""
         return self.record.time if self.record is not None else self.ended

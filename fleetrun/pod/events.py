@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.policy import GiveUp, Restart
+from fleetrun.pod.policy import GiveUp, Restart, is_symptom
 from fleetrun.pod.process import signal_name
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.values import dataclass
@@ -142,11 +142,13 @@ def first_failure(failures: Sequence[Ended]) -> tuple[Ended | None, tuple[Ended,
 
     Exits are given in the order in which the kernel reported them. That order decides, unless a process wrote
     down when it failed: a rank may raise first and be slow to leave, while its peers see the broken
-    connection and leave at once.
+    connection and leave at once. A broken connection is never first where there is another failure: a peer
+    may notice it before the launcher does.
     """
     if not failures:
         return None, ()
-    first = min(failures, key=lambda ended: ended.failed_at)
+    causes = [ended for ended in failures if not is_symptom(ended.exit, ended.message)]
+    first = min(causes or failures, key=lambda ended: ended.failed_at)
     return first, tuple(ended for ended in failures if ended is not first)
 
 

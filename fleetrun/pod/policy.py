@@ -45,7 +45,7 @@ def is_symptom(exit: Exit, message: str) -> bool:
     """Whether a process that ended so, with this error, may be the victim of another: a collective that timed
     out, a connection to a peer that broke, torch's watchdog, which ends the process by SIGABRT.
     """
-    return exit.signal == signal.SIGABRT or (exit.signal is None and bool(_SYMPTOMS.search(message)))
+    return exit.signal == signal.SIGABRT or _SYMPTOMS.search(message) is not None
 
 
 def after_failure(policy: Policy, exit: Exit, restarts: int, *, hopeless: bool) -> Restart | GiveUp:

@@ -85,7 +85,7 @@ def _trainers(containers: Sequence[Container]) -> list[Container]:
 def _rank_fields(container: Container) -> dict[str, Any]:
     """What the launcher knows of a rank."""
     spec, ended = container.spec, container.ended if not container.alive else None
-    message = ended.record.message if ended is not None and ended.record is not None else ""
+    message = ended.message if ended is not None else ""
     how = str(ended.exit) if ended is not None else ""
     return {
         "rank": spec.rank,

@@ -1,0 +1,154 @@
+"""The training that `culprit.py` breaks: one rank does something wrong at one step; see FAULTS.
+
+    _culprit_job.py FAULT RANK STEP STYLE
+
+STYLE is plain (all_reduce of each gradient), ddp or fsdp (FSDP2). Collectives time out after 4 seconds.
+"""
+
+import contextlib
+import ctypes
+import datetime
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+STEPS = 20
+TIMEOUT = datetime.timedelta(seconds=4)
+
+
+class Broken(RuntimeError):
+    pass
+
+
+def deadlock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def slow_disk() -> None:
+    folder = tempfile.mkdtemp()
+    path = Path(folder, "shard")
+    os.mkfifo(path)
+    path.read_text()  # nobody writes
+
+
+def python_loop() -> None:
+    while True:
+        pass
+
+
+def thread_dies() -> None:
+    done = threading.Event()
+
+    def load() -> None:
+        raise Broken("the loading thread")
+
+    threading.Thread(target=load, daemon=True).start()
+    done.wait()
+
+
+class BadData(torch.utils.data.Dataset):
+    def __init__(self, kill: bool) -> None:
+        self.kill = kill
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise Broken("in a worker of the data loader")
+
+
+def bad_loader(kill: bool = False) -> None:
+    next(iter(torch.utils.data.DataLoader(BadData(kill), num_workers=1)))
+
+
+def memory() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    bytearray(1 << 40)
+
+
+FAULTS = {
+    # does not come
+    "sleep": lambda: time.sleep(600),
+    "python loop": python_loop,
+    "C loop with the GIL": lambda: sum(range(10**13)),
+    "SIGSTOP": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "lock": deadlock,
+    "slow disk": slow_disk,
+    "thread dies": thread_dies,
+    "recv without send": lambda: dist.recv(torch.ones(1), (dist.get_rank() + 1) % dist.get_world_size()),
+    # comes to something else
+    "operation": lambda: dist.broadcast(torch.ones(1000), 0),
+    "size": lambda: dist.all_reduce(torch.ones(900)),
+    "dtype": lambda: dist.all_reduce(torch.ones(1000, dtype=torch.float64)),
+    "group": lambda: dist.all_reduce(torch.ones(1000), group=ALL_AGAIN),
+    # is gone
+    "fewer steps": lambda: sys.exit(0),
+    "fewer steps, stays": lambda: (dist.destroy_process_group(), time.sleep(600)),
+    "os._exit(0)": lambda: os._exit(0),
+    "sys.exit(3)": lambda: sys.exit(3),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGABRT": os.abort,
+    "exception": lambda: (_ for _ in ()).throw(Broken("in the step")),
+    "data loader": bad_loader,
+    "data loader killed": lambda: bad_loader(kill=True),
+    "memory": memory,
+    # comes late
+    "straggler": lambda: time.sleep(5.5),
+}
+"""Besides `backward` (an exception in it), `never joins` and `order` (two groups the other way round)."""
+
+
+def main() -> None:
+    global ALL_AGAIN
+    fault, bad, step, style = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    rank = int(os.environ["RANK"])
+    if fault == "never joins" and rank == bad:
+        time.sleep(600)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    ALL_AGAIN = dist.new_group(timeout=TIMEOUT)
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+    if style == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif style == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for number in range(STEPS):
+        now = number == step and rank == bad
+        if now and fault in FAULTS:
+            FAULTS[fault]()
+        groups = [None, ALL_AGAIN]
+        for group in groups[::-1] if now and fault == "order" else groups:
+            dist.all_reduce(torch.ones(1000), group=group)
+        loss = model(torch.randn(8, 16)).square().mean()
+        if now and fault == "backward":
+            loss.register_hook(lambda grad: (_ for _ in ()).throw(Broken("in backward")))
+        optimizer.zero_grad()
+        loss.backward()
+        if style == "plain":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        time.sleep(0.02)
+    with contextlib.suppress(RuntimeError):
+        dist.destroy_process_group()
+
+
+main()

@@ -1,0 +1,160 @@
+"""How often the launcher names the rank that broke a job, ours and torchrun, for many kinds of faults.
+
+    python bench/culprit.py                           # every fault, 2 ranks, 1 seed, plain torch
+    python bench/culprit.py --seeds 10 --ranks 2,4,8 --styles plain,ddp,fsdp
+    python bench/culprit.py --faults 'sleep;order' -v   # and what was said
+
+A job is right when the rank is named that broke it and no other (of two ranks that differ, both may be),
+wrong when another is, unknown when none is. Seconds are from the end of the first process to the verdict, or
+to the report where there is none. torchrun's word is the rank of its "Root Cause".
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+JOB = Path(__file__).with_name("_culprit_job.py")
+FAULTS = [
+    "sleep", "python loop", "C loop with the GIL", "SIGSTOP", "lock", "slow disk", "thread dies",
+    "recv without send", "operation", "size", "dtype", "group", "order", "fewer steps", "fewer steps, stays",
+    "os._exit(0)", "sys.exit(3)", "SIGKILL", "SIGSEGV", "SIGABRT", "exception", "backward", "data loader",
+    "data loader killed", "memory", "straggler", "never joins",
+]  # fmt: skip
+BOTH = {"operation", "size", "dtype", "order", "group", "recv without send"}
+"""Where two ranks differ, or wait for each other, nobody can know which of them is wrong."""
+
+
+def ours(folder: Path, ranks: int, words: list[str]) -> tuple[set[int], float | None, str]:
+    """Ranks that are named, seconds to the verdict, and the sentence."""
+    options = [
+        "--nproc_per_node",
+        str(ranks),
+        "--max_restart",
+        "0",
+        "--stop_timeout",
+        "1",
+        "--follow",
+        "none",
+    ]
+    run(["fleetrun", *options, "--log_dir", str(folder / "log"), str(JOB), *words])
+    (record,) = (folder / "log").glob("*.events.jsonl")
+    events = [json.loads(line) for line in record.read_text().splitlines()]
+    report = next(each["report"] for each in events if each["event"] == "over")
+    said = " ".join(line.strip() for line in report)
+    first = next(each["time"] for each in events if each["event"] == "exited")
+    verdict = next((each for each in events if each["event"] == "verdict"), None)
+    if verdict is not None:
+        return set(verdict["ranks"]), verdict["time"] - first, verdict["sentence"]
+    named = re.search(r"First failure: trainer (\d+)", said)
+    over = next(each["time"] for each in events if each["event"] == "failed")
+    return ({int(named[1])} if named else set()), over - first, said
+
+
+def torchrun(folder: Path, ranks: int, words: list[str]) -> tuple[set[int], float | None, str]:
+    options = ["--nproc-per-node", str(ranks), "--max-restarts", "0"]
+    text = run(["torch.distributed.run", *options, str(JOB), *words])
+    root = text.rpartition("Root Cause")[2]
+    named = re.search(r"rank\s*:\s*(\d+)", root)
+    return ({int(named[1])} if named and "Root Cause" in text else set()), None, root[:500]
+
+
+def run(module: list[str]) -> str:
+    """What it printed; it is ended after a while."""
+    env = {**os.environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1", "OMP_NUM_THREADS": "1"}
+    popen = subprocess.Popen(
+        [sys.executable, "-m", *module],
+        env=env,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        return popen.communicate(timeout=90)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        os.killpg(popen.pid, signal.SIGKILL)
+        return popen.communicate()[0].decode(errors="replace")
+
+
+def judge(fault: str, bad: int, named: set[int]) -> str:
+    if not named:
+        return "unknown"
+    if named == {bad}:
+        return "right"
+    if fault in BOTH and bad in named and len(named) == 2:
+        return "right"
+    return "wrong"
+
+
+class Tally:
+    """Of one fault, or of all."""
+
+    def __init__(self) -> None:
+        self.scores: dict[str, Counter[str]] = {"fleetrun": Counter(), "torchrun": Counter()}
+        self.seconds: list[float] = []
+
+    def add(self, other: "Tally") -> None:
+        self.seconds += other.seconds
+        for name, score in other.scores.items():
+            self.scores[name].update(score)
+
+    def row(self, title: str) -> str:
+        shown = [
+            ", ".join(f"{number} {word}" for word, number in score.items()) for score in self.scores.values()
+        ]
+        return f"{title:22} {shown[0]:>24} {max(self.seconds, default=0):8.2f} {shown[1]:>24}"
+
+
+def attempt(tally: Tally, fault: str, style: str, ranks: int, seed: int, asked: argparse.Namespace) -> None:
+    chance = random.Random(f"{fault} {ranks} {seed}")
+    bad, step = chance.randrange(ranks), chance.randrange(2, 15)
+    for name, launch in (("fleetrun", ours), ("torchrun", torchrun)):
+        if name == "torchrun" and asked.peer == "no":
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            named, seconds, said = launch(Path(folder), ranks, [fault, str(bad), str(step), style])
+        result = judge(fault, bad, named)
+        tally.scores[name][result] += 1
+        tally.seconds += [seconds] if seconds is not None else []
+        if asked.v or (name == "fleetrun" and result != "right"):
+            where = f"{style}, {ranks} ranks, rank {bad} at step {step}"
+            print(f"  {name}: {where}: {result}: {sorted(named)}: {said[:600]}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--faults", default=";".join(FAULTS), help="separated by ;")
+    parser.add_argument("--ranks", default="2")
+    parser.add_argument("--styles", default="plain")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--peer", default="yes", choices=["yes", "no"])
+    parser.add_argument("-v", action="store_true")
+    asked = parser.parse_args()
+    total = Tally()
+    print(f"{'fault':22} {'fleetrun':>24} {'seconds':>8} {'torchrun':>24}")
+    for fault in asked.faults.split(";"):
+        tally = Tally()
+        seeds = range(asked.seed, asked.seed + asked.seeds)
+        for style, ranks, seed in itertools.product(asked.styles.split(","), asked.ranks.split(","), seeds):
+            attempt(tally, fault, style, int(ranks), seed, asked)
+        print(tally.row(fault), flush=True)
+        total.add(tally)
+    print(total.row("all"))
+    print(f"seconds to the verdict: median {statistics.median(total.seconds):.2f}")
+
+
+if __name__ == "__main__":
+    began = time.monotonic()
+    main()
+    print(f"in {time.monotonic() - began:.0f} s")
