@@ -10,7 +10,7 @@ TORCH = $(shell grep '^torch==' constraints.txt)
 PARTS = etcd-server etcd-client slurmctld slurmd slurm-client munge openmpi-bin mpich openssh-server openssh-client \
     nftables iproute2 util-linux procps
 
-.PHONY: venv demo parts test lint types docs unit quick bench clean
+.PHONY: venv demo parts test lint types docs unit quick attack bench clean
 
 venv: $(VENV)/.made
 
@@ -50,6 +50,11 @@ unit: venv
 # Before each commit: all but the tests that are marked slow.
 quick: venv
 	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
+
+# Random kills, failing disks, damaged files, suspended processes, strangers, signals: for so many minutes.
+MINUTES ?= 60
+attack: venv
+	$(BIN)/pytest tests/attack --minutes $(MINUTES) -s -o faulthandler_timeout=0
 
 bench: venv
 	$(BIN)/python bench/launch.py
