@@ -20,7 +20,16 @@ from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import LOST_GUARD, TIMEOUT, Hang, JobResult, Peers, code_of, why_interrupted
+from fleetrun.pod.events import (
+    LOST_GUARD,
+    TIMEOUT,
+    Hang,
+    JobResult,
+    Peers,
+    Verdict,
+    code_of,
+    why_interrupted,
+)
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import GiveUp, Restart
 from fleetrun.pod.supervisor import Supervisor
@@ -72,8 +81,8 @@ class Pods(Protocol):
         """The supervisor of this generation's pod. Raises LaunchError when the pod cannot be made."""
         ...
 
-    def describe(self, ended: Ended) -> tuple[str, tuple[str, ...]]:
-        """A failure in one line, and its report without frame."""
+    def describe(self, ended: Ended, verdict: Verdict | None) -> tuple[str, tuple[str, ...]]:
+        """A failure and on what it follows, if that is known: in one line, and as a report without frame."""
         ...
 
 
@@ -119,6 +128,11 @@ class Agent:
         self._expired: Cause | None = None
         self._serves = False
         self._membership: Membership  # from `run`; the loop, which calls this agent, runs only in there
+
+    @property
+    def place(self) -> Assignment | None:
+        """In the present generation, or the last one."""
+        return self._place
 
     def run(
         self,
@@ -248,8 +262,8 @@ class Agent:
 
     # ---- called by the supervisor (pod.events.Peers)
 
-    def pod_failed(self, ended: Ended, decision: Restart | GiveUp) -> None:
-        self._post(self._of(ended), decision)
+    def pod_failed(self, ended: Ended, decision: Restart | GiveUp, verdict: Verdict | None = None) -> None:
+        self._post(self._of(ended, verdict), decision)
 
     def pod_hung(self, hang: Hang) -> None:
         self._post(self._cause(CauseKind.FAILED, hang.headline, TIMEOUT, hang.stacks), hang.decision)
@@ -264,8 +278,8 @@ class Agent:
     def pod_completed(self) -> None:
         self._membership.completed()
 
-    def _of(self, ended: Ended) -> Cause:
-        headline, lines = self._pods.describe(ended)
+    def _of(self, ended: Ended, verdict: Verdict | None = None) -> Cause:
+        headline, lines = self._pods.describe(ended, verdict)
         age = max(0.0, self._wall() - ended.failed_at)
         return self._cause(CauseKind.FAILED, headline, code_of(ended), lines, age)
 

@@ -39,12 +39,13 @@ Found = Mapping[int, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class StatusQuery:
-    """A request for status. `only`: the id of the one node that is asked, empty for all. `brief`: a short
-    answer. `most`: bytes that an answer may have.
+    """A request for status, or with `ranks` for where the ranks of a node stand. `only`: the id of the one
+    node that is asked, empty for all. `brief`: a short answer. `most`: bytes that an answer may have.
     """
 
     only: str = ""
     brief: bool = False
+    ranks: bool = False
     most: int = LARGEST
 
 
@@ -59,7 +60,8 @@ class _PendingQuestion:
 
 
 class Inquiry:
-    """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes.
+    """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes;
+    `tell_ranks(most, then)` the answer about its ranks, a moment later.
 
     Needs `membership`, and to be called with what that sees: `membership.when_looked = inquiry.look`.
     """
@@ -71,6 +73,7 @@ class Inquiry:
         self._tell = tell
         self.membership: Membership | None = None
         """Of this node; None until there is one."""
+        self.tell_ranks: Callable[[int, Callable[[bytes], None]], None] = lambda most, then: None
         self._questions: dict[str, _PendingQuestion] = {}
         self._number = 0
         self._answered_questions: dict[str, tuple[int, float]] = {}
@@ -89,9 +92,12 @@ class Inquiry:
 
     # ---- asking
 
-    def ask(self, rank: int | None, brief: bool, then: Callable[[Found], None]) -> None:
+    def ask(
+        self, rank: int | None, brief: bool, then: Callable[[Found], None], *, ranks: bool = False
+    ) -> None:
         """`then` gets the answers of the other nodes (or of the one with this rank) within WITHIN seconds.
-        While the store is unreachable it gets none, at once: requests to a store wait until it is back.
+        `ranks`: about where their ranks stand. While the store is unreachable it gets none, at once: requests
+        to a store wait until it is back.
         """
         members = self._members
         chosen = members if rank is None else members[rank : rank + 1]
@@ -100,7 +106,7 @@ class Inquiry:
             then({each: None for each, id_ in enumerate(members) if id_ in asked})
             return
         only = "" if rank is None else chosen[0]
-        query = StatusQuery(only, brief, min(LARGEST, max(SMALLEST, ALL_OF_THEM // len(asked))))
+        query = StatusQuery(only, brief, ranks, min(LARGEST, max(SMALLEST, ALL_OF_THEM // len(asked))))
         for pending in self._questions.values():
             if (pending.query, pending.asked) == (query, asked):
                 pending.then.append(then)
@@ -157,10 +163,17 @@ class Inquiry:
             return  # the key of an answer would be too long
         self._answered_questions[name] = entry.revision, self._loop.clock()
         query = _unpack(entry.value)
-        if query is not None and query.only in ("", self._me) and not name.startswith(f"{self._me}."):
-            self._store.put(
-                records.answers_prefix(name) + self._me, self._tell(query.brief, query.most), leased=True
-            )
+        if query is None or query.only not in ("", self._me) or name.startswith(f"{self._me}."):
+            return
+        if query.ranks:
+            self.tell_ranks(query.most, partial(self._put_answer, name))
+        else:
+            self._put_answer(name, self._tell(query.brief, query.most))
+
+    def _put_answer(self, name: str, answer: bytes) -> None:
+        """Unless the question is over."""
+        if name in self._answered_questions and self.membership is not None and not self.membership.closed:
+            self._store.put(records.answers_prefix(name) + self._me, answer, leased=True)
 
     def _forget(self, name: str) -> None:
         """The asking node deletes the answers, unless it is gone: the question was there for longer than a
@@ -172,7 +185,7 @@ class Inquiry:
 
 
 def _pack(query: StatusQuery) -> bytes:
-    fields = {"only": query.only, "brief": query.brief, "most": query.most}
+    fields = {"only": query.only, "brief": query.brief, "ranks": query.ranks, "most": query.most}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -181,6 +194,6 @@ def _unpack(data: bytes) -> StatusQuery | None:
     try:
         fields = json.loads(data)
         most = max(0, min(LARGEST, int(fields["most"])))
-        return StatusQuery(str(fields["only"]), fields["brief"] is True, most)
+        return StatusQuery(str(fields["only"]), fields["brief"] is True, fields.get("ranks") is True, most)
     except WRONG:
         return None

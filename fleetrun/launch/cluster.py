@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import failure_headline
@@ -38,9 +39,12 @@ from fleetrun.launch.session import (
 from fleetrun.plan.topology import Host, Offer, check_complete, placed, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import JobResult, Peers, code_of
+from fleetrun.pod.events import JobResult, Peers, Verdict, code_of
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from fleetrun.stacks.helper import State
 
 _FRAME = 80
 _MOST_NOTED = 1000  # machines, of which the record says what runs there
@@ -79,6 +83,8 @@ def run_cluster(
     agent = Agent(loop, node, pods, events, timeout=settings.timeout)
     interrupts.listen(agent.interrupt, agent.guard_lost)
     others = Inquiry(loop, node.id, session.job_status.packed)
+    others.tell_ranks = session.tell_ranks
+    session.ask_others = OtherRanks(others, agent).ask
     meeting = None
     try:
         session.open(imagined, others)
@@ -216,11 +222,48 @@ class PodFactory:
             spec, peers=peers, restarts=place.restarts, attempt=place.generation - 1
         )
 
-    def describe(self, ended: Ended) -> tuple[str, tuple[str, ...]]:
-        alone = JobResult(code=code_of(ended), cause=ended)
+    def describe(self, ended: Ended, verdict: Verdict | None) -> tuple[str, tuple[str, ...]]:
+        alone = JobResult(code=code_of(ended), cause=ended, verdict=verdict)
         lines = failure_report(alone, Path(self._settings.log_dir).absolute(), WIDE)
         log = f"Log: {ended.spec.log}"  # the others' logs are on other machines
-        return failure_headline(ended), (*lines[1:-2], log)
+        headline = failure_headline(ended) if verdict is None else verdict.sentence
+        return headline, (*lines[1:-2], log)
+
+
+class OtherRanks:
+    """Where the ranks of the other nodes stand."""
+
+    def __init__(self, inquiry: Inquiry, agent: Agent) -> None:
+        self._inquiry = inquiry
+        self._agent = agent
+
+    def ask(self, then: Callable[[list[State], str], None]) -> None:
+        """`AskOthers` of `stacks.helper`. The ranks of a node that does not answer are told as that."""
+        place = self._agent.place
+        if place is None:
+            then([], "")
+            return
+        here = _place(place.members[place.rank].name, place.rank)
+        self._inquiry.ask(None, False, lambda found: then(_states(found, place), here), ranks=True)
+
+
+def _states(found: Mapping[int, bytes | None], place: Assignment) -> list[State]:
+    from fleetrun.stacks.helper import unpack_states  # late: few jobs need it
+
+    states: list[State] = []
+    first = 0
+    for number, member in enumerate(place.members):
+        ranks = range(first, first + len(member.offer.trainers))
+        first = ranks.stop
+        if number not in found:
+            continue
+        node, answer = _place(member.name, number), found[number]
+        if answer is not None:
+            states += unpack_states(answer, node)
+        else:
+            silent = {"alive": True, "node": node, "note": "on a node that does not answer"}
+            states += [{**silent, "rank": rank, "title": f"trainer {rank}"} for rank in ranks]
+    return states
 
 
 class NodeReporter:
@@ -269,7 +312,7 @@ class NodeReporter:
     def final(self, node: str, rank: int, headline: str, lines: Sequence[str]) -> None:
         """The report of the node that failed, or of a failure of no node; every node shows the same."""
         frame = "=" * min(self._width, _FRAME)
-        known = bool(node) and any(headline in line for line in lines)
+        known = bool(node) and " ".join(headline.split()) in " ".join(" ".join(lines).split())
         head = f"On {_place(node, rank)}:" if known else headline_on_node(node, rank, headline)
         body = [row for line in lines for row in wrapped(printable(line), self._width)]
         self._console.block([frame, *wrapped(head, self._width), *body, frame], level="ERROR")

@@ -66,6 +66,7 @@ from fleetrun.shadow import shadow_of_failure
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
     from fleetrun.pod.hangs import HangWatch
+    from fleetrun.stacks.helper import AskOthers
 
 
 # ---- Fields of the events `launch` and `ready` in the record
@@ -209,6 +210,9 @@ class LaunchSession:
         self._feed: Feed | None = None
         self._hangs: HangWatch | None = None
         self._over = False
+        self._pod: Pod | None = None
+        self.ask_others: AskOthers | None = None
+        """Where the ranks of the other nodes stand; None when there is no other node."""
         settings = self.settings
         facts = facts_of_launch(settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart)
         self.job_status = JobStatus(facts, self.progress)
@@ -273,7 +277,9 @@ class LaunchSession:
             from fleetrun.stacks.helper import watch_for_hangs  # late: most launches watch for none
 
             limit = self.settings.hang_timeout
-            self._hangs = watch_for_hangs(self._loop, self.companions, limit, self._tell_places)
+            self._hangs = watch_for_hangs(
+                self._loop, self.companions, limit, self._tell_places, self.ask_others
+            )
             reported = self._hangs.reported
             self.progress.subscribe(lambda container, report: reported(container))
         return self._hangs
@@ -285,17 +291,27 @@ class LaunchSession:
         self, containers: Sequence[Container], ended: Ended, then: Callable[[Verdict | None], None]
     ) -> Callable[[], None] | None:
         """`Inspect` of a supervisor: for failures of a collective job that may follow from another rank's."""
-        apt = (
-            self.settings.run_mode is Mode.COLLECTIVE and self.settings.probe == "on" and len(containers) > 1
-        )
+        several = len(containers) > 1 or self.ask_others is not None
+        apt = several and self.settings.run_mode is Mode.COLLECTIVE and self.settings.probe == "on"
         if not apt or not is_symptom(ended.exit, ended.message):
             return None
-        from fleetrun.stacks.helper import Inspector  # late: few failures need it
+        from fleetrun.stacks.helper import Finder, quick_taker  # late: few failures need it
 
-        return Inspector(self._loop, self.companions).begin(containers, ended, then)
+        finder = Finder(quick_taker(self._loop, self.companions), self.ask_others)
+        return finder.begin(containers, lambda findings: then(findings.verdict))
+
+    def tell_ranks(self, most: int, then: Callable[[bytes], None]) -> None:
+        """For another node that asks: where the ranks of this node stand."""
+        from fleetrun.stacks.helper import pack_states, quick_taker  # late: few jobs are asked
+
+        containers = self._pod.containers if self._pod is not None else []
+        quick_taker(self._loop, self.companions).take(
+            containers, lambda lines, states: then(pack_states(states, most))
+        )
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
+        self._pod = pod
         self.job_status.set_pod(pod, restarts)
         self.progress.pod(pod.spec)
         if self._feed is not None:

@@ -348,8 +348,10 @@ class Peers(Protocol):
     `Supervisor.finish` and `Supervisor.stop_for`.
     """
 
-    def pod_failed(self, ended: Ended, decision: Restart | GiveUp) -> None:
-        """This pod stops because of this failure; `decision` is what the policy here says to it."""
+    def pod_failed(self, ended: Ended, decision: Restart | GiveUp, verdict: Verdict | None = None) -> None:
+        """This pod stops because of this failure; `decision` is what the policy here says to it, `verdict` on
+        what it follows, if that is known.
+        """
         ...
 
     def pod_failed_too(self, ended: Ended) -> None:

@@ -540,7 +540,7 @@ class Supervisor:
         together_only = self._peers is not None and not self._pod.spec.mode.has_servers
         if isinstance(decision, GiveUp) or together_only:
             if self._peers is not None:
-                self._peers.pod_failed(ended, decision)
+                self._peers.pod_failed(ended, decision, self._verdict)
             self._reason = decision.reason if isinstance(decision, GiveUp) else ""
             self._end()
             return

@@ -72,13 +72,15 @@ _SAME_SIZES = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
     """`alive` is False for a process that has ended, `how` it did in words, `ok` with success. `note` says
-    what is unusual about a process that lives (stopped by a signal). `answered`: its probe has, now or at its
+    what is unusual about a process that lives (stopped by a signal). `node` is
+    where it runs, empty for the node that asks. `answered`: its probe has, now or at its
     end; without that `stack` may still be known from outside. `symptom`: it failed
     because of a collective, not of itself. `joining`: it is in init_process_group.
     """
 
     rank: int
     title: str
+    node: str = ""
     alive: bool = True
     ok: bool = False
     how: str = ""
@@ -136,6 +138,7 @@ def read_state(said: Mapping[str, Any]) -> RankState:
     return RankState(
         rank=int(said["rank"]),
         title=str(said["title"]),
+        node=str(said.get("node", "")),
         alive=bool(said["alive"]) and not ending,
         ok=bool(said.get("ok")),
         how=f"failed ({error.splitlines()[0]})" if ending else str(said.get("how", "")),

@@ -75,7 +75,7 @@ class _Job:
         (odd, ranks), (common, others) = order[0], order[-1]
         call = calls[ranks[0]]
         sentence = (
-            f"{self._titles(ranks)} called {odd} as collective #{call.number}{self._group(call)}, "
+            f"{self._placed(ranks)} called {odd} as collective #{call.number}{self._group(call)}, "
             f"where {self._titles(others)} called {common}"
         )
         culprits = ranks if len(ranks) < len(others) else sorted([*ranks, *others])
@@ -105,7 +105,7 @@ class _Job:
 
     def _not_there(self, kind: str, ranks: Sequence[int], waiting: Sequence[int], call: Call | None) -> str:
         first = self.states[ranks[0]]
-        who, others = self._titles(ranks), self._titles(waiting)
+        who, others = self._placed(ranks), self._titles(waiting)
         several = len(ranks) > 1
         what = self._name(call) if call is not None else self._other_wait(waiting)
         if kind in ("left early", "dead"):
@@ -198,6 +198,11 @@ class _Job:
         """Nothing for the group of all."""
         ranks = self.members.get(call.group, ())
         return "" if len(ranks) >= len(self.states) else f" of the group of ranks {ranks_in_words(ranks)}"
+
+    def _placed(self, ranks: Sequence[int]) -> str:
+        """With their node, if that is another than the one that asks."""
+        nodes = {self.states[rank].node for rank in ranks} - {""}
+        return f"{self._titles(ranks)} ({'; '.join(sorted(nodes))})" if nodes else self._titles(ranks)
 
     def _titles(self, ranks: Iterable[int]) -> str:
         numbers = sorted(ranks)

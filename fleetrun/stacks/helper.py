@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.pod.companion import Companion
-from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.events import Findings, Verdict
+from fleetrun.pod.container import Container
+from fleetrun.pod.events import Findings
 from fleetrun.pod.hangs import HangWatch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import is_symptom
@@ -33,6 +34,12 @@ WITHIN = 20.0
 _MORE = 10.0  # for a slow machine to start that process, and to ask a process itself
 _MOST_LINES = 20
 _LONGEST = 500
+
+
+State = dict[str, Any]
+"""Where a rank stands: what `probe.states.read_state` reads."""
+
+Taken = Callable[[tuple[str, ...], list[State]], None]
 
 
 class Taker:
@@ -57,9 +64,9 @@ class Taker:
         self._within = within
         self._more = more
 
-    def take(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
-        """Begin; `then` gets a line for each place where processes are, or why that is not known. Returns a
-        function that cancels it.
+    def take(self, containers: Sequence[Container], then: Taken) -> Callable[[], None]:
+        """Begin; `then` gets a line for each place where processes are, or why that is not known, and where
+        each trainer stands. Returns a function that cancels it.
         """
         limit = self._within + self._more
         taking = _Taking(self._loop, self._companions, containers, then, limit)
@@ -118,15 +125,15 @@ class _Taking:
         loop: Loop,
         companions: set[int],
         containers: Sequence[Container],
-        then: Callable[[Findings], None],
+        then: Taken,
         limit: float,
     ) -> None:
         self._loop = loop
         self._companions = companions
         self._containers = containers
-        self._then: Callable[[Findings], None] | None = then
+        self._then: Taken | None = then
         self._companion: Companion | None = None
-        self._states: dict[int, Any] = {}
+        self._states: dict[int, State] = {}
         self._last = b""
         self._seconds = limit
         self._limit = loop.after(limit, self._too_long)
@@ -173,16 +180,14 @@ class _Taking:
         self._limit.cancel()
         if self._then is not None:
             then, self._then = self._then, None
-            then(Findings(lines, decide(self._ranks())))
+            then(lines, self._ranks())
 
-    def _ranks(self) -> list[RankState]:
+    def _ranks(self) -> list[State]:
         """Where the trainers stood, and how those have ended that have since."""
-        found = []
-        for container in _trainers(self._containers):
-            said = self._states.get(container.spec.rank, {})
-            with contextlib.suppress(*MALFORMED):
-                found.append(read_state({**said, **_rank_fields(container)}))
-        return found
+        return [
+            {**self._states.get(each.spec.rank, {}), **_rank_fields(each)}
+            for each in _trainers(self._containers)
+        ]
 
     def _call_off(self) -> None:
         self._then = None
@@ -195,32 +200,126 @@ class _Taking:
             companion.close()
 
 
-# ---- --hang_timeout
+# ---- What a job waits for: where its ranks stand here and on the other nodes
+
+AskOthers = Callable[[Callable[[list[State], str], None]], None]
+"""Gets the states of the ranks of all other nodes, and what this node is called; calls back exactly once,
+seconds later at most.
+"""
+
+
+class Finder:
+    """One for a launch. `others` is None where there is no other node."""
+
+    def __init__(self, taker: Taker, others: AskOthers | None) -> None:
+        self._taker = taker
+        self._others = others
+
+    def begin(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
+        """`Take` of `pod.hangs`."""
+        return _Finding(then, alone=self._others is None).begin(self._taker, containers, self._others)
+
+
+class _Finding:
+    """One time."""
+
+    def __init__(self, then: Callable[[Findings], None], *, alone: bool) -> None:
+        self._then: Callable[[Findings], None] | None = then
+        self._lines: tuple[str, ...] | None = None
+        self._states: list[State] = []
+        self._others: list[State] | None = [] if alone else None
+        self._node = ""
+
+    def begin(
+        self, taker: Taker, containers: Sequence[Container], others: AskOthers | None
+    ) -> Callable[[], None]:
+        cancel = taker.take(containers, self._taken)
+        if others is not None:
+            others(self._told)
+
+        def call_off() -> None:
+            self._then = None
+            cancel()
+
+        return call_off
+
+    def _taken(self, lines: tuple[str, ...], states: list[State]) -> None:
+        self._lines, self._states = lines, states
+        self._finish()
+
+    def _told(self, states: list[State], node: str) -> None:
+        self._others, self._node = states, node
+        self._finish()
+
+    def _finish(self) -> None:
+        """Once both are there."""
+        if self._lines is not None and self._others is not None and self._then is not None:
+            then, self._then = self._then, None
+            here = [{**each, "node": self._node} for each in self._states]
+            then(Findings(self._lines, decide(_read([*here, *self._others]))))
+
+
+def _read(states: Sequence[State]) -> list[RankState]:
+    """Those that can be read: they come from scripts' processes and other machines."""
+    found = []
+    for state in states:
+        with contextlib.suppress(*MALFORMED):
+            found.append(read_state(state))
+    return found
+
+
+_ENOUGH = ((20, 20), (6, 6), (2, 2), (0, 1))  # frames and calls of each rank, less and less
+
+
+def pack_states(states: Sequence[State], most: int) -> bytes:
+    """For another node, in at most so many bytes: what does not fit is left out."""
+    for frames, calls in _ENOUGH:
+        cut = [_cut(each, frames, calls) for each in states]
+        data = zlib.compress(json.dumps(cut, separators=(",", ":")).encode())
+        if len(data) <= most:
+            return data
+    return zlib.compress(b"[]")
+
+
+def _cut(state: State, frames: int, calls: int) -> State:
+    probe = state.get("probe")
+    kept = {**probe, "stack": [], "calls": probe.get("calls", [])[-calls:]} if probe else None
+    return {**state, "stack": state.get("stack", [])[:frames], "probe": kept}
+
+
+def unpack_states(data: bytes, node: str) -> list[State]:
+    """Of the ranks of `node`; none if that cannot be read."""
+    try:
+        unpacker = zlib.decompressobj()
+        states = json.loads(unpacker.decompress(data, _LARGEST))
+        return [{**each, "node": node} for each in states]
+    except (*MALFORMED, zlib.error, RecursionError):
+        return []
+
+
+_LARGEST = 4 << 20  # bytes of an answer, unpacked
+
+
+# ---- --hang_timeout, and a failure that may be a symptom
+
+_SOON = 1.5  # seconds in which processes answer
+_LATER = 1.5  # more, for a slow machine
+
+
+def quick_taker(loop: Loop, companions: set[int]) -> Taker:
+    """For a failure: it writes nothing into logs, and takes 3 seconds at most."""
+    return Taker(loop, companions, within=_SOON, more=_LATER)
 
 
 def watch_for_hangs(
-    loop: Loop, companions: set[int], limit: float, tell: Callable[[Findings], None]
+    loop: Loop,
+    companions: set[int],
+    limit: float,
+    tell: Callable[[Findings], None],
+    others: AskOthers | None = None,
 ) -> HangWatch:
     """`companions` are helper processes of the launcher, `limit` the seconds of silence; `tell` is
     `HangWatch`'s.
     """
     why = f"no sign of life for {limit:g} s (--hang_timeout)"
-    return HangWatch(loop, limit, Taker(loop, companions, why).take, tell)
-
-
-# ---- A failure that may be a symptom
-
-_AT_ONCE = 1.5  # seconds in which the other processes answer
-_AT_MOST = 1.5  # more, for a slow machine
-
-
-class Inspector:
-    """`Inspect` of `pod.supervisor`: one for a launch."""
-
-    def __init__(self, loop: Loop, companions: set[int]) -> None:
-        self._taker = Taker(loop, companions, within=_AT_ONCE, more=_AT_MOST)
-
-    def begin(
-        self, containers: Sequence[Container], ended: Ended, then: Callable[[Verdict | None], None]
-    ) -> Callable[[], None]:
-        return self._taker.take(containers, lambda findings: then(findings.verdict))
+    return HangWatch(loop, limit, Finder(Taker(loop, companions, why), others).begin, tell)

@@ -208,3 +208,24 @@ else:
     launches = three.start_all("--run_mode", "ps", "--server_num", "1", "--trainer_num", "1")
     assert codes(launches) == [0, 0, 0], launches
     assert sum(len(launch.told("done")) for launch in launches) == 3
+
+
+WAITS = """
+import datetime, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
+dist.all_reduce(torch.ones(3))
+if RANK == 2:
+    wait_for_go()  # here it stands
+dist.all_reduce(torch.ones(3))
+"""
+
+
+def test_the_rank_is_named_that_the_others_wait_for(three: Nodes):
+    """Two time out in a collective: it is the third's fault, on whichever host they fail first."""
+    three.script(WAITS)
+    launches = three.start_all("--stop_timeout", "1")
+    assert codes(launches) == [1, 1, 1]
+    for launch in launches:
+        assert "trainer 2 (node 2" in launch.said, launch
+        assert "here it stands" in launch.said
+        assert "all_reduce #2" in launch.said

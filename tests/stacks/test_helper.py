@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from fleetrun.pod import companion
-from fleetrun.pod.events import Findings
 from fleetrun.pod.loop import Loop
-from fleetrun.stacks.helper import WITHIN, Taker
+from fleetrun.probe.states import read_state
+from fleetrun.stacks.helper import WITHIN, State, Taker, pack_states, unpack_states
 from tests.support.pods import Clock
 from tests.support.stacks import program
 
@@ -35,8 +36,8 @@ class Place:
     def taker(self, argv: Sequence[str]) -> Taker:
         return Taker(self.loop, self.companions, "it hangs", argv)
 
-    def _then(self, findings: Findings) -> None:
-        self.heard.append(findings.stacks)
+    def _then(self, lines: tuple[str, ...], states: list[State]) -> None:
+        self.heard.append(lines)
         self.loop.stop()
 
     def run(self) -> tuple[str, ...]:
@@ -114,3 +115,38 @@ def test_so_many_lines_of_such_a_length(place: Place):
     (place.folder / "answer").write_text(json.dumps({"stacks": ["x" * 2000] * 25}) + "\n")
     place.take(f'cat "{place.folder}/answer"')
     assert place.run() == ("x" * 500,) * 20
+
+
+# ---- Where the ranks of a node stand, for another node
+
+
+def a_state(rank: int) -> State:
+    frames = [
+        [f"/home/u/train{rank}.py", line, "step", f"loss{line * rank} = model(x)"] for line in range(20)
+    ]
+    call = {"group": "0", "operation": "all_reduce", "point_to_point": False, "sizes": [[7]],
+            "dtypes": ["Float"], "entered_ns": 10**18, "done": True}  # fmt: skip
+    calls = [{**call, "number": number} for number in range(1, 21)]
+    probe = {"time_ns": 10**18, "groups": {"0": {"ranks": [0, 1], "entered": 20}}, "calls": calls}
+    return {"rank": rank, "title": f"trainer {rank}", "alive": True, "stack": frames, "probe": probe}
+
+
+@pytest.mark.parametrize("most", [1 << 20, 4000, 2048, 1000])
+def test_what_another_node_is_told_fits(most: int):
+    """The less room there is, the fewer frames and calls; the last call is always there."""
+    states = [a_state(rank) for rank in range(8)]
+    data = pack_states(states, most)
+    assert len(data) <= most
+    told = [read_state(each) for each in unpack_states(data, "node 1, h2")]
+    assert [each.rank for each in told] == [*range(8)]
+    for each in told:
+        assert each.node == "node 1, h2"
+        assert each.calls[-1].number == 20
+        assert each.entered("0") == 20
+    if most == 1 << 20:
+        assert len(told[3].stack) == 20
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"x" * 100, zlib.compress(b"{"), zlib.compress(b"[3]")])
+def test_a_malformed_answer_of_another_node_tells_nothing(data: bytes):
+    assert unpack_states(data, "node 1") == []

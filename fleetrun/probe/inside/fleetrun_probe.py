@@ -71,7 +71,7 @@ class _Ending:
             return
         try:
             if os.getpid() in _answering:
-                _leave(self._address + ".last", _state(sys.modules[_TORCH]))
+                _leave(self._address + ".last", _state(sys.modules[_TORCH], ends=True))
             if self._path and not os.path.exists(self._path):  # the runtime may have written an error
                 self._say_how_it_ends()
         except OSError:
@@ -221,7 +221,7 @@ def _answer(module, listener):
                 return
 
 
-def _state(module):
+def _state(module, ends=False):
     """`pid`; `time_ns`, now; `torch`, its version; `error`, the exception that ends it; `stack`, that of the
     exception, else of the main thread; `peer`, for whom it waits in send or recv; `groups` and `calls`.
     """
@@ -235,7 +235,7 @@ def _state(module):
             group = groups.setdefault(names[number], {})
             group["entered"] = int(found.get("last_enqueued_collective", -1))
             group["completed"] = int(found.get("last_completed_collective", -1))
-    frames = _frames()
+    frames = _frames(ends)
     error = getattr(sys, "last_value", None)
     return {
         "error": "" if error is None else f"{type(error).__name__}: {error}"[:500],
@@ -249,8 +249,8 @@ def _state(module):
     }
 
 
-def _frames():
-    """Frames and their lines, innermost first."""
+def _frames(ends):
+    """Frames and their lines, innermost first; none of a script that has ended well."""
     import threading
 
     found = []
@@ -258,7 +258,7 @@ def _frames():
     while trace is not None:
         found.insert(0, (trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
-    frame = None if found else sys._current_frames().get(threading.main_thread().ident)
+    frame = None if found or ends else sys._current_frames().get(threading.main_thread().ident)
     while frame is not None:
         found.append((frame, frame.f_lineno))
         frame = frame.f_back
