@@ -24,7 +24,17 @@ from fleetrun import files
 from fleetrun.envs.contract import Role
 from fleetrun.files import peer, short_socket_path
 from fleetrun.pod.container import Container, Ended, Pod
-from fleetrun.pod.events import Ending, Failure, Hang, Leaving, PodEvent, Restarting, Started
+from fleetrun.pod.events import (
+    Ending,
+    Failure,
+    Findings,
+    Hang,
+    Leaving,
+    PodEvent,
+    Restarting,
+    Started,
+    verdict_fields,
+)
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 from fleetrun.pod.policy import Restart
 from fleetrun.record.journal import plain
@@ -393,6 +403,11 @@ def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: i
     }
 
 
+def _findings_fields(findings: Findings) -> dict[str, Any]:
+    verdict = None if findings.verdict is None else verdict_fields(findings.verdict)
+    return {"version": 1, "verdict": verdict, "ranks": list(findings.ranks)}
+
+
 # ---- Answers of a running launcher
 
 
@@ -414,7 +429,7 @@ class Others(Protocol):
 class Control:
     """Answers the commands that ask this launcher. `end` ends the job as the signal of this number would, for
     the command that asks; `tell` shows a line on the launcher's terminal; `others` are the other machines of
-    a job on several.
+    a job on several; `why` finds out for whom the ranks of the job wait.
     """
 
     def __init__(
@@ -424,9 +439,11 @@ class Control:
         end: Callable[[int, str], None],
         tell: Callable[[str], None],
         others: Others | None = None,
+        why: Callable[[Callable[[Findings], None]], None] | None = None,
     ) -> None:
         self._job_status = job_status
         self._end_job = end
+        self._why = why
         self._others = others
         self._loop = loop
         self._told = tell
@@ -455,6 +472,9 @@ class Control:
             return self._job_status.fields()
         if asked == "stop":
             return self._stop(question)
+        if asked == "why" and self._why is not None:
+            find = self._why
+            return lambda say: find(lambda findings: say(_findings_fields(findings)))
         return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
 
     def _everywhere(self, others: Others, question: Message) -> Later:

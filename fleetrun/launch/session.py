@@ -227,7 +227,9 @@ class LaunchSession:
         if (problem := self.progress.open()) is not None:
             self._console.debug(f"no progress can be reported: {problem}")
         self.journal.write("launch", **launch_fields(self._resolved, spec, os.environ))
-        self._control = Control(self._loop, self.job_status, self._interrupts.end, self._console.info, others)
+        self._control = Control(
+            self._loop, self.job_status, self._interrupts.end, self._console.info, others, self.why
+        )
         self._control.open(self._runtime)
         if self._console.shows_status:
             from fleetrun.console.status_text import status_fields  # late: few launches show it
@@ -299,6 +301,13 @@ class LaunchSession:
 
         finder = Finder(quick_taker(self._loop, self.companions), self.ask_others)
         return finder.begin(containers, lambda findings: then(findings.verdict))
+
+    def why(self, then: Callable[[Findings], None]) -> None:
+        """For `fleetrun why`."""
+        from fleetrun.stacks.helper import Finder, quick_taker  # late: somebody must ask
+
+        containers = self._pod.containers if self._pod is not None else []
+        Finder(quick_taker(self._loop, self.companions), self.ask_others).begin(containers, then)
 
     def tell_ranks(self, most: int, then: Callable[[bytes], None]) -> None:
         """For another node that asks: where the ranks of this node stand."""

@@ -72,9 +72,12 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Where the processes of a job are, a line for each place, and what follows from it."""
+    """Where the processes of this node are, a line for each place (`stacks`), where the ranks of all nodes
+    stand (`ranks`), and what follows from it.
+    """
 
     stacks: tuple[str, ...] = ()
+    ranks: tuple[str, ...] = ()
     verdict: Verdict | None = None
 
 
@@ -267,7 +270,7 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
         case Ended():
             yield "exited", _exited(event)
         case Verdict():
-            yield "verdict", _verdict(event)
+            yield "verdict", verdict_fields(event)
         case Failure():
             decision, ended = event.decision, event.ended
             yield (
@@ -300,7 +303,8 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "ending", {"reason": event.reason}
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def verdict_fields(verdict: Verdict) -> dict[str, Any]:
+    """For another program."""
     return {
         "kind": verdict.kind,
         "sentence": verdict.sentence,

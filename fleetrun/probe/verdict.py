@@ -25,6 +25,20 @@ def decide(states: Sequence[RankState]) -> Verdict | None:
     return job.mismatch() or job.waited_for() or job.crossed() or job.stuck() or job.late()
 
 
+def places(states: Sequence[RankState]) -> tuple[str, ...]:
+    """Who is where, a line for all ranks at the same place, the fewest first."""
+    together: dict[tuple[str, ...], list[RankState]] = {}
+    for state in states:
+        call, place = state.waits_in, state.place
+        what = f"in {call.title}" if call is not None else state.note if state.alive else state.how
+        where = f"at {place}" if place else "" if what else "it is not known where"
+        together.setdefault((what, where), []).append(state)
+    order = sorted(together.items(), key=lambda item: (len(item[1]), item[1][0].rank))
+    return tuple(
+        f"{_titles([each.rank for each in there])}: {', '.join(filter(None, key))}" for key, there in order
+    )
+
+
 class _Job:
     def __init__(self, states: Sequence[RankState]) -> None:
         self.states = {each.rank: each for each in states}
@@ -76,7 +90,7 @@ class _Job:
         call = calls[ranks[0]]
         sentence = (
             f"{self._placed(ranks)} called {odd} as collective #{call.number}{self._group(call)}, "
-            f"where {self._titles(others)} called {common}"
+            f"where {_titles(others)} called {common}"
         )
         culprits = ranks if len(ranks) < len(others) else sorted([*ranks, *others])
         return self._verdict("mismatch", sentence, culprits)
@@ -105,7 +119,7 @@ class _Job:
 
     def _not_there(self, kind: str, ranks: Sequence[int], waiting: Sequence[int], call: Call | None) -> str:
         first = self.states[ranks[0]]
-        who, others = self._placed(ranks), self._titles(waiting)
+        who, others = self._placed(ranks), _titles(waiting)
         several = len(ranks) > 1
         what = self._name(call) if call is not None else self._other_wait(waiting)
         if kind in ("left early", "dead"):
@@ -141,9 +155,7 @@ class _Job:
             rank = next(each for each in self.blocked_by[rank] if each in self.blocked_by)
         circle = path[path.index(rank) :]
         said = "; ".join(f"{self.states[each].title} waits in {self._wait(each)}" for each in circle[:4])
-        return self._verdict(
-            "deadlock", f"{self._titles(sorted(circle))} wait for each other: {said}", circle
-        )
+        return self._verdict("deadlock", f"{_titles(sorted(circle))} wait for each other: {said}", circle)
 
     def _wait(self, rank: int) -> str:
         call, peer = self.waits.get(rank), self.states[rank].peer
@@ -163,7 +175,7 @@ class _Job:
             ]
             alive = [rank for rank in ranks if self.states[rank].alive]
             if len(alive) > 1 and set(alive) == set(self.members.get(call.group, ())):
-                sentence = f"{self._titles(alive)} have all entered {self._name(call)} and none goes on"
+                sentence = f"{_titles(alive)} have all entered {self._name(call)} and none goes on"
                 return self._verdict("transport", f"{sentence}: the connection between them is stuck", [])
         return None
 
@@ -202,11 +214,7 @@ class _Job:
     def _placed(self, ranks: Sequence[int]) -> str:
         """With their node, if that is another than the one that asks."""
         nodes = {self.states[rank].node for rank in ranks} - {""}
-        return f"{self._titles(ranks)} ({'; '.join(sorted(nodes))})" if nodes else self._titles(ranks)
-
-    def _titles(self, ranks: Iterable[int]) -> str:
-        numbers = sorted(ranks)
-        return f"trainer{'s' if len(numbers) > 1 else ''} {ranks_in_words(numbers)}"
+        return f"{_titles(ranks)} ({'; '.join(sorted(nodes))})" if nodes else _titles(ranks)
 
     def _verdict(self, kind: str, sentence: str, culprits: Sequence[int]) -> Verdict:
         stack = self.states[culprits[0]].stack[:_STACK] if culprits else ()
@@ -215,6 +223,11 @@ class _Job:
             for each in stack
         ]
         return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=tuple(rows))
+
+
+def _titles(ranks: Iterable[int]) -> str:
+    numbers = sorted(ranks)
+    return f"trainer{'s' if len(numbers) > 1 else ''} {ranks_in_words(numbers)}"
 
 
 def _waits(ranks: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
 from fleetrun.probe.states import MALFORMED, RankState, read_state
-from fleetrun.probe.verdict import decide
+from fleetrun.probe.verdict import decide, places
 from fleetrun.stacks.frames import Target
 
 # ---- Collecting stacks in a helper process
@@ -256,7 +256,8 @@ class _Finding:
         if self._lines is not None and self._others is not None and self._then is not None:
             then, self._then = self._then, None
             here = [{**each, "node": self._node} for each in self._states]
-            then(Findings(self._lines, decide(_read([*here, *self._others]))))
+            states = _read([*here, *self._others])
+            then(Findings(self._lines, places(states), decide(states)))
 
 
 def _read(states: Sequence[State]) -> list[RankState]:

@@ -1,0 +1,66 @@
+"""`fleetrun why`: which rank the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from fleetrun.commands.find import complete_running_jobs, find_running, job_title
+from fleetrun.commands.output import print_json, write
+from fleetrun.console.text import printable
+from fleetrun.control.client import NoAnswer, ask
+from fleetrun.errors import LaunchError
+
+_TIMEOUT = 10.0
+"""Seconds: the launchers of all nodes ask their processes, which takes them 3 at most."""
+
+UNKNOWN = 1
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.option("--json", "in_json", is_flag=True, help="Print one JSON document.")
+def command(job: str | None, in_json: bool) -> int:
+    """Say which rank of JOB the others wait for, and where all ranks are, on all nodes.
+
+    JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
+
+    Each trainer's probe is asked which collectives it has entered and completed, and where its Python stack
+    stands; nothing is stopped or changed. A job that runs well has ranks at different places too: ask twice.
+
+    \b
+    Examples:
+      fleetrun why
+      fleetrun why mnist --json | jq .verdict.ranks
+
+    \b
+    Exit codes:
+      0  there is a rank that others wait for, and it is named
+      1  there is none, or it is not known; or there is no such job
+      2  the command line is wrong, or JOB fits several jobs
+    """
+    running = find_running(job)
+    try:
+        answer = ask(running.socket, {"ask": "why"}, _TIMEOUT)
+    except NoAnswer as silence:
+        raise LaunchError(
+            f"the launcher of {job_title(running)} does not answer ({silence})",
+            hint="`fleetrun stacks` reads the processes of this machine without it.",
+        ) from None
+    verdict = answer.get("verdict")
+    if in_json:
+        print_json({"version": 1, "job": running.job, "pod": running.pod, **answer})
+    else:
+        write("".join(f"{printable(line)}\n" for line in _lines(verdict, answer.get("ranks"))))
+    return 0 if verdict else UNKNOWN
+
+
+def _lines(verdict: Any, ranks: Any) -> Iterator[str]:
+    if isinstance(verdict, dict):
+        yield str(verdict.get("sentence"))
+        yield from (f"    {row}" for row in verdict.get("stack", ()))
+    else:
+        yield "No rank is known for which others wait."
+    yield from (str(line) for line in ranks or ())
