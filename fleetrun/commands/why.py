@@ -16,8 +16,6 @@ from fleetrun.errors import LaunchError
 _TIMEOUT = 10.0
 """Seconds: the launchers of all nodes ask their processes, which takes them 3 at most."""
 
-UNKNOWN = 1
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job", required=False, shell_complete=complete_running_jobs)
@@ -37,8 +35,8 @@ def command(job: str | None, in_json: bool) -> int:
 
     \b
     Exit codes:
-      0  there is a rank that others wait for, and it is named
-      1  there is none, or it is not known; or there is no such job
+      0  it is shown where the ranks are
+      1  there is no such job, or its launcher does not answer
       2  the command line is wrong, or JOB fits several jobs
     """
     running = find_running(job)
@@ -54,7 +52,7 @@ def command(job: str | None, in_json: bool) -> int:
         print_json({"version": 1, "job": running.job, "pod": running.pod, **answer})
     else:
         write("".join(f"{printable(line)}\n" for line in _lines(verdict, answer.get("ranks"))))
-    return 0 if verdict else UNKNOWN
+    return 0
 
 
 def _lines(verdict: Any, ranks: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ tells about their end.
 
 import json
 import re
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -157,8 +158,15 @@ dist.destroy_process_group()
     for rank in range(2):
         (address,) = (fleetrun.folder / "run" / "fleetrun").glob(f"*.trainer.{rank}.probe")
         answers.append(answer_when(address, lambda state, rank=rank: entered(state) == (2, 1)[rank]))
+    why = fleetrun.run("why")
+    told = json.loads(fleetrun.run("why", "--json").out)
     launch.go()
     assert launch.wait() == 0, launch
+    assert why.code == 0
+    assert "trainer 1 has not come to all_reduce #2, in which trainer 0 waits" in why.out
+    assert "wait_for_go" in why.out
+    assert (told["verdict"]["kind"], told["verdict"]["ranks"]) == ("not entered", [1])
+    assert len(told["ranks"]) == 2
     assert [each["pid"] for each in answers] == pids
     assert [each["groups"]["0"]["ranks"] for each in answers] == [[0, 1]] * 2
     assert [each["calls"][-1]["done"] for each in answers] == [False, True]
@@ -168,6 +176,17 @@ dist.destroy_process_group()
     assert any(function == "all_reduce" for _, _, function, _ in waits)
     assert any(function == "wait_for_go" for _, _, function, _ in reads)
     assert not list((fleetrun.folder / "run" / "fleetrun").glob("*.probe"))
+
+
+def test_nobody_waits_for_another(fleetrun: Fleetrun):
+    launch = fleetrun.start("--nproc_per_node", "2", fleetrun.script("stay()"))
+    launch.until_ready(2)
+    why = fleetrun.run("why")
+    launch.send(signal.SIGTERM)
+    launch.wait()
+    assert why.code == 0
+    assert "No rank is known" in why.out
+    assert "trainers 0, 1" in why.out
 
 
 def answer_when(address: Path, known: Callable[[Any], bool]) -> Any:
