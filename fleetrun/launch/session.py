@@ -43,6 +43,7 @@ from fleetrun.pod.events import (
     PodEvent,
     Verdict,
     record_lines,
+    verdict_fields,
 )
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.logs import Watch
@@ -65,7 +66,7 @@ from fleetrun.shadow import shadow_of_failure
 
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
-    from fleetrun.pod.hangs import HangWatch
+    from fleetrun.pod.hangs import HangWatch, WaitWatch
     from fleetrun.stacks.helper import AskOthers
 
 
@@ -209,6 +210,7 @@ class LaunchSession:
         """Pids of processes of the launcher's own: they are spared when what containers left is ended."""
         self._feed: Feed | None = None
         self._hangs: HangWatch | None = None
+        self._waits: WaitWatch | None = None
         self._over = False
         self._pod: Pod | None = None
         self.ask_others: AskOthers | None = None
@@ -238,7 +240,7 @@ class LaunchSession:
             self._console.begin(self._loop, lambda: status_fields(self.job_status.fields(), most))
             self.progress.subscribe(lambda container, report: self._console.refresh())
 
-    def events(self, narrator: Narrator) -> Events:
+    def events(self, narrator: Narrator, spec: PodSpec) -> Events:
         """The event stream of one pod, with all its subscribers. Their order matters: the console comes
         first, and the last progress report of a process is recorded before its exit.
         """
@@ -249,7 +251,28 @@ class LaunchSession:
         events.subscribe(self.job_status.handle)
         if self.settings.run_mode.has_servers:
             events.subscribe(self._check_served)
+        if self._waits is None and self._has_ranks(spec.containers) and _has_first(spec):
+            from fleetrun.pod.hangs import WaitWatch  # late: a job of one process needs none
+
+            self._waits = WaitWatch(self._loop, self._find, self._warn_of_wait)
+        if self._waits is not None:
+            events.subscribe(self._waits.handle)
         return events
+
+    def _has_ranks(self, here: Sequence[object]) -> bool:
+        """Whether there are several ranks whose probes tell for whom they wait."""
+        several = len(here) > 1 or self.ask_others is not None
+        return several and self.settings.run_mode is Mode.COLLECTIVE and self.settings.probe == "on"
+
+    def _find(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
+        """Where all ranks stand, here and on the other nodes."""
+        from fleetrun.stacks.helper import Finder, quick_taker  # late: few jobs need it
+
+        return Finder(quick_taker(self._loop, self.companions), self.ask_others).begin(containers, then)
+
+    def _warn_of_wait(self, verdict: Verdict) -> None:
+        self._console.warning(printable(f"{verdict.sentence}; see `fleetrun why`"))
+        self.journal.write("verdict", **verdict_fields(verdict))
 
     def _check_served(self, event: PodEvent) -> None:
         """Warn of a server at whose endpoint no process has listened: its script has trained on its own."""
@@ -293,21 +316,13 @@ class LaunchSession:
         self, containers: Sequence[Container], ended: Ended, then: Callable[[Verdict | None], None]
     ) -> Callable[[], None] | None:
         """`Inspect` of a supervisor: for failures of a collective job that may follow from another rank's."""
-        several = len(containers) > 1 or self.ask_others is not None
-        apt = several and self.settings.run_mode is Mode.COLLECTIVE and self.settings.probe == "on"
-        if not apt or not is_symptom(ended.exit, ended.message):
+        if not self._has_ranks(containers) or not is_symptom(ended.exit, ended.message):
             return None
-        from fleetrun.stacks.helper import Finder, quick_taker  # late: few failures need it
-
-        finder = Finder(quick_taker(self._loop, self.companions), self.ask_others)
-        return finder.begin(containers, lambda findings: then(findings.verdict))
+        return self._find(containers, lambda findings: then(findings.verdict))
 
     def why(self, then: Callable[[Findings], None]) -> None:
         """For `fleetrun why`."""
-        from fleetrun.stacks.helper import Finder, quick_taker  # late: somebody must ask
-
-        containers = self._pod.containers if self._pod is not None else []
-        Finder(quick_taker(self._loop, self.companions), self.ask_others).begin(containers, then)
+        self._find(self._pod.containers if self._pod is not None else [], then)
 
     def tell_ranks(self, most: int, then: Callable[[bytes], None]) -> None:
         """For another node that asks: where the ranks of this node stand."""
@@ -349,6 +364,8 @@ class LaunchSession:
             told = error if isinstance(error, LaunchError) else bug
             self.over(told.exit_code, told.message, 0, [])
         self.marks.close()
+        if self._waits is not None:
+            self._waits.close()
         if self._control is not None:
             self._control.close()
         self.progress.close()
@@ -366,6 +383,11 @@ class LaunchSession:
         self._feed = Feed(self._loop, self.companions, self.progress, self._console.info, warn)
         self._feed.open(self.settings, spec)
         self.journal.subscribe(self._feed.event)
+
+
+def _has_first(spec: PodSpec) -> bool:
+    """Whether the job's first trainer is on this node: it speaks for all."""
+    return any(each.role is Role.TRAINER and each.rank == 0 for each in spec.containers)
 
 
 # ---- Signals that are meant for the job: passing on, stopping, continuing
@@ -538,7 +560,7 @@ class PodRunner:
             pod,
             self._loop,
             partial(decide, limit=self._settings.max_restart),
-            self._session.events(narrator).publish,
+            self._session.events(narrator, spec).publish,
             stop_timeout=self._settings.stop_timeout,
             out_of_memory=self._oom.killed,
             timeout=timeout,

@@ -61,13 +61,15 @@ class Failure:
 class Verdict:
     """What the others wait for, when a job does not go on, in one `sentence`. `kind` is one of `not entered`,
     `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`; `ranks` are those that it is
-    about, none where that is not known; `stack` is that of the first of them, innermost call first.
+    about, none where that is not known; `stack` is that of the first of them, innermost call first. `call` is
+    the collective in which others wait, with its number and group, empty if there is none.
     """
 
     kind: str
     sentence: str
     ranks: tuple[int, ...]
     stack: tuple[str, ...] = ()
+    call: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +312,7 @@ def verdict_fields(verdict: Verdict) -> dict[str, Any]:
         "sentence": verdict.sentence,
         "ranks": list(verdict.ranks),
         "stack": list(verdict.stack),
+        "call": verdict.call,
     }
 
 

@@ -11,7 +11,17 @@ from functools import partial
 
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Pod
-from fleetrun.pod.events import HUNG, Findings
+from fleetrun.pod.events import (
+    HUNG,
+    Ending,
+    Findings,
+    Hang,
+    Leaving,
+    PodEvent,
+    Restarting,
+    Started,
+    Verdict,
+)
 from fleetrun.pod.loop import Loop, Timer
 
 # ---- The decision: pure, from looks at the trainers
@@ -140,10 +150,85 @@ class HangWatch:
         self._hung(silent_for, findings)
 
     def _sign(self, container: Container) -> Hashable:
-        """Something else after each sign of life, and in each attempt."""
-        try:
-            found = container.spec.log.stat()
-            log = (found.st_size, found.st_mtime_ns)
-        except OSError:  # the script took its log away
-            log = (0, 0)
-        return container.restarts, log, self._reports[container.spec.name]
+        return _log_sign(container), self._reports[container.spec.name]
+
+
+def _log_sign(container: Container) -> Hashable:
+    """Something else after each sign of life in its log, and in each attempt."""
+    try:
+        found = container.spec.log.stat()
+        return container.restarts, found.st_size, found.st_mtime_ns
+    except OSError:  # the script took its log away
+        return container.restarts, 0, 0
+
+
+# ---- A warning, without --hang_timeout: in two looks the same ranks wait in the same collective
+
+FIRST_LOOK = 30.0
+"""Seconds of silence before the first look, and between two where ranks wait."""
+
+_LONGEST_PERIOD = 300.0
+
+
+class WaitWatch:
+    """One for a launch, over all its pods; a listener of their events. While all trainers of this node are
+    silent it looks where all ranks stand, less and less often as long as they go on. `find` is `Take`; `warn`
+    gets what was seen in two looks, once.
+    """
+
+    def __init__(self, loop: Loop, find: Take, warn: Callable[[Verdict], None]) -> None:
+        self._loop = loop
+        self._find = find
+        self._warn = warn
+        self._trainers: list[Container] = []
+        self._timer: Timer | None = None
+        self._cancel: Callable[[], None] | None = None
+        self._period = FIRST_LOOK
+        self._signs: Hashable = None
+        self._seen: Hashable = None
+        self._told: set[Hashable] = set()
+
+    def handle(self, event: PodEvent) -> None:
+        """Watch from the start of processes until they are stopped."""
+        if isinstance(event, Started):
+            trainers = [each for each in event.containers if each.spec.role is Role.TRAINER]
+            new = {each.spec.name for each in trainers}
+            self._trainers = [each for each in self._trainers if each.spec.name not in new] + trainers
+            self._again()
+        elif isinstance(event, Hang | Restarting | Leaving | Ending):
+            self.close()
+
+    def close(self) -> None:
+        """Watch no more. May be called twice."""
+        if self._cancel is not None:
+            cancel, self._cancel = self._cancel, None
+            cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._period, self._signs, self._seen = FIRST_LOOK, None, None
+
+    def _again(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.after(self._period, self._look)
+
+    def _look(self) -> None:
+        signs = tuple(_log_sign(each) for each in self._trainers)
+        if signs == self._signs:
+            self._cancel = self._find(self._trainers, self._found)
+        else:
+            self._signs, self._seen, self._period = signs, None, FIRST_LOOK
+            self._again()
+
+    def _found(self, findings: Findings) -> None:
+        self._cancel = None
+        verdict = findings.verdict
+        seen = (verdict.kind, verdict.ranks, verdict.call) if verdict is not None and verdict.call else None
+        if verdict is not None and seen is not None and seen == self._seen and seen not in self._told:
+            self._told.add(seen)
+            self._warn(verdict)
+        goes_on = seen is None or seen in self._told
+        self._period = min(2 * self._period, _LONGEST_PERIOD) if goes_on else FIRST_LOOK
+        self._seen = seen
+        self._again()

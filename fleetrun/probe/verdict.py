@@ -109,7 +109,7 @@ class _Job:
         call = next((self.waits[rank] for rank in waiting if first.rank in self.blocked_by[rank]
                      and rank in self.waits), None)  # fmt: skip
         kind = self._kind(first)
-        return self._verdict(kind, self._not_there(kind, alike, waiting, call), alike)
+        return self._verdict(kind, self._not_there(kind, alike, waiting, call), alike, call)
 
     @staticmethod
     def _kind(state: RankState) -> str:
@@ -216,13 +216,16 @@ class _Job:
         nodes = {self.states[rank].node for rank in ranks} - {""}
         return f"{_titles(ranks)} ({'; '.join(sorted(nodes))})" if nodes else _titles(ranks)
 
-    def _verdict(self, kind: str, sentence: str, culprits: Sequence[int]) -> Verdict:
+    def _verdict(
+        self, kind: str, sentence: str, culprits: Sequence[int], call: Call | None = None
+    ) -> Verdict:
         stack = self.states[culprits[0]].stack[:_STACK] if culprits else ()
         rows = [
             f"{each.file}:{each.line} in {each.function}{f': {each.code}' if each.code else ''}"
             for each in stack
         ]
-        return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=tuple(rows))
+        name = f"{call.title} of group {call.group}" if call is not None else ""
+        return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=tuple(rows), call=name)
 
 
 def _titles(ranks: Iterable[int]) -> str:

@@ -1,0 +1,108 @@
+"""The warning that ranks wait for another: from a fake clock, and from findings that the test makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from fleetrun.envs.contract import Role
+from fleetrun.pod.container import Container
+from fleetrun.pod.events import Ending, Findings, Started, Verdict
+from fleetrun.pod.hangs import FIRST_LOOK, WaitWatch
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.spec import ContainerSpec
+from tests.support.pods import Clock
+
+
+def waits(number: int, rank: int = 1) -> Findings:
+    call = f"all_reduce #{number} of group 0"
+    return Findings(verdict=Verdict(kind="not entered", sentence=call, ranks=(rank,), call=call))
+
+
+class Place:
+    """`findings` are what the looks find, one after the other; the last one again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.loop = Loop(self.clock)
+        self.findings: list[Findings] = []
+        self.looks: list[float] = []
+        self.warned: list[str] = []
+        self.logs = [folder / f"{rank}.log" for rank in range(2)]
+        for log in self.logs:
+            log.touch()
+        self.trainers = [
+            Container(ContainerSpec(role=Role.TRAINER, rank=rank, index=rank, argv=("x",), env={}, log=log))
+            for rank, log in enumerate(self.logs)
+        ]
+        self.watch = WaitWatch(self.loop, self._find, lambda verdict: self.warned.append(verdict.sentence))
+
+    def _find(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
+        self.looks.append(self.clock())
+        found = self.findings.pop(0) if len(self.findings) > 1 else self.findings[0]
+        return self.loop.after(0.0, lambda: then(found)).cancel
+
+    def run(self, seconds: float, prints: Callable[[float], bool] = lambda now: False) -> None:
+        """So long, in steps of 5 seconds; a trainer prints in those for which `prints` is true."""
+
+        def tick(left: float) -> None:
+            if left <= 0:
+                self.loop.stop()
+                return
+            if prints(left):
+                with self.logs[1].open("a") as log:
+                    log.write("step\n")
+            self.clock.advance(5.0)
+            self.loop.after(0.0, lambda: tick(left - 5))
+
+        self.loop.after(0.0, lambda: tick(seconds))
+        self.loop.run()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    made.watch.handle(Started(made.trainers))
+    yield made
+    made.watch.close()
+    made.loop.close()
+
+
+def test_the_same_wait_in_two_looks_is_told_once(place: Place):
+    place.findings = [waits(4)]
+    place.run(20 * FIRST_LOOK)
+    assert place.warned == ["all_reduce #4 of group 0"]
+
+
+def test_another_wait_is_told_too(place: Place):
+    place.findings = [waits(4), waits(4), waits(9), waits(9)]
+    place.run(30 * FIRST_LOOK)
+    assert place.warned == ["all_reduce #4 of group 0", "all_reduce #9 of group 0"]
+
+
+def test_a_job_that_goes_on_is_looked_at_less_and_less_and_never_warned_of(place: Place):
+    """It prints rarely: at each look somebody waits, but in another collective, or for another rank."""
+    place.findings = [found for number in range(100) for found in (waits(number), waits(number, rank=0))]
+    place.run(10 * FIRST_LOOK)
+    assert place.warned == []
+    place.findings = [Findings()]
+    place.looks.clear()
+    place.run(50 * FIRST_LOOK)
+    assert 3 <= len(place.looks) <= 10
+    assert place.warned == []
+
+
+def test_who_prints_is_not_looked_at(place: Place):
+    place.findings = [waits(4)]
+    place.run(10 * FIRST_LOOK, prints=lambda left: left % 20 == 0)
+    assert (place.looks, place.warned) == ([], [])
+
+
+def test_not_while_the_job_is_stopped(place: Place):
+    place.findings = [waits(4)]
+    place.run(FIRST_LOOK)
+    place.watch.handle(Ending("interrupted"))
+    place.run(20 * FIRST_LOOK)
+    assert (place.looks, place.warned) == ([], [])
