@@ -114,7 +114,7 @@ for step in range(1_000_000):
     enough = torch.tensor([float(Path("enough").exists())])
     dist.all_reduce(enough)
     with Path("steps").open("a") as file:
-        file.write(f"{ATTEMPT} {RANK} {SIZE} {step}\n")
+        file.write(f"{ATTEMPT} {RANK} {SIZE} {step}\\n")
     if enough.item():
         break
     time.sleep(0.005)
