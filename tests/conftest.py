@@ -31,6 +31,7 @@ def pytest_collection_finish() -> None:
 
 
 _LONGEST = (
+    "attack/test_attack.py",
     "trainers/ps/test_training.py",
     "trainers/checkpoints/test_jobs.py",
     "e2e/test_soak.py",

@@ -8,6 +8,7 @@ and stops, with the supervisor, which runs this node's processes.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -97,6 +98,36 @@ class AgentEvents(Protocol):
     def ending(self, why: str, requested: bool = False) -> None: ...
 
 
+class SuspensionWatch:
+    """Calls `then` when this process has not run for `limit` seconds: it was stopped, or its machine slept.
+
+    `clock` goes on while the machine sleeps.
+    """
+
+    def __init__(
+        self, loop: Loop, limit: float, then: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        self._loop = loop
+        self._limit = limit
+        self._then = then
+        self._clock = clock
+        self._looked = clock()
+        self._timer = loop.after(limit / 2, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = self._loop.after(self._limit / 2, self._look)
+        before, self._looked = self._looked, self._clock()
+        if self._looked - before >= self._limit:
+            self._then()
+
+
+def _clock_with_sleep() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Agent:
     """One node. It is the `Events` of the membership with which it runs."""
 
@@ -108,9 +139,14 @@ class Agent:
         events: AgentEvents,
         *,
         timeout: float | None = None,
+        lease: float = math.inf,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = _clock_with_sleep,
     ) -> None:
+        """`lease`: the seconds after which the others give up a node of which nothing is heard."""
         self._loop = loop
+        self._lease = lease
+        self._clock = clock
         self._node = node
         self._pods = pods
         self._events = events
@@ -151,14 +187,37 @@ class Agent:
             self._loop.after(self._timeout, self._timed_out)
         for seconds, check in start_checks:
             self._loop.after(seconds, partial(self._check_start, check))
+        watch = None
+        if self._lease < math.inf:
+            watch = SuspensionWatch(self._loop, self._lease / 2, self._resumed, self._clock)
         self._membership.join()
         while self._outcome is None:
             self._loop.run()
             place, self._next = self._next, None
             if place is not None and self._outcome is None:
                 self._run_pod(place)
+        if watch is not None:
+            watch.stop()
         self._depart()
         return self._outcome
+
+    def _resumed(self) -> None:
+        """This process was suspended for so long that the others may have given up this node. Its processes
+        take no step before the store has said that their generation runs; or for as long as a lease lasts, if
+        the store does not answer: an outage alone stops no job.
+        """
+        held = self._supervisor
+        if held is None or self._stopping:
+            return
+
+        def release() -> None:
+            limit.cancel()
+            if self._supervisor is held and not self._stopping:
+                held.release()
+
+        held.hold()
+        limit = self._loop.after(self._lease, release)
+        self._membership.confirm(release)
 
     def _check_start(self, check: Callable[[], LaunchError | None]) -> None:
         error = None if self._membership.reached else check()
@@ -225,11 +284,13 @@ class Agent:
         )
         self._loop.stop()
 
-    def stop(self, cause: Cause, restart: bool) -> None:
+    def stop(self, cause: Cause, restart: bool, *, at_once: bool = False) -> None:
         first, self._stopping = not self._stopping, True
         if first:
             self._events.stopping(cause, restart)
-        if self._supervisor is not None:
+        if self._supervisor is not None and at_once:
+            self._supervisor.kill_for(cause.headline, _NOTICES.get(cause.why, "stop"))
+        elif self._supervisor is not None:
             ctrl_c = cause.why is CauseKind.LEFT and cause.code == 128 + signal.SIGINT and not restart
             notice = _NOTICES.get(cause.why, "stop")
             self._supervisor.stop_for(cause.headline, notice, interrupted=ctrl_c)

@@ -7,6 +7,7 @@ key, which bytes, under which condition. No rule of the rendezvous is in this fi
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,8 +66,8 @@ class Events(Protocol):
         """Run this generation, as member `rank` of these."""
         ...
 
-    def stop(self, cause: Cause, restart: bool) -> None:
-        """Stop this node's processes, then call `stopped`."""
+    def stop(self, cause: Cause, restart: bool, *, at_once: bool = False) -> None:
+        """Stop this node's processes, then call `stopped`. `at_once`: by SIGKILL; also while they stop."""
         ...
 
     def finish(self) -> None:
@@ -402,6 +403,18 @@ class Membership:
         self._own.completed, self._own.completed_since = True, self._loop.clock()
         self._look()
 
+    def confirm(self, then: Callable[[], None]) -> None:
+        """Ask the store whether this node's generation still runs, and call `then` if it does."""
+
+        def read(entry: Entry | None) -> None:
+            with contextlib.suppress(BadRecordError):
+                round_ = None if entry is None else records.read_round(entry.value)
+                if round_ is not None and round_.state is State.RUNNING and self._own.is_in(round_):
+                    then()
+
+        if not self.closed:
+            self.store.read(records.ROUND_KEY, read)
+
     def stopped(self) -> None:
         """None of this node's processes is left, after `stop` or `finish`."""
         if self._own.phase in (Phase.STOPPING, Phase.FINISHING):
@@ -570,12 +583,14 @@ class Membership:
 
     def _stop(self, act: Stop) -> None:
         own = self._own
-        started = own.phase is Phase.RUNNING
+        started = own.active
+        if own.phase is not Phase.STOPPING:
+            own.stop_cause, own.stopped_since = act.cause, self._loop.clock()
         own.phase = Phase.STOPPING if started else Phase.STOPPED
-        own.stop_cause, own.stopped_since = act.cause, self._loop.clock()
+        own.killed = act.at_once
         self._look_again = True
         if started:
-            self._events.stop(act.cause, act.restart)
+            self._events.stop(act.cause, act.restart, at_once=act.at_once)
 
     def _leave_generation(self, act: Leave) -> None:
         self._own.rest()

@@ -80,7 +80,8 @@ def run_cluster(
     nodes = NodeReporter(console, terminal_columns() or WIDE)
     events = _NodeEvents(nodes, settings, session.job_status, partial(session.journal.write, "node"))
     pods = PodFactory(settings, host, pod, runner, console)
-    agent = Agent(loop, node, pods, events, timeout=settings.timeout)
+    lease = settings.heartbeat_timeout
+    agent = Agent(loop, node, pods, events, timeout=settings.timeout, lease=lease)
     interrupts.listen(agent.interrupt, agent.guard_lost)
     others = Inquiry(loop, node.id, session.job_status.packed)
     others.tell_ranks = session.tell_ranks

@@ -227,6 +227,11 @@ class Container:
                 self._to(Status.TERMINATING)
             self.process.signal_group(number)
 
+    def hold(self, held: bool) -> None:
+        """Suspend its group, or let it go on."""
+        if self.process is not None and self.alive:
+            self.process.signal_group(signal.SIGSTOP if held else signal.SIGCONT)
+
     def collect(self, out_of_memory: Callable[[int], bool]) -> Ended:
         """After the pidfd became readable: reap, and remember how it ended.
 

@@ -627,6 +627,24 @@ class Supervisor:
             else:
                 self._hangs.last_look(reason, self._end)
 
+    def kill_for(self, reason: str, notice: str) -> None:
+        """Peers: the job has gone on without this machine, and what its processes still did would come
+        between. At once, also while they stop already.
+        """
+        if self._phase is not Phase.ENDING:
+            self._reason, self._stopper.notice = reason, notice
+            self._end()
+        self._stopper.kill()
+
+    def hold(self) -> None:
+        """Suspend all processes, until `release` or their end."""
+        for container in self._pod.alive:
+            container.hold(True)
+
+    def release(self) -> None:
+        for container in self._pod.alive:
+            container.hold(False)
+
     def _leave(self) -> None:
         """All trainers ended well. What served them may leave, and is asked to after a moment."""
         self._phase = Phase.LEAVING

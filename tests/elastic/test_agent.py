@@ -329,3 +329,63 @@ def test_the_agent_waits_until_the_membership_has_left():
     made.loop.after(0.05, lambda: (made.close(), made.when_closed()))
     assert outcome_of(made).code == 0
     assert made.words()[-2:] == ["close", "close"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def suspended_script(*plan):
+    made = Script(*plan)
+    made.clock = Clock()
+    made.agent = Agent(made.loop, NODE, made, made, lease=0.08, clock=made.clock)
+    return made
+
+
+def test_after_a_suspension_processes_are_held_until_the_store_says_that_their_generation_runs():
+    made = suspended_script()
+
+    def confirm(then):
+        made.heard.append(("confirm",))
+        made.loop.after(0.0, then)
+        made.loop.after(0.01, lambda: made.agent.ended(0, None))
+        made.loop.after(0.02, made.loop.stop)
+
+    made.confirm = confirm
+    made.plan = [lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: resume(made)]
+    outcome_of(made)
+    words = made.words()
+    assert words.index("hold") < words.index("confirm") < words.index("release")
+    assert words.count("hold") == words.count("release") == 1
+
+
+def resume(made):
+    made.clock.now += LONG
+
+
+def test_processes_are_not_released_when_the_job_has_gone_on_without_them():
+    made = suspended_script()
+
+    def confirm(then):
+        made.loop.after(0.0, lambda: made.agent.stop(CAUSE, True, at_once=True))
+        made.loop.after(0.01, then)
+        made.loop.after(0.15, lambda: made.agent.ended(0, None))
+        made.loop.after(0.16, made.loop.stop)
+
+    made.confirm = confirm
+    made.plan = [lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: resume(made)]
+    outcome_of(made)
+    assert "release" not in made.words()
+    assert ("kill_for", CAUSE.headline, "failure") in made.heard
+
+
+def test_processes_are_released_when_the_store_does_not_answer_for_a_lease():
+    made = suspended_script()
+    made.release = lambda: (made.heard.append(("release",)), made.agent.ended(0, None), made.loop.stop())
+    made.confirm = lambda then: None
+    made.plan = [lambda: made.agent.start(ROUND, (NODE, OTHER), 1), lambda: None, lambda: resume(made)]
+    outcome_of(made)
+    assert made.words().count("release") == 1

@@ -200,3 +200,29 @@ def test_nodes_that_come_and_go_do_not_use_up_restarts():
     job.players[0].fail(7, restart=True)
     job.until(job.all_run_again(*job.players[:2]))
     assert job.players[0].runs[-1].restarts == 1
+
+
+def test_processes_of_a_generation_that_went_on_without_them_are_killed():
+    """Whatever they would still do, such as a checkpoint on SIGTERM, would come between."""
+    job = running(1, 2)
+    away = job.players[1]
+    away.stop_takes = 1000.0
+    away.store.cut()
+    job.until(lambda: len(job.players[0].runs) == 2)
+    away.store.heal()
+    job.until(lambda: away.kills == 1 and away.running is None, within=LEASE)
+
+
+def test_a_node_that_is_given_up_while_it_stops_kills_what_is_left():
+    """It was told to stop by another's failure, with the grace of that stop; then the others went on."""
+    job = running(2, 3, level=1, max_restart=3)
+    away = job.players[2]
+    away.stop_takes = 1000.0
+    job.players[0].fail(7, restart=True)
+    job.until(lambda: away.stops)
+    assert away.kills == 0
+    away.store.cut()
+    job.until(lambda: all(len(player.runs) == 2 for player in job.players[:2]))
+    away.store.heal()
+    job.until(lambda: away.kills == 1 and away.running is None, within=LEASE)
+    job.until(lambda: len(away.runs) == 2, within=LEASE)

@@ -137,6 +137,9 @@ def test_keys_of_an_ended_lease_are_written_again():
 def test_who_is_fenced_neither_registers_nor_leads_nor_reports():
     case = Case(there="b", leader="", state=State.OPEN, generation=2).taking_part(Phase.STOPPING)
     case.own.round = dataclasses.replace(case.round, generation=1)
+    (act,) = case.decision().acts
+    assert (type(act), act.at_once) == (actions.Stop, True)
+    case.own.killed = True
     assert case.decision().acts == []
 
 
@@ -330,7 +333,7 @@ def test_without_any_member_the_round_is_opened_afresh_when_none_can_come_back()
         (State.OPEN, Phase.READY, [actions.Leave]),
         (State.OPEN, Phase.STOPPED, [actions.Leave]),
         (State.OPEN, Phase.RUNNING, [actions.Stop]),  # it went on without this node
-        (State.OPEN, Phase.STOPPING, []),
+        (State.OPEN, Phase.STOPPING, [actions.Stop]),  # and what still stops is killed
         (None, Phase.READY, [actions.Leave]),
         (None, Phase.RUNNING, [actions.Propose]),  # the store has lost its data
     ],

@@ -178,6 +178,8 @@ class Player:
     notes: list[Waiting] = field(default_factory=list)
     stops: list[tuple[Cause, bool]] = field(default_factory=list)
     finishes: int = 0
+    kills: int = 0
+    gone: Timer | None = None
     end: tuple[int, Cause | None] | None = None
     error: LaunchError | None = None
     crashed: bool = False
@@ -217,14 +219,16 @@ class Player:
         self.running, self.completed = run, False
         self.job.started(self, run)
 
-    def stop(self, cause: Cause, restart: bool) -> None:
+    def stop(self, cause: Cause, restart: bool, *, at_once: bool = False) -> None:
         if self.crashed:
             return
         assert self.running is not None
-        assert not self.stopping
+        assert at_once or not self.stopping
         self.stops.append((cause, restart))
-        self.stopping = True
-        self.job.loop.after(self.stop_takes, self._stopped)
+        self.stopping, self.kills = True, self.kills + at_once
+        if self.gone is not None:
+            self.gone.cancel()
+        self.gone = self.job.loop.after(0.0 if at_once else self.stop_takes, self._stopped)
 
     def finish(self) -> None:
         if self.crashed:

@@ -175,10 +175,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop this node's processes."""
+    """Stop this node's processes. `at_once`: by SIGKILL, because the job has gone on without this node, and
+    what they still did would come between.
+    """
 
     cause: Cause
     restart: bool
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def _without_round(view: View, own: MemberState, decision: Decision) -> None:
     if view.cleared:
         text = f"the job ended while {own.node.title} was disconnected; its result is not known here"
         if own.phase is Phase.RUNNING:
-            decision.do(Stop(store_lost(text), False))
+            decision.do(Stop(store_lost(text), False, at_once=True))
         decision.do(Fail(LaunchError(text)))
     elif own.phase is Phase.READY:
         decision.do(Leave())
@@ -224,8 +224,8 @@ def _in_other_generation(
     """The round is in another generation than this node."""
     if own.round is not None and view.rewound and not round_.topology and own.phase is not Phase.READY:
         decision.do(Propose(own.round, own.members, view.round_revision))
-    elif own.phase is Phase.RUNNING:
-        decision.do(Stop(disconnected(own), True))
+    elif own.active and not own.killed:
+        decision.do(Stop(disconnected(own), True, at_once=True))
     elif own.phase is Phase.STOPPED and (cause := _own_failure(own, round_, policy)) is not None:
         decision.do(End(cause.code or 1, cause))
     elif own.phase in (Phase.READY, Phase.STOPPED):
@@ -260,7 +260,7 @@ def _end(view: View, own: MemberState, last: Round, decision: Decision) -> None:
         decision.do(Fail(LaunchError("the job completed before this node could take part in it")))
     elif last.code == 0 and not own.is_in(last):
         if own.phase is Phase.RUNNING:
-            decision.do(Stop(disconnected(own), False))
+            decision.do(Stop(disconnected(own), False, at_once=True))
         decision.do(Fail(LaunchError(disconnected(own).headline)))
     elif last.code == 0:
         if own.phase is Phase.RUNNING:

@@ -317,6 +317,8 @@ class MemberState:
     stopped_since: float = 0.0
     """When this node was told to stop."""
     stop_cause: Cause | None = None
+    killed: bool = False
+    """Whether it was told to stop at once."""
     seen_alive: bool = False
     """Whether this node has seen the job before its end."""
     last: Round | None = None
@@ -350,6 +352,7 @@ class MemberState:
         """Become a member of a generation."""
         self.phase, self.round, self.members, self.rank = Phase.READY, round_, members, rank
         self.completed, self.failure, self.causes, self.stop_cause = False, None, [], None
+        self.killed = False
 
     def rest(self) -> None:
         self.phase, self.round, self.members, self.rank = Phase.IDLE, None, (), -1
