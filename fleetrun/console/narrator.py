@@ -213,12 +213,6 @@ def _table(rows: Mapping[str, str]) -> list[str]:
 _TRACEBACK_LINES = 16
 _LOG_LINES = 10
 _LOG_INDENT = 6
-_HINTS = {
-    "Address already in use": "fleetrun holds each port with a bound socket; a server must set SO_REUSEADDR.",
-    "CUDA out of memory": "Fewer processes per GPU, a smaller batch, or another GPU with --gpus.",
-    "No space left on device": "A disk is full; see `df -h`.",
-    "killed by signal: Killed": "A data loader got SIGKILL, perhaps for lack of memory; see `dmesg`.",
-}
 _KILLED = (
     "fleetrun did not send this SIGKILL. Probably memory ran out: see `dmesg`, and the memory limit of the "
     "container or the batch system. Otherwise a person or the batch system sent it."
@@ -289,7 +283,7 @@ def format_failure(
     lines += [*wrapped(first, width), *wrapped(f"  {', '.join(facts)}", width)]
     lines += _last_words(ended, tail, width) if verdict is None else _in_one_line(ended, tail, width)
     lines += wrapped(_others(result.others), width) if result.others else []
-    told = [*hints, *_hints(ended, tail, log_full)]
+    told = [*hints, *(_hints(ended, tail, log_full) if verdict is None else ())]
     lines += [row for hint in told for row in wrapped(f"Hint: {hint}", width)]
     lines += [f"Log: {_short_path(ended.spec.log)}", "=" * min(width, 80)]
     return lines
@@ -363,10 +357,13 @@ def _later(ended: Ended) -> str:
 
 
 def _hints(ended: Ended, tail: Tail, log_full: bool) -> list[str]:
-    text = "\n".join([*tail.before[-_LOG_LINES:], *tail.traceback, *tail.after])
-    if ended.record is not None:
-        text += ended.record.message
-    hints = [hint for sign, hint in _HINTS.items() if sign in text]
+    from fleetrun.console.causes import known_cause  # late: a job that succeeds needs none
+
+    record = ended.record
+    said = [] if record is None else [record.message, record.traceback]
+    ending = "\n".join([*tail.traceback, *tail.after])
+    hint = known_cause([*said, ending, "\n".join(tail.before[-_LOG_LINES:])], ended.exit.signal)
+    hints = [hint] if hint else []
     if ended.killed:
         hints.append(_KILLED)
     if log_full:

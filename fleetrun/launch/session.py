@@ -46,6 +46,7 @@ from fleetrun.pod.events import (
     verdict_fields,
 )
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
+from fleetrun.pod.kernel_log import gpu_errors
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.oom import OomWatch
@@ -641,7 +642,7 @@ def failure_report(result: JobResult, log_dir: Path, width: int | None = None) -
     assert result.cause is not None, "a report needs a cause"
     tail = read_tail(result.cause.spec.log)
     columns = width or terminal_columns() or WIDE
-    hints = _shadow_hints(result.cause, tail)
+    hints = [*_shadow_hints(result.cause, tail), *_gpu_hints(result.cause)]
     return format_failure(result, tail, width=columns, log_full=logs.is_full(log_dir), hints=hints)
 
 
@@ -652,6 +653,17 @@ def _shadow_hints(cause: Ended, tail: Tail) -> list[str]:
         text += cause.record.message
     shadow = shadow_of_failure(text, cause.spec.argv, cause.spec.env)
     return [f"{shadow.sentence}. {shadow.way_out}"] if shadow is not None else []
+
+
+def _gpu_hints(cause: Ended) -> list[str]:
+    """What the kernel has seen of the GPUs of this node while the process ran."""
+    errors = gpu_errors(cause.started)
+    told = "; ".join(printable(each) for each in errors[:3])
+    return (
+        [f"The kernel has seen an error of a GPU: {told}. Take the node out, or reset the GPU."]
+        if errors
+        else []
+    )
 
 
 def report_end(result: JobResult, spec: PodSpec, console: Console) -> list[str]:

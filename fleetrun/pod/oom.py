@@ -5,11 +5,9 @@ only.
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from pathlib import Path
 
-_MAX_RECORDS = 20_000
+from fleetrun.pod.kernel_log import KernelLog
 
 
 class OomWatch:
@@ -59,37 +57,3 @@ def _nearest(root: Path, path: str, name: str) -> list[Path]:
             return [group / name]
         group = group.parent
     return []
-
-
-class KernelLog:
-    """What the kernel's log says of killed processes from now on. Readable by root, or by everyone where
-    kernel.dmesg_restrict is 0; elsewhere it names no process.
-    """
-
-    def __init__(self) -> None:
-        self._fd: int | None = None
-        self._killed: set[int] = set()
-        with contextlib.suppress(OSError):
-            self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._fd, 0, os.SEEK_END)
-
-    def names(self, pid: int) -> bool:
-        """Whether a record since the start says that this process was killed."""
-        for _ in range(_MAX_RECORDS):
-            record = self._next()
-            if record is None:
-                break
-            found = re.search(rb"Killed process (\d+) \(", record)
-            if found:
-                self._killed.add(int(found.group(1)))
-        return pid in self._killed
-
-    def _next(self) -> bytes | None:
-        if self._fd is None:
-            return None
-        try:
-            return os.read(self._fd, 8192)
-        except BrokenPipeError:
-            return b""  # records were overwritten before we read them: the next is there
-        except OSError:
-            return None

@@ -306,7 +306,7 @@ def test_a_sigkill_of_the_oom_killer(ended):
 def test_other_ends_tell_no_memory(ended, changes):
     lines = "\n".join(lines_of(ended(peak_memory=3 << 30, **changes)))
     assert "peak memory" not in lines
-    assert "Hint" not in lines
+    assert "did not send" not in lines
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,13 @@ def test_a_restart_that_cannot_be_made_keeps_the_cause(fleetrun: Fleetrun):
     assert "Traceback" not in launch.err
 
 
+def test_what_a_known_cause_means_and_what_to_do(fleetrun: Fleetrun):
+    script = fleetrun.script("os.write(2, b'epoch 1\\n'); open('/dev/full', 'wb', 0).write(b'x')")
+    launch = fleetrun.run("--max_restart", "0", script)
+    assert launch.code == 1, launch
+    assert "df -h" in launch.err.partition("\nHint: ")[2], launch
+
+
 def test_a_process_that_raises_when_it_is_asked_to_stop_has_not_failed(fleetrun: Fleetrun):
     script = fleetrun.script("""
 import json, time
