@@ -17,8 +17,9 @@ from fleetrun.commands.find import (
     remote_processes,
 )
 from fleetrun.commands.output import print_json, write
+from fleetrun.commands.why import ask_why
 from fleetrun.console.text import printable
-from fleetrun.control.client import Running
+from fleetrun.control.client import NoAnswer, Running
 from fleetrun.errors import LaunchError
 from fleetrun.record.history import Known, UnreadableError, read
 from fleetrun.stacks.collect import Collection, collect, find_pyspy
@@ -48,11 +49,11 @@ def command(
     JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
     Processes with the same stack are shown once, and a process that is alone at its place comes first: in a
     hang it is often the one that all others wait for. Of a job on several machines this shows the processes
-    of this machine.
+    of this machine, and below them where the ranks of all machines are, as one tree (`fleetrun why`).
 
     py-spy is used if it is installed (pip install 'fleetrun[monitor]') and allowed to inspect the processes.
-    Otherwise a process whose script imports `trainers` is asked to write its stacks to its log, where they
-    are read. Neither ends a process; py-spy pauses it for some milliseconds.
+    Otherwise a process with fleetrun's probe is asked to write its stacks to its log, where they are read.
+    Neither ends a process; py-spy pauses it for some milliseconds.
 
     \b
     Examples:
@@ -69,14 +70,30 @@ def command(
     running = find_running(job)
     targets = _targets(running, role, rank)
     found = collect(targets, timeout, find_pyspy())
+    ranks = _everywhere(running) if role is None and rank is None else []
     if in_json:
         processes = [as_json(one) for one in found.processes]
-        print_json({"version": 1, "job": running.job, "pod": running.pod, "processes": processes})
+        document = {"version": 1, "job": running.job, "pod": running.pod, "processes": processes}
+        print_json({**document, "ranks": ranks})
     else:
-        write("".join(f"{line}\n" for line in _lines(found, each)))
+        write("".join(f"{line}\n" for line in [*_lines(found, each), *_below(ranks)]))
     if not found.whole:
         click.echo(f"fleetrun: {found.hint}", err=True)
     return 0 if found.whole else INCOMPLETE
+
+
+def _everywhere(running: Running) -> list[str]:
+    """The ranks of all nodes, a line for each place; none for a job on one node."""
+    if len(running.status.get("nodes", ())) < 2:
+        return []
+    try:
+        return [printable(str(line)) for line in ask_why(running)["ranks"]]
+    except NoAnswer as silence:
+        return [f"the launcher does not say where the other ranks are: {printable(str(silence))}"]
+
+
+def _below(ranks: Sequence[str]) -> list[str]:
+    return ["", "On all nodes:", *(f"  {line}" for line in ranks)] if ranks else []
 
 
 def _lines(found: Collection, each: bool) -> Iterable[str]:

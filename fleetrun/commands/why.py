@@ -10,7 +10,7 @@ import click
 from fleetrun.commands.find import complete_running_jobs, find_running, job_title
 from fleetrun.commands.output import print_json, write
 from fleetrun.console.text import printable
-from fleetrun.control.client import NoAnswer, ask
+from fleetrun.control.client import NoAnswer, Running, ask
 from fleetrun.errors import LaunchError
 
 _TIMEOUT = 10.0
@@ -41,24 +41,34 @@ def command(job: str | None, in_json: bool) -> int:
     """
     running = find_running(job)
     try:
-        answer = ask(running.socket, {"ask": "why"}, _TIMEOUT)
+        answer = ask_why(running)
     except NoAnswer as silence:
         raise LaunchError(
             f"the launcher of {job_title(running)} does not answer ({silence})",
             hint="`fleetrun stacks` reads the processes of this machine without it.",
         ) from None
-    verdict = answer.get("verdict")
     if in_json:
         print_json({"version": 1, "job": running.job, "pod": running.pod, **answer})
     else:
-        write("".join(f"{printable(line)}\n" for line in _lines(verdict, answer.get("ranks"))))
+        write("".join(f"{printable(line)}\n" for line in _lines(answer)))
     return 0
 
 
-def _lines(verdict: Any, ranks: Any) -> Iterator[str]:
+def ask_why(running: Running) -> dict[str, Any]:
+    """The launcher's `verdict`, None if there is none, and in `ranks` the lines of the tree of all ranks.
+    Raises NoAnswer.
+    """
+    answer = ask(running.socket, {"ask": "why"}, _TIMEOUT)
+    if not isinstance(answer.get("ranks"), list):
+        raise NoAnswer(str(answer.get("error", "it is of another version")))
+    return answer
+
+
+def _lines(answer: dict[str, Any]) -> Iterator[str]:
+    verdict = answer.get("verdict")
     if isinstance(verdict, dict):
         yield str(verdict.get("sentence"))
         yield from (f"    {row}" for row in verdict.get("stack", ()))
     else:
         yield "No rank is known for which others wait."
-    yield from (str(line) for line in ranks or ())
+    yield from map(str, answer["ranks"])

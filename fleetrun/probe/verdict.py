@@ -25,20 +25,6 @@ def decide(states: Sequence[RankState]) -> Verdict | None:
     return job.mismatch() or job.waited_for() or job.crossed() or job.stuck() or job.late()
 
 
-def places(states: Sequence[RankState]) -> tuple[str, ...]:
-    """Who is where, a line for all ranks at the same place, the fewest first."""
-    together: dict[tuple[str, ...], list[RankState]] = {}
-    for state in states:
-        call, place = state.waits_in, state.place
-        what = f"in {call.title}" if call is not None else state.note if state.alive else state.how
-        where = f"at {place}" if place else "" if what else "it is not known where"
-        together.setdefault((what, where), []).append(state)
-    order = sorted(together.items(), key=lambda item: (len(item[1]), item[1][0].rank))
-    return tuple(
-        f"{_titles([each.rank for each in there])}: {', '.join(filter(None, key))}" for key, there in order
-    )
-
-
 class _Job:
     def __init__(self, states: Sequence[RankState]) -> None:
         self.states = {each.rank: each for each in states}

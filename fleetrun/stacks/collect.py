@@ -284,9 +284,17 @@ def _once(target: Target, pid: int, means: Means) -> tuple[tuple[Thread, ...], s
     if means.program is not None:
         try:
             threads = dump_pyspy(means.program, pid, means.env, max(0.1, min(_EACH, means.left)))
-            return threads, "no Python runs in it"
+            return _own(threads), "no Python runs in it"
         except SpyError as error:
             note = str(error)
     if not can_ask(target, pid):
-        return (), f"{note}; nor does it write its stacks itself (scripts that import trainers do)"
-    return ask_process(target, pid), f"{note}; it was asked to write its stacks to its stderr"
+        return (), f"{note}; nor does it write its stacks itself (with --probe on it does)"
+    return _own(ask_process(target, pid)), f"{note}; it was asked to write its stacks to its stderr"
+
+
+def _own(threads: tuple[Thread, ...]) -> tuple[Thread, ...]:
+    """Without the thread in which the probe answers."""
+    return tuple(each for each in threads if not any(PROBE in frame.file for frame in each.frames[-1:]))
+
+
+PROBE = "fleetrun/probe/inside/"

@@ -23,7 +23,8 @@ from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
 from fleetrun.probe.states import MALFORMED, RankState, read_state
-from fleetrun.probe.verdict import decide, places
+from fleetrun.probe.tree import merged
+from fleetrun.probe.verdict import decide
 from fleetrun.stacks.frames import Target
 
 # ---- Collecting stacks in a helper process
@@ -257,7 +258,7 @@ class _Finding:
             then, self._then = self._then, None
             here = [{**each, "node": self._node} for each in self._states]
             states = _read([*here, *self._others])
-            then(Findings(self._lines, places(states), decide(states)))
+            then(Findings(self._lines, merged(states), decide(states)))
 
 
 def _read(states: Sequence[State]) -> list[RankState]:

@@ -8,6 +8,7 @@ import pytest
 from tests.support.command import Launch
 from tests.support.hosts import needs_hosts
 from tests.support.nodes import Nodes, codes, go, ready
+from tests.support.traces import wait_until
 
 pytestmark = [*needs_hosts, pytest.mark.slow]
 
@@ -229,3 +230,21 @@ def test_the_rank_is_named_that_the_others_wait_for(three: Nodes):
         assert "trainer 2 (node 2" in launch.said, launch
         assert "here it stands" in launch.said
         assert "all_reduce #2" in launch.said
+
+
+def test_why_and_stacks_show_the_ranks_of_all_nodes(three: Nodes):
+    three.script(WAITS.replace("=4)", "=400)"))
+    launches = three.start_all("--stop_timeout", "1")
+    asked = three.commands[1]
+    wait_until(lambda: "all_reduce #2, in which trainers 0, 1 wait" in asked.run("why").out)
+    told = asked.run("stacks").out
+    own, _, everywhere = told.partition("On all nodes:")
+    assert "trainer 1: 1 process" in own, told
+    assert "trainer 2" not in own
+    first, second = everywhere.strip().splitlines()
+    assert first.startswith("trainer 2 on node 2, ")
+    assert "> wait_for_go (telling.py:" in first
+    assert second.strip().startswith("trainers 0, 1: <module> (train.py:")
+    assert second.endswith("> in all_reduce #2")
+    go(launches)
+    assert codes(launches) == [0, 0, 0]

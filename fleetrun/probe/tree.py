@@ -1,0 +1,87 @@
+"""The stacks of many ranks as one tree: calls in common once, indented where ranks part. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fleetrun.pod.spec import ranks_in_words
+from fleetrun.probe.states import Frame, RankState
+
+MOST_LINES = 40
+
+
+def merged(states: Sequence[RankState]) -> tuple[str, ...]:
+    """Who is where, outermost calls first; where ranks part, the fewest come first. Of libraries only the
+    innermost call is shown, and none below a collective that is known.
+    """
+    together: dict[tuple[str, ...], list[RankState]] = {}
+    for state in states:
+        together.setdefault(_path(state), []).append(state)
+    lines = list(_lines(list(together.items()), 0, ""))
+    more = len(lines) - MOST_LINES
+    return tuple([*lines[:MOST_LINES], f"and {more} lines more"] if more > 0 else lines)
+
+
+_Paths = Sequence[tuple[tuple[str, ...], list[RankState]]]
+
+
+def _path(state: RankState) -> tuple[str, ...]:
+    """From the outermost call to what the rank is doing."""
+    call = state.waits_in
+    what = f"in {call.title}" if call is not None else state.note if state.alive else state.how
+    frames = [each for each in state.stack if not each.installed]
+    inner = state.stack[:1] if call is None and state.stack and state.stack[0].installed else ()
+    path = [_words(each) for each in [*reversed(frames), *inner]]
+    if not path and not what:
+        what = "it is not known where"
+    return (*path, what) if what else tuple(path)
+
+
+def _words(frame: Frame) -> str:
+    code = f": {frame.code}" if frame.code else ""
+    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line}){code}"
+
+
+def _lines(paths: _Paths, depth: int, indent: str) -> Iterator[str]:
+    for there in _parts(paths, depth):
+        end = _common(there, depth)
+        who = _who([state for _, states in there for state in states])
+        yield f"{indent}{who}: {_calls(there, depth, end)}"
+        deeper = [(path, states) for path, states in there if len(path) > end]
+        yield from _lines(deeper, end, indent + "  ")
+
+
+def _parts(paths: _Paths, depth: int) -> list[_Paths]:
+    """Those that go the same way at this depth, the fewest ranks first."""
+    parts: dict[str, list[tuple[tuple[str, ...], list[RankState]]]] = {}
+    for path, states in paths:
+        parts.setdefault(path[depth], []).append((path, states))
+    return sorted(parts.values(), key=_order)
+
+
+def _order(part: _Paths) -> tuple[int, int]:
+    ranks = [state.rank for _, states in part for state in states]
+    return len(ranks), min(ranks)
+
+
+def _common(there: _Paths, depth: int) -> int:
+    """How far they all go together."""
+    first = there[0][0]
+    end = depth
+    while end < len(first) and all(len(path) > end and path[end] == first[end] for path, _ in there):
+        end += 1
+    return end
+
+
+def _calls(there: _Paths, depth: int, end: int) -> str:
+    """The code of the line is shown for the innermost of several only."""
+    *outer, inner = there[0][0][depth:end]
+    return " > ".join([*(each.partition(": ")[0] for each in outer), inner])
+
+
+def _who(states: Sequence[RankState]) -> str:
+    """`trainers 0, 2-7`, and their node if that is one of several."""
+    ranks = sorted(state.rank for state in states)
+    nodes = {state.node for state in states}
+    where = f" on {nodes.pop()}" if len(nodes) == 1 and states[0].node else ""
+    return f"trainer{'s' if len(ranks) > 1 else ''} {ranks_in_words(ranks)}{where}"
