@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fleetrun.values import dataclass
@@ -40,6 +41,15 @@ def container_id(pod: str, role: str, rank: int) -> str:
 def inside_container(environ: Mapping[str, str]) -> str | None:
     """`pod.role.rank` when this process was started by fleetrun, else None."""
     return environ.get(CONTAINER_VARIABLE) or None
+
+
+def tell_probe(name: str, ask: Callable[[], object]) -> None:
+    """Have the probe, if this process has one, answer the launcher with what `ask` returns, too: JSON, under
+    this name. Another thread calls it.
+    """
+    probe = sys.modules.get("fleetrun_probe")
+    if probe is not None:
+        probe.also(name, ask)
 
 
 # ---- Error file, in torchrun's shape (torch.distributed.elastic.multiprocessing.errors.ErrorHandler), and

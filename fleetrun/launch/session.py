@@ -263,7 +263,8 @@ class LaunchSession:
     def _has_ranks(self, here: Sequence[object]) -> bool:
         """Whether there are several ranks whose probes tell for whom they wait."""
         several = len(here) > 1 or self.ask_others is not None
-        return several and self.settings.run_mode is Mode.COLLECTIVE and self.settings.probe == "on"
+        told = self.settings.run_mode is Mode.COLLECTIVE or self.settings.run_mode.has_servers
+        return several and told and self.settings.probe == "on"
 
     def _find(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
         """Where all ranks stand, here and on the other nodes."""

@@ -60,9 +60,10 @@ class Failure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What the others wait for, when a job does not go on, in one `sentence`. `kind` is one of `not entered`,
-    `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`; `ranks` are those that it is
-    about, none where that is not known; `stack` is that of the first of them, innermost call first. `call` is
-    the collective in which others wait, with its number and group, empty if there is none.
+    `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`, `server`; `ranks` are those
+    that it is about, none where that is not known or it is a parameter server; `stack` is that of the first of
+    them, innermost call first. `call` is what others wait in: the collective with its number and group, or the
+    step; empty if that is not known.
     """
 
     kind: str

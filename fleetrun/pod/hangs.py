@@ -180,7 +180,7 @@ class WaitWatch:
         self._loop = loop
         self._find = find
         self._warn = warn
-        self._trainers: list[Container] = []
+        self._containers: list[Container] = []
         self._timer: Timer | None = None
         self._cancel: Callable[[], None] | None = None
         self._period = FIRST_LOOK
@@ -191,9 +191,9 @@ class WaitWatch:
     def handle(self, event: PodEvent) -> None:
         """Watch from the start of processes until they are stopped."""
         if isinstance(event, Started):
-            trainers = [each for each in event.containers if each.spec.role is Role.TRAINER]
-            new = {each.spec.name for each in trainers}
-            self._trainers = [each for each in self._trainers if each.spec.name not in new] + trainers
+            new = {each.spec.name for each in event.containers}
+            kept = [each for each in self._containers if each.spec.name not in new]
+            self._containers = [*kept, *event.containers]
             self._again()
         elif isinstance(event, Hang | Restarting | Leaving | Ending):
             self.close()
@@ -214,9 +214,10 @@ class WaitWatch:
         self._timer = self._loop.after(self._period, self._look)
 
     def _look(self) -> None:
-        signs = tuple(_log_sign(each) for each in self._trainers)
+        trainers = (each for each in self._containers if each.spec.role is Role.TRAINER)
+        signs = tuple(_log_sign(each) for each in trainers)
         if signs == self._signs:
-            self._cancel = self._find(self._trainers, self._found)
+            self._cancel = self._find(self._containers, self._found)
         else:
             self._signs, self._seen, self._period = signs, None, FIRST_LOOK
             self._again()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fleetrun.pod.policy import is_symptom
@@ -13,6 +14,10 @@ from fleetrun.pod.process import Exit
 
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 """What reading other people's JSON raises."""
+
+
+_OURS = Path(__file__).parents[2]
+_LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", f"{_OURS}/trainers/", f"{_OURS}/fleetrun/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +32,7 @@ class Frame:
     @property
     def installed(self) -> bool:
         """Whether it belongs to a library, as far as its path tells."""
-        return any(part in self.file for part in ("site-packages/", "dist-packages/", "/lib/python")) or (
-            self.file[:1] == "<"
-        )
+        return self.file[:1] == "<" or any(part in self.file for part in _LIBRARIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +72,31 @@ _SAME_SIZES = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a trainer of parameter servers waits in, for `seconds`, at server number `server`. `ranks` have
+    not come to it; none: it is the server that is waited for, `why` says what it does if that is known.
+    """
+
+    server: int
+    what: str
+    ranks: tuple[int, ...]
+    why: str
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """`alive` is False for a process that has ended, `how` it did in words, `ok` with success. `note` says
-    what is unusual about a process that lives (stopped by a signal). `node` is
-    where it runs, empty for the node that asks. `answered`: its probe has, now or at its
-    end; without that `stack` may still be known from outside. `symptom`: it failed
-    because of a collective, not of itself. `joining`: it is in init_process_group.
+    """Of a trainer, or of a server (`role` is `ps`). `alive` is False for a process that has ended, `how` it
+    did in words, `ok` with success. `note` says what is unusual about a process that lives (stopped by a
+    signal). `node` is where it runs, empty for the node that asks. `answered`: its probe has, now or at its
+    end; without that `stack` may still be known from outside. `symptom`: it failed because of a collective,
+    not of itself. `joining`: it is in init_process_group.
     """
 
     rank: int
     title: str
+    role: str = "trainer"
     node: str = ""
     alive: bool = True
     ok: bool = False
@@ -93,6 +110,7 @@ class RankState:
     calls: tuple[Call, ...] = ()
     peer: tuple[str, int] | None = None
     """`("recv", 2)`: it waits in recv for rank 2."""
+    served: Served | None = None
 
     @property
     def waits_in(self) -> Call | None:
@@ -138,6 +156,7 @@ def read_state(said: Mapping[str, Any]) -> RankState:
     return RankState(
         rank=int(said["rank"]),
         title=str(said["title"]),
+        role=str(said.get("role", "trainer")),
         node=str(said.get("node", "")),
         alive=bool(said["alive"]) and not ending,
         ok=bool(said.get("ok")),
@@ -157,6 +176,19 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         },
         calls=tuple(_call(each) for each in probe.get("calls", ()) if not each["point_to_point"]),
         peer=(str(peer[0]), int(peer[1])) if peer else None,
+        served=_served(probe.get("ps")),
+    )
+
+
+def _served(said: Mapping[str, Any] | None) -> Served | None:
+    if not said:
+        return None
+    return Served(
+        server=int(said["server"]),
+        what=str(said["what"]),
+        ranks=tuple(map(int, said["trainers"])),
+        why=str(said["why"]),
+        seconds=float(said["seconds"]),
     )
 
 

@@ -16,6 +16,8 @@ def merged(states: Sequence[RankState]) -> tuple[str, ...]:
     """
     together: dict[tuple[str, ...], list[RankState]] = {}
     for state in states:
+        if state.role == "ps" and state.alive and not (state.stack or state.note):
+            continue  # servers are looked at where a trainer waits for them
         together.setdefault(_path(state), []).append(state)
     lines = list(_lines(list(together.items()), 0, ""))
     more = len(lines) - MOST_LINES
@@ -28,13 +30,20 @@ _Paths = Sequence[tuple[tuple[str, ...], list[RankState]]]
 def _path(state: RankState) -> tuple[str, ...]:
     """From the outermost call to what the rank is doing."""
     call = state.waits_in
-    what = f"in {call.title}" if call is not None else state.note if state.alive else state.how
+    what = f"in {call.title}" if call is not None else _other(state)
     frames = [each for each in state.stack if not each.installed]
-    inner = state.stack[:1] if call is None and state.stack and state.stack[0].installed else ()
+    known = call is not None or (state.served is not None and state.alive)
+    inner = () if known or not state.stack or not state.stack[0].installed else state.stack[:1]
     path = [_words(each) for each in [*reversed(frames), *inner]]
     if not path and not what:
         what = "it is not known where"
     return (*path, what) if what else tuple(path)
+
+
+def _other(state: RankState) -> str:
+    if not state.alive:
+        return state.how
+    return f"in {state.served.what}" if state.served is not None and not state.note else state.note
 
 
 def _words(frame: Frame) -> str:
@@ -81,7 +90,13 @@ def _calls(there: _Paths, depth: int, end: int) -> str:
 
 def _who(states: Sequence[RankState]) -> str:
     """`trainers 0, 2-7`, and their node if that is one of several."""
-    ranks = sorted(state.rank for state in states)
     nodes = {state.node for state in states}
     where = f" on {nodes.pop()}" if len(nodes) == 1 and states[0].node else ""
-    return f"trainer{'s' if len(ranks) > 1 else ''} {ranks_in_words(ranks)}{where}"
+    together: dict[str, list[int]] = {}
+    for state in states:
+        together.setdefault(state.title.rpartition(" ")[0], []).append(state.rank)
+    return " and ".join(_named(what, sorted(ranks)) for what, ranks in together.items()) + where
+
+
+def _named(what: str, ranks: Sequence[int]) -> str:
+    return f"{what}{'s' if len(ranks) > 1 else ''} {ranks_in_words(ranks)}"

@@ -16,24 +16,29 @@ from fleetrun.probe.states import Call, RankState
 LATE = 1.0
 """Seconds after the others at which a rank that comes into a collective is late."""
 
+SLOW = 1.0
+"""Seconds after which a parameter server that has not answered is waited for."""
+
 _STACK = 8
 
 
 def decide(states: Sequence[RankState]) -> Verdict | None:
     """Of the ranks of a job that does not go on. None when nobody waits, or for whom is not known."""
     job = _Job(states)
-    return job.mismatch() or job.waited_for() or job.crossed() or job.stuck() or job.late()
+    return job.mismatch() or job.waited_for() or job.crossed() or job.server() or job.stuck() or job.late()
 
 
 class _Job:
     def __init__(self, states: Sequence[RankState]) -> None:
-        self.states = {each.rank: each for each in states}
-        self.waits = {each.rank: call for each in states if (call := each.waits_in) is not None}
+        self.states = {each.rank: each for each in states if each.role == "trainer"}
+        self.servers = {each.rank: each for each in states if each.role == "ps"}
+        trainers = self.states.values()
+        self.waits = {each.rank: call for each in trainers if (call := each.waits_in) is not None}
         self.members: dict[str, tuple[int, ...]] = {}
-        for each in states:
+        for each in trainers:
             for name, group in each.groups.items():
                 self.members[name] = group.ranks
-        self.blocked_by = {each.rank: blockers for each in states if (blockers := self._blockers(each))}
+        self.blocked_by = {each.rank: blockers for each in trainers if (blockers := self._blockers(each))}
 
     def _blockers(self, state: RankState) -> tuple[int, ...]:
         """The ranks for which this one waits."""
@@ -42,6 +47,8 @@ class _Job:
             return tuple(rank for rank in self._others(call, state.rank) if self._behind(rank, call))
         if state.peer is not None and state.alive:
             return (state.peer[1],)
+        if state.served is not None and state.alive:
+            return state.served.ranks
         if state.joining:
             return tuple(each.rank for each in self.states.values() if not each.groups and not each.joining)
         return ()
@@ -86,7 +93,7 @@ class _Job:
     def waited_for(self) -> Verdict | None:
         """The ranks for which others wait, and which wait for nobody."""
         wanted = {rank for blockers in self.blocked_by.values() for rank in blockers}
-        culprits = sorted(rank for rank in wanted if rank not in self.blocked_by and rank in self.states)
+        culprits = sorted(rank for rank in wanted if rank not in self.blocked_by and self._free(rank))
         if not culprits:
             return None
         first = self.states[culprits[0]]
@@ -95,7 +102,13 @@ class _Job:
         call = next((self.waits[rank] for rank in waiting if first.rank in self.blocked_by[rank]
                      and rank in self.waits), None)  # fmt: skip
         kind = self._kind(first)
-        return self._verdict(kind, self._not_there(kind, alike, waiting, call), alike, call)
+        what = f"{call.title} of group {call.group}" if call is not None else self._other_wait(waiting)
+        return self._verdict(kind, self._not_there(kind, alike, waiting, call), alike, what)
+
+    def _free(self, rank: int) -> bool:
+        """Whether it could go on; False for a rank of which nothing is known, too."""
+        state = self.states.get(rank)
+        return state is not None and not _waits_for_server(state)
 
     @staticmethod
     def _kind(state: RankState) -> str:
@@ -125,29 +138,68 @@ class _Job:
         return sentence
 
     def _other_wait(self, waiting: Sequence[int]) -> str:
-        peer = next((self.states[rank].peer for rank in waiting if self.states[rank].peer is not None), None)
-        return f"the other end of {peer[0]}" if peer is not None else "init_process_group"
+        for state in (self.states[rank] for rank in waiting):
+            if state.peer is not None:
+                return f"the other end of {state.peer[0]}"
+            if state.served is not None:
+                return state.served.what
+        return "init_process_group"
 
     # ---- all wait, in a circle
 
     def crossed(self) -> Verdict | None:
         """Ranks that wait for each other, in different collectives."""
-        if not self.blocked_by:
-            return None
-        rank = min(self.blocked_by)
+        rank = min(self.blocked_by, default=None)
         path: list[int] = []
-        while rank not in path:
+        while rank is not None and rank not in path:
             path.append(rank)
-            rank = next(each for each in self.blocked_by[rank] if each in self.blocked_by)
+            rank = next((each for each in self.blocked_by[rank] if each in self.blocked_by), None)
+        if rank is None:
+            return None
         circle = path[path.index(rank) :]
         said = "; ".join(f"{self.states[each].title} waits in {self._wait(each)}" for each in circle[:4])
         return self._verdict("deadlock", f"{_titles(sorted(circle))} wait for each other: {said}", circle)
 
     def _wait(self, rank: int) -> str:
-        call, peer = self.waits.get(rank), self.states[rank].peer
+        call, state = self.waits.get(rank), self.states[rank]
         if call is not None:
             return self._name(call)
-        return f"{peer[0]} with rank {peer[1]}" if peer is not None else "init_process_group"
+        if state.peer is not None:
+            return f"{state.peer[0]} with rank {state.peer[1]}"
+        return state.served.what if state.served is not None else "init_process_group"
+
+    # ---- trainers wait for a parameter server
+
+    def server(self) -> Verdict | None:
+        """The server that most trainers wait for, and that others do not keep from answering."""
+        waits: dict[int, list[RankState]] = {}
+        for state in self.states.values():
+            if state.served is not None and _waits_for_server(state):
+                waits.setdefault(state.served.server, []).append(state)
+        if not waits:
+            return None
+        number, waiting = max(waits.items(), key=lambda item: (len(item[1]), -item[0]))
+        longest = max((each.served for each in waiting if each.served), key=lambda each: each.seconds)
+        others = [each.rank for each in waiting]
+        sentence = (
+            f"server {number} has not answered {longest.what} for {longest.seconds:.1f} s, in which "
+            f"{_titles(others)} {_waits(others)}"
+        )
+        server = self.servers.get(number)
+        if longest.why:
+            sentence += f": {longest.why}"
+        if server is not None:
+            sentence += self._about(server)
+        return self._verdict("server", sentence, [], f"{longest.what} at server {number}", server)
+
+    @staticmethod
+    def _about(server: RankState) -> str:
+        if not server.alive:
+            return f". It {server.how}"
+        if server.note:
+            return f". It is {server.note}"
+        inner = next(iter(server.stack), None)
+        return f". It is in {inner.function} ({inner.file.rpartition('/')[2]}:{inner.line})" if inner else ""
 
     # ---- all are there, or have come in the meantime
 
@@ -203,15 +255,25 @@ class _Job:
         return f"{_titles(ranks)} ({'; '.join(sorted(nodes))})" if nodes else _titles(ranks)
 
     def _verdict(
-        self, kind: str, sentence: str, culprits: Sequence[int], call: Call | None = None
+        self,
+        kind: str,
+        sentence: str,
+        culprits: Sequence[int],
+        call: str = "",
+        server: RankState | None = None,
     ) -> Verdict:
-        stack = self.states[culprits[0]].stack[:_STACK] if culprits else ()
+        first = self.states[culprits[0]] if culprits else server
+        stack = first.stack[:_STACK] if first is not None else ()
         rows = [
             f"{each.file}:{each.line} in {each.function}{f': {each.code}' if each.code else ''}"
             for each in stack
         ]
-        name = f"{call.title} of group {call.group}" if call is not None else ""
-        return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=tuple(rows), call=name)
+        return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=tuple(rows), call=call)
+
+
+def _waits_for_server(state: RankState) -> bool:
+    served = state.served
+    return state.alive and served is not None and not served.ranks and served.seconds >= SLOW
 
 
 def _titles(ranks: Iterable[int]) -> str:

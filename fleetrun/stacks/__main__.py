@@ -17,6 +17,7 @@ from linecache import getline
 from pathlib import Path
 from typing import Any
 
+from fleetrun.envs.contract import Role
 from fleetrun.files import short_socket_path
 from fleetrun.stacks.collect import Collection, collect, find_pyspy
 from fleetrun.stacks.frames import Taken, Target, groups
@@ -30,15 +31,22 @@ def main() -> None:
     targets = [Target.of_json(each) for each in asked["targets"]]
     within = float(asked["within"])
     states = ask_ranks(asked["ranks"], min(1.0, within / 2))
-    silent = {int(each["rank"]) for each in states if each["alive"] and not each["probe"]}
+    silent = {each["title"] for each in states if each["alive"] and not each["probe"]} & _wanted(states)
     # All of them for the logs; for a verdict those that do not answer for themselves.
-    looked = targets if asked["why"] else [each for each in targets if each.rank in silent]
+    looked = targets if asked["why"] else [each for each in targets if each.title in silent]
     found = collect(looked, within, find_pyspy())
     for state in states:
         sys.stdout.write(json.dumps({"state": completed(state, found.processes)}) + "\n")
     written = write_into_logs(found.processes, str(asked["why"]), time.time()) if asked["why"] else 0
     sys.stdout.write(json.dumps({"stacks": summary(found), "written": written}) + "\n")
     sys.stdout.flush()
+
+
+def _wanted(states: Sequence[dict[str, Any]]) -> set[str]:
+    """The titles of trainers, and of servers for which one of them waits."""
+    waits = [(each["probe"] or {}).get("ps") or {} for each in states]
+    servers = {each["server"] for each in waits if not each.get("trainers", True)}
+    return {each["title"] for each in states if each["role"] != Role.SERVER or each["rank"] in servers}
 
 
 # ---- The probes of the trainers
@@ -67,7 +75,7 @@ def _said(rank: dict[str, Any], within: float) -> Any:
 
 def completed(state: dict[str, Any], processes: Sequence[Taken]) -> dict[str, Any]:
     """With its stack, from its probe or from outside, and what is unusual about the process."""
-    own = next((each for each in processes if each.target.rank == state["rank"] and not each.below), None)
+    own = next((each for each in processes if each.target.title == state["title"] and not each.below), None)
     outside = own.threads[0].frames if own is not None and own.threads else ()
     rows = [[each.file, each.line, each.function, getline(each.file, each.line).strip()] for each in outside]
     note = _STOPPED.get(own.state, "") if own is not None else ""

@@ -78,7 +78,7 @@ class Taker:
             "targets": [target_of(each).as_json() for each in containers if each.alive],
             "ranks": [
                 {**_rank_fields(each), "probe": each.spec.env.get(PROBE_VARIABLE, "")}
-                for each in _trainers(containers)
+                for each in _ranked(containers)
             ],
             "why": self._why,
             "within": self._within,
@@ -86,8 +86,9 @@ class Taker:
         return json.dumps(said).encode() + b"\n"
 
 
-def _trainers(containers: Sequence[Container]) -> list[Container]:
-    return [each for each in containers if each.spec.role is Role.TRAINER]
+def _ranked(containers: Sequence[Container]) -> list[Container]:
+    """Those that others may wait for."""
+    return [each for each in containers if each.spec.role in (Role.TRAINER, Role.SERVER)]
 
 
 def _rank_fields(container: Container) -> dict[str, Any]:
@@ -97,6 +98,7 @@ def _rank_fields(container: Container) -> dict[str, Any]:
     how = str(ended.exit) if ended is not None else ""
     return {
         "rank": spec.rank,
+        "role": str(spec.role),
         "title": spec.title,
         "alive": container.alive,
         "ok": ended is not None and ended.ok,
@@ -134,7 +136,7 @@ class _Taking:
         self._containers = containers
         self._then: Taken | None = then
         self._companion: Companion | None = None
-        self._states: dict[int, State] = {}
+        self._states: dict[str, State] = {}
         self._last = b""
         self._seconds = limit
         self._limit = loop.after(limit, self._too_long)
@@ -161,7 +163,7 @@ class _Taking:
         self._last = line
         with contextlib.suppress(*MALFORMED):
             state = json.loads(line)["state"]
-            self._states[state["rank"]] = state
+            self._states[state["title"]] = state
 
     def _ended(self, exit: Exit) -> None:
         """Its exit code is not asked: the line counts."""
@@ -184,10 +186,10 @@ class _Taking:
             then(lines, self._ranks())
 
     def _ranks(self) -> list[State]:
-        """Where the trainers stood, and how those have ended that have since."""
+        """Where they stood, and how those have ended that have since."""
         return [
-            {**self._states.get(each.spec.rank, {}), **_rank_fields(each)}
-            for each in _trainers(self._containers)
+            {**self._states.get(each.spec.title, {}), **_rank_fields(each)}
+            for each in _ranked(self._containers)
         ]
 
     def _call_off(self) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import zmq
 
@@ -27,6 +29,15 @@ from trainers.ps.wire import Buffer, Code, Kind, Message, Part, WireError, decod
 
 _MAX_RETRY_S = 10.0
 _LOG_WAIT_AFTER_S = 30.0
+_IN_WORDS = {
+    Kind.HELLO: "fleet.init_worker()",
+    Kind.OPEN: "fleet.init_worker()",
+    Kind.BARRIER: "fleet.barrier_worker()",
+    Kind.GATHER: "fleet.util",
+    Kind.FINISH: "fleet.stop_worker()",
+    Kind.SAVE: "a save",
+    Kind.SHRINK: "fleet.shrink()",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +61,7 @@ class _PendingReply:
     retry_at: float
     retry_after: float
     log_at: float
+    since: float
     awaited: str = ""
     reply: Message | None = None
 
@@ -69,6 +81,10 @@ class PendingReplies:
         while self._first < len(self._pending) and self._pending[self._first].reply is not None:
             self._first += 1
         return self._first < len(self._pending)
+
+    @property
+    def without_reply(self) -> list[_PendingReply]:
+        return [each for each in self._pending if each.reply is None]
 
     @property
     def replies(self) -> list[Message]:
@@ -95,6 +111,7 @@ class Client:
         self._configs = configs
         self._sequence = 0
         self._pending: dict[int, _PendingReply] = {}
+        self._waiting: PendingReplies | None = None
         self._listened = 0.0
         """Seconds spent waiting for servers: only in this time can a server be silent."""
         self._retry_at = math.inf
@@ -142,6 +159,7 @@ class Client:
                 retry_at=now + self._first_retry_s,
                 retry_after=self._first_retry_s,
                 log_at=now + _LOG_WAIT_AFTER_S,
+                since=now,
             )
             self._pending[self._sequence] = each
             pending.append(each)
@@ -150,9 +168,31 @@ class Client:
 
     def wait(self, pending: PendingReplies) -> list[Message]:
         """The replies, in the order of the requests; raises as `ask`."""
-        while pending.open:
-            self._poll(max(0.0, self._retry_at - time.monotonic()))
+        self._waiting = pending
+        try:
+            while pending.open:
+                self._poll(max(0.0, self._retry_at - time.monotonic()))
+        finally:
+            self._waiting = None
         return pending.replies
+
+    def waits(self) -> dict[str, Any] | None:
+        """For fleetrun's probe, from another thread: what this trainer waits in, if it waits. `trainers` are
+        those without which the server cannot answer; none: it is the server that is waited for.
+        """
+        waiting = self._waiting
+        open_ = waiting.without_reply if waiting is not None else []
+        if not open_:
+            return None
+        each = next((each for each in open_ if each.awaited), open_[0])
+        said = re.fullmatch(r"trainer (\d+(?:, \d+)*)|the initial values of trainer (\d+)", each.awaited)
+        return {
+            "server": each.request.server,
+            "what": _in_words(each.request, others=said is not None),
+            "trainers": [int(rank) for rank in (said[1] or said[2]).split(", ")] if said else [],
+            "why": "" if said else each.awaited,
+            "seconds": round(time.monotonic() - each.since, 3),
+        }
 
     def poll(self) -> None:
         """Read the replies that have come, without waiting; raises as `ask` for any request in flight."""
@@ -253,3 +293,14 @@ class Client:
 
     def _name(self, server: int) -> str:
         return f"server {server} at {self._endpoints[server]}"
+
+
+def _in_words(request: Request, *, others: bool) -> str:
+    """What a trainer waits in, as its script knows it. Steps are counted from 1; a pull as of step n waits
+    for the pushes of the `others` before it.
+    """
+    if request.kind is Kind.PULL:
+        return f"the push of step {request.number}" if others else f"the pull of step {request.number + 1}"
+    if request.kind is Kind.PUSH:
+        return f"the push of step {request.number + 1}"
+    return _IN_WORDS.get(request.kind, request.kind.name)

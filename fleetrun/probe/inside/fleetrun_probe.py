@@ -5,9 +5,10 @@
 - A script that has run to its end says so in its error file (`channels.read_finished`), last of all that
   Python runs: a crash after that, while C++ objects are torn down, loses nothing. One that an exception ends
   leaves the exception there, as torchrun's `@record` does.
-- From `torch.distributed.init_process_group` on, a thread answers on the socket of FLEETRUN_PROBE_SOCKET
-  with a JSON object (`_state`), and closes. It needs the interpreter's lock, which a wait in a collective
-  releases. At its end the process leaves its last state in a file beside the socket.
+- From `torch.distributed.init_process_group` on, or from the first call of `also` by fleetrun's own runtime,
+  a thread answers on the socket of FLEETRUN_PROBE_SOCKET with a JSON object (`_state`), and closes. It needs
+  the interpreter's lock, which a wait in a collective releases. At its end the process leaves its last state
+  in a file beside the socket.
 
 Nothing of this costs a step anything: the thread sleeps until it is asked, and torch keeps its record of
 collectives (the flight recorder) anyway. Private names of torch are looked for, never relied on. Runs in any
@@ -30,8 +31,20 @@ _CALLS = 20
 def install(address):
     """In the first Python of a container; what it starts has no probe. `address`: where to answer."""
     _show_stacks()
+    _address[:] = [address]
     _Ending(os.environ.get("FLEETRUN_ERROR_FILE", ""), address).watch()
     sys.meta_path.insert(0, _WhenImported(_TORCH, lambda module: _when_joined(module, address)))
+
+
+_address = []
+_more = {}
+
+
+def also(name, ask):
+    """Answer from now on, with what `ask` returns under that name, for JSON; another thread calls it."""
+    _more[name] = ask
+    if _address:
+        _answer_from_now_on(_address[0])
 
 
 def _show_stacks():
@@ -71,7 +84,7 @@ class _Ending:
             return
         try:
             if os.getpid() in _answering:
-                _leave(self._address + ".last", _state(sys.modules[_TORCH], ends=True))
+                _leave(self._address + ".last", _state(ends=True))
             if self._path and not os.path.exists(self._path):  # the runtime may have written an error
                 self._say_how_it_ends()
         except OSError:
@@ -165,7 +178,7 @@ def _when_joined(module, address):
 
     @functools.wraps(join)
     def init_process_group(*args, **kwargs):
-        _answer_from_now_on(module, address)  # also while it waits for the others here
+        _answer_from_now_on(address)  # also while it waits for the others here
         return join(*args, **kwargs)
 
     module.init_process_group = init_process_group
@@ -174,7 +187,7 @@ def _when_joined(module, address):
 _answering = []  # the pid of the process that does
 
 
-def _answer_from_now_on(module, address):
+def _answer_from_now_on(address):
     if os.getpid() in _answering:
         return
     _answering[:] = [os.getpid()]
@@ -186,7 +199,7 @@ def _answer_from_now_on(module, address):
         _bind(listener, address)
         listener.listen(8)
         # Not a `threading.Thread`: scripts count those.
-        _thread.start_new_thread(_answer, (module, listener))
+        _thread.start_new_thread(_answer, (listener,))
     except (OSError, RuntimeError):
         listener.close()
 
@@ -205,7 +218,7 @@ def _bind(listener, address):
         os.close(descriptor)
 
 
-def _answer(module, listener):
+def _answer(listener):
     import json
 
     while True:
@@ -213,7 +226,7 @@ def _answer(module, listener):
             connection, _ = listener.accept()
             try:
                 connection.settimeout(2.0)
-                connection.sendall(json.dumps(_state(module)).encode())
+                connection.sendall(json.dumps(_state()).encode())
             finally:
                 connection.close()
         except Exception:  # whoever asked has gone, or the interpreter ends
@@ -221,15 +234,16 @@ def _answer(module, listener):
                 return
 
 
-def _state(module, ends=False):
+def _state(ends=False):
     """`pid`; `time_ns`, now; `torch`, its version; `error`, the exception that ends it; `stack`, that of the
-    exception, else of the main thread; `peer`, for whom it waits in send or recv; `groups` and `calls`.
+    exception, else of the main thread; `peer`, for whom it waits in send or recv; `groups` and `calls`;
+    and what `also` has added.
     """
     import time
 
     entries, status = _flight_record()
     names = {str(each.get("pg_id")): each["process_group"][0] for each in entries}
-    groups = _groups(module)
+    groups = _groups(sys.modules.get(_TORCH))
     for number, found in status.items():
         if number in names:
             group = groups.setdefault(names[number], {})
@@ -246,7 +260,18 @@ def _state(module, ends=False):
         "peer": _peer(frames[:_FRAMES]),
         "groups": groups,
         "calls": [_call(each) for each in entries[-_CALLS:]],
+        **_told(),
     }
+
+
+def _told():
+    found = {}
+    for name, ask in _more.items():
+        try:
+            found[name] = ask()
+        except Exception:  # it changes while it is read
+            pass
+    return found
 
 
 def _frames(ends):

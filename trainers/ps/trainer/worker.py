@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from fleetrun.envs.channels import tell_probe
 from trainers import progress
 from trainers.errors import NotSupportedError, ServerError, TablesLostError
 from trainers.process.log import glog
@@ -141,6 +142,7 @@ class Worker:
         self._barriers = 0
         self._gathering = 0
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
+        tell_probe("ps", self._client.waits)
         self._dense = DenseParameters(layout.dense, layout.servers)
         self._tables = [
             RemoteTable(

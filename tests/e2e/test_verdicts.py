@@ -1,0 +1,126 @@
+"""A job that does not go on: which rank the others wait for, in the report of its end and while it runs."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.e2e.test_asking import answered
+from tests.support.command import Fleetrun, Launch
+from tests.support.traces import wait_until
+
+pytestmark = pytest.mark.slow
+
+TWO = ("--nproc_per_node", "2", "--max_restart", "0", "--stop_timeout", "1")
+JOIN = """
+import datetime, threading, torch, torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds={}))
+values = torch.ones(4)
+dist.all_reduce(values)
+"""
+SLOW = """
+def load_batch():
+    wait_for_go()  # the slow disk
+if RANK == 1:
+    load_batch()
+dist.all_reduce(values)
+"""
+
+
+def verdict_of(fleetrun: Fleetrun) -> dict[str, object]:
+    (journal,) = fleetrun.logs("*.events.jsonl")
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    (verdict,) = [each for each in events if each["event"] == "verdict"]
+    return verdict
+
+
+def cause_in(launch: Launch) -> str:
+    """The first paragraph of the report."""
+    return " ".join(launch.err.partition("\nCause: ")[2].partition("\nFirst failure")[0].split())
+
+
+def test_the_report_names_the_rank_that_did_not_come_and_no_victim(fleetrun: Fleetrun):
+    launch = fleetrun.start(*TWO, fleetrun.script(JOIN.format(3) + SLOW))
+    assert launch.wait() == 1, launch
+    cause = cause_in(launch)
+    assert cause.startswith("trainer 1 has not come to all_reduce #2, in which trainer 0 waits"), launch
+    assert "load_batch" in cause
+    assert "the slow disk" in cause
+    verdict = verdict_of(fleetrun)
+    assert (verdict["kind"], verdict["ranks"]) == ("not entered", [1])
+    assert "Cause: trainer 1 has not come" in fleetrun.run("report").out
+
+
+def test_without_the_probe_the_report_is_of_the_failure_alone(fleetrun: Fleetrun):
+    launch = fleetrun.start(*TWO, "--probe", "off", fleetrun.script(JOIN.format(2) + SLOW))
+    assert launch.wait() == 1, launch
+    assert "First failure: trainer 0 exited with code 1" in launch.err
+    assert "Cause:" not in launch.err
+
+
+def test_the_report_shows_two_collectives_that_do_not_belong_together(fleetrun: Fleetrun):
+    other = "dist.broadcast(torch.ones(9), 0) if RANK == 1 else dist.all_reduce(values)\ndist.barrier()"
+    launch = fleetrun.start(*TWO, fleetrun.script(JOIN.format(3) + other))
+    assert launch.wait() == 1, launch
+    cause = cause_in(launch)
+    assert "broadcast" in cause, launch
+    assert "where trainer 0 called all_reduce" in cause or "where trainer 1 called broadcast" in cause
+    assert verdict_of(fleetrun)["kind"] == "mismatch"
+
+
+def test_a_hang_names_the_rank_that_was_stopped(fleetrun: Fleetrun):
+    stays = "tell('ready', os.getpid())\nwait_for_go()\nif RANK == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+    script = fleetrun.script(JOIN.format(1000) + stays + "dist.all_reduce(values)")
+    launch = fleetrun.start(*TWO, "--hang_timeout", "4", script)
+    launch.until_ready(2)
+    launch.go()
+    assert launch.wait() == 124, launch
+    verdict = verdict_of(fleetrun)
+    assert (verdict["kind"], verdict["ranks"]) == ("stopped", [1])
+    assert "Cause: trainer 1 has not come to all_reduce #2" in launch.err, launch
+    assert "stopped by a signal" in launch.err
+
+
+SERVED = """
+import torch
+from trainers import fleet
+from trainers.ps import SparseEmbedding
+
+fleet.init()
+model = fleet.distributed_model(torch.nn.Sequential(SparseEmbedding(4), torch.nn.Linear(4, 1)))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+else:
+    fleet.init_worker()
+    for step in range(3):
+        if RANK == 1 and step == 1:
+            tell("ready", os.getpid())
+            wait_for_go()  # the slow disk
+        optimizer.minimize(model(torch.arange(8)).mean())
+    fleet.stop_worker()
+"""
+
+
+def test_of_parameter_servers_the_trainer_or_the_server_that_is_waited_for(fleetrun: Fleetrun):
+    words = ("--server_num", "1", "--trainer_num", "2", "--max_restart", "0")
+    launch = fleetrun.start(*words, fleetrun.script(SERVED))
+    launch.until_ready(1)
+    told: list[Launch] = []
+
+    def says(*nouns: str) -> None:
+        wait_until(
+            lambda: told.append(answered(fleetrun, "why")) or all(each in told[-1].out for each in nouns),
+            lambda: told[-1],
+        )
+
+    says("trainer 1 has not come to the push of step 2, in which trainer 0 waits", "the slow disk")
+    status = json.loads(answered(fleetrun, "status", "--json").out)
+    server = next(each["pid"] for each in status["containers"] if each["name"] == "ps.0")
+    os.kill(server, signal.SIGSTOP)
+    launch.go()
+    says("server 0 has not answered the pull of step 2", "in which trainer 1 waits", "stopped by a signal")
+    os.kill(server, signal.SIGCONT)
+    assert launch.wait() == 0, launch
