@@ -190,7 +190,8 @@ class _Job:
             sentence += f": {longest.why}"
         if server is not None:
             sentence += self._about(server)
-        return self._verdict("server", sentence, [], f"{longest.what} at server {number}", server)
+        call = "" if longest.why else f"{longest.what} at server {number}"  # a save may take its time
+        return self._verdict("server", sentence, [], call, server)
 
     @staticmethod
     def _about(server: RankState) -> str:

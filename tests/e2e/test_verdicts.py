@@ -28,6 +28,24 @@ dist.all_reduce(values)
 """
 
 
+BEATS = """
+import threading
+gone = threading.Event()
+def beat():  # a start is no hang, however busy the machine is
+    while not gone.wait(0.5):
+        print("starting", flush=True)
+threading.Thread(target=beat).start()
+"""
+STOPS = """
+tell("ready", os.getpid())
+wait_for_go()
+gone.set()
+if RANK == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+dist.all_reduce(values)
+"""
+
+
 def verdict_of(fleetrun: Fleetrun) -> dict[str, object]:
     (journal,) = fleetrun.logs("*.events.jsonl")
     events = [json.loads(line) for line in journal.read_text().splitlines()]
@@ -70,8 +88,7 @@ def test_the_report_shows_two_collectives_that_do_not_belong_together(fleetrun: 
 
 
 def test_a_hang_names_the_rank_that_was_stopped(fleetrun: Fleetrun):
-    stays = "tell('ready', os.getpid())\nwait_for_go()\nif RANK == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
-    script = fleetrun.script(JOIN.format(1000) + stays + "dist.all_reduce(values)")
+    script = fleetrun.script(BEATS + JOIN.format(1000) + STOPS)
     launch = fleetrun.start(*TWO, "--hang_timeout", "4", script)
     launch.until_ready(2)
     launch.go()

@@ -102,7 +102,7 @@ def test_where_nothing_helps_it_says_why(refuses: str, tmp_path: Path):
         one = take(target, target.pid, means(refuses, 100.0))
     assert one.threads == ()
     assert "this user may not look into it" in one.note
-    assert "import trainers" in one.note
+    assert "--probe on" in one.note
 
 
 def test_without_py_spy_it_says_how_to_get_it(tmp_path: Path):

@@ -303,4 +303,5 @@ def _in_words(request: Request, *, others: bool) -> str:
         return f"the push of step {request.number}" if others else f"the pull of step {request.number + 1}"
     if request.kind is Kind.PUSH:
         return f"the push of step {request.number + 1}"
-    return _IN_WORDS.get(request.kind, request.kind.name)
+    name = _IN_WORDS.get(request.kind, request.kind.name)
+    return f"{name} #{request.number}" if request.kind in (Kind.BARRIER, Kind.GATHER) else name
