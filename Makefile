@@ -52,9 +52,11 @@ quick: venv
 	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # Random kills, failing disks, damaged files, suspended processes, strangers, signals: for so many minutes.
-MINUTES ?= 60
+# KIND=kills SEED=17 MINUTES=0 repeats one strike.
+MINUTES ?= 2
+KIND ?= attack
 attack: venv
-	$(BIN)/pytest tests/attack --minutes $(MINUTES) -s -o faulthandler_timeout=0
+	ATTACK_SEED=$(SEED) $(BIN)/pytest tests/attack --minutes $(MINUTES) -k $(KIND) -q -s -o faulthandler_timeout=0
 
 bench: venv
 	$(BIN)/python bench/launch.py

@@ -24,6 +24,9 @@ from fleetrun.pod.loop import Loop, Timer
 WITHIN = 2.0
 """Seconds that the asking node waits for answers."""
 
+RANKS_WITHIN = 4.0
+"""The same for where ranks stand: to find that out may take a node 3 seconds."""
+
 LARGEST, SMALLEST = 32 << 10, 2 << 10
 """Limits of the size of one answer, in bytes."""
 
@@ -96,8 +99,8 @@ class Inquiry:
         self, rank: int | None, brief: bool, then: Callable[[Found], None], *, ranks: bool = False
     ) -> None:
         """`then` gets the answers of the other nodes (or of the one with this rank) within WITHIN seconds.
-        `ranks`: about where their ranks stand. While the store is unreachable it gets none, at once: requests
-        to a store wait until it is back.
+        `ranks`: about where their ranks stand, within RANKS_WITHIN seconds. While the store is unreachable it
+        gets none, at once: requests to a store wait until it is back.
         """
         members = self._members
         chosen = members if rank is None else members[rank : rank + 1]
@@ -116,7 +119,7 @@ class Inquiry:
     def _begin(self, query: StatusQuery, asked: frozenset[str], then: Callable[[Found], None]) -> None:
         self._number += 1
         name = f"{self._me}.{self._number}"
-        limit = self._loop.after(WITHIN, partial(self._over, name))
+        limit = self._loop.after(RANKS_WITHIN if query.ranks else WITHIN, partial(self._over, name))
         self._questions[name] = _PendingQuestion(name, query, asked, limit, [then])
         self._store.watch(records.answers_prefix(name))
         self._store.put(records.ask_key(name), _pack(query), leased=True)
@@ -180,7 +183,7 @@ class Inquiry:
         node waits.
         """
         _, since = self._answered_questions.pop(name)
-        if self._loop.clock() - since > 2 * WITHIN:
+        if self._loop.clock() - since > 2 * RANKS_WITHIN:
             self._store.delete(records.answers_prefix(name) + self._me)
 
 

@@ -302,10 +302,15 @@ class Stopper:
         self._wall = wall
         self._ladder: Ladder | None = None
 
-    def stop(self, then: Callable[[], None]) -> None:
-        """Everything, with a fresh grace; `then` is called once when the last has gone."""
+    def stop(self, then: Callable[[], None], *, at_once: bool = False) -> None:
+        """Everything, with a fresh grace; `then` is called once when the last has gone. `at_once`: SIGKILL
+        comes before anything that would let a suspended process go on.
+        """
         self.asked_at = min(self.asked_at, self._wall())
         self.abandon()
+        if at_once:
+            for container in self._pod.alive:
+                container.ask(signal.SIGKILL)
         self._strays.ask(self._pod.pids())
         for container in self._pod.alive:
             container.notify(self.notice, self._wall() + self._grace)
@@ -412,6 +417,7 @@ class Supervisor:
         self._hangs = hangs
         self._inspect = inspect
         self._cancel_inspection: Callable[[], None] | None = None
+        self._inspected_failure: Ended | None = None
 
     def _goes_on(self) -> bool:
         return self._phase is Phase.WATCHING
@@ -519,6 +525,7 @@ class Supervisor:
         self._failures.append(ended)
         then = partial(self._inspected, ended, together)
         if self._inspect is not None:
+            self._inspected_failure = ended
             self._cancel_inspection = self._inspect(self._pod.containers, ended, then)
         if self._cancel_inspection is None:
             self._follow(ended, together)
@@ -631,10 +638,11 @@ class Supervisor:
         """Peers: the job has gone on without this machine, and what its processes still did would come
         between. At once, also while they stop already.
         """
-        if self._phase is not Phase.ENDING:
+        if self._phase is Phase.ENDING:
+            self._stopper.kill()
+        else:
             self._reason, self._stopper.notice = reason, notice
-            self._end()
-        self._stopper.kill()
+            self._end(at_once=True)
 
     def hold(self) -> None:
         """Suspend all processes, until `release` or their end."""
@@ -656,23 +664,25 @@ class Supervisor:
         self._publish(Leaving(rest))
         self._timers.append(self._loop.after(SERVERS_LEAVE, lambda: self._stop(self._loop.stop)))
 
-    def _end(self) -> None:
+    def _end(self, *, at_once: bool = False) -> None:
         """Stop everything, then the loop."""
         self._phase = Phase.ENDING
         self._cancel_timers()
-        self._stop(self._loop.stop)
+        self._stop(self._loop.stop, at_once=at_once)
 
     def _cancel_timers(self) -> None:
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
 
-    def _stop(self, then: Callable[[], None]) -> None:
+    def _stop(self, then: Callable[[], None], *, at_once: bool = False) -> None:
         self._close_hangs()
         if self._cancel_inspection is not None:
             self._cancel_inspection()
             self._cancel_inspection = None
-        self._stopper.stop(then)
+            if self._peers is not None and self._inspected_failure is not None:
+                self._peers.pod_failed_too(self._inspected_failure)  # it may be older than what they know
+        self._stopper.stop(then, at_once=at_once)
 
     def interrupt(self, number: int, command: str = "") -> None:
         """A signal that means: end; or what a `command` of fleetrun asked for. The second Ctrl-C (or SIGQUIT)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 _HERE = Path(__file__).parent
-DEFAULT_MINUTES = 2.0
 SHARE_S = 900
 """Seconds beyond its share that an attack may take to come to its end, where everything hangs."""
 
@@ -15,13 +14,13 @@ SHARE_S = 900
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Known when this folder is given: `pytest tests/attack --minutes 60`."""
     parser.addoption(
-        "--minutes", type=float, default=None, help="minutes that all attacks together take (default 2)"
+        "--minutes", type=float, default=None, help="minutes of random strikes (default: fixed seeds)"
     )
 
 
-def minutes_of(config: pytest.Config) -> float:
+def minutes_of(config: pytest.Config) -> float | None:
     given = config.getoption("minutes", default=None)
-    return DEFAULT_MINUTES if given is None else float(given)
+    return None if given is None else float(given)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -30,9 +29,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.attack)
-            item.add_marker(pytest.mark.timeout(minutes_of(config) * 60 + SHARE_S))
+            item.add_marker(pytest.mark.timeout((minutes_of(config) or 0) * 60 + SHARE_S))
 
 
 @pytest.fixture
-def minutes(request: pytest.FixtureRequest) -> float:
+def minutes(request: pytest.FixtureRequest) -> float | None:
     return minutes_of(request.config)

@@ -1,16 +1,19 @@
-"""Attacks on real jobs, drawn by a seed, until their time is over: two minutes for all kinds, or `--minutes`.
+"""Attacks on real jobs, each drawn by a seed: some of fixed seeds, or random ones for `--minutes`.
 
-`make attack MINUTES=60`. A find is printed with its seed and the folder of its job, which is kept, and the
-attack continues. To repeat a find: `ATTACK_SEED=17 pytest tests/attack -k kills --minutes 0`.
+`make attack MINUTES=60`. Each strike prints one line; a find is printed with its seed and the folder of its
+job, which is kept, and the attack continues. To repeat a strike: `make attack KIND=kills SEED=17 MINUTES=0`.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
+import textwrap
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,47 +34,81 @@ KINDS: dict[str, tuple[float, tuple[Attack, ...]]] = {
 """By kind: its share of the time, and its attacks, which take turns."""
 
 
+SEEDS: dict[str, tuple[int, ...]] = {
+    "kills": (2, 3),
+    "disks": (0, 1, 2, 3, 4, 5),
+    "torn": (0, 1, 2, 3, 5),
+    "suspended": (0, 1),
+    "peers": (0, 1),
+    "ends": (0, 1, 2),
+}
+"""What an ordinary run of the tests strikes: always the same, each attack once."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_attack(kind: str, tmp_path: Path, minutes: float) -> None:
-    """At least one attack of each kind; with the seed that is given first."""
-    share, attacks = KINDS[kind]
-    until = time.monotonic() + minutes * 60 * share / sum(each for each, _ in KINDS.values())
-    seed = int(os.environ.get("ATTACK_SEED") or random.randrange(1 << 32))
+def test_attack(kind: str, tmp_path: Path, minutes: float | None) -> None:
     finds: list[str] = []
     skipped: set[str] = set()
     count = 0
-    while count == 0 or time.monotonic() < until:
-        attack = attacks[seed % len(attacks)]
-        try:
-            find = strike(kind, attack, seed, tmp_path)
-        except pytest.skip.Exception as reason:
-            find = ""
-            skipped.add(f"{attack.__name__}: {reason}")
-        if find:
-            print(find, flush=True)
-            finds.append(find)
-        seed, count = seed + 1, count + 1
-    print(f"{kind}: {count} attacks up to seed {seed - 1}, {len(finds)} finds; skipped: {skipped or 'none'}")
-    if len(skipped) == count:
-        pytest.skip("; ".join(sorted(skipped)))
+    for seed in seeds(kind, minutes):
+        strike = Strike(kind, seed, tmp_path)
+        strike.run()
+        print(strike.line, flush=True)
+        if strike.skipped:
+            skipped.add(strike.skipped)
+        if strike.find:
+            print(strike.find, flush=True)
+            finds.append(strike.find)
+        count += 1
+    print(f"{kind}: {count} strikes, {len(finds)} finds; skipped: {'; '.join(sorted(skipped)) or 'none'}")
     assert not finds, "\n".join(finds)
 
 
-def strike(kind: str, attack: Attack, seed: int, tmp_path: Path) -> str:
-    """What one attack found, with how to repeat it; empty for nothing."""
-    folder = tmp_path / f"{attack.__name__}-{seed}"
-    folder.mkdir()
-    arena = Arena(random.Random(seed), folder, Fleetrun(folder, path=[ROOT]))
-    found = Found()
-    with found, arena.fleetrun:
-        attack(arena)
-    if found.error is None:
-        shutil.rmtree(folder)
-        return ""
-    story = "\n".join(arena.story)
-    text = "".join(traceback.format_exception(found.error))[-12_000:]
-    again = f"ATTACK_SEED={seed} pytest tests/attack -k {kind} --minutes 0"
-    return f"==== find: {kind} {attack.__name__}, seed {seed}, in {folder}\n{again}\n{story}\n{text}"
+def seeds(kind: str, minutes: float | None) -> Iterator[int]:
+    """Those of ordinary runs; or from `ATTACK_SEED` or a random one on, at least one."""
+    if minutes is None:
+        yield from SEEDS[kind]
+        return
+    share = KINDS[kind][0] / sum(each for each, _ in KINDS.values())
+    until = time.monotonic() + minutes * 60 * share
+    first = int(os.environ.get("ATTACK_SEED") or random.randrange(1 << 32))
+    for seed in itertools.count(first):
+        yield seed
+        if time.monotonic() >= until:
+            return
+
+
+class Strike:
+    """One attack, and what it found."""
+
+    def __init__(self, kind: str, seed: int, folder: Path) -> None:
+        attacks = KINDS[kind][1]
+        self.attack = attacks[seed % len(attacks)]
+        self.folder = folder / f"{self.attack.__name__}-{seed}"
+        self.skipped = self.find = self.line = ""
+        self._name = f"{kind} {self.attack.__name__}, seed {seed}"
+        self._again = f"make attack KIND={kind} SEED={seed} MINUTES=0"
+        self._seed = seed
+
+    def run(self) -> None:
+        self.folder.mkdir()
+        arena = Arena(random.Random(self._seed), self.folder, Fleetrun(self.folder, path=[ROOT]))
+        found = Found()
+        try:
+            with found, arena.fleetrun:
+                self.attack(arena)
+        except pytest.skip.Exception as reason:
+            self.skipped = f"{self.attack.__name__}: {reason}"
+        seconds = time.monotonic() - arena.began
+        if found.error is None:
+            shutil.rmtree(self.folder)
+        else:
+            text = "".join(traceback.format_exception(found.error))[-12_000:]
+            where = f"==== find: {self._name}, in {self.folder}"
+            self.find = "\n".join([where, self._again, *arena.story, text])
+        end = "FIND" if self.find else "skipped" if self.skipped else "held"
+        done = "; ".join(line.split(maxsplit=1)[1] for line in arena.story)
+        self.line = f"{self._name}: {end} in {seconds:.1f} s: {textwrap.shorten(done, 300)}"
 
 
 class Found:

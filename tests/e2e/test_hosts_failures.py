@@ -228,7 +228,7 @@ def test_the_rank_is_named_that_the_others_wait_for(three: Nodes):
     assert codes(launches) == [1, 1, 1]
     for launch in launches:
         assert "trainer 2 (node 2" in launch.said, launch
-        assert "here it stands" in launch.said
+        assert "here it stands" in launch.said, launch
         assert "all_reduce #2" in launch.said
 
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from fleetrun.elastic.inquiry import LARGEST, WITHIN, Inquiry
+from fleetrun.elastic.inquiry import LARGEST, RANKS_WITHIN, WITHIN, Inquiry
 from fleetrun.elastic.rendezvous import records
+from fleetrun.stacks.helper import _LATER, _SOON
 from tests.support.simulation import SimulatedJob
 
 
@@ -124,6 +125,19 @@ def test_who_does_not_answer_is_waited_for_no_longer_than_said():
     nodes.settle()
     assert nodes.left() == []
     assert [me for me, _, _ in nodes.options] == [nodes.inquiries[1]._me], "no node waits for it any more"
+
+
+def test_where_ranks_stand_may_take_a_node_longer():
+    """On a slow machine: as long as its helper process may take."""
+    nodes = Asking(2)
+    answer_in = _SOON + _LATER
+    nodes.inquiries[1].tell_ranks = lambda most, then: nodes.job.loop.after(answer_in, lambda: then(b"here"))
+    found = []
+    nodes.inquiries[0].ask(None, False, found.append, ranks=True)
+    nodes.job.loop.run_for(RANKS_WITHIN)
+    assert found == [{1: b"here"}]
+    nodes.settle()
+    assert nodes.left() == []
 
 
 def test_without_a_store_no_node_is_asked_and_no_request_waits():

@@ -413,3 +413,15 @@ def test_the_end(last, phase, kinds):
     case.own.last = dataclasses.replace(case.round, state=State.ENDED, **last)
     assert [type(act) for act in case.acts(but=(actions.Unregister,))] == kinds
     assert actions.Unregister() in case.acts()
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.STOPPING])
+@pytest.mark.parametrize("end", [{"code": 0}, {"code": 7, "cause": FAILED}])
+def test_what_still_runs_of_a_generation_that_the_job_went_on_without_is_killed_at_its_end(phase, end):
+    case = Case("b", state=State.RUNNING).taking_part(phase)
+    case.own.last = dataclasses.replace(case.round, state=State.ENDED, generation=2, **end)
+    stop, last = case.acts(but=(actions.Unregister,))
+    assert (stop.at_once, stop.restart) == (True, False)
+    assert isinstance(last, actions.End if end["code"] else actions.Fail)
+    case.own.killed = True
+    assert [type(act) for act in case.acts(but=(actions.Unregister,))] == [type(last)]

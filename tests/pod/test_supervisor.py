@@ -453,6 +453,92 @@ def test_a_lost_guard_ends_everything_at_once(job):
     eventually(lambda: ended(supervision.container("trainer.0").process.pid))
 
 
+# ---- a node of several
+
+
+def held(supervision, name):
+    """Suspend the processes as after a suspension of the launcher. A shell whose child stops between vfork
+    and exec is in state D.
+    """
+    supervision.supervisor.hold()
+    eventually(lambda: state_of(supervision.container(name).process.pid) in ("T", "D"))
+
+
+def test_what_the_job_has_gone_on_without_does_not_run_again_before_it_is_killed(job):
+    """SIGKILL is the first signal: SIGTERM comes with SIGCONT."""
+    supervision = job({"trainer.0": STUBBORN})
+
+    def ready():
+        held(supervision, "trainer.0")
+        supervision.supervisor.kill_for("gone on", "lost")
+
+    supervision.on("trainer.0 ready", ready)
+    supervision.run()
+    end = supervision.container("trainer.0").ended
+    assert (end.asked, end.exit) == (signal.SIGKILL, Exit(-signal.SIGKILL))
+
+
+def test_what_stops_already_is_killed_when_the_job_has_gone_on_without_it(job):
+    supervision = job({"trainer.0": STUBBORN})
+
+    def ready():
+        supervision.supervisor.stop_for("another failed", "failure")
+        supervision.supervisor.kill_for("gone on", "lost")
+
+    supervision.on("trainer.0 ready", ready)
+    supervision.run()
+    assert supervision.container("trainer.0").ended.exit == Exit(-signal.SIGKILL)
+
+
+def test_processes_that_are_held_are_asked_to_go_as_others_are(job):
+    supervision = job({"trainer.0": CARING})
+
+    def ready():
+        held(supervision, "trainer.0")
+        supervision.supervisor.stop_for("another failed", "failure")
+
+    supervision.on("trainer.0 ready", ready)
+    supervision.run()
+    assert supervision.told("trainer.0 asked") == 1
+
+
+def test_processes_that_are_released_go_on(job):
+    supervision = job({"trainer.0": LEAVE_ON_GO.format(0)})
+
+    def ready():
+        held(supervision, "trainer.0")
+        (supervision.folder / "go").touch()
+        supervision.supervisor.release()
+
+    supervision.on("trainer.0 ready", ready)
+    assert supervision.run().code == 0
+
+
+class Heard:
+    """What a supervisor tells the other nodes."""
+
+    def __init__(self):
+        self.too = []
+
+    def pod_failed_too(self, ended):
+        self.too.append(ended.spec.name)
+
+
+def test_a_failure_whose_inspection_is_cut_off_by_a_stop_is_told_too(job):
+    """It may have been the first."""
+    peers, cut = Heard(), []
+
+    def inspect(containers, ended, then):
+        supervision.loop.after(0.0, lambda: supervision.supervisor.stop_for("another failed", "failure"))
+        return lambda: cut.append(ended.spec.name)
+
+    scripts = {"trainer.0": LEAVE_ON_GO.format(7), "trainer.1": OBEDIENT}
+    supervision = job(scripts, peers=peers, inspect=inspect)
+    supervision.on("trainer.1 ready", (supervision.folder / "go").touch)
+    supervision.run()
+    assert (cut, peers.too) == (["trainer.0"], ["trainer.0"])
+
+
 def test_a_process_that_cannot_be_started_ends_what_had_started(job, tmp_path):
     supervision = job({"trainer.0": STUBBORN, "trainer.1": tmp_path})
     with pytest.raises(ScriptNotExecutableError):

@@ -16,12 +16,22 @@ from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.pod.container import Container, Pod
-from fleetrun.pod.events import Ending, Failure, Hang, JobResult, Leaving, PodEvent, Restarting, Started
+from fleetrun.pod.events import (
+    Ending,
+    Failure,
+    Hang,
+    JobResult,
+    Leaving,
+    Peers,
+    PodEvent,
+    Restarting,
+    Started,
+)
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.oom import OomWatch
 from fleetrun.pod.policy import GiveUp, Restart, decide
 from fleetrun.pod.spec import ContainerSpec, PodSpec
-from fleetrun.pod.supervisor import Supervisor
+from fleetrun.pod.supervisor import Inspect, Supervisor
 
 _OOM = OomWatch()  # one for all pods: it keeps a descriptor
 _BOUND = 120.0
@@ -78,7 +88,7 @@ class Supervision:
     def __init__(
         self, folder: Path, scripts: Scripts, *, mode: Mode = Mode.COLLECTIVE, restarts: int = 0,
         stop_timeout: float = 100.0, timeout: float | None = None, hook: str | None = None,
-        backoff: float = 0.01, pace: float = 1.0,
+        backoff: float = 0.01, pace: float = 1.0, peers: Peers | None = None, inspect: Inspect | None = None,
     ) -> None:  # fmt: skip
         self.folder = folder
         self.clock = Clock(pace)
@@ -101,7 +111,7 @@ class Supervision:
         self.supervisor = Supervisor(
             self.pod, self.loop, partial(decide, limit=restarts, backoff=backoff), self.handle,
             stop_timeout=stop_timeout, timeout=timeout, sweep=self._sweep, ask=self.asked_strays.append,
-            out_of_memory=_OOM.killed,
+            out_of_memory=_OOM.killed, peers=peers, inspect=inspect,
         )  # fmt: skip
 
     def _spec(self, folder: Path, scripts: Scripts, mode: Mode, hook: str | None) -> PodSpec:

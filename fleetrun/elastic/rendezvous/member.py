@@ -258,10 +258,11 @@ def _end(view: View, own: MemberState, last: Round, decision: Decision) -> None:
         decision.do(Unregister())
     if last.code == 0 and own.phase in (Phase.IDLE, Phase.READY):
         decision.do(Fail(LaunchError("the job completed before this node could take part in it")))
-    elif last.code == 0 and not own.is_in(last):
-        if own.phase is Phase.RUNNING:
+    elif not own.is_in(last):
+        if own.active and not own.killed:
             decision.do(Stop(disconnected(own), False, at_once=True))
-        decision.do(Fail(LaunchError(disconnected(own).headline)))
+        alone = Fail(LaunchError(disconnected(own).headline))
+        decision.do(alone if last.code == 0 else End(last.code, last.cause))
     elif last.code == 0:
         if own.phase is Phase.RUNNING:
             decision.do(Finish())
