@@ -46,10 +46,9 @@ from fleetrun.pod.events import (
     verdict_fields,
 )
 from fleetrun.pod.guard import PASSED_ON, Guard, Signals
-from fleetrun.pod.kernel_log import gpu_errors
+from fleetrun.pod.kernel_log import OomWatch, gpu_errors
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.oom import OomWatch
 from fleetrun.pod.policy import decide, is_symptom
 from fleetrun.pod.process import (
     ask_strays,

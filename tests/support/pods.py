@@ -27,8 +27,8 @@ from fleetrun.pod.events import (
     Restarting,
     Started,
 )
+from fleetrun.pod.kernel_log import OomWatch
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.oom import OomWatch
 from fleetrun.pod.policy import GiveUp, Restart, decide
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Inspect, Supervisor
