@@ -22,7 +22,7 @@ import torch
 import xxhash
 
 MAGIC = b"FLPS"
-VERSION = 2
+VERSION = 3
 MAX_PARTS = 65_536
 MAX_FRAME_BYTES = 256 << 20
 MAX_COLS = 512

@@ -137,7 +137,7 @@ _NO_STATS = np.empty((0, 2), np.float32)
 
 class SparseTable:
     """Rows of (dim,) float32; `keys` is (n,) int64, any values in any order. For one thread; a Cut may be
-    read by another. Raises TableError for a rule that does not work on rows.
+    read by another.
 
     A key that occurs several times in a request is not merged: it is read, or updated, several times in the
     order given.
@@ -147,7 +147,7 @@ class SparseTable:
         self.spec = spec
         self.step = 0
         """Updates so far."""
-        self._update: Kernel | None = kernel_of(spec.rule, spec.name)
+        self._update: Kernel | None = kernel_of(spec.rule)
         rows = spec.rows
         self._counts = 3 if rows.statistics or rows.entry.kind is EntryKind.SHOW_CLICK else 0
         self._storage = Storage(spec.size, spec.rule.states * spec.size, self._counts)
@@ -345,5 +345,5 @@ class SparseTable:
 
 
 def make_table(spec: TableSpec) -> DenseTable | SparseTable:
-    """An empty table. Raises TableError for a rule that does not work on rows."""
+    """An empty table."""
     return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec)

@@ -18,7 +18,7 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
 from trainers.ps.kernels.batch import merge_rows
 from trainers.ps.tables.rules import SGD, AnyRule
-from trainers.ps.trainer.layout import Block, DenseParameter
+from trainers.ps.trainer.layout import Block, DenseParameter, maximizes
 from trainers.ps.trainer.remote import (
     MergedGradient,
     RemoteTable,
@@ -86,7 +86,9 @@ class DenseParameters:
     def gradients(self) -> dict[str, torch.Tensor]:
         """By name, flat and float32; a parameter without a gradient is skipped, as by torch.optim."""
         return {
-            dense.name: _flat(dense.parameter.grad)
+            dense.name: _flat(dense.parameter.grad).neg()
+            if maximizes(dense.group)
+            else _flat(dense.parameter.grad)
             for dense in self._parameters
             if dense.group is not None and _has_gradient(dense)
         }

@@ -16,7 +16,7 @@ import torch
 from trainers.errors import ServerError, UsageError
 from trainers.ps.client import Client, Request
 from trainers.ps.kernels.batch import merge_rows, order_by_server, unique
-from trainers.ps.trainer.layout import SparseParameter
+from trainers.ps.trainer.layout import SparseParameter, maximizes
 from trainers.ps.trainer.modules import row_limit
 from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part
 
@@ -381,6 +381,8 @@ class RemoteTable:
         if not self._gradients:
             return None
         keys, rows = self._gradients[0] if len(self._gradients) == 1 else merge_rows(self._gradients)
+        if maximizes(self.sparse.group):
+            rows = rows.neg()
         stats = None
         if self._stats:  # in the order of the gradient's keys, which come first
             stats = merge_rows([(keys, torch.zeros(len(keys), 2)), *self._stats])[1][: len(keys)]

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from trainers.ps.tables.rules import SGD, Adagrad, Adam, Fixed, SparseAdam
-from trainers.ps.tables.sparse import SparseTable, make_table
+from trainers.ps.tables.rules import SGD, Adagrad, Adam, Fixed, RMSprop, SparseAdam
+from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import (
     Initializer,
     InitKind,
@@ -131,7 +131,7 @@ def test_zeros() -> None:
 # ---- bounds, and what is refused
 
 
-@pytest.mark.parametrize("rule", [SGD(), Adagrad(), SparseAdam()])
+@pytest.mark.parametrize("rule", [SGD(), SGD(momentum=0.9), Adagrad(), Adam(), SparseAdam(), RMSprop()])
 def test_no_value_leaves_the_bounds(rule: object) -> None:
     table = sparse(3, rule, low=-0.25, high=0.125)
     table.apply(keys(1, 2), torch.tensor([[9.0, -9.0, 0.0]] * 2), 10.0)
@@ -158,12 +158,6 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(error, match="'t'"):
         sparse().check(ids, grad)
-
-
-def test_rules_that_move_every_row_are_refused() -> None:
-    for rule in (Adam(), SGD(momentum=0.9)):
-        with pytest.raises(TableError, match="moves every row"):
-            make_table(TableSpec(kind=TableKind.SPARSE, name="t", size=1, rule=rule))
 
 
 def test_a_table_that_is_not_trained() -> None:
