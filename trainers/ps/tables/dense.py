@@ -142,6 +142,10 @@ class DenseTable:
         self.check_assign(keys, values)
         self._values.copy_(values)
 
+    def revise(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+        """The same."""
+        self.assign(keys, values)
+
     def pull(self, keys: torch.Tensor | None = None, *, insert: bool = True) -> torch.Tensor:
         """A copy: a reply may still be in flight when the next update comes."""
         if keys is not None:

@@ -25,6 +25,7 @@ from trainers.ps.kernels.rows import (
     initial_rows,
     pull,
     remove_keys,
+    revise,
     settle_flags,
     shrink,
     write,
@@ -177,6 +178,15 @@ class SparseTable:
         """Insert or overwrite rows; state and statistics are reset. Entry filters do not apply."""
         self.check_assign(keys, values)
         self._write(self._array(keys), array_of(values), _NO_STATE, _NO_STATISTICS)
+
+    def revise(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+        """As `assign`, but state and statistics stay."""
+        self.check_assign(keys, values)
+        found = self._array(keys)
+        if self._cut is not None:
+            self._cut.expect(len(found))
+        slots = self._storage.insert(found, self._fresh)  # before `rows`: it may grow
+        revise(self._storage.rows, slots, array_of(values))
 
     def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor:
         """(n, dim) float32, a fresh tensor. A key without a row reads as its initial value, and gets a row

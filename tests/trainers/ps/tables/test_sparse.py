@@ -183,6 +183,23 @@ def test_assigned_rows_begin_anew() -> None:
     assert torch.equal(table.pull(keys(1)), other.pull(keys(1)))
 
 
+def test_revised_rows_keep_state_and_statistics() -> None:
+    table, other = sparse(2, SparseAdam(), statistics=True), sparse(2, SparseAdam(), statistics=True)
+    for each in (table, other):
+        each.apply(keys(1), torch.ones(1, 2), 0.1, torch.ones(1, 2))
+    with table.cut() as cut:
+        table.revise(keys(1, 2), torch.tensor([[5.0, 6.0], [7.0, 8.0]]))
+        seen = cut.read(0, cut.rows)
+    assert torch.equal(seen.values, other.pull(keys(1))), "the cut is as of the moment before"
+    found, former = whole(table), whole(other)
+    assert found.values.tolist() == [[5, 6], [7, 8]]
+    for mine, theirs in zip(found.state, former.state, strict=True):
+        assert torch.equal(mine[:1], theirs)
+    assert found.statistics is not None
+    assert former.statistics is not None
+    assert torch.equal(found.statistics[:1], former.statistics)
+
+
 def test_loaded_rows_go_on_as_the_saved_ones() -> None:
     table, other = sparse(3, SparseAdam(), statistics=True), sparse(3, SparseAdam(), statistics=True)
     some = torch.arange(1000) * 7919
