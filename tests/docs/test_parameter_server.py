@@ -17,7 +17,7 @@ from fleetrun.verbs import VERBS
 from tests.support.cluster import PATH
 from tests.support.command import FLEETRUN, environment
 from trainers.ps.configs import AsyncConfigs, PsConfigs, TableConfigs
-from trainers.ps.tables.rules import FTRL, SGD, Adagrad, SparseAdam
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, RMSprop, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.tables.storage import Storage
 from trainers.ps.wire import VERSION, Code, Field, Kind, Message, Part, decode, encode
@@ -100,7 +100,8 @@ def test_the_shown_message_is_what_the_code_makes():
 
 
 def test_the_formula_of_a_row_is_that_of_the_table():
-    for rule, states in ((SGD(), 0), (Adagrad(), 1), (SparseAdam(), 2), (FTRL(), 2)):
+    rules: list[AnyRule] = [SGD(), Adagrad(), SparseAdam(), Adam(), RMSprop(), FTRL()]
+    for rule, states in zip(rules, (0, 1, 2, 2, 1, 2), strict=True):
         assert rule.states == states
         assert f"{type(rule).__name__} {states}" in section("Sizing")
         for dim in (1, 9, 16):

@@ -4,8 +4,9 @@ to compare with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -57,7 +58,18 @@ def loss_of(model: torch.nn.Module, step: int, trainers: int, rank: int | None) 
     return torch.nn.functional.mse_loss(model(ids), targets)
 
 
-Optimizers = Callable[[TwoTables], list[torch.optim.Optimizer]]
+class Optimizer(Protocol):
+    """What training needs of one."""
+
+    param_groups: list[dict[str, Any]]
+
+    def step(self) -> Any: ...
+
+    def zero_grad(self) -> None: ...
+
+
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+Optimizers = Callable[[TwoTables], Sequence[Optimizer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,47 @@ def _adagrad(model: TwoTables) -> torch.optim.Optimizer:
     )
 
 
-def _adam_apart(model: TwoTables) -> list[torch.optim.Optimizer]:
+def step_lazily(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, keys: torch.Tensor) -> None:
+    """A step of torch's optimizer, undone in all rows but these, in values and in state."""
+    state = optimizer.state[parameter]
+    before = {name: kept.clone() for name, kept in state.items() if torch.is_tensor(kept)}
+    values = parameter.detach().clone()
+    optimizer.step()
+    others = torch.ones(len(parameter), dtype=torch.bool).index_fill_(0, keys, False)
+    with torch.no_grad():
+        parameter[others] = values[others]
+    for name, kept in state.items():
+        if torch.is_tensor(kept) and kept.dim():
+            kept[others] = before[name][others] if name in before else 0.0
+
+
+class Lazily:
+    """An optimizer of torch for one table with sparse gradients, whose other rows do not move."""
+
+    def __init__(self, make: Make, table: torch.nn.Parameter) -> None:
+        self._inner = make([table])
+        self._table = table
+        self.param_groups = self._inner.param_groups
+        self.zero_grad = self._inner.zero_grad
+
+    def step(self) -> None:
+        if (grad := self._table.grad) is None:
+            return
+        keys = grad.coalesce().indices()[0] if grad.is_sparse else torch.arange(len(grad))
+        self._table.grad = grad.to_dense()
+        step_lazily(self._inner, self._table, keys)
+
+
+def lazily(make: Make) -> Case:
+    """The same optimizer for everything; in one process a lazy one for each table."""
+    return Case(
+        lambda model: make([*model.dense(), *model.tables()]),
+        lambda model: [make(model.dense()), *(Lazily(make, table) for table in model.tables())],
+        decay=0.97,
+    )
+
+
+def _adam_apart(model: TwoTables) -> Sequence[Optimizer]:
     return [torch.optim.Adam(model.dense(), lr=0.01), torch.optim.SparseAdam(model.tables(), lr=0.01)]
 
 
@@ -96,7 +148,12 @@ CASES = {
     "momentum": Case(_momentum, lambda model: [_momentum(model)]),
     "adagrad": Case(_adagrad, lambda model: [_adagrad(model)]),
     "adam": Case(lambda model: torch.optim.Adam([*model.dense(), *model.tables()], lr=0.01), _adam_apart),
+    "adamw": lazily(lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, amsgrad=True)),
+    "rmsprop": lazily(lambda p: torch.optim.RMSprop(p, lr=0.003, weight_decay=0.1, momentum=0.5)),
+    "heavy": lazily(lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, weight_decay=0.1, nesterov=True)),
+    "uphill": lazily(lambda p: torch.optim.Adam(p, lr=0.001, weight_decay=0.1, maximize=True)),
 }
+LAZY = ["adamw", "rmsprop", "heavy", "uphill"]
 
 
 @torch.sparse.check_sparse_tensor_invariants()

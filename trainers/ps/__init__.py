@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainers.ps.saves.read import read_values
-    from trainers.ps.tables.rules import FTRL, SGD, Adagrad, SparseAdam
+    from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, RMSprop, SparseAdam
     from trainers.ps.tables.spec import ShrinkPolicy
     from trainers.ps.trainer.modules import (
         Constant,
@@ -25,10 +25,12 @@ __all__ = [
     "FTRL",
     "SGD",
     "Adagrad",
+    "Adam",
     "Constant",
     "CountFilterEntry",
     "Normal",
     "ProbabilityEntry",
+    "RMSprop",
     "ShowClickEntry",
     "ShrinkPolicy",
     "SparseAdam",
@@ -43,6 +45,8 @@ _HOMES = {
     "FTRL": _RULES,
     "SGD": _RULES,
     "Adagrad": _RULES,
+    "Adam": _RULES,
+    "RMSprop": _RULES,
     "SparseAdam": _RULES,
     "ShrinkPolicy": "trainers.ps.tables.spec",
     "read_values": "trainers.ps.saves.read",

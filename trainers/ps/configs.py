@@ -12,7 +12,7 @@ from typing import Any
 
 from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.tables.rules import RULES, AnyRule
+from trainers.ps.tables.rules import ON_ROWS, RULES, AnyRule
 from trainers.ps.tables.spec import Entry, Initializer
 
 SPLIT_METHODS = ("RoundRobin", "HashName")
@@ -146,7 +146,7 @@ def ps_configs(name: str, value: Any) -> Mapping[str, Any]:
 class TableConfigs:
     """The keys of `strategy.sparse_table_configs[name]`. None: the setting of the module or the optimizer.
 
-    `rule`: an update rule of trainers.ps (SGD, Adagrad, SparseAdam, FTRL) in place of the optimizer's; `lr`:
+    `rule`: an update rule of trainers.ps (SGD, Adagrad, ...) in place of the optimizer's; `lr`:
     a learning rate of its own. `init`, `entry`: see `SparseEmbedding`; `low`, `high`: bounds of every value
     after an update; `statistics`: rows count shows, clicks and unseen days.
     """
@@ -162,9 +162,7 @@ class TableConfigs:
     def __post_init__(self) -> None:
         where = "sparse_table_configs"
         if self.rule is not None and not isinstance(self.rule, tuple(RULES.values())):
-            raise UsageError(
-                f"{where} rule is {self.rule!r}; use SGD, Adagrad, SparseAdam or FTRL of trainers.ps"
-            )
+            raise UsageError(f"{where} rule is {self.rule!r}; use {ON_ROWS} of trainers.ps")
         if self.lr is not None:
             positive(f"{where} lr", self.lr)
         if self.init is not None and not isinstance(self.init, Initializer):

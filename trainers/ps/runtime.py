@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 from trainers import progress
 from trainers.data.loop import AnyBatch, prefetched
@@ -114,8 +115,8 @@ class ServedOptimizer(DistributedOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if state_dict.get("state"):
             raise NotSupportedError(
-                "optimizer state cannot be loaded: the servers keep the state, and this version of them "
-                "does not load any"
+                "optimizer state cannot be loaded here: the servers keep it; "
+                "fleet.save_persistables(dirname) saves it and fleet.init_server(dirname) loads it"
             )
         super().load_state_dict(state_dict)
 
@@ -155,10 +156,10 @@ class JoinedSteps:
             _set_gradients(current)
             self._kept.clear()
 
-    def check(self) -> None:
+    def check(self, what: str = "training ended") -> None:
         """Raises UsageError if an optimizer has stepped and another has not."""
         if self._kept:
-            raise UsageError(f"training ended while {self._missing()}")
+            raise UsageError(f"{what} while {self._missing()}")
 
     def before_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         if self._kept and torch.is_grad_enabled():
@@ -178,19 +179,80 @@ def _set_gradients(pairs: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) ->
         parameter.grad = grad
 
 
+class OwnHook:
+    """A hook of a module that copies of the module do not have: they have values of their own."""
+
+    def __init__(self, hook: Callable[..., None]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> None:
+        self._hook(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OwnHook, (_nothing,)
+
+
+def _nothing(*args: Any) -> None:
+    return
+
+
+class StateLoading:
+    """`load_state_dict()` of the model or of a module in it, called by all trainers after the same steps:
+    each loads its state as torch does, and then the servers take what trainer 0 has loaded. Torch calls the
+    hooks of all modules, of which the outermost one begins and ends.
+    """
+
+    def __init__(self, model: torch.nn.Module, worker: Worker, joined: JoinedSteps | None) -> None:
+        self._model = model
+        self._worker = worker
+        self._joined = joined
+        self._outermost: torch.nn.Module | None = None
+
+    def watch(self) -> list[RemovableHandle]:
+        """Until the handles are removed."""
+        modules, before, after = list(self._model.modules()), OwnHook(self._before), OwnHook(self._after)
+        handles = [each.register_load_state_dict_pre_hook(before) for each in modules]  # type: ignore[no-untyped-call]  # torch's
+        return handles + [each.register_load_state_dict_post_hook(after) for each in modules]  # type: ignore[no-untyped-call]
+
+    def _before(
+        self,
+        module: torch.nn.Module,
+        state: dict[str, torch.Tensor],
+        prefix: str,
+        metadata: Mapping[str, Any],
+        *rest: Any,
+    ) -> None:
+        if prefix and module is not self._model and self._outermost is not None:
+            return
+        if metadata.get("assign_to_params_buffers"):
+            raise UsageError(
+                "load_state_dict(assign=True) would put other parameters in the place of those that the "
+                "servers train; call it without assign"
+            )
+        if self._joined is not None:
+            self._joined.check("load_state_dict() was called")
+        self._worker.begin_load(module, state, prefix)
+        self._outermost = module
+
+    def _after(self, module: torch.nn.Module, keys: Any) -> None:
+        if module is self._outermost:
+            self._outermost = None
+            self._worker.end_load()
+
+
 def watch_model(
     model: torch.nn.Module, worker: Worker, joined: JoinedSteps | None, *, refresh: bool
 ) -> Callable[[], None]:
-    """Keep `state_dict()`, evaluation and `zero_grad()` correct, and refuse `load_state_dict`, until the
-    returned function is called.
+    """Keep `state_dict()`, `load_state_dict()`, evaluation and `zero_grad()` correct until the returned
+    function is called.
 
     `refresh`: pull dense values before they are read, because they change between this trainer's steps
     (async).
     """
-    handles = [model.register_load_state_dict_pre_hook(_refuse_loading)]  # type: ignore[no-untyped-call]  # torch's
+    handles = StateLoading(model, worker, joined).watch()
     if joined is not None:
         owners = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
-        handles += [each.register_forward_pre_hook(joined.before_forward) for each in owners]
+        handles += [each.register_forward_pre_hook(OwnHook(joined.before_forward)) for each in owners]
     if refresh:
 
         def before_forward(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
@@ -216,13 +278,6 @@ def watch_model(
             model.__dict__.pop(name, None)
 
     return end
-
-
-def _refuse_loading(module: torch.nn.Module, state_dict: Mapping[str, Any], *rest: Any) -> None:
-    raise UsageError(
-        "load_state_dict() was called after fleet.init_worker(), when the servers hold the values; "
-        "call it before fleet.init_worker()"
-    )
 
 
 class _ServedRuntime:

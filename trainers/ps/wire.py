@@ -22,7 +22,7 @@ import torch
 import xxhash
 
 MAGIC = b"FLPS"
-VERSION = 2
+VERSION = 3
 MAX_PARTS = 65_536
 MAX_FRAME_BYTES = 256 << 20
 MAX_COLS = 512
@@ -39,7 +39,7 @@ class Kind(IntEnum):
     """What a message requests or answers. The meaning of `number` is given with each."""
 
     HELLO = 1  # join with these tables; number: restart count. Answer: the step to start from
-    ASSIGN = 2  # initial values, from trainer 0
+    ASSIGN = 2  # values, from trainer 0; number: INITIAL or LOADED
     READY = 3  # all initial values have been sent
     OPEN = 4  # answer when the tables are ready
     PULL = 5  # values, as of step `number` or later
@@ -57,6 +57,10 @@ class Kind(IntEnum):
     WAIT = 18  # received; the answer waits for what the text says
     REFUSED = 19  # refused; the code and the text say why
     PROBE = 20  # from the server, to find out whether a connection is open; not answered
+
+
+INITIAL, LOADED = 0, 1
+"""Whether an ASSIGN has the first values, or others in their place, which leave optimizer state as it is."""
 
 
 class Field(IntEnum):

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.scripts import step_limit
 from trainers import fleet
-from trainers.ps import SparseEmbedding, Uniform
+from trainers.ps import SparseAdam, SparseEmbedding, Uniform
 
 
 class Model(torch.nn.Module):
@@ -45,8 +45,9 @@ def main() -> None:
     }
     torch.manual_seed(0)
     model = fleet.distributed_model(Model())
-    adam = torch.optim.Adam(model.parameters(), lr=0.01)
-    optimizer = fleet.distributed_optimizer(adam, strategy)
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+    strategy.sparse_table_configs = {"words.weight": {"rule": SparseAdam(), "lr": 0.01}}
+    optimizer = fleet.distributed_optimizer(adamw, strategy)
     if fleet.is_server():
         fleet.init_server()
         return fleet.run_server()

@@ -46,7 +46,8 @@ def begin(a_sync: bool, hidden: int = 2100) -> tuple[Model, fleet.DistributedOpt
     torch.manual_seed(0)
     model = Model(hidden)
     fleet.distributed_model(model)
-    return model, fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01), strategy)
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
+    return model, fleet.distributed_optimizer(adamw, strategy)
 
 
 def wait_for(file: Path) -> None:

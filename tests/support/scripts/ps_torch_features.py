@@ -14,6 +14,7 @@ import torch
 
 from trainers import fleet
 from trainers.errors import FleetError
+from trainers.ps import SparseEmbedding
 
 ROWS, DIM, STEPS = 20, 4, 5
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -34,10 +35,14 @@ def batches() -> list[torch.Tensor]:
     return list(torch.randint(0, ROWS, (STEPS, 8), generator=torch.Generator().manual_seed(1)))
 
 
-def serve(model: torch.nn.Module, *made: torch.optim.Optimizer) -> list[fleet.DistributedOptimizer]:
+def serve(
+    model: torch.nn.Module, *made: torch.optim.Optimizer, **options: object
+) -> list[fleet.DistributedOptimizer]:
     """The optimizers of a trainer, which is in training; a server has served when this raises SystemExit."""
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = False
+    for name, value in options.items():
+        setattr(strategy, name, value)
     fleet.distributed_model(model)
     optimizers = [fleet.distributed_optimizer(each, strategy) for each in made]
     if fleet.is_server():
@@ -224,6 +229,128 @@ def copied() -> None:
     torch.testing.assert_close(again(batches()[0]), model(batches()[0]))
 
 
+def other_state() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    return {name: torch.randn(each.shape, generator=generator) for name, each in Model().named_parameters()}
+
+
+def loaded_while_served() -> None:
+    """The servers take trainer 0's values; the moments of Adam stay, as in torch."""
+    model, reference = Model(), Model()
+    optimizers = serve(model, *recipe(model))
+    theirs = recipe(reference)
+    train(model, optimizers)
+    train(reference, theirs)
+    state = other_state()
+    reference.load_state_dict(state)
+    if fleet.worker_index():
+        state = {name: torch.full_like(each, 7.0) for name, each in state.items()}
+    model.load_state_dict(state)
+    for (name, found), wanted in zip(model.state_dict().items(), other_state().values(), strict=True):
+        assert torch.equal(found, wanted), name
+    train(model, optimizers)
+    train(reference, theirs)
+    part = {"weight": torch.ones(1, DIM), "bias": torch.zeros(1)}
+    for module in (model, reference):
+        module.out.load_state_dict(part)
+        module.emb.load_state_dict({"weight": torch.ones(ROWS, DIM)})
+        assert module.load_state_dict({"out.bias": torch.ones(1)}, strict=False).missing_keys
+    train(model, optimizers)
+    train(reference, theirs)
+    same(model, reference)
+
+
+def loaded_amid_prefetching() -> None:
+    """What was fetched in advance is of no use afterwards."""
+    model, reference = Model(), Model()
+    optimizers = serve(model, *recipe(model))
+    theirs = recipe(reference)
+    for step, ids in enumerate(fleet.prefetch(batches(), lambda ids: ids)):
+        for module, steppers in ((model, optimizers), (reference, theirs)):
+            if step == 2:
+                module.load_state_dict(other_state())
+            module(ids).backward()
+            for optimizer in steppers:
+                optimizer.step()
+                optimizer.zero_grad()
+    same(model, reference)
+
+
+def loaded_wrongly() -> None:
+    """As in torch: what fits is loaded, and an error tells the rest."""
+    model = torch.nn.ModuleDict({"known": Model(), "any": SparseEmbedding(2)})
+    (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    whole = model.state_dict()
+    refused("unbounded", lambda: model.load_state_dict(whole))
+    state = {name: each for name, each in whole.items() if name != "any.weight"}
+    refused("assign", lambda: model.load_state_dict(state, strict=False, assign=True))
+    wrong = {**state, "known.emb.weight": torch.zeros(ROWS - 1, DIM), "known.out.bias": torch.ones(1)}
+    with pytest.raises(RuntimeError, match=r"known\.emb\.weight"):
+        model.load_state_dict(wrong, strict=False)
+    assert model.state_dict()["known.out.bias"] == 1
+    assert torch.equal(model.state_dict()["known.emb.weight"], state["known.emb.weight"])
+    refused("init_server", lambda: optimizer.load_state_dict({"state": {0: {}}, "param_groups": []}))
+    fleet.stop_worker()
+
+
+def loaded_in(**options: object) -> None:
+    """Values before and after, of trainers that go on their own."""
+    model = Model()
+    (optimizer,) = serve(model, torch.optim.Adam(model.parameters(), lr=0.1), **options)
+    train(model, [optimizer])
+    model.load_state_dict(other_state())
+    for name, wanted in other_state().items():
+        torch.testing.assert_close(model.state_dict()[name], wanted)
+    torch.testing.assert_close(model.emb(torch.arange(ROWS)), other_state()["emb.weight"])
+    fleet.barrier_worker()
+    train(model, [optimizer])
+    fleet.stop_worker()
+    assert (model.emb.weight - other_state()["emb.weight"]).abs().max() > 0.1
+
+
+def loaded_in_async() -> None:
+    loaded_in(a_sync=True)
+
+
+def loaded_in_geo() -> None:
+    loaded_in(a_sync=True, a_sync_configs={"k_steps": 3})
+
+
+def loaded_in_allreduce() -> None:
+    loaded_in(dense="allreduce")
+
+
+def averaged() -> None:
+    """An exponential moving average of the dense modules: by torch's class, and by hand."""
+    model, reference = Model(), Model()
+    optimizers = serve(model, *recipe(model))
+    theirs = recipe(reference)
+    decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    served, own = (
+        torch.optim.swa_utils.AveragedModel(each.out, multi_avg_fn=decay) for each in (model, reference)
+    )
+    by_hand: dict[str, torch.Tensor] = {}
+    for ids in batches():
+        for module, steppers, average in ((model, optimizers, served), (reference, theirs, own)):
+            module(ids).backward()
+            for one in steppers:
+                one.step()
+                one.zero_grad()
+            average.update_parameters(module.out)
+        for name, each in model.out.named_parameters():
+            by_hand.setdefault(name, each.detach().clone()).lerp_(each.detach(), 0.1)
+    assert (own.module.weight - reference.out.weight).abs().max() > 1e-3
+    for name, wanted in own.module.named_parameters():
+        torch.testing.assert_close(served.module.get_parameter(name), wanted)
+        torch.testing.assert_close(by_hand[name], wanted)
+    served.module.load_state_dict(
+        pickle.loads(pickle.dumps(served.module)).state_dict()
+    )  # concerns no server
+    model.out.load_state_dict(served.module.state_dict())  # this does, as for an evaluation or at the end
+    reference.out.load_state_dict(own.module.state_dict())
+    same(model, reference)
+
+
 SCENARIOS: tuple[Callable[[], None], ...] = (
     two_optimizers,
     minimized,
@@ -236,6 +363,13 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     compiled_after,
     lazy,
     copied,
+    averaged,
+    loaded_while_served,
+    loaded_amid_prefetching,
+    loaded_wrongly,
+    loaded_in_async,
+    loaded_in_geo,
+    loaded_in_allreduce,
 )
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.forking import Forker
-from tests.support.training import CASES, STEPS, TwoTables, furthest, loss_of, train_alone
+from tests.support.training import CASES, LAZY, STEPS, TwoTables, furthest, loss_of, train_alone
 
 TRAINERS = 2
 
@@ -61,8 +61,8 @@ def test_where_values_are_and_when_they_are_fetched_changes_nothing(
 )
 def test_one_trainer_alone_is_one_process(forker: Forker, tmp_path: Path, mode: str) -> None:
     """Async without overlap waits for each push; geo trains here, and gets back what it sent."""
-    run_cases(forker, tmp_path, 2, mode, ["sgd", "adagrad", "adam"], trainers=1)
-    expect_alone(tmp_path, ["sgd", "adagrad", "adam"], trainers=1)
+    run_cases(forker, tmp_path, 2, mode, ["sgd", "adagrad", "adam", *LAZY], trainers=1)
+    expect_alone(tmp_path, ["sgd", "adagrad", "adam", *LAZY], trainers=1)
 
 
 @pytest.mark.slow

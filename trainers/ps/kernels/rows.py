@@ -365,8 +365,9 @@ def settle_flags(flags: Flags, saved: Scalar) -> None:
 
 @compiled
 def revise(rows: Rows, slots: Keys, values: Floats) -> None:
-    """The values of slots[i] = values[i]. For tables without cuts: no image is kept."""
+    """The values of slots[i] = values[i]; state and statistics stay."""
     stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
+    will_change(rows, slots, len(slots))
     for i in range(len(slots)):
         start = slots[i] * stride * 2 + 2
         target, source = rows.floats[start : start + dim], values[i]

@@ -51,6 +51,35 @@ def sgd(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mis
 
 
 @compiled
+def momentum(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+    """options: low, high, then those of `momentum_block`."""
+    low, high, back, decay, kept = options[0], options[1], options[2], options[3], options[4]
+    added, ahead, share = options[5], options[6], options[7]
+    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    floats = rows.floats
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            place = slots[i] * stride * 2 + 2
+            value, slopes = floats[place : place + dim], grad[start + i]
+            buffer = floats[place + dim : place + 2 * dim]
+            for column in range(dim):
+                slope = fma(value[column], decay, slopes[column])
+                moving = fma(slope, added, buffer[column] * kept)
+                buffer[column] = moving
+                moved = fma(fma(moving, ahead, share * slope), back, value[column])
+                value[column] = bounded(moved, low, high)
+    return count
+
+
+@compiled
 def adagrad(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
     """options: low, high, lr after its decay, weight decay, eps."""
     low, high, lr, decay, eps = options[0], options[1], options[2], options[3], options[4]
@@ -105,6 +134,85 @@ def sparse_adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Flo
                 second[column] = square
                 moved = value[column] - size * mean / (math.sqrt(square) + eps)
                 value[column] = bounded(moved, low, high)
+    return count
+
+
+@compiled
+def adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+    """options: low, high, then those of `adam_block`, amsgrad. State: mean, square, with amsgrad the largest
+    square.
+    """
+    low, high, back, stays, decay = options[0], options[1], options[2], options[3], options[4]
+    fast, kept, slow, root, eps = options[5], options[6], options[7], options[8], options[9]
+    amsgrad = options[10] != np.float32(0)
+    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    floats = rows.floats
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            place = slots[i] * stride * 2 + 2
+            value, slopes = floats[place : place + dim], grad[start + i]
+            mean, square = floats[place + dim : place + 2 * dim], floats[place + 2 * dim : place + 3 * dim]
+            last = place + 3 * dim if amsgrad else place + 2 * dim
+            largest = floats[last : last + dim]  # the square itself without amsgrad
+            for column in range(dim):
+                slope = fma(value[column], decay, slopes[column])
+                first = fma(fast, slope - mean[column], mean[column])
+                second = fma(slow * slope, slope, square[column] * kept)
+                mean[column] = first
+                square[column] = second
+                if amsgrad:
+                    second = max(largest[column], second)
+                    largest[column] = second
+                moved = value[column] * stays + back * first / (math.sqrt(second) / root + eps)
+                value[column] = bounded(moved, low, high)
+    return count
+
+
+@compiled
+def rmsprop(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+    """options: low, high, -lr, weight decay, alpha, 1 - alpha, eps, momentum, centered. State: mean square,
+    mean if centered, buffer if there is momentum.
+    """
+    low, high, back, decay, kept = options[0], options[1], options[2], options[3], options[4]
+    slow, eps, inertia, centered = options[5], options[6], options[7], options[8] != np.float32(0)
+    moves = inertia != np.float32(0)
+    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    floats = rows.floats
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            square = slots[i] * stride * 2 + 2 + dim
+            mean = square + dim if centered else square
+            buffer = mean + dim if moves else mean
+            for column in range(dim):
+                value = floats[square - dim + column]
+                slope = fma(value, decay, grad[start + i, column])
+                spread = fma(slow * slope, slope, floats[square + column] * kept)
+                floats[square + column] = spread
+                if centered:
+                    middle = fma(slow, slope - floats[mean + column], floats[mean + column])
+                    floats[mean + column] = middle
+                    spread = fma(-middle, middle, spread)
+                step = slope / (math.sqrt(spread) + eps)
+                if moves:
+                    step = fma(floats[buffer + column], inertia, step)
+                    floats[buffer + column] = step
+                floats[square - dim + column] = bounded(fma(back, step, value), low, high)
     return count
 
 
@@ -202,18 +310,18 @@ def adagrad_block(values: Floats, grad: Floats, total: Floats, options: Floats) 
 
 @compiled
 def adam_block(values: Floats, grad: Floats, mean: Floats, square: Floats, options: Floats) -> None:
-    """options: -lr / correction of the mean, weight decay, 1 - beta1, beta2, 1 - beta2, root of the
-    square's correction, eps.
+    """options: -lr / correction of the mean, what decoupled weight decay leaves of a value, weight decay,
+    1 - beta1, beta2, 1 - beta2, root of the square's correction, eps.
     """
-    back, decay, fast, kept = options[0], options[1], options[2], options[3]
-    slow, root, eps = options[4], options[5], options[6]
+    back, stays, decay, fast = options[0], options[1], options[2], options[3]
+    kept, slow, root, eps = options[4], options[5], options[6], options[7]
     for i in range(len(values)):
         slope = fma(values[i], decay, grad[i])
         first = fma(fast, slope - mean[i], mean[i])
         second = fma(slow * slope, slope, square[i] * kept)
         mean[i] = first
         square[i] = second
-        values[i] += back * first / (math.sqrt(second) / root + eps)
+        values[i] = values[i] * stays + back * first / (math.sqrt(second) / root + eps)
 
 
 @compiled

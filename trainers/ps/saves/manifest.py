@@ -44,7 +44,8 @@ class SaveMode(IntEnum):
 
 # ---- The files of a save.
 
-VERSION = 1
+VERSION = 2
+"""Of version 1, specs had fewer options."""
 MANIFEST = "manifest.json"
 _FORMAT = "fleetrun saved tables"
 

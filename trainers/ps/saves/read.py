@@ -32,7 +32,7 @@ from trainers.ps.saves.manifest import (
     current_manifest,
 )
 from trainers.ps.saves.write import Candidates, Chunk, SparseTarget, Target, counts_of
-from trainers.ps.tables.rules import AnyRule, Fixed
+from trainers.ps.tables.rules import AnyRule, Fixed, same_state
 from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
@@ -268,7 +268,7 @@ def check_fit(
             raise LoadError(
                 f"table {name!r} of {where} is {kept.description}; in this model it is {mine.description}"
             )
-        if not values_only and (type(kept.rule), kept.rule.states) != (type(mine.rule), mine.rule.states):
+        if not values_only and not same_state(kept.rule, mine.rule):
             raise LoadError(
                 f"table {name!r} of {where} was trained with {kept.rule}, this model has {mine.rule}, which "
                 "needs other optimizer state. Use the saved rule, or load a save of mode 2 (values)."

@@ -16,7 +16,7 @@ from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.saving import SaveRequest, SaveRunner
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Gradient, Store
-from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, bytes_part
 
 MAX_PENDING = 4096
 """Pending requests of one trainer."""
@@ -190,10 +190,16 @@ class Service:
         return self._members.join(route, request)
 
     def _assign(self, member: Member, request: Message) -> Message:
-        if not self._store.ready:  # a late copy of a message that was answered must not reset trained values
+        # A late copy of a message that was answered must not reset trained values.
+        loaded = request.number == LOADED
+        if loaded:
+            self._require_ready()
+        if not (request.sequence in member.applied if loaded else self._store.ready):
             self._store.read_assign(request.parts)
             self._record(request)
-            self._store.assign(request.parts)
+            if loaded:
+                member.applied.add(request.sequence)
+            self._store.assign(request.parts, keep_state=loaded)
         return request.reply(Kind.DONE)
 
     def _ready(self, member: Member, request: Message) -> Message:
@@ -391,7 +397,7 @@ class PendingRequests:
             f"trainer {_listed(ranks)} {where}"
             for ranks, where in (
                 (barrier, "waits at fleet.barrier_worker()"),
-                (gather, "waits in fleet.util"),
+                (gather, "waits in fleet.util or load_state_dict()"),
                 (step, "waits for the others' next step"),
             )
             if ranks

@@ -262,13 +262,14 @@ class Store:
             number for number, table in tables.items() if table.spec.rows.entry.kind is EntryKind.COUNT
         }
 
-    def assign(self, parts: Sequence[Part]) -> None:
-        """Set initial values."""
+    def assign(self, parts: Sequence[Part], *, keep_state: bool = False) -> None:
+        """Set values. `keep_state`: also optimizer state and statistics of rows stay as they are."""
         for each in self.read_assign(parts):
-            self._tables[each.table].assign(each.keys, each.values)
+            table = self._tables[each.table]
+            (table.revise if keep_state else table.assign)(each.keys, each.values)
 
     def read_assign(self, parts: Sequence[Part]) -> list[Gradient]:
-        """The initial values, checked; changes nothing."""
+        """The values, checked; changes nothing."""
         found = [block for gradient in self.sort(parts)[0] for block in gradient.blocks()]
         try:
             for each in found:

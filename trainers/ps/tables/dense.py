@@ -15,7 +15,7 @@ from trainers.ps.kernels import updates
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.index import Index
 from trainers.ps.kernels.rows import Rows
-from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, SparseAdam
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop, SparseAdam
 from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError, TableError, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows
 
@@ -27,29 +27,30 @@ BlockKernel = Callable[..., None]
 _KERNELS: dict[type[AnyRule], Kernel] = {
     SGD: updates.sgd,
     Adagrad: updates.adagrad,
+    Adam: updates.adam,
     SparseAdam: updates.sparse_adam,
     FTRL: updates.ftrl,
+    RMSprop: updates.rmsprop,
 }
 
 
-def kernel_of(rule: AnyRule, table: str) -> Kernel | None:
-    """The kernel of a rule; None for Fixed. Raises TableError for a rule that has none on rows."""
-    if isinstance(rule, Fixed):
-        return None
-    kernel = _KERNELS.get(type(rule))
-    if kernel is None or (isinstance(rule, SGD) and rule.momentum):
-        raise TableError(
-            f"sparse table {table!r} cannot be trained by {rule}, which moves every row at every step; "
-            "use SGD without momentum, Adagrad, SparseAdam or FTRL"
-        )
-    return kernel
+def kernel_of(rule: AnyRule) -> Kernel | None:
+    """The kernel of a rule on rows; None for Fixed."""
+    return updates.momentum if isinstance(rule, SGD) and rule.momentum else _KERNELS.get(type(rule))
 
 
 def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
     """The arguments of a rule's kernel after the bounds, at the step-th update of the table."""
     match rule:
-        case SGD():
+        case SGD(momentum=0.0):
             return lr, rule.weight_decay
+        case SGD():
+            return _momentum_numbers(rule, step, lr)
+        case Adam():
+            return *_adam_numbers(rule, step, lr), rule.amsgrad
+        case RMSprop():
+            shares = (rule.alpha, 1 - rule.alpha)
+            return -lr, rule.weight_decay, *shares, rule.eps, rule.momentum, rule.centered
         case Adagrad():
             return lr / (1 + (step - 1) * rule.lr_decay), rule.weight_decay, rule.eps
         case SparseAdam():
@@ -74,7 +75,7 @@ def block_kernel_of(rule: AnyRule) -> BlockKernel | None:
             return updates.momentum_block
         case Adagrad():
             return updates.adagrad_block
-        case Adam():
+        case Adam(amsgrad=0.0):
             return updates.adam_block
         case FTRL(lr_power=-0.5):
             return updates.ftrl_block
@@ -87,9 +88,7 @@ def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
     numbers: tuple[float, ...]
     match rule:
         case Adam():
-            corrected, root = -lr / (1 - rule.beta1**step), math.sqrt(1 - rule.beta2**step)
-            shares = (1 - rule.beta1, rule.beta2, 1 - rule.beta2)
-            numbers = (corrected, rule.weight_decay, *shares, root, rule.eps)
+            numbers = _adam_numbers(rule, step, lr)
         case Adagrad():
             numbers = (-lr / (1 + (step - 1) * rule.lr_decay), rule.weight_decay, rule.eps)
         case FTRL():
@@ -97,13 +96,23 @@ def block_numbers_of(rule: AnyRule, step: int, lr: float) -> Floats:
         case SGD(momentum=0.0):
             numbers = (-lr, rule.weight_decay)
         case SGD():
-            # torch initializes the buffer with the whole gradient.
-            moving = (0.0, 1.0) if step == 1 else (rule.momentum, 1 - rule.dampening)
-            used = (rule.momentum, 1.0) if rule.nesterov else (1.0, 0.0)
-            numbers = (-lr, rule.weight_decay, *moving, *used)
+            numbers = _momentum_numbers(rule, step, lr)
         case _:
             raise AssertionError(f"{rule} has no kernel on blocks")
     return np.array(numbers, np.float32)
+
+
+def _momentum_numbers(rule: SGD, step: int, lr: float) -> tuple[float, ...]:
+    # torch initializes the buffer with the whole gradient.
+    moving = (0.0, 1.0) if step == 1 else (rule.momentum, 1 - rule.dampening)
+    used = (rule.momentum, 1.0) if rule.nesterov else (1.0, 0.0)
+    return -lr, rule.weight_decay, *moving, *used
+
+
+def _adam_numbers(rule: Adam, step: int, lr: float) -> tuple[float, ...]:
+    corrected, root = -lr / (1 - rule.beta1**step), math.sqrt(1 - rule.beta2**step)
+    decays = (1 - lr * rule.weight_decay, 0.0) if rule.decoupled else (1.0, rule.weight_decay)
+    return corrected, *decays, 1 - rule.beta1, rule.beta2, 1 - rule.beta2, root, rule.eps
 
 
 class DenseTable:
@@ -132,6 +141,10 @@ class DenseTable:
         """New values; the optimizer state stays."""
         self.check_assign(keys, values)
         self._values.copy_(values)
+
+    def revise(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+        """The same."""
+        self.assign(keys, values)
 
     def pull(self, keys: torch.Tensor | None = None, *, insert: bool = True) -> torch.Tensor:
         """A copy: a reply may still be in flight when the next update comes."""

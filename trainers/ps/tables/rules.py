@@ -4,6 +4,9 @@
 the whole. The order of operations is that of torch's single-tensor implementations
 (torch/optim/{sgd,adagrad,adam}.py and torch/optim/_functional.py), so that results agree bit for bit on
 most inputs.
+
+On rows all rules are lazy: a step changes the values and the state of the rows of its gradient only, weight
+decay included, and `step` counts the updates of the whole table (as torch.optim.SparseAdam and FBGEMM do).
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class SGD:
-    """torch.optim.SGD. On rows without momentum and weight decay, as torch does for sparse gradients."""
+    """torch.optim.SGD."""
 
     code: ClassVar[int] = 1
     initial_state: ClassVar[float] = 0.0
@@ -85,22 +88,31 @@ class Adagrad:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """torch.optim.Adam, without amsgrad."""
+    """torch.optim.Adam, and torch.optim.AdamW with `decoupled`."""
 
     code: ClassVar[int] = 3
-    states: ClassVar[int] = 2
     initial_state: ClassVar[float] = 0.0
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decoupled: float = 0.0
+    amsgrad: float = 0.0
+
+    @property
+    def states(self) -> int:
+        return 3 if self.amsgrad else 2
 
     def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
-        mean, square = state
-        if self.weight_decay:
+        mean, square, *largest = state
+        if self.weight_decay and self.decoupled:
+            values.mul_(1 - lr * self.weight_decay)
+        elif self.weight_decay:
             grad = grad.add(values, alpha=self.weight_decay)
         mean.lerp_(grad, 1 - self.beta1)
         square.mul_(self.beta2).addcmul_(grad, grad, value=1 - self.beta2)
+        for maximum in largest:
+            square = torch.maximum(maximum, square, out=maximum)
         correction1 = 1 - self.beta1**step
         correction2 = 1 - self.beta2**step
         scale = (square.sqrt() / math.sqrt(correction2)).add_(self.eps)
@@ -127,6 +139,37 @@ class SparseAdam:
         scale = square.sqrt().add_(self.eps)
         step_size = lr * math.sqrt(1 - self.beta2**step) / (1 - self.beta1**step)
         values.addcdiv_(mean, scale, value=-step_size)
+
+
+@dataclass(frozen=True, slots=True)
+class RMSprop:
+    """torch.optim.RMSprop. State: the mean square, the mean if `centered`, the buffer with momentum."""
+
+    code: ClassVar[int] = 6
+    initial_state: ClassVar[float] = 0.0
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: float = 0.0
+
+    @property
+    def states(self) -> int:
+        return 1 + bool(self.centered) + bool(self.momentum)
+
+    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+        square, *others = state
+        if self.weight_decay:
+            grad = grad.add(values, alpha=self.weight_decay)
+        square.mul_(self.alpha).addcmul_(grad, grad, value=1 - self.alpha)
+        if self.centered:
+            mean = others[0].lerp_(grad, 1 - self.alpha)
+            square = square.addcmul(mean, mean, value=-1)
+        scale = square.sqrt().add_(self.eps)
+        if self.momentum:
+            values.add_(others[-1].mul_(self.momentum).addcdiv_(grad, scale), alpha=-lr)
+        else:
+            values.addcdiv_(grad, scale, value=-lr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +203,28 @@ class FTRL:
         values.copy_(torch.where(linear.abs() <= self.l1, 0.0, moved))
 
 
-AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam | FTRL
+AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam | FTRL | RMSprop
 """`states` is the number of state tensors, each as large as the values and full of `initial_state` at first.
 `update` changes values and state in place; `step` counts the updates of the whole table, this one included.
 """
 
-RULES: dict[int, type[AnyRule]] = {rule.code: rule for rule in (Fixed, SGD, Adagrad, Adam, SparseAdam, FTRL)}
+RULES: dict[int, type[AnyRule]] = {
+    rule.code: rule for rule in (Fixed, SGD, Adagrad, Adam, SparseAdam, FTRL, RMSprop)
+}
+ON_ROWS = "SGD, Adagrad, SparseAdam, Adam, RMSprop or FTRL"
+"""The rules that a sparse table may be given by name."""
 
 
 def options_of(rule: AnyRule) -> tuple[float, ...]:
     """The rule's options in the order of its fields, for the wire."""
     return tuple(map(float, astuple(rule)))
+
+
+def same_state(one: AnyRule, other: AnyRule) -> bool:
+    """Whether the state that one rule has left means the same to the other."""
+    return _meaning(one) == _meaning(other)
+
+
+def _meaning(rule: AnyRule) -> tuple[object, ...]:
+    kind = Adam if isinstance(rule, SparseAdam) else type(rule)  # both keep the two moments
+    return kind, rule.states, isinstance(rule, RMSprop) and bool(rule.centered)

@@ -25,6 +25,7 @@ from trainers.ps.kernels.rows import (
     initial_rows,
     pull,
     remove_keys,
+    revise,
     settle_flags,
     shrink,
     write,
@@ -137,7 +138,7 @@ _NO_STATS = np.empty((0, 2), np.float32)
 
 class SparseTable:
     """Rows of (dim,) float32; `keys` is (n,) int64, any values in any order. For one thread; a Cut may be
-    read by another. Raises TableError for a rule that does not work on rows.
+    read by another.
 
     A key that occurs several times in a request is not merged: it is read, or updated, several times in the
     order given.
@@ -147,7 +148,7 @@ class SparseTable:
         self.spec = spec
         self.step = 0
         """Updates so far."""
-        self._update: Kernel | None = kernel_of(spec.rule, spec.name)
+        self._update: Kernel | None = kernel_of(spec.rule)
         rows = spec.rows
         self._counts = 3 if rows.statistics or rows.entry.kind is EntryKind.SHOW_CLICK else 0
         self._storage = Storage(spec.size, spec.rule.states * spec.size, self._counts)
@@ -177,6 +178,15 @@ class SparseTable:
         """Insert or overwrite rows; state and statistics are reset. Entry filters do not apply."""
         self.check_assign(keys, values)
         self._write(self._array(keys), array_of(values), _NO_STATE, _NO_STATISTICS)
+
+    def revise(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
+        """As `assign`, but state and statistics stay."""
+        self.check_assign(keys, values)
+        found = self._array(keys)
+        if self._cut is not None:
+            self._cut.expect(len(found))
+        slots = self._storage.insert(found, self._fresh)  # before `rows`: it may grow
+        revise(self._storage.rows, slots, array_of(values))
 
     def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor:
         """(n, dim) float32, a fresh tensor. A key without a row reads as its initial value, and gets a row
@@ -345,5 +355,5 @@ class SparseTable:
 
 
 def make_table(spec: TableSpec) -> DenseTable | SparseTable:
-    """An empty table. Raises TableError for a rule that does not work on rows."""
+    """An empty table."""
     return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec)

@@ -115,7 +115,7 @@ class TableSpec:
             raise SpecError(f"a table spec has only {len(content)} bytes")
         kind, rule_code, count, size = _HEAD.unpack_from(content)
         rule = RULES.get(rule_code)
-        if kind not in (TableKind.DENSE, TableKind.SPARSE) or rule is None or count != len(fields(rule)):
+        if kind not in (TableKind.DENSE, TableKind.SPARSE) or rule is None or count > len(fields(rule)):
             raise SpecError(f"the table has kind {kind}, rule {rule_code} and {count} options")
         if not 0 < size <= (MAX_BLOCK if kind == TableKind.DENSE else MAX_DIM):
             raise SpecError(f"the table has size {size}")
@@ -130,7 +130,7 @@ class TableSpec:
             name = content[end:].decode()
         except UnicodeDecodeError:
             raise SpecError("the table name is not UTF-8") from None
-        made = rule(*options)
+        made = rule(*options)  # earlier versions saved fewer options: the others had their defaults
         _check_rule(made)
         return cls(kind=TableKind(kind), name=name, size=size, rule=made, rows=rows)
 

@@ -8,21 +8,19 @@ trainer with batches and then its own tables. Kernels that few jobs need are lef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 import numpy as np
 import torch
 
 from trainers.ps.kernels.batch import all_finite, merge_rows, split_by_server, unique
 from trainers.ps.kernels.memory import touch_pages
-from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, SparseAdam
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop, SparseAdam
 from trainers.ps.tables.sparse import SparseTable, make_table
 from trainers.ps.tables.spec import (
     Entry,
     EntryKind,
     RowOptions,
     ShrinkPolicy,
-    TableError,
     TableKind,
     TableSpec,
 )
@@ -64,20 +62,20 @@ def use_rows() -> None:
 
 
 def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
-    """A push and a pull of each kind of table, except those that a server will refuse."""
+    """A push and a pull of each kind of table."""
     for spec in dict.fromkeys(map(_small, specs)):
-        with suppress(TableError):
-            table, sparse = make_table(spec), spec.kind is TableKind.SPARSE
-            if not isinstance(spec.rule, Fixed):
-                table.apply(keys if sparse else None, _ROWS[: len(keys)] if sparse else torch.ones(1), 0.1)
-            if sparse:
-                table.pull(keys)
+        table, sparse = make_table(spec), spec.kind is TableKind.SPARSE
+        if not isinstance(spec.rule, Fixed):
+            table.apply(keys if sparse else None, _ROWS[: len(keys)] if sparse else torch.ones(1), 0.1)
+        if sparse:
+            table.pull(keys)
 
 
 def use_every_table() -> None:
     blocks = (SGD(weight_decay=0.5), SGD(momentum=0.5), Adagrad(), Adam(), FTRL())
     use_tables(TableSpec(kind=TableKind.DENSE, name="", size=1, rule=rule) for rule in blocks)
-    use_tables(_spec(rule) for rule in (SGD(), Adagrad(), SparseAdam(), FTRL()))
+    rows: tuple[AnyRule, ...] = (SGD(), SGD(momentum=0.5), Adagrad(), Adam(), SparseAdam(), FTRL(), RMSprop())
+    use_tables(_spec(rule) for rule in rows)
     use_tables(_spec(SGD(), entry) for entry in EntryKind)
 
 

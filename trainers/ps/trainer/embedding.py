@@ -93,7 +93,8 @@ class ServedWeight(torch.nn.Parameter):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name not in _WITHOUT_VALUES:
+        loads_nothing = name == "copy_" and not args[1].numel()  # as load_state_dict does
+        if name not in _WITHOUT_VALUES and not loads_nothing:
             raise UsageError(
                 f"torch's {name} was called on the weight of an embedding that parameter servers hold: it "
                 "has no rows here. Call the embedding with ids instead (a penalty can use the rows that it "
@@ -146,6 +147,20 @@ class ServedEmbedding:
             # Not a bound method: torch sets an attribute on the function.
             lambda module, state, prefix, metadata: _add_weight(state, f"{prefix}weight", rows)
         )
+
+    def rows_of(self, given: torch.Tensor) -> torch.Tensor | None:
+        """(num_embeddings, dim) float32: the rows of a weight in a state dict; None for another shape, which
+        torch then reports. Raises UsageError for an unbounded table.
+        """
+        if self._bound is None:
+            raise UsageError(
+                f"a state dict has no rows of embedding {self._name!r}, which is unbounded, and its servers "
+                f"keep theirs: remove {self._name!r} from it and load the rest with strict=False, or load a "
+                "save of all rows with fleet.init_server(dirname)"
+            )
+        if given.shape != (self._bound, self._module.embedding_dim):
+            return None
+        return given.detach().to("cpu", torch.float32)
 
     def end(self, weight: torch.Tensor | None) -> None:
         """Make it an ordinary module again, with these values."""

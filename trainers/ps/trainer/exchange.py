@@ -18,7 +18,7 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
 from trainers.ps.kernels.batch import merge_rows
 from trainers.ps.tables.rules import SGD, AnyRule
-from trainers.ps.trainer.layout import Block, DenseParameter
+from trainers.ps.trainer.layout import Block, DenseParameter, maximizes
 from trainers.ps.trainer.remote import (
     MergedGradient,
     RemoteTable,
@@ -70,14 +70,15 @@ class DenseParameters:
         """The update rule of this parameter."""
         return self._rules[name]
 
-    def initial(self) -> Iterator[list[Request]]:
-        """The initial values, a parameter at a time."""
+    def assigned(self, number: int) -> Iterator[list[Request]]:
+        """The values here for the servers, a parameter at a time; `number`: INITIAL or LOADED."""
         for dense in self._parameters:
             flat = _flat(dense.parameter)
             yield [
                 Request(
                     server=block.server,
                     kind=Kind.ASSIGN,
+                    number=number,
                     parts=(Part(block.table, Field.VALUES, flat[block.start : block.stop]),),
                 )
                 for block in dense.blocks
@@ -86,7 +87,9 @@ class DenseParameters:
     def gradients(self) -> dict[str, torch.Tensor]:
         """By name, flat and float32; a parameter without a gradient is skipped, as by torch.optim."""
         return {
-            dense.name: _flat(dense.parameter.grad)
+            dense.name: _flat(dense.parameter.grad).neg()
+            if maximizes(dense.group)
+            else _flat(dense.parameter.grad)
             for dense in self._parameters
             if dense.group is not None and _has_gradient(dense)
         }
@@ -273,6 +276,9 @@ class Exchange(Protocol):
     def flush(self) -> None:
         """Wait until every push has been applied, or, in sync training, has arrived."""
 
+    def renew(self) -> None:
+        """Forget values of rows that were fetched before: the servers have others now."""
+
 
 class SyncExchange:
     """One message to each server for a step, with the gradients; its answer has the values of the next step,
@@ -322,6 +328,10 @@ class SyncExchange:
 
     def flush(self) -> None:
         return
+
+    def renew(self) -> None:
+        for table in self._tables:
+            table.drop_prepared()
 
 
 class AsyncExchange:
@@ -395,6 +405,11 @@ class AsyncExchange:
             self._send([])
         while self._pushes:
             self._await_oldest()
+
+    def renew(self) -> None:
+        self._receiving = None
+        for table in self._tables:
+            table.drop_prepared()
 
     def _send(self, row_requests: Sequence[RowRequest]) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]

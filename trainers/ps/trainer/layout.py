@@ -17,7 +17,7 @@ import torch
 from trainers.checks import nearest
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.configs import PsConfigs, TableConfigs
-from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed, SparseAdam
+from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop, SparseAdam
 from trainers.ps.tables.spec import (
     MAX_BLOCK,
     MAX_DIM,
@@ -32,37 +32,37 @@ from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, rows_o
 
 # ---- From a torch optimizer to the servers' rules.
 
-_KINDS = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim.SparseAdam)
+_KINDS = tuple(
+    getattr(torch.optim, name) for name in ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam")
+)
 # How torch computes, not what: no effect on the result.
 _IRRELEVANT = frozenset({"params", "param_names", "lr", "initial_lr", "foreach", "fused", "capturable"})
-_UNSUPPORTED = ("maximize", "amsgrad", "differentiable", "decoupled_weight_decay")
 
 
 def rule_for(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, sparse: bool, name: str
 ) -> AnyRule:
-    """The rule of one parameter. On sparse tables Adam means torch.optim.SparseAdam (lazy): torch's Adam is
-    not defined for sparse gradients. Raises NotSupportedError naming the optimizer or the option.
+    """The rule of one parameter. On sparse tables Adam without further options means torch.optim.SparseAdam.
+    `maximize` is no part of a rule: trainers send the negative gradient. Raises NotSupportedError naming the
+    optimizer or the option.
     """
     check_supported(optimizer)
     kind = type(optimizer)
-    for option in _UNSUPPORTED:
-        if group.get(option):
-            raise NotSupportedError(
-                f"{kind.__name__}({option}=True) is not supported on parameter servers; remove {option}"
-            )
-    if kind is torch.optim.SGD:
-        return _sgd(group, sparse, name)
-    if kind is torch.optim.Adagrad:
-        _no_sparse(group, sparse, name, "weight_decay")
-        return Adagrad(
-            lr_decay=float(group["lr_decay"]),
-            weight_decay=float(group["weight_decay"]),
-            initial_accumulator_value=float(group["initial_accumulator_value"]),
-            eps=float(group["eps"]),
+    if group.get("differentiable"):
+        raise NotSupportedError(
+            f"{kind.__name__}(differentiable=True) is not supported on parameter servers; leave it out"
         )
-    if kind is torch.optim.Adam:
-        return _adam(group, sparse, name)
+    if kind is torch.optim.SGD:
+        return SGD(**_floats(group, "momentum", "dampening", "weight_decay", "nesterov"))
+    if kind is torch.optim.Adagrad:
+        return Adagrad(**_floats(group, "lr_decay", "weight_decay", "initial_accumulator_value", "eps"))
+    if kind is torch.optim.RMSprop:
+        return RMSprop(**_floats(group, "alpha", "eps", "weight_decay", "momentum", "centered"))
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        decoupled = kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
+        if sparse and not (decoupled or group["weight_decay"] or group["amsgrad"]):
+            return SparseAdam(*_betas(group), eps=float(group["eps"]))
+        return Adam(*_betas(group), **_floats(group, "eps", "weight_decay", "amsgrad"), decoupled=decoupled)
     if kind is torch.optim.SparseAdam:
         if not sparse:
             raise NotSupportedError(
@@ -79,7 +79,7 @@ def check_supported(optimizer: torch.optim.Optimizer) -> None:
     if kind not in _KINDS:
         raise NotSupportedError(
             f"{kind.__module__}.{kind.__name__} is not supported on parameter servers; "
-            "use torch.optim.SGD, Adagrad, Adam or SparseAdam"
+            f"use one of torch.optim: {', '.join(each.__name__ for each in _KINDS)}"
         )
 
 
@@ -91,35 +91,18 @@ def options_snapshot(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{key: group[key] for key in kept & group.keys()} for group in optimizer.param_groups]
 
 
-def _sgd(group: Mapping[str, Any], sparse: bool, name: str) -> SGD:
-    _no_sparse(group, sparse, name, "weight_decay")
-    _no_sparse(group, sparse, name, "momentum")
-    return SGD(
-        momentum=float(group["momentum"]),
-        dampening=float(group["dampening"]),
-        weight_decay=float(group["weight_decay"]),
-        nesterov=float(group["nesterov"]),
-    )
+def _floats(group: Mapping[str, Any], *options: str) -> dict[str, float]:
+    return {option: float(group[option]) for option in options}
 
 
-def _adam(group: Mapping[str, Any], sparse: bool, name: str) -> Adam | SparseAdam:
-    _no_sparse(group, sparse, name, "weight_decay")
-    if sparse:
-        return SparseAdam(*_betas(group), eps=float(group["eps"]))
-    return Adam(*_betas(group), eps=float(group["eps"]), weight_decay=float(group["weight_decay"]))
+def maximizes(group: Mapping[str, Any] | None) -> bool:
+    """Whether trainers send the negative gradients of this group."""
+    return group is not None and bool(group.get("maximize"))
 
 
 def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
     beta1, beta2 = group["betas"]
     return float(beta1), float(beta2)
-
-
-def _no_sparse(group: Mapping[str, Any], sparse: bool, name: str, option: str) -> None:
-    if sparse and group[option]:
-        raise NotSupportedError(
-            f"{option}={group[option]} on the sparse embedding {name!r} would move every row at every step; "
-            f"give the embedding a parameter group of its own with {option}=0"
-        )
 
 
 # ---- From a model to numbered tables.

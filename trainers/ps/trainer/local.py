@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from trainers.collective.group import start as join_group
 from trainers.ps.client import Client
-from trainers.ps.kernels.rows import pull, revise
+from trainers.ps.kernels.rows import pull
 from trainers.ps.tables.rules import AnyRule, Fixed
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
@@ -36,7 +36,7 @@ from trainers.roles.identity import Identity
 
 
 class _CacheTable(SparseTable):
-    """A table that reports missing keys, and accepts new values without resetting its optimizer state."""
+    """A table that reports missing keys."""
 
     def known(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(n, dim) values, and the positions of the keys that have none, (m,) int64."""
@@ -45,11 +45,6 @@ class _CacheTable(SparseTable):
         missing = np.empty(len(wanted), np.int64)
         count = pull(self._storage.index, self._storage.rows, wanted, out, missing)
         return torch.from_numpy(out), torch.from_numpy(missing[:count])
-
-    def revise(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """New values of rows in the cache."""
-        slots = self._storage.insert(self._array(keys), self._fresh)
-        revise(self._storage.rows, slots, values.contiguous().numpy())
 
     def everything(self) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys (n,) and values (n, dim); copies."""
@@ -96,6 +91,10 @@ class Cache:
         self._touched = _CacheTable(self._touched_spec)
         return keys, self._table.pull(keys, insert=False) - before
 
+    def keys(self) -> torch.Tensor:
+        """(n,) int64 of all cached rows."""
+        return self._table.everything()[0]
+
     def revise(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The servers' values of cached rows."""
         self._table.revise(keys, values)
@@ -133,6 +132,15 @@ class CachedRows(RowSource):
         if self._requested is not None:
             requested, self._requested = self._requested, None
             self.cache.add(requested.keys, requested.rows)
+
+    def renew(self) -> None:
+        """The servers' values of all cached rows, which keep their optimizer state."""
+        self._settle()
+        keys = self.cache.keys()
+        most = max(1, _MAX_VALUES // self.remote.sparse.spec.size)
+        for start in range(0, len(keys), most):
+            some = keys[start : start + most]
+            self.cache.revise(some, self.remote.pull_rows(some, insert=True))
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
         lookup = self.remote.lookup(ids)
@@ -217,6 +225,11 @@ class GeoExchange:
         self._dense.take(SentRequests(self._client, pulls, [], self.step).wait())
         self._before = {}
 
+    def renew(self) -> None:
+        self._before = {}
+        for table in self._tables:
+            table.renew()
+
     def flush(self) -> None:
         """Send all changes, and continue from the servers' values."""
         if not self._local_steps:
@@ -266,9 +279,14 @@ class AllReduced:
     ) -> None:
         self._exchange = exchange
         self._parameters = parameters
+        self._buffers = buffers
         self._local_step = local_step
         join_group(identity)
-        for tensor in (*parameters, *buffers):  # all start with trainer 0's values
+        self._take_first()
+
+    def _take_first(self) -> None:
+        """Trainer 0's values."""
+        for tensor in (*self._parameters, *self._buffers):
             dist.broadcast(tensor.data, src=0)
 
     @property
@@ -295,6 +313,10 @@ class AllReduced:
 
     def flush(self) -> None:
         self._exchange.flush()
+
+    def renew(self) -> None:
+        self._take_first()
+        self._exchange.renew()
 
     def _average(self) -> None:
         """One all-reduce over all gradients; a missing gradient counts as zero."""

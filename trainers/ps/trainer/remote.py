@@ -16,9 +16,9 @@ import torch
 from trainers.errors import ServerError, UsageError
 from trainers.ps.client import Client, Request
 from trainers.ps.kernels.batch import merge_rows, order_by_server, unique
-from trainers.ps.trainer.layout import SparseParameter
+from trainers.ps.trainer.layout import SparseParameter, maximizes
 from trainers.ps.trainer.modules import row_limit
-from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part
+from trainers.ps.wire import INITIAL, MAX_FRAME_BYTES, Field, Kind, Message, Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -318,6 +318,10 @@ class RemoteTable:
         ]
         return request
 
+    def drop_prepared(self) -> None:
+        """Fetch the rows of prepared batches again."""
+        self._prepared.clear()
+
     def unsent(self) -> list[RowRequest]:
         """The row requests of prepared batches that have not been sent."""
         return list(dict.fromkeys(each.request for each in self._prepared if each.request.as_of is None))
@@ -349,16 +353,17 @@ class RemoteTable:
         return rows
 
     def initial(self) -> Iterator[list[Request]]:
-        """The module's own weights, some rows at a time; nothing for an unbounded table."""
-        total = row_limit(self.sparse.module)
-        if total is None:
-            return
-        weight = self.sparse.module.weight.detach().cpu()
-        for keys in self._chunks(total):
+        """The module's own weights; nothing for an unbounded table."""
+        if row_limit(self.sparse.module) is not None:
+            yield from self.assigned(self.sparse.module.weight.detach().cpu(), INITIAL)
+
+    def assigned(self, weight: torch.Tensor, number: int) -> Iterator[list[Request]]:
+        """The rows of a weight for the servers, some at a time; `number`: INITIAL or LOADED."""
+        for keys in self._chunks(len(weight)):
             assigned: list[list[Part]] = [[] for _ in range(self._servers)]
             self._add(assigned, MergedGradient(keys, weight[keys], None), 0.0)
             yield [
-                Request(server=server, kind=Kind.ASSIGN, parts=tuple(parts))
+                Request(server=server, kind=Kind.ASSIGN, number=number, parts=tuple(parts))
                 for server, parts in enumerate(assigned)
             ]
 
@@ -381,6 +386,8 @@ class RemoteTable:
         if not self._gradients:
             return None
         keys, rows = self._gradients[0] if len(self._gradients) == 1 else merge_rows(self._gradients)
+        if maximizes(self.sparse.group):
+            rows = rows.neg()
         stats = None
         if self._stats:  # in the order of the gradient's keys, which come first
             stats = merge_rows([(keys, torch.zeros(len(keys), 2)), *self._stats])[1][: len(keys)]

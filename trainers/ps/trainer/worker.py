@@ -33,7 +33,18 @@ from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedRows, GeoExchange
 from trainers.ps.trainer.remote import RemoteTable
 from trainers.ps.transport import CurveKeys
-from trainers.ps.wire import MAX_FRAME_BYTES, ROW_DTYPES, Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.wire import (
+    INITIAL,
+    LOADED,
+    MAX_FRAME_BYTES,
+    ROW_DTYPES,
+    Code,
+    Field,
+    Kind,
+    Message,
+    Part,
+    bytes_part,
+)
 from trainers.roles.identity import Identity
 from trainers.storage.errors import SaveError
 from trainers.storage.manifest import FileRecord
@@ -159,6 +170,8 @@ class Worker:
         self._exchange = self._exchange_for(asynchronous, local)
         self._saver = SaveCoordinator(self._client, layout.servers)
         self._servings: list[ServedEmbedding] = []
+        self._loaded: list[tuple[RemoteTable, torch.Tensor]] = []
+        """Rows of a state that is being loaded."""
 
     @property
     def step_number(self) -> int:
@@ -187,22 +200,53 @@ class Worker:
             )
         if self._identity.index == 0 and any(reply.code is Code.NOT_READY for reply in hellos):
             for requests in itertools.chain(
-                self._dense.initial(), *(table.initial() for table in self._tables)
+                self._dense.assigned(INITIAL), *(table.initial() for table in self._tables)
             ):
                 self._client.ask(requests)
             self._client.ask(self._to_all(Kind.READY))
         with progress.activity("waiting for the other trainers"):
             self._client.ask(self._to_all(Kind.OPEN))
         progress.meter.resumed(self._exchange.step)
-        pulls = self._dense.pulls(self._exchange.step, trained_only=False)
-        replies = self._client.ask(pulls)
-        self._dense.take(zip((pull.server for pull in pulls), replies, strict=True))
+        self._take_dense()
         self._servings = [
             ServedEmbedding(
                 table.sparse.name, table.sparse.module, rows, statistics=table.sparse.spec.rows.statistics
             )
             for table, rows in zip(self._tables, self._rows, strict=True)
         ]
+
+    def _take_dense(self) -> None:
+        pulls = self._dense.pulls(self._exchange.step, trained_only=False)
+        replies = self._client.ask(pulls)
+        self._dense.take(zip((pull.server for pull in pulls), replies, strict=True))
+
+    def begin_load(self, module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str) -> None:
+        """Torch is about to load `state` into a module of the model. Waits until all trainers are here and
+        have no push under way; then the dense values here are the servers'. The rows in `state` are kept for
+        `end_load`, and torch gets the empty weight that it finds in the module. Raises UsageError.
+        """
+        modules = dict(module.named_modules())
+        self._loaded = []
+        for serving, table in zip(self._servings, self._tables, strict=True):
+            for name in [name for name, each in modules.items() if each is table.sparse.module]:
+                key = f"{prefix}{name}.weight" if name else f"{prefix}weight"
+                if key in state and (weight := serving.rows_of(state[key])) is not None:
+                    self._loaded.append((table, weight))
+                    state[key] = weight[:0]
+        self._exchange.flush()
+        self.gather(b"")
+        self.refresh()
+
+    def end_load(self) -> None:
+        """The servers take what trainer 0 has loaded, and all trainers continue from that."""
+        if self._identity.index == 0:
+            loaded = (table.assigned(weight, LOADED) for table, weight in self._loaded)
+            for requests in itertools.chain(self._dense.assigned(LOADED), *loaded):
+                self._client.ask(requests)
+        self._loaded = []
+        self.gather(b"")
+        self._take_dense()
+        self._exchange.renew()
 
     def step(self) -> None:
         """Push all gradients, and fetch the values of the next step."""

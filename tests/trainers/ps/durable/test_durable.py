@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainers.ps.durable.frames import SPECS, State, recovered, request
 from trainers.errors import UsageError
-from trainers.ps.durable.durable import DurableFolder
+from trainers.ps.durable.durable import OWNER_VERSION, DurableFolder
 from trainers.ps.durable.journal import DamagedError, DurabilityError
 from trainers.ps.tables.sparse import make_table
 from trainers.storage.errors import SaveError
@@ -214,7 +214,7 @@ def test_a_folder_of_another_job_is_refused(tmp_path):
 def test_the_folder_of_another_version_is_refused(tmp_path):
     opened(tmp_path).close()
     file = tmp_path / "server-0" / "owner.json"
-    file.write_text(file.read_text().replace('"version": 2', '"version": 9'))
+    file.write_text(file.read_text().replace(f'"version": {OWNER_VERSION}', '"version": 9'))
     with pytest.raises(DurabilityError, match="format 9"):
         opened(tmp_path)
 

@@ -145,10 +145,10 @@ def test_a_link_in_place_of_a_file_is_not_followed(saved, tmp_path):
 
 
 def test_a_newer_format_is_refused(saved):
-    resealed(saved / MANIFEST, lambda body: body.update(version=2))
-    with pytest.raises(LoadError, match="version is 2"):
+    resealed(saved / MANIFEST, lambda body: body.update(version=3))
+    with pytest.raises(LoadError, match="version is 3"):
         load(saved, specs())
-    with pytest.raises(SaveError, match="version is 2"):
+    with pytest.raises(SaveError, match="version is 3"):
         check_target(saved, SaveMode.ALL, None)
 
 

@@ -16,7 +16,7 @@ from trainers.ps.server.store import Store
 from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
-from trainers.ps.wire import Code, Field, Kind, Message, Part, bytes_part
+from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, bytes_part
 
 pytestmark = pytest.mark.slow
 
@@ -256,6 +256,43 @@ def test_a_restarted_trainer_goes_on_where_the_tables_are() -> None:
     assert bench.push(0, 0, 1.0, life=0).code is Code.UNKNOWN_CLIENT  # the former self
     reply = bench.ask(Kind.PULL, rank=1, parts=WANT)
     assert reply.parts[0].data.tolist() == [-2, -2]
+
+
+def test_values_that_are_loaded_in_training_count_once_and_keep_the_state() -> None:
+    """Also where the message comes twice, and where the log is replayed."""
+    specs = {
+        0: TableSpec(kind=TableKind.DENSE, name="w", size=2, rule=SGD(momentum=0.5)),
+        1: TableSpec(kind=TableKind.SPARSE, name="e", size=1, rule=Adagrad()),
+    }
+    rows = (Part(1, Field.KEYS, torch.tensor([1])), Part(1, Field.ROWS, torch.ones(1, 1), lr=1.0))
+    push = (Part(0, Field.VALUES, torch.ones(2), lr=1.0), *rows)
+    bench = Bench(1, sync=False, specs=specs)
+    bench.hello(0)
+    assert bench.ask(Kind.ASSIGN, number=LOADED, parts=INITIAL[:3]).code is Code.NOT_READY
+    bench.ask(Kind.ASSIGN, parts=INITIAL[:3])
+    bench.ask(Kind.READY)
+    bench.ask(Kind.PUSH, parts=push)
+    loading = Message(
+        kind=Kind.ASSIGN,
+        sequence=70,
+        number=LOADED,
+        parts=(Part(0, Field.VALUES, torch.full((2,), 9.0)), *rows),
+    )
+    assert bench.send(loading).kind is Kind.DONE
+    bench.sequence = 70
+    assert bench.values() == [9, 9, 1, 0]
+    bench.ask(Kind.PUSH, number=1, parts=push)
+    assert bench.send(loading).kind is Kind.DONE
+    found = bench.values()
+    assert found[:2] == [7.5, 7.5], "the momentum of the first push is still there"
+    assert found[2] == pytest.approx(1 - 1 / 2**0.5)
+    again = Bench(1, sync=False, specs=specs)
+    for message in bench.recorded:
+        again.service.replay(message)
+    again.sequence = 100
+    assert again.values() == found
+    assert again.send(loading).kind is Kind.DONE
+    assert again.values() == found
 
 
 def test_a_step_that_a_former_self_pushed_does_not_count_again() -> None:

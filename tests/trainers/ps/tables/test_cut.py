@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from trainers.ps.tables.rules import FTRL, SGD, Adagrad, AnyRule, SparseAdam
+from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, RMSprop, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableError, TableKind, TableSpec
 from trainers.ps.tables.storage import Cut, SparseRows
@@ -163,7 +163,10 @@ def test_changes_since_the_last_cut_with_mark() -> None:
     assert changed(table) == []
 
 
-@pytest.mark.parametrize("rule", [SGD(), Adagrad(), SparseAdam(), FTRL()])
+@pytest.mark.parametrize(
+    "rule",
+    [SGD(), SGD(momentum=0.9), Adagrad(), Adam(amsgrad=1.0), SparseAdam(), RMSprop(centered=1.0), FTRL()],
+)
 def test_a_pull_changes_nothing_and_a_push_what_it_says(rule: AnyRule) -> None:
     """Whatever of a record is values: with SGD, all of it."""
     table = SparseTable(TableSpec(kind=TableKind.SPARSE, name="t", size=9, rule=rule))

@@ -1,16 +1,26 @@
 """Every rule against the torch optimizer that it stands for."""
 
+import struct
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule
+from tests.support.training import Make, step_lazily
+from trainers.ps.tables.rules import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AnyRule,
+    RMSprop,
+    SparseAdam,
+    options_of,
+    same_state,
+)
 from trainers.ps.tables.sparse import make_table
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.trainer.layout import rule_for
-
-Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 DENSE: dict[str, Make] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -21,7 +31,17 @@ DENSE: dict[str, Make] = {
     "adagrad_start": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5, eps=1e-6),
     "adam": lambda p: torch.optim.Adam(p, lr=0.1),
     "adam_decay": lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True, eps=1e-4, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.1),
+    "adamw_amsgrad": lambda p: torch.optim.AdamW(p, lr=0.1, amsgrad=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, weight_decay=0.01),
+    "rmsprop_momentum": lambda p: torch.optim.RMSprop(p, lr=0.1, alpha=0.9, momentum=0.8, eps=1e-4),
+    "rmsprop_centered": lambda p: torch.optim.RMSprop(
+        p, lr=0.1, alpha=0.9, momentum=0.8, centered=True, weight_decay=0.01, eps=1e-3
+    ),
 }
+LAZY = sorted(DENSE.keys() - {"sgd", "adagrad_start", "adam"})
+"""Those that torch has only for dense gradients."""
 SPARSE: dict[str, Make] = {
     "sgd": DENSE["sgd"],
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, initial_accumulator_value=0.1),
@@ -95,6 +115,53 @@ def follow_torch(name: str, dim: int) -> None:
         table.apply(keys, values, lr)
         pulled = table.pull(torch.arange(rows))
         assert float((pulled - parameter.detach()).abs().max()) <= 1e-6 * max(1, float(pulled.abs().max()))
+
+
+def follow_lazily(name: str, dim: int, some: Callable[[int], torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(20, dim))
+    optimizer = DENSE[name]([parameter])
+    rule = rule_for(optimizer, optimizer.param_groups[0], sparse=True, name="w")
+    table = make_table(TableSpec(kind=TableKind.SPARSE, name="w", size=dim, rule=rule))
+    table.assign(torch.arange(20), parameter.detach())
+    for step in range(60):
+        keys = some(step)
+        values = torch.randn(len(keys), dim) * 10.0 ** (step % 5 - 2)
+        parameter.grad = torch.zeros_like(parameter).index_copy_(0, keys, values)
+        optimizer.param_groups[0]["lr"] = lr = 0.1 / (1 + step % 10)
+        step_lazily(optimizer, parameter, keys)
+        table.apply(keys, values, lr)
+        pulled = table.pull(torch.arange(20))
+        assert float((pulled - parameter.detach()).abs().max()) <= 2e-6 * max(1, float(pulled.abs().max()))
+
+
+@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("dim", [1, 9, 64])
+def test_rows_of_a_step_follow_torch_and_no_other_row_moves(name: str, dim: int) -> None:
+    follow_lazily(name, dim, lambda step: torch.randperm(20)[: step % 7])
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_where_every_row_has_a_gradient_it_is_torchs_dense_optimizer(name: str) -> None:
+    follow_lazily(name, 9, lambda step: torch.randperm(20))
+
+
+def test_options_change_the_meaning_of_the_state_or_not() -> None:
+    assert same_state(SparseAdam(), Adam(weight_decay=0.1, decoupled=1.0))
+    assert same_state(RMSprop(momentum=0.9), RMSprop(momentum=0.5, weight_decay=0.1))
+    assert not same_state(RMSprop(momentum=0.9), RMSprop(centered=1.0)), "each has one state more"
+    assert not same_state(Adam(), Adam(amsgrad=1.0))
+    assert not same_state(Adagrad(), RMSprop())
+
+
+def test_a_spec_of_an_earlier_version_has_fewer_options() -> None:
+    """Adam had four."""
+    spec = TableSpec(kind=TableKind.SPARSE, name="w", size=2, rule=Adam(weight_decay=0.5))
+    content = spec.encode()
+    options = struct.pack("<6d", *options_of(spec.rule))
+    assert content.count(options) == 1
+    former = content[:2] + struct.pack("<H", 4) + content[4:].replace(options, options[:32])
+    assert TableSpec.decode(former) == TableSpec.decode(content) == spec
 
 
 def ftrl_by_the_paper(rule: FTRL, grads: list[list[float]], begin: list[float], lr: float) -> list[float]:

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from trainers.ps.tables.rules import SGD, Adagrad, Adam, Fixed, SparseAdam
-from trainers.ps.tables.sparse import SparseTable, make_table
+from trainers.ps.tables.rules import SGD, Adagrad, Adam, Fixed, RMSprop, SparseAdam
+from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import (
     Initializer,
     InitKind,
@@ -131,7 +131,7 @@ def test_zeros() -> None:
 # ---- bounds, and what is refused
 
 
-@pytest.mark.parametrize("rule", [SGD(), Adagrad(), SparseAdam()])
+@pytest.mark.parametrize("rule", [SGD(), SGD(momentum=0.9), Adagrad(), Adam(), SparseAdam(), RMSprop()])
 def test_no_value_leaves_the_bounds(rule: object) -> None:
     table = sparse(3, rule, low=-0.25, high=0.125)
     table.apply(keys(1, 2), torch.tensor([[9.0, -9.0, 0.0]] * 2), 10.0)
@@ -160,12 +160,6 @@ def test_what_does_not_fit_is_refused(
         sparse().check(ids, grad)
 
 
-def test_rules_that_move_every_row_are_refused() -> None:
-    for rule in (Adam(), SGD(momentum=0.9)):
-        with pytest.raises(TableError, match="moves every row"):
-            make_table(TableSpec(kind=TableKind.SPARSE, name="t", size=1, rule=rule))
-
-
 def test_a_table_that_is_not_trained() -> None:
     table = sparse(rule=Fixed())
     table.assign(keys(1), torch.ones(1, 2))
@@ -187,6 +181,23 @@ def test_assigned_rows_begin_anew() -> None:
     for each in (table, other):
         each.apply(keys(1), torch.full((1, 2), 3.0), 0.1)
     assert torch.equal(table.pull(keys(1)), other.pull(keys(1)))
+
+
+def test_revised_rows_keep_state_and_statistics() -> None:
+    table, other = sparse(2, SparseAdam(), statistics=True), sparse(2, SparseAdam(), statistics=True)
+    for each in (table, other):
+        each.apply(keys(1), torch.ones(1, 2), 0.1, torch.ones(1, 2))
+    with table.cut() as cut:
+        table.revise(keys(1, 2), torch.tensor([[5.0, 6.0], [7.0, 8.0]]))
+        seen = cut.read(0, cut.rows)
+    assert torch.equal(seen.values, other.pull(keys(1))), "the cut is as of the moment before"
+    found, former = whole(table), whole(other)
+    assert found.values.tolist() == [[5, 6], [7, 8]]
+    for mine, theirs in zip(found.state, former.state, strict=True):
+        assert torch.equal(mine[:1], theirs)
+    assert found.statistics is not None
+    assert former.statistics is not None
+    assert torch.equal(found.statistics[:1], former.statistics)
 
 
 def test_loaded_rows_go_on_as_the_saved_ones() -> None:
