@@ -3,6 +3,8 @@
 `from fleetrun import fleet` is `from trainers import fleet`, also beside another package named `trainers`.
 """
 
+__version__ = "0.1.0"
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes milliseconds to import, and Ctrl-C in it would end in a traceback
     from typing import Any

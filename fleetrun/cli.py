@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
-from fleetrun import verbs
+from fleetrun import __version__, verbs
 from fleetrun.envs.settings import command_line
 from fleetrun.envs.settings.command_line import Choice
 from fleetrun.envs.settings.options import NOTHING, JobFile, Resolved
@@ -109,9 +109,7 @@ def _answer(action: Choice) -> str:
 
         return help_text(_columns(sys.stdout) or _asked_columns() or _DEFAULT_COLUMNS, verbs.VERBS)
     if action.option.name == "version":
-        from importlib.metadata import version
-
-        return f"fleetrun {version('fleetrun')}\n"
+        return f"fleetrun {__version__}\n"
     from fleetrun import completion
 
     return completion.script(action.value)

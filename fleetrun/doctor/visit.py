@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fleetrun import files
+from fleetrun import __version__, files
 from fleetrun.console.text import columns, printable, wrapped
 from fleetrun.doctor import judge_machine, measure
 from fleetrun.doctor.facts import Finding, Machine, Verdict, Wanted, exit_code, plural, warned
@@ -59,7 +58,7 @@ def examine(settings: LaunchSettings, plan: Plan, environ: Mapping[str, str]) ->
         tasks["torch"] = lambda: measure.ask_torch(_environment(plan, own))
     found = at_once(tasks, {"torch": measure.TORCH_PATIENCE + PATIENCE})
     late = tuple(name for name in tasks if name not in found)
-    return Machine(python=platform.python_version(), fleetrun=version("fleetrun"), **found, late=late)
+    return Machine(python=platform.python_version(), fleetrun=__version__, **found, late=late)
 
 
 def _environment(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:

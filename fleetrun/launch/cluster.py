@@ -8,10 +8,10 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleetrun import __version__
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import failure_headline
 from fleetrun.console.text import printable, wrapped
@@ -121,7 +121,7 @@ def _node(resolved: Resolved, host: Host, offer: Offer) -> Node:
         name=socket.gethostname(),
         rank=host.rank,
         offer=offer,
-        version=version("fleetrun"),
+        version=__version__,
         options=agreed(resolved),
     )
 

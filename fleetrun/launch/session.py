@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleetrun import files
+from fleetrun import __version__, files
 from fleetrun.console.console import Console, terminal_columns
 from fleetrun.console.narrator import (
     Narrator,
@@ -72,9 +72,6 @@ if TYPE_CHECKING:
 
 # ---- Fields of the events `launch` and `ready` in the record
 
-VERSION = "0.1.0"
-"""As in pyproject.toml; to ask the installed package for it takes longer than to launch."""
-
 
 def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str]) -> dict[str, Any]:
     """Of the event `launch`. `argv` is what to type after `fleetrun` for the same launch, wherever its
@@ -84,7 +81,7 @@ def launch_fields(resolved: Resolved, spec: PodSpec, environ: Mapping[str, str])
     return {
         "job": settings.job_id,
         "pod": spec.name,
-        "version": VERSION,
+        "version": __version__,
         "pid": os.getpid(),
         "host": os.uname().nodename,
         "user": environ.get("USER") or str(os.getuid()),

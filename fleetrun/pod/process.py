@@ -295,15 +295,20 @@ def has_children(but: Collection[int] = ()) -> bool:
             return True
 
 
+_BY_THEMSELVES = 0.3  # seconds
+
+
 def end_descendants(grace: float, but: Collection[int] = ()) -> int:
     """SIGTERM to everything below this process, SIGKILL after `grace` seconds, until nothing is left but the
     children `but` and what is below them.
 
     For a process that is a sub-reaper and whose own children have all been reaped or may be: the orphans of
-    what dies become children here, so a pass that finds none has found the last. Returns how many were there
-    at first. Gives up after five seconds of killing (a process in uninterruptible sleep cannot be ended);
-    they are counted in rounds, because a suspended launcher has killed nothing meanwhile.
+    what dies become children here, so a pass that finds none has found the last. Returns how many had to be
+    asked: helpers such as multiprocessing's resource tracker end by themselves when their parent has. Gives
+    up after five seconds of killing (a process in uninterruptible sleep cannot be ended); they are counted in
+    rounds, because a suspended launcher has killed nothing meanwhile.
     """
+    _wait_childless(time.monotonic() + min(grace, _BY_THEMSELVES), but)
     if not has_children(but):
         return 0
     first = descendants(but)

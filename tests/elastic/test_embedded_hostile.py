@@ -12,10 +12,10 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
+from fleetrun import __version__
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.client import ZmqStore
 from fleetrun.elastic.embedded.sockets import store_keys
-from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.envs.curve import CurveKeys, KeyPair
 from fleetrun.pod.loop import Loop
 from tests.elastic.conformance import Answers, Recorder, run_for, steady_loop, until
@@ -23,7 +23,7 @@ from tests.elastic.proxy import Proxy
 from tests.elastic.test_embedded_store import SECRET, ZmqWorld
 
 Dealer = zmq.Socket[bytes]
-HELLO = wire.Hello(wire.PROTOCOL, running_version(), "job", "raw", "5" * 32)
+HELLO = wire.Hello(wire.PROTOCOL, __version__, "job", "raw", "5" * 32)
 
 
 @pytest.fixture
@@ -254,7 +254,7 @@ def test_one_connection_has_one_lease(loop: Loop, world: ZmqWorld) -> None:
     ("hello", "words"),
     [
         (HELLO._replace(job="other"), "it belongs to job 'job', this node to job 'other'"),
-        (HELLO._replace(version="9.9"), f"it runs fleetrun {running_version()}, this node 9.9"),
+        (HELLO._replace(version="9.9"), f"it runs fleetrun {__version__}, this node 9.9"),
         (HELLO._replace(protocol=99), f"it uses protocol {wire.PROTOCOL}, this node 99"),
     ],
     ids=["job", "version", "protocol"],

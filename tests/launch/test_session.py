@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fleetrun import __version__
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.launch.session import VERSION, dispatch, suspend
+from fleetrun.launch.session import dispatch, suspend
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
 from tests.support.isolated import isolated
@@ -203,4 +204,4 @@ def test_alone(case):
 
 
 def test_the_version_is_that_of_the_package():
-    assert version("fleetrun") == VERSION
+    assert version("fleetrun") == __version__

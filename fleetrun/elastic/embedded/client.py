@@ -12,9 +12,9 @@ from typing import Any
 
 import zmq
 
+from fleetrun import __version__
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.connection import StoreConnection
-from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.elastic.store import Entry, Listener, Mirror
 from fleetrun.envs.curve import Context, CurveKeys
 from fleetrun.errors import LaunchError, StoreError, StoreLostError
@@ -227,7 +227,7 @@ class ZmqStore:
             loop, endpoint, self, lease=lease, keys=keys, context=self._context
         )
         self._hello = wire.Hello(
-            wire.PROTOCOL, version or running_version(), job_id, node_id, secrets.token_hex(16)
+            wire.PROTOCOL, version or __version__, job_id, node_id, secrets.token_hex(16)
         )
         self._listener: Listener | None = None
         self._mirror = Mirror()

@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from fleetrun import __version__
 from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.sockets import (
     CurveAuthenticator,
@@ -25,7 +26,6 @@ from fleetrun.elastic.embedded.sockets import (
     Watched,
     store_socket,
 )
-from fleetrun.elastic.embedded.wire import running_version
 from fleetrun.elastic.memory_store import Expiry
 from fleetrun.elastic.store import Ledger, Session, reconnect_grace
 from fleetrun.envs.contract import join_endpoint, split_endpoint
@@ -418,7 +418,7 @@ class StoreServer:
             self._close_context()
             raise
         self._service = Service(
-            ledger, loop, self._send, job_id=job_id, version=version or running_version(), lease=lease
+            ledger, loop, self._send, job_id=job_id, version=version or __version__, lease=lease
         )
         self._watched = Watched(loop, socket, self._receive, self._service.flush)
         self._monitor = Monitor(loop, socket, zmq.EVENT_DISCONNECTED | _FAILURES, self._happened)

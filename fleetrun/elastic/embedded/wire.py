@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from fleetrun.elastic.store import Entry
@@ -273,11 +272,3 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "row": _is_row,
     "rows": lambda value: isinstance(value, list) and all(map(_is_row, value)),
 }
-
-
-@cache
-def running_version() -> str:
-    """The installed version of fleetrun, which must be the same on all nodes of a job."""
-    from importlib.metadata import version
-
-    return version("fleetrun")
