@@ -39,7 +39,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "disks": (0, 1, 2, 3),
     "torn": (1, 2, 3, 5),
     "suspended": (1,),
-    "peers": (0,),
+    "peers": (10,),
     "ends": (0, 1, 2),
 }
 """What an ordinary run of the tests strikes, always the same: a minute of the attacks."""

@@ -153,7 +153,7 @@ def record(arena: Arena) -> None:
             launch = arena.fleetrun.run(*words)
             arena.note(f"{' '.join(words)}: {launch.code}")
             check_clean_text(launch)
-            assert "Traceback" not in launch.out, launch
+            assert b"Traceback" not in launch.raw, launch  # of a log as it is, which need not be text
 
 
 def job_file(arena: Arena) -> None:

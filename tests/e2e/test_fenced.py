@@ -39,6 +39,12 @@ def signal_node(launcher: int, trainer: int, which: Sequence[str], number: int) 
                 wait_until(lambda pid=pid: state_of(pid) == "T")
 
 
+def size_of(launch: Launch) -> str:
+    """That of the generation in which its trainer began last; empty before the first."""
+    told = launch.told("began")
+    return told[-1].split()[4] if told else ""
+
+
 def rows(path: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -66,15 +72,16 @@ def test_a_trainer_takes_no_step_after_its_node_has_learned_that_it_was_given_up
     steps = fleetrun.folder / "steps"
     first, second = pair(fleetrun, fleetrun.script(STEPPING), "--stop_timeout", "1000")
     (trainer,) = second.until_ready(1)
+    first.until(lambda: size_of(first) == "2")
     wait_until(lambda: any(row[1:3] == ["1", "2"] for row in rows(steps)))
     launcher, old = second.launcher, second.told("began")[0].split()[2]
     signal_node(launcher, trainer, which, signal.SIGSTOP)
-    first.until(lambda: first.told("began")[-1].split()[4] == "1")
+    first.until(lambda: size_of(first) == "1")
     signal_node(launcher, trainer, which, signal.SIGCONT)
     second.until_err("was disconnected from the job")
     wait_until(lambda: state_of(trainer) in ("", "Z"))
     stale = [row for row in rows(steps) if row[0] == old]
-    first.until(lambda: first.told("began")[-1].split()[4] == "2")
+    first.until(lambda: size_of(first) == "2")
     (fleetrun.folder / "enough").touch()
     assert [first.wait(), second.wait()] == [0, 0], (first, second)
     assert [row for row in rows(steps) if row[0] == old] == stale
@@ -129,10 +136,11 @@ def test_no_collective_step_completes_without_the_others(fleetrun: Fleetrun, whi
     first, second = pair(fleetrun, script, "--max_restart", "10")
     second.until_told("began")
     (trainer,) = second.until_ready(1)
+    first.until(lambda: size_of(first) == "2")
     wait_until(lambda: any(row[1:3] == ["1", "2"] for row in rows(steps)))
     launcher, old = second.launcher, second.told("began")[0].split()[2]
     signal_node(launcher, trainer, which, signal.SIGSTOP)
-    first.until(lambda: first.told("began")[-1].split()[3:] == ["0", "1"])
+    first.until(lambda: size_of(first) == "1")
     before = max(int(row[3]) for row in rows(steps) if row[0] == old and row[1] == "0")
     (fleetrun.folder / "enough").touch()
     signal_node(launcher, trainer, which, signal.SIGCONT)
