@@ -80,9 +80,17 @@ def as_json(history: History) -> dict[str, Any]:
         "argv": launch.get("argv"),
         "record": str(history.path),
         "logs": {each.name: str(each.log) for each in history.containers},
+        "verdict": _verdict(history),
         "report": over.get("report") or [],
         "damaged": history.damaged,
     }
+
+
+def _verdict(history: History) -> dict[str, Any] | None:
+    """What the others waited for when the job last did not go on."""
+    found = history.last("verdict")
+    names = ("time", "kind", "sentence", "ranks", "stack", "call")
+    return {name: found.get(name) for name in names} if found is not None else None
 
 
 def _head(history: History, now: float) -> list[str]:

@@ -211,6 +211,12 @@ _CAUSES = (
         r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly",
         "A data loader worker died without a message: num_workers=0 shows its error.",
     ),
+    (
+        r"bdb\.BdbQuit",
+        "breakpoint() needs a terminal, and fleetrun's processes have none: run one process without "
+        "fleetrun (`python train.py`), or use a debugger that one connects to "
+        "(PYTHONBREAKPOINT=remote_pdb.set_trace, debugpy). `fleetrun stacks` shows where processes are.",
+    ),
     # Checkpoints
     (
         r"failed finding central directory|PytorchStreamReader failed|EOFError: Ran out of input"

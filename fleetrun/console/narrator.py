@@ -253,9 +253,13 @@ def error_line(ended: Ended, tail: Tail) -> str:
     """The exception's own line, if there is one."""
     if ended.record is not None and ended.record.message:
         return printable(ended.record.message.splitlines()[0])
-    if tail.traceback:
-        return next((line for line in reversed(tail.traceback) if line and not line.startswith(" ")), "")
-    return ""
+    if _PADDLE_SUMMARY in tail.after:  # of a crash in C++; rules of dashes around it
+        rest = tail.after[tail.after.index(_PADDLE_SUMMARY) + 1 :]
+        return next((line for line in rest if line.strip(" -")), "")
+    return next((line for line in reversed(tail.traceback) if line.strip(" -") and line[0] != " "), "")
+
+
+_PADDLE_SUMMARY = "Error Message Summary:"
 
 
 def format_failure(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -27,6 +28,7 @@ from fleetrun.console.narrator import (
 )
 from fleetrun.console.text import Tail, printable, read_tail
 from fleetrun.control.server import Control, JobStatus, Others, facts_of_launch
+from fleetrun.envs.channels import error_file, write_error
 from fleetrun.envs.contract import Mode, Role, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import job_file_parts, words
@@ -68,6 +70,16 @@ if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
     from fleetrun.pod.hangs import HangWatch, WaitWatch
     from fleetrun.stacks.helper import AskOthers
+
+
+def _tell_parent(report: Sequence[str]) -> None:
+    """For a launcher that started this one, in the error file that it has named, as torchrun does."""
+    path = error_file(os.environ)
+    headlines = (line for line in report if line.startswith(("Cause: ", "First failure: ", "Hang: ")))
+    if path:
+        text = write_error(next(headlines, report[0]), "\n".join(report), time.time_ns())
+        with contextlib.suppress(OSError):
+            Path(path).write_text(text, encoding="utf-8")
 
 
 # ---- Fields of the events `launch` and `ready` in the record
@@ -351,6 +363,8 @@ class LaunchSession:
         self.marks.close()
         self.progress.settle()
         self.journal.write("over", code=code, reason=reason, restarts=restarts, report=report)
+        if code and report:
+            _tell_parent(report)
 
     def close(self) -> None:
         """After the last process. May be called twice. While an error is handled, the error is recorded as

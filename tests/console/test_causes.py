@@ -49,6 +49,7 @@ REAL = {
     "import ctypes; ctypes.CDLL('libcudart.so.12')": "libcudart.so.12",
     "import ctypes; ctypes.CDLL(None).of_another_version": "another version",
     "import none_of_this_name.part": "does not find none_of_this_name",
+    "breakpoint()": "remote_pdb",
     "import pickle; pickle.loads(b'')": "cut short",
     "import pickle; pickle.dumps(lambda: 0)": "lambdas",
     SPAWNED: "__main__",
@@ -58,7 +59,12 @@ REAL = {
 def failure_of(text: str, folder: Path) -> tuple[str, int | None]:
     (folder / "train.py").write_text(LIMIT + text)
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "train.py"],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return done.stderr, -done.returncode if done.returncode < 0 else None
 

@@ -19,7 +19,7 @@ from fleetrun.console.narrator import (
     hang_places,
     hang_report,
 )
-from fleetrun.console.text import MASK, Tail, columns
+from fleetrun.console.text import MASK, Tail, columns, parse_tail
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.settings.command_line import read
@@ -300,6 +300,14 @@ def test_a_sigkill_of_the_oom_killer(ended):
     lines = "\n".join(lines_of(ended(code=-9, peak_memory=300 << 20, out_of_memory=True)))
     assert "peak memory 300 MiB" in lines
     assert "Hint" not in lines
+
+
+def test_a_crash_in_paddles_own_code_is_told_by_its_summary(ended):
+    rule = "----------------------"
+    said = ["C++ Traceback (most recent call last):", rule, "No stack trace in paddle", "", rule,
+            "Error Message Summary:", rule, "FatalError: `Segmentation fault` is detected by the system.",
+            "  [TimeInfo: *** Aborted at 1763896000 ***]"]  # fmt: skip
+    assert "FatalError: `Segmentation fault`" in failure_summary(ended(code=-11), parse_tail([rule, *said]))
 
 
 @pytest.mark.parametrize("changes", [{"code": -9, "asked": 15}, {"code": -11}, {"code": 1}])

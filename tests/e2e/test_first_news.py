@@ -1,5 +1,6 @@
 """The truth within a moment: a failure is told when it happens, though the job may take long to stop."""
 
+import json
 import signal
 import sys
 
@@ -60,6 +61,19 @@ def test_a_restart_that_cannot_be_made_keeps_the_cause(fleetrun: Fleetrun):
     assert "log file" in launch.err
     assert "First failure: trainer 0 exited with code 3" in launch.err
     assert "Traceback" not in launch.err
+
+
+def test_a_launcher_above_finds_the_failure_in_its_error_file(fleetrun: Fleetrun):
+    path = fleetrun.folder / "error.json"
+    script = fleetrun.script("raise ValueError('the cause')")
+    launch = fleetrun.run("--max_restart", "0", script, env={"TORCHELASTIC_ERROR_FILE": str(path)})
+    assert launch.code == 1, launch
+    message = json.loads(path.read_text())["message"]
+    assert message["message"].startswith("First failure: trainer 0 exited with code 1")
+    assert "ValueError: the cause" in message["extraInfo"]["py_callstack"]
+    path.unlink()
+    assert fleetrun.run(fleetrun.script(""), env={"TORCHELASTIC_ERROR_FILE": str(path)}).code == 0
+    assert not path.exists()
 
 
 def test_what_a_known_cause_means_and_what_to_do(fleetrun: Fleetrun):

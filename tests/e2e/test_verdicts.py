@@ -99,6 +99,39 @@ def test_a_hang_names_the_rank_that_was_stopped(fleetrun: Fleetrun):
     assert "stopped by a signal" in launch.err
 
 
+def test_the_report_names_the_rank_that_left_its_loop_early(fleetrun: Fleetrun):
+    """With success: it had fewer batches."""
+    loop = "for step in range(2 if RANK == 1 else 3):\n    dist.all_reduce(values)"
+    launch = fleetrun.start(*TWO, fleetrun.script(JOIN.format(3) + loop))
+    assert launch.wait() == 1, launch
+    verdict = verdict_of(fleetrun)
+    assert (verdict["kind"], verdict["ranks"]) == ("left early", [1]), launch
+    assert "all_reduce #4, in which trainer 0 waited" in cause_in(launch), launch
+    told = json.loads(fleetrun.run("report", "--json").out)
+    assert told["verdict"]["ranks"] == [1], told
+
+
+LOCKED = """
+def take(lock):
+    lock.acquire()
+lock = threading.Lock()
+gone.set()
+if RANK == 1:
+    take(lock)
+    take(lock)
+dist.all_reduce(values)
+"""
+
+
+def test_a_hang_names_the_rank_that_waits_for_a_lock(fleetrun: Fleetrun):
+    script = fleetrun.script(BEATS + JOIN.format(1000) + LOCKED)
+    launch = fleetrun.start(*TWO, "--hang_timeout", "5", script)
+    assert launch.wait() == 124, launch
+    verdict = verdict_of(fleetrun)
+    assert (verdict["kind"], verdict["ranks"]) == ("not entered", [1]), launch
+    assert "take: lock.acquire()" in cause_in(launch), launch
+
+
 SERVED = """
 import torch
 from trainers import fleet

@@ -127,6 +127,27 @@ def test_a_receiver_waits_for_its_sender():
     assert "recv" in verdict.sentence
 
 
+def test_an_ended_rank_does_not_wait_for_its_sender():
+    assert decide([rank(0, peer=("recv", 1), alive=False, how="exited with code 1"), rank(1)]) is None
+
+
+def test_one_that_has_not_come_to_init_process_group():
+    join = Frame("/env/site-packages/torch/c.py", 5, "init_process_group")
+    verdict = there(
+        *(rank(number, stack=(join,), groups={}) for number in (0, 2)), rank(1, stack=(LOAD,), groups={})
+    )
+    assert (verdict.kind, verdict.ranks) == ("not entered", (1,))
+    assert "init_process_group, in which trainers 0, 2 wait" in verdict.sentence
+
+
+def test_the_first_mismatch_is_told():
+    first, second = call(3, done=True), call(4)
+    odd = rank(1, replace(first, operation="barrier"), replace(second, operation="broadcast"))
+    verdict = there(rank(0, first, second), odd, rank(2, first, second))
+    assert "#3" in verdict.sentence
+    assert "barrier" in verdict.sentence
+
+
 def test_only_members_of_the_group_are_waited_for():
     waits = rank(0, call(2, group="a"), ranks=(0, 2))
     slow = rank(2, call(1, group="a", done=True), ranks=(0, 2), stack=(LOAD,))

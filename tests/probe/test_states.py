@@ -1,0 +1,148 @@
+"""Where a rank stood, read from what its probe and its launcher said."""
+
+import json
+
+import pytest
+
+from fleetrun.probe.states import MALFORMED, Frame, Group, RankState, read_state
+
+REDUCE = {
+    "group": "0",
+    "operation": "all_reduce",
+    "number": 4,
+    "sizes": [[4, 2]],
+    "dtypes": ["Float"],
+    "entered_ns": 100_500_000_000,
+    "done": False,
+    "point_to_point": False,
+}
+PROBE = {"time_ns": 112_000_000_000, "groups": {"0": {"ranks": [0, 1], "entered": 4}}, "calls": [REDUCE]}
+SAID = {"rank": 1, "title": "trainer 1", "alive": True, "node": "node 0, a", "probe": PROBE}
+LOAD = ["/job/data.py", 31, "load", "time.sleep(60)"]
+JOIN = ["/env/site-packages/torch/distributed/c.py", 5, "init_process_group", ""]
+
+
+def test_what_a_probe_says():
+    state = read_state(json.loads(json.dumps(SAID)))
+    assert (state.rank, state.node, state.now, state.answered) == (1, "node 0, a", 112.0, True)
+    assert state.groups == {"0": Group((0, 1), 4)}
+    assert (state.entered("0"), state.entered("other")) == (4, 0)
+    call = state.waits_in
+    assert call is not None
+    assert call is state.call("0", 4)
+    assert (call.title, call.entered, call.signature) == (
+        "all_reduce #4",
+        100.5,
+        "all_reduce of Float [4, 2]",
+    )
+
+
+def test_without_a_probe():
+    state = read_state({"rank": 0, "title": "trainer 0", "alive": True, "probe": None, "stack": [LOAD]})
+    assert not state.answered
+    assert state.waits_in is None
+    assert state.place == "data.py:31 in load: time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("more", "waits"),
+    [
+        ({"alive": True}, 3),
+        ({"alive": False}, None),
+        ({"alive": False, "symptom": True}, 4),
+    ],
+    ids=["the oldest that is not done", "of an end of its own none", "of a victim the last"],
+)
+def test_the_collective_in_which_it_waits(more, waits):
+    calls = [{**REDUCE, "number": 2, "done": True}, {**REDUCE, "number": 3}, REDUCE]
+    waits_in = read_state({**SAID, **more, "probe": {**PROBE, "calls": calls}}).waits_in
+    assert (waits_in.number if waits_in else None) == waits
+
+
+def test_a_process_that_is_exiting_has_ended():
+    said = {**SAID, "probe": {**PROBE, "error": "ValueError: no such file\nat line 3"}}
+    state = read_state(said)
+    assert not state.alive
+    assert "ValueError: no such file" in state.how
+    assert "line 3" not in state.how
+    assert not state.symptom
+
+
+def test_the_error_of_an_ended_process_does_not_replace_its_end():
+    said = {**SAID, "alive": False, "how": "was killed by SIGKILL", "probe": {**PROBE, "error": "ValueError"}}
+    assert read_state(said).how == "was killed by SIGKILL"
+
+
+def test_send_and_recv_are_no_collectives():
+    said = {**SAID, "probe": {**PROBE, "calls": [{**REDUCE, "point_to_point": True}], "peer": ["recv", 2]}}
+    state = read_state(said)
+    assert state.calls == ()
+    assert state.peer == ("recv", 2)
+
+
+def test_a_group_without_ranks_or_name_is_left_out():
+    groups = {"": {"ranks": [0]}, "1": {"entered": 3}, "2": {"ranks": [0, 1]}}
+    assert read_state({**SAID, "probe": {**PROBE, "groups": groups}}).groups == {"2": Group((0, 1), 0)}
+
+
+@pytest.mark.parametrize(
+    ("probe", "stack", "joining"),
+    [
+        ({"groups": {}}, [JOIN, LOAD], True),
+        ({"groups": {}}, [LOAD], False),
+        (PROBE, [JOIN, LOAD], False),
+        ({}, [JOIN, LOAD], False),
+    ],
+    ids=["in it", "elsewhere", "a further group", "no answer"],
+)
+def test_in_init_process_group(probe, stack, joining):
+    said = {**SAID, "probe": {"time_ns": 1, **probe} if probe else {}, "stack": stack}
+    assert read_state(said).joining is joining
+
+
+@pytest.mark.parametrize(
+    ("operation", "size_matters"), [("broadcast", True), ("all_to_all", False), ("barrier", False)]
+)
+def test_sizes_belong_to_a_call_where_all_must_agree(operation, size_matters):
+    (call,) = read_state({**SAID, "probe": {**PROBE, "calls": [{**REDUCE, "operation": operation}]}}).calls
+    assert ("[4, 2]" in call.signature) is size_matters
+
+
+@pytest.mark.parametrize(
+    ("file", "installed"),
+    [
+        ("/env/lib/python3.11/threading.py", True),
+        ("/env/site-packages/torch/x.py", True),
+        ("/usr/lib/python3/dist-packages/x.py", True),
+        ("<frozen runpy>", True),
+        ("/job/train.py", False),
+        ("", False),
+    ],
+)
+def test_a_frame_of_a_library(file, installed):
+    assert Frame(file, 1, "f").installed is installed
+
+
+def test_the_place_is_of_the_users_own_code():
+    library, own = Frame("/env/site-packages/x.py", 3, "wait"), Frame("/job/train.py", 9, "main")
+    state = RankState(rank=0, title="trainer 0", stack=(library, own))
+    assert state.place == "train.py:9 in main"
+    assert RankState(rank=0, title="trainer 0", stack=(library,)).place == "x.py:3 in wait"
+    assert RankState(rank=0, title="trainer 0").place == ""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"rank": "one"},
+        {"alive": True, "probe": {"calls": [{}]}},
+        {"probe": {"groups": [1]}},
+        {"probe": {"time_ns": "now"}},
+        {"stack": [["a.py", 1]]},
+        {"probe": {"calls": [{**REDUCE, "entered_ns": None}]}},
+    ],
+    ids=str,
+)
+def test_what_is_malformed(wrong):
+    with pytest.raises(MALFORMED):
+        read_state({**SAID, **wrong})
