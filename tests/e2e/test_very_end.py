@@ -54,3 +54,35 @@ fleet.save_checkpoint("kept", 1, model, async_save=True)
     assert launch.code == 1, launch
     assert "First failure: trainer 0 exited with code 1" in launch.said
     assert "File too large" in launch.said, launch
+
+
+LAST_STEP = """
+import torch
+from trainers import fleet
+fleet.init()
+torch.set_num_threads(1)
+strategy = fleet.DistributedStrategy()
+strategy.a_sync = sys.argv[1] == "async"
+strategy.ps_configs = {"trainer_timeout_s": 2.0}
+model = fleet.distributed_model(torch.nn.Linear(4, 1))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+    sys.exit()
+fleet.init_worker()
+for _ in range(3):
+    optimizer.minimize(model(torch.ones(8, 4)).sum())
+if RANK == 1:
+    os._exit(0)
+fleet.stop_worker()
+tell("stopped")
+"""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_trainer_that_leaves_after_its_last_step_is_no_failure_of_the_others(fleetrun: Fleetrun, mode: str):
+    words = ("--server_num", "1", "--trainer_num", "2", "--max_restart", "0")
+    launch = fleetrun.run(*words, fleetrun.script(LAST_STEP), mode)
+    assert launch.code == 0, launch
+    assert launch.told("stopped")
