@@ -44,7 +44,7 @@ class Agent:
         assert members[rank].id == self.node.id
         self._crowd.count("started")
 
-    def stop(self, cause: Cause, restart: bool) -> None:
+    def stop(self, cause: Cause, restart: bool, *, at_once: bool = False) -> None:
         self._crowd.count("stopped")
         self._crowd.loop.after(0.0, self.membership.stopped)
 

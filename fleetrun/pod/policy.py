@@ -36,7 +36,7 @@ HOPELESS_SAID = GiveUp("a restart will not help")
 
 _SYMPTOMS = re.compile(
     r"timed? ?out|timeout|connection (closed|reset|refused|was)|broken pipe|by peer|watchdog|gloo|nccl"
-    r"|DistNetwork|DistStore|DistBackend|TCPStore|ServerError|TrainerLostError",
+    r"|DistNetwork|DistStore|DistBackend|TCPStore|has not answered|TrainerLostError",
     re.IGNORECASE,
 )
 

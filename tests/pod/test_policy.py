@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from fleetrun.pod.policy import GiveUp, Restart, decide
+from fleetrun.pod.policy import GiveUp, Restart, decide, is_symptom
 from fleetrun.pod.process import Exit
 
 
@@ -42,3 +42,18 @@ def test_the_wait_doubles_up_to_the_longest():
 
 def test_even_a_million_restarts_have_a_wait():
     assert decide(Exit(1), 999_999, limit=1_000_000).after == 30.0
+
+
+@pytest.mark.parametrize(
+    ("message", "symptom"),
+    [
+        ("RuntimeError: Timed out waiting 8000ms for send operation to complete", True),
+        ("DistNetworkError: Connection reset by peer", True),
+        ("ServerError: server 1 at 127.0.0.1:5 has not answered PULL for 60 s", True),
+        ("TrainerLostError: trainer 1 is lost", True),
+        ("ServerError: server 0 refused PUSH (FAILED): the journal cannot be written", False),
+        ("ValueError: bad input", False),
+    ],
+)
+def test_which_errors_may_be_the_fault_of_another(message: str, symptom: bool):
+    assert is_symptom(Exit(1), message) is symptom

@@ -155,8 +155,8 @@ def test_calls_out_of_order_on_a_server(call: Callable[[Fleet], None], words: st
 def test_what_cannot_be_done_says_so() -> None:
     with pytest.raises(LoadError, match="model_dir"):
         server().init_server("model_dir")
-    with pytest.raises(NotSupportedError, match="AdamW"):
-        trainer().distributed_optimizer(torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))]))
+    with pytest.raises(NotSupportedError, match="Rprop"):
+        trainer().distributed_optimizer(torch.optim.Rprop([torch.nn.Parameter(torch.ones(1))]))
     with pytest.raises(UsageError, match=r"torch\.optim optimizer, not 5"):
         trainer().distributed_optimizer(5)  # type: ignore[arg-type]
 
