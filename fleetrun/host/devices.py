@@ -59,36 +59,6 @@ def detect(
     return tuple(ids) if present else ()
 
 
-def numa_cores(ids: tuple[str, ...], root: Path = Path("/")) -> tuple[str, ...]:
-    """For each NVIDIA GPU, a number or GPU-..., the cores of its NUMA node as `0-31,64-95`; empty where that
-    is not known. The kernel's driver lists GPUs by their PCI address.
-    """
-    listed = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
-    addresses = {str(number): path.name for number, path in enumerate(listed)}
-    addresses |= {uuid: path.name for path in listed if (uuid := _uuid(path / "information"))}
-    return tuple(_cores_of_node(root, addresses.get(id_, "unknown")) for id_ in ids)
-
-
-def _uuid(information: Path) -> str:
-    pairs = (line.partition(":") for line in _text(information).splitlines())
-    return next((value.strip() for name, _, value in pairs if name.strip() == "GPU UUID"), "")
-
-
-def _cores_of_node(root: Path, address: str) -> str:
-    node = _text(root / "sys/bus/pci/devices" / address / "numa_node")
-    if not node:
-        return ""
-    number = max(int(node), 0)  # -1: there is one node
-    return _text(root / f"sys/devices/system/node/node{number}/cpulist")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
 def choose(
     wanted: tuple[str, ...],
     ids: tuple[str, ...],

@@ -7,15 +7,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from pathlib import Path
 
 from fleetrun.envs.contract import TOKEN, Role, join_endpoint, split_endpoint, token_flaw
 from fleetrun.envs.settings.options import LaunchSettings, Resolved, normal
-from fleetrun.envs.settings.parsing import rank_set, written_ranks
+from fleetrun.envs.settings.parsing import written_ranks
 from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
-from fleetrun.host import devices
+from fleetrun.host import devices, numa
 from fleetrun.host.network import (
     LOOPBACK,
     Ports,
@@ -279,7 +279,7 @@ def equipped(host: Host, resolved: Resolved, warn: Callable[[str], None], enviro
         host,
         cores=len(os.sched_getaffinity(0)),
         devices=chosen,
-        device_cores=device_cores(chosen, warn) if settings.numa_binding else (),
+        device_cores=device_cores(settings.numa_binding, chosen, ids, warn) if settings.numa_binding else (),
         device_kind=settings.device_kind,
         wanted_devices=len(settings.devices),
         evaluator_devices=evaluator_devices(settings, ids, warn, environ),
@@ -287,19 +287,23 @@ def equipped(host: Host, resolved: Resolved, warn: Callable[[str], None], enviro
 
 
 def device_cores(
-    ids: tuple[str, ...], warn: Callable[[str], None], root: Path = Path("/")
+    binding: str,
+    chosen: Collection[str],
+    ids: Collection[str],
+    warn: Callable[[str], None],
+    root: Path = Path("/"),
 ) -> tuple[str, ...]:
-    """For each device the cores of its NUMA node that this process may use; empty where nothing is known.
+    """For each of the `chosen` devices the cores of its process, of those that this one may use; empty where
+    nothing is known. `ids`: all devices that this launcher may use.
 
-    Raises UsageError without the program that binds.
+    Raises UsageError without the program that binds, and where a node has too few cores.
     """
     if shutil.which("taskset") is None:
         raise UsageError("--numa_binding needs taskset, which is not on PATH (Debian: util-linux)")
-    here = os.sched_getaffinity(0)
-    nodes = [rank_set(text) or frozenset() for text in devices.numa_cores(ids, root)]
-    if not any(nodes):
-        warn("--numa_binding node has no effect: the NUMA nodes of the GPUs are not known here")
-    return tuple(written_ranks(cores & here) for cores in nodes)
+    bound = numa.bound_cores(binding, chosen, ids, os.sched_getaffinity(0), root)
+    if not any(bound):
+        warn(f"--numa_binding {binding} has no effect: the NUMA nodes of the GPUs are not known here")
+    return tuple(map(written_ranks, bound))
 
 
 def evaluator_devices(

@@ -50,6 +50,7 @@ VALUES = [
     ("--run-path", {"run_path": True}),
     ("--nproc-per-node xpu", {"nproc_per_node": "xpu", "device_kind": "xpu"}),
     ("--numa-binding=node", {"numa_binding": "node"}),
+    ("--numa-binding core-complex", {"numa_binding": "core-complex"}),
     ("--virtual-local-rank", {"virtual_local_rank": True}),
     ("--max-restarts=2 --log-dir d", {"max_restart": 2, "log_dir": "d"}),
     ("--standalone --rdzv-id=none", {"job_id": "none"}),
@@ -117,7 +118,7 @@ REFUSED = [
     ("--start-method thread", "--start-method"),
     ("--tee 4", "--tee"),
     ("--local-ranks-filter a", "--local-ranks-filter"),
-    ("--numa-binding socket", "--numa-binding"),
+    ("--numa-binding cores", "--numa-binding"),
     ("--shutdown-timeout x", "--shutdown-timeout"),
     ("--standalone --nnodes 2", "--standalone"),
 ]  # fmt: skip

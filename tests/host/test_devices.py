@@ -4,7 +4,7 @@ import pytest
 
 from fleetrun.envs.contract import VISIBLE_VARIABLE
 from fleetrun.errors import UsageError
-from fleetrun.host.devices import choose, count_devices, detect, numa_cores
+from fleetrun.host.devices import choose, count_devices, detect
 
 
 def found(value=None, *, present=4, kind="gpu"):
@@ -95,31 +95,3 @@ def test_what_is_not_there(value, wanted, said):
 @pytest.mark.parametrize("kind", ["gpu", "xpu", "npu"])
 def test_counting_never_fails(kind):
     assert count_devices(kind) >= 0
-
-
-GPUS = {"0000:1b:00.0": ("GPU-aa", "1", "16-31,48-63"), "0000:0a:00.0": ("GPU-bb", "-1", "0-15,32-47")}
-
-
-@pytest.fixture
-def two_nodes(tmp_path):
-    """What the kernel tells of two GPUs, one on each of two NUMA nodes."""
-    for address, (uuid, node, cores) in GPUS.items():
-        texts = {
-            f"proc/driver/nvidia/gpus/{address}/information": f"Model: \t\t H100\nGPU UUID: \t {uuid}\n",
-            f"sys/bus/pci/devices/{address}/numa_node": f"{node}\n",
-            f"sys/devices/system/node/node{max(int(node), 0)}/cpulist": f"{cores}\n",
-        }
-        for name, text in texts.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-    return tmp_path
-
-
-def test_the_cores_of_the_node_of_a_gpu(two_nodes):
-    assert numa_cores(("1", "0"), two_nodes) == ("16-31,48-63", "0-15,32-47")
-    assert numa_cores(("GPU-bb", "GPU-aa"), two_nodes) == ("0-15,32-47", "16-31,48-63")
-    assert numa_cores(("7", "MIG-x", "GPU-cc"), two_nodes) == ("", "", "")
-
-
-def test_no_gpu_has_no_node(tmp_path):
-    assert numa_cores(("0",), tmp_path) == ("",)

@@ -235,11 +235,11 @@ def test_processes_are_bound_to_cores_that_the_launcher_may_use(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
     warnings = []
-    assert prepare.device_cores(("0", "1"), warnings.append, tmp_path) == (str(mine), "")
+    assert prepare.device_cores("node", ("0", "1"), ("0", "1"), warnings.append, tmp_path) == (str(mine), "")
     assert warnings == []
 
 
 def test_unknown_numa_nodes_are_said(tmp_path):
     warnings = []
-    assert prepare.device_cores(("0",), warnings.append, tmp_path) == ("",)
+    assert prepare.device_cores("node", ("0",), ("0",), warnings.append, tmp_path) == ("",)
     assert "--numa_binding" in warnings[0]

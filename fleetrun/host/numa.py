@@ -1,0 +1,131 @@
+"""On which cores the process of a GPU runs (`--numa_binding`): those of the GPU's NUMA node or socket, or a
+part of them, as the kernel tells them in /sys and /proc.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from fleetrun.envs.settings.parsing import rank_set
+from fleetrun.errors import UsageError
+
+_Cores = frozenset[int]
+
+
+def bound_cores(
+    binding: str,
+    chosen: Collection[str],
+    ids: Collection[str],
+    allowed: Collection[int],
+    root: Path = Path("/"),
+) -> tuple[_Cores, ...]:
+    """For each of the `chosen` NVIDIA GPUs (a number or GPU-...) the cores of its process, all of them
+    `allowed`; empty where its NUMA node is not known. `ids`: all GPUs that this launcher may use, among which
+    the cores of a node are divided. Raises UsageError when a node has too few cores for that.
+
+    What each binding means is what torchrun documents (torch.numa.binding.AffinityMode).
+    """
+    addresses = _pci_addresses(root)
+    node_of = {id_: _node(root, addresses.get(id_, "unknown")) for id_ in {*ids, *chosen}}
+
+    def cores(id_: str) -> _Cores:
+        node = node_of[id_]
+        if node is None:
+            return frozenset()
+        own = _cores_of_node(root, node) & frozenset(allowed)
+        neighbours = [each for each in ids if node_of[each] == node]
+        place = neighbours.index(id_) if id_ in neighbours else 0
+        if binding == "socket":
+            return _socket(root, own) & frozenset(allowed)
+        if binding == "exclusive":
+            return _share(_grouped(own, lambda core: _siblings(root, core)), place, len(neighbours), node)
+        if binding == "core-complex":
+            caches = sorted(_grouped(own, lambda core: _sharing_cache(root, core)), key=len, reverse=True)
+            return caches[place % len(caches)] if caches else own
+        return own
+
+    return tuple(map(cores, chosen))
+
+
+def _pci_addresses(root: Path) -> dict[str, str]:
+    """Of each GPU, by its number and by its UUID: the kernel's driver lists GPUs by their PCI address."""
+    listed = sorted((root / "proc/driver/nvidia/gpus").glob("*"))
+    addresses = {str(number): path.name for number, path in enumerate(listed)}
+    return addresses | {uuid: path.name for path in listed if (uuid := _uuid(path / "information"))}
+
+
+def _uuid(information: Path) -> str:
+    pairs = (line.partition(":") for line in _text(information).splitlines())
+    return next((value.strip() for name, _, value in pairs if name.strip() == "GPU UUID"), "")
+
+
+def _node(root: Path, address: str) -> int | None:
+    number = _text(root / "sys/bus/pci/devices" / address / "numa_node")
+    return max(int(number), 0) if number else None  # -1: there is one node
+
+
+def _cores_of_node(root: Path, node: int) -> _Cores:
+    return _cores(root / f"sys/devices/system/node/node{node}/cpulist")
+
+
+def _socket(root: Path, own: _Cores) -> _Cores:
+    """All cores of the nodes on the socket of these."""
+    nodes = (root / "sys/devices/system/node").glob("node[0-9]*")
+    sockets = {_package(root, core) for core in own}
+    of_nodes = [_cores(node / "cpulist") for node in nodes]
+    return own.union(*(cores for cores in of_nodes if sockets & {_package(root, core) for core in cores}))
+
+
+def _share(cores: list[_Cores], place: int, among: int, node: int) -> _Cores:
+    """The part of the one at `place`; the first ones have a core more where they cannot be divided evenly."""
+    if len(cores) < among:
+        raise UsageError(
+            f"--numa_binding exclusive: NUMA node {node} has {len(cores)} cores for {among} GPUs; use "
+            "--numa_binding node"
+        )
+    each, more = divmod(len(cores), among)
+    start = place * each + min(place, more)
+    return frozenset().union(*cores[start : start + each + (place < more)])
+
+
+def _grouped(cores: _Cores, together: Callable[[int], _Cores]) -> list[_Cores]:
+    """These cores, those that belong together in one set, in the order of their first."""
+    groups = defaultdict(set)
+    for core in sorted(cores):
+        groups[min(together(core), default=core)].add(core)
+    return [frozenset(group) for _, group in sorted(groups.items())]
+
+
+def _package(root: Path, core: int) -> str:
+    return _text(_cpu(root, core) / "topology/physical_package_id")
+
+
+def _siblings(root: Path, core: int) -> _Cores:
+    """The hardware threads of one physical core."""
+    return _cores(_cpu(root, core) / "topology/thread_siblings_list")
+
+
+def _sharing_cache(root: Path, core: int) -> _Cores:
+    """Those that share its largest cache, usually L3."""
+    caches = [
+        each for each in _cpu(root, core).glob("cache/index[0-9]*") if _text(each / "type") != "Instruction"
+    ]
+    largest = max(caches, key=lambda each: int(_text(each / "level") or 0), default=None)
+    return frozenset() if largest is None else _cores(largest / "shared_cpu_list")
+
+
+def _cpu(root: Path, core: int) -> Path:
+    return root / f"sys/devices/system/cpu/cpu{core}"
+
+
+def _cores(path: Path) -> _Cores:
+    return rank_set(_text(path)) or frozenset()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
