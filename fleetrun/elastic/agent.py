@@ -288,6 +288,7 @@ class Agent:
         first, self._stopping = not self._stopping, True
         if first:
             self._events.stopping(cause, restart)
+            self._note_restarted_servers()
         if self._supervisor is not None and at_once:
             self._supervisor.kill_for(cause.headline, _NOTICES.get(cause.why, "stop"))
         elif self._supervisor is not None:
@@ -297,6 +298,11 @@ class Agent:
         else:
             self._next = None
             self._loop.after(0.0, self._membership.stopped)
+
+    def _note_restarted_servers(self) -> None:
+        """One of them may have led to the failure of a trainer on another node."""
+        for ended in self._supervisor.restarted_servers if self._supervisor is not None else ():
+            self._membership.note(self._of(ended, why=CauseKind.RESTARTED))
 
     def finish(self) -> None:
         if self._supervisor is not None:
@@ -339,10 +345,10 @@ class Agent:
     def pod_completed(self) -> None:
         self._membership.completed()
 
-    def _of(self, ended: Ended, verdict: Verdict | None = None) -> Cause:
+    def _of(self, ended: Ended, verdict: Verdict | None = None, why: CauseKind = CauseKind.FAILED) -> Cause:
         headline, lines = self._pods.describe(ended, verdict)
         age = max(0.0, self._wall() - ended.failed_at)
-        return self._cause(CauseKind.FAILED, headline, code_of(ended), lines, age)
+        return self._cause(why, headline, code_of(ended), lines, age)
 
     # ---- signals, a killed guard, the timeout
 

@@ -190,17 +190,22 @@ def conclude(
     )
 
 
-_NAMED_SERVERS = re.compile(r"\bserver (\d+(?:, \d+)*)")
+_NAMED_SERVERS = re.compile(r"\bservers? (\d+(?:, \d+)*)")
 
 
 def _origin(cause: Ended, forgiven: Sequence[Ended]) -> Ended | None:
     """The last end of a server that the error of this process names, among those that a restart followed."""
     if cause.record is None or cause.spec.role is Role.SERVER:
         return None
-    named = _NAMED_SERVERS.search(cause.record.message)
-    ranks = {int(rank) for rank in named[1].split(", ")} if named else set()
+    ranks = servers_named_in(cause.record.message)
     servers = [each for each in forgiven if each.spec.role is Role.SERVER and each.spec.rank in ranks]
     return servers[-1] if servers else None
+
+
+def servers_named_in(message: str) -> frozenset[int]:
+    """The ranks of the servers that it names first: `server 1 was restarted`."""
+    named = _NAMED_SERVERS.search(message)
+    return frozenset(map(int, named[1].split(", "))) if named else frozenset()
 
 
 def code_of(ended: Ended) -> int:

@@ -419,6 +419,12 @@ class Supervisor:
         self._cancel_inspection: Callable[[], None] | None = None
         self._inspected_failure: Ended | None = None
 
+    @property
+    def restarted_servers(self) -> list[Ended]:
+        """The last end of each server that was started again."""
+        servers = [each for each in self._forgiven if each.spec.role is Role.SERVER]
+        return list({each.spec.rank: each for each in servers}.values())
+
     def _goes_on(self) -> bool:
         return self._phase is Phase.WATCHING
 

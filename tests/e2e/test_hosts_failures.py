@@ -211,6 +211,34 @@ else:
     assert sum(len(launch.told("done")) for launch in launches) == 3
 
 
+def test_a_killed_server_leads_the_report_of_a_trainer_on_another_host(three: Nodes):
+    pid = three.hosts[0].folder / "pid"
+    three.script(f"""
+pid = Path({str(pid)!r})
+if "trainer" not in WHO:
+    if os.environ["POD_IP"] == {three.hosts[1].address!r}:
+        pid.write_text(str(os.getpid()))
+    stay()
+if os.environ["POD_IP"] != {three.hosts[2].address!r}:
+    stay()
+if ATTEMPT == 0:
+    while not (pid.exists() and (first := pid.read_text())):
+        time.sleep(0.05)
+    os.kill(int(first), signal.SIGKILL)
+    while pid.read_text() in ("", first):
+        time.sleep(0.05)
+raise RuntimeError("server 1 was restarted and has lost its tables")
+""")
+    launches = three.start_all(
+        "--run_mode", "ps", "--server_num", "1", "--trainer_num", "1", "--max_restart", "1"
+    )
+    assert codes(launches) == [1, 1, 1], launches
+    for launch in launches:
+        report = launch.said.partition("=====")[2]
+        assert f"Began with: server 1 was killed by SIGKILL on node 1, {three.title(1)}, " in report, launch
+        assert report.index("Began with") < report.index("First failure: trainer 2")
+
+
 WAITS = """
 import datetime, torch, torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))

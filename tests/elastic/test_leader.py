@@ -159,6 +159,35 @@ def test_nothing_is_decided_while_a_broken_connection_may_be_forgiven():
     assert all(reconnect_grace(lease) + 0.5 < LATEST for lease in (2.0, 10.0, 30.0, 1000.0))
 
 
+R = CauseKind.RESTARTED
+
+
+@pytest.mark.parametrize(
+    ("first", "told", "before"),
+    [
+        ("server 1 was restarted", [(NOW - 9, 1), (NOW - 4, 1)], 4),
+        ("servers 0, 1 were restarted", [(NOW - 3, 1)], 3),
+        ("server 2 was restarted", [(NOW - 4, 1)], 0),
+        ("out of range", [(NOW - 4, 1)], 0),
+        ("server 1 was restarted", [(NOW + 1, 1)], 0),
+    ],
+)
+def test_a_server_that_was_restarted_leads_the_report_that_names_it(first, told, before):
+    failure = dataclasses.replace(cause(F, 0), lines=(first,))
+    ends = [
+        (at, dataclasses.replace(cause(R, rank), headline=f"server {rank} ended", lines=("server 0",)))
+        for at, rank in told
+    ]
+    began = [f"Began with: server 1 ended on node 1, b, {before}.0 s before"] if before else []
+    final = final_cause(seen(failure, ends), NODES, FIXED, NOW + 1)
+    assert (final.why, final.rank, final.lines) == (F, 0, (*began, first))
+
+
+def test_a_server_that_was_restarted_does_not_explain_that_its_node_has_gone():
+    view = seen(cause(F, 0), [(NOW - 4, cause(R, 2))], gone=[("c", NOW - 1)])
+    assert final_cause(view, NODES, FIXED, NOW + 1).why is L
+
+
 def test_the_age_of_a_cause_counts_to_now():
     final = final_cause(seen(cause(F, 0, age=0.5)), NODES, FIXED, NOW + 1)
     assert final.age == pytest.approx(1.5)

@@ -7,7 +7,7 @@ Which node leads, and what every other node does, is in `member.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
@@ -37,6 +37,7 @@ from fleetrun.elastic.rendezvous.records import (
 )
 from fleetrun.elastic.rendezvous.view import Candidate, View
 from fleetrun.elastic.store import ABSENT, reconnect_grace
+from fleetrun.pod.events import servers_named_in
 from fleetrun.pod.policy import HOPELESS
 
 # ---- Admission: which of the present nodes may take part
@@ -341,13 +342,17 @@ class _DatedCause:
 def final_cause(
     view: View, members: Sequence[Node], policy: Policy, now: float, but: CauseKind | None = None
 ) -> Cause:
-    """The oldest cause; one of kind `but` only if there is no other."""
+    """The oldest cause; one of kind `but` only if there is no other. Its lines begin with the server whose
+    end led to it.
+    """
     round_ = view.round
     assert round_ is not None
     assert round_.cause is not None
     causes = [_DatedCause(view.round_since - round_.cause.age, round_.cause)]
     for heard in view.reports.values():
         causes += [_DatedCause(at, cause) for at, cause in heard.causes]
+    restarted = [each for each in causes if each.cause.why is CauseKind.RESTARTED]
+    causes = [each for each in causes if each.cause.why is not CauseKind.RESTARTED]
     for rank, node in enumerate(members):
         gone = view.lost_at(node.id, policy.lease)
         explained = may_go(view, node) or any(each.cause.rank == rank for each in causes)
@@ -358,7 +363,22 @@ def final_cause(
         late = first.at + follows(policy.lease)
         vanished = [each for each in causes if each.cause.why is CauseKind.LOST and each.at <= late]
         first = min(vanished, key=lambda each: each.at, default=first)
-    return replace(first.cause, age=max(0.0, now - first.at))
+    lines = (*_began_with(first, restarted), *first.cause.lines)
+    return replace(first.cause, age=max(0.0, now - first.at), lines=lines)
+
+
+def _began_with(first: _DatedCause, restarted: Sequence[_DatedCause]) -> Iterator[str]:
+    """The last end of a server that this failure of another process names."""
+    if first.cause.why is not CauseKind.FAILED or first.cause.headline.startswith("server "):
+        return
+    named = servers_named_in(" ".join(first.cause.lines))
+    ends = [
+        each for each in restarted if each.at <= first.at and servers_named_in(each.cause.headline) & named
+    ]
+    if ends:
+        last = max(ends, key=lambda each: each.at)
+        ended = f"{last.cause.headline} on node {last.cause.rank}, {last.cause.node}"
+        yield f"Began with: {ended}, {first.at - last.at:.1f} s before"
 
 
 def may_restart(round_: Round, cause: Cause, here: Sequence[Node], policy: Policy) -> bool:

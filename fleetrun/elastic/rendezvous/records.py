@@ -39,7 +39,7 @@ class State(StrEnum):
 
 
 class CauseKind(StrEnum):
-    """Kinds of causes for which a round stops."""
+    """Kinds of causes for which a round stops, and one of what may have led to it."""
 
     FAILED = "failed"  # a process failed
     LOST = "lost"  # a node no longer answers
@@ -47,6 +47,7 @@ class CauseKind(StrEnum):
     JOINED = "joined"  # a node came to an elastic job
     TIMEOUT = "timeout"  # --timeout
     REFUSED = "refused"  # the nodes' options, versions or ranks do not match; nothing was started
+    RESTARTED = "restarted"  # a server ended, and was started again on its own: the round went on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
