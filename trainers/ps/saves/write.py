@@ -410,7 +410,7 @@ class SaveTask:
 
     `then` is called in the writing thread with the part's record when the part is written; what it raises is
     the task's error. `done` is called with this task at the end, in the writing thread or, if the task ended
-    immediately, in this one.
+    immediately, in this one. Raises MemoryError when there is no room for the thread.
     """
 
     def __init__(
@@ -430,7 +430,12 @@ class SaveTask:
         self._progress = Progress(0, sum(table.slots for table in cuts), 0)
         self._cancelled = threading.Event()
         thread = ThreadPoolExecutor(1, "save", initializer=lower_priority)
-        self._future: Future[FileRecord] = thread.submit(self._run, blob)
+        try:
+            self._future: Future[FileRecord] = thread.submit(self._run, blob)
+        except RuntimeError as error:
+            raise MemoryError(
+                f"no thread can be started that writes to {self._folder.where}: {error}"
+            ) from error
         if done is not None:
             self._future.add_done_callback(lambda _: done(self))
         thread.shutdown(wait=False)

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -244,6 +245,24 @@ def test_a_job_that_is_over_in_the_middle_of_a_snapshot_leaves_nothing(tmp_path)
         durable.begin_snapshot(state.count, state.tables, state.blob, shard_bytes=300)
         durable.discard()
         assert list(where.iterdir()) == []
+
+
+def test_a_snapshot_whose_thread_cannot_start_loses_nothing(tmp_path, monkeypatch):
+    def no_room(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # what CPython raises
+
+    durable = opened(tmp_path)
+    state = recovered(durable)
+    push(durable, state, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        with pytest.raises(MemoryError, match="no thread"):
+            durable.begin_snapshot(state.count, state.tables, state.blob)
+    push(durable, state, 3)
+    snapshot(durable, state)
+    push(durable, state, 3)
+    durable.close()
+    assert digest_in(tmp_path) == state.digest()
 
 
 FULL = """
