@@ -21,6 +21,7 @@ from tests.attack.arena import (
 )
 from tests.support.command import Launch
 from tests.support.ports import free_port
+from tests.support.traces import wait_until
 
 VICTIMS = ("ps.0", "ps.1", "trainer.0", "trainer.1", "launcher", "guard")
 
@@ -56,7 +57,7 @@ def pushes(arena: Arena) -> None:
 
 
 STEPPING = """
-for step in range(150):
+for step in range(300):
     with Path(f"steps.{RANK}").open("a") as file:
         file.write(f"{ATTEMPT} {step}\\n")
     time.sleep(0.01)
@@ -77,6 +78,10 @@ def nodes(arena: Arena) -> None:
         for number in range(2)
     ]
     target = random.choice(launches)
+    if random.random() < 0.7:
+        wait_until(
+            lambda: any(arena.folder.glob("steps.*")) or target.popen.poll() is not None, "a step", PATIENCE
+        )
     time.sleep(random.uniform(0, 3))
     names = ["guard", "launcher", *containers(target)]
     victims = tuple(random.sample(names, random.randrange(1, len(names) + 1)))
