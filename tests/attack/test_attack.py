@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[float, tuple[Attack, ...]]] = {
 
 
 SEEDS: dict[str, tuple[int, ...]] = {
-    "kills": (6,),
+    "kills": (8,),
     "disks": (0, 1, 2, 3),
     "torn": (1, 2, 3, 5),
     "suspended": (1,),

@@ -220,6 +220,14 @@ def test_the_folder_of_another_version_is_refused(tmp_path):
         opened(tmp_path)
 
 
+def test_a_damaged_owner_is_refused_by_its_path(tmp_path):
+    opened(tmp_path).close()
+    file = tmp_path / "server-0" / "owner.json"
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(DamagedError, match=str(file)):
+        opened(tmp_path)
+
+
 def test_a_url_is_no_durable_folder(tmp_path):
     with pytest.raises(UsageError, match="folder of this machine"):
         DurableFolder("s3://bucket/x", job="a", server=0, fsync="no")
