@@ -264,6 +264,8 @@ class LaunchSession:
             from fleetrun.pod.hangs import WaitWatch  # late: a job of one process needs none
 
             self._waits = WaitWatch(self._loop, self._find, self._warn_of_wait)
+            reported = self._waits.reported
+            self.progress.subscribe(lambda container, report: reported(container))
         if self._waits is not None:
             events.subscribe(self._waits.handle)
         return events

@@ -162,7 +162,8 @@ def _log_sign(container: Container) -> Hashable:
         return container.restarts, 0, 0
 
 
-# ---- A warning, without --hang_timeout: in two looks the same ranks wait in the same collective
+# ---- A warning, without --hang_timeout: in two looks the same ranks wait in the same collective, or one rank
+# has fallen silent beside others that go on
 
 FIRST_LOOK = 30.0
 """Seconds of silence before the first look, and between two where ranks wait."""
@@ -170,10 +171,40 @@ FIRST_LOOK = 30.0
 _LONGEST_PERIOD = 300.0
 
 
+class Rhythm:
+    """How often a process gives a sign of life: what is unusual for it is learned from it."""
+
+    def __init__(self, sign: Hashable, now: float) -> None:
+        self._sign = sign
+        self._signs = 0
+        self._longest = 0.0
+        self.since = now
+        """When its last sign was seen."""
+        self.quiet = 0.0
+        """Seconds for which it has given none."""
+
+    def look(self, sign: Hashable, now: float) -> None:
+        if sign == self._sign:
+            self.quiet = now - self.since
+        else:
+            self._longest = max(self._longest, self.quiet)
+            self._sign, self._signs, self.since, self.quiet = sign, self._signs + 1, now, 0.0
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has been for unusually long: 20 times the longest silence so far, a minute at least. One
+        that gave few signs of life owes none.
+        """
+        return self._signs >= _REGULAR and self.quiet >= max(60.0, 20.0 * self._longest)
+
+
+_REGULAR = 4
+
+
 class WaitWatch:
     """One for a launch, over all its pods; a listener of their events. While all trainers of this node are
-    silent it looks where all ranks stand, less and less often as long as they go on. `find` is `Take`; `warn`
-    gets what was seen in two looks, once.
+    silent, or one is for unusually long, it looks where all ranks stand, less and less often as long as they
+    go on. `find` is `Take`; `warn` gets what was seen in two looks, once.
     """
 
     def __init__(self, loop: Loop, find: Take, warn: Callable[[Verdict], None]) -> None:
@@ -187,6 +218,12 @@ class WaitWatch:
         self._signs: Hashable = None
         self._seen: Hashable = None
         self._told: set[Hashable] = set()
+        self._reports: Counter[str] = Counter()
+        self._rhythms: dict[str, Rhythm] = {}
+
+    def reported(self, container: str) -> None:
+        """A sign of life that no log shows."""
+        self._reports[container] += 1
 
     def handle(self, event: PodEvent) -> None:
         """Watch from the start of processes until they are stopped."""
@@ -194,6 +231,7 @@ class WaitWatch:
             new = {each.spec.name for each in event.containers}
             kept = [each for each in self._containers if each.spec.name not in new]
             self._containers = [*kept, *event.containers]
+            self._rhythms = {name: each for name, each in self._rhythms.items() if name not in new}
             self._again()
         elif isinstance(event, Hang | Restarting | Leaving | Ending):
             self.close()
@@ -207,6 +245,7 @@ class WaitWatch:
             self._timer.cancel()
             self._timer = None
         self._period, self._signs, self._seen = FIRST_LOOK, None, None
+        self._rhythms.clear()
 
     def _again(self) -> None:
         if self._timer is not None:
@@ -214,18 +253,32 @@ class WaitWatch:
         self._timer = self._loop.after(self._period, self._look)
 
     def _look(self) -> None:
-        trainers = (each for each in self._containers if each.spec.role is Role.TRAINER)
-        signs = tuple(_log_sign(each) for each in trainers)
-        if signs == self._signs:
-            self._cancel = self._find(self._containers, self._found)
+        trainers = [each for each in self._containers if each.spec.role is Role.TRAINER]
+        running = [each for each in trainers if each.alive or each.ended is None]
+        signs = tuple((_log_sign(each), self._reports[each.spec.name]) for each in trainers)
+        now = self._loop.clock()
+        for each, sign in zip(trainers, signs, strict=True):
+            self._rhythms.setdefault(each.spec.name, Rhythm(sign, now)).look(sign, now)
+        goes_on = signs != self._signs
+        self._signs = signs
+        silent = [each for each in running if self._rhythms[each.spec.name].silent]
+        if not goes_on or silent:
+            alone = silent[0] if goes_on else None
+            self._cancel = self._find(self._containers, partial(self._found, alone))
         else:
-            self._signs, self._seen, self._period = signs, None, FIRST_LOOK
+            self._seen, self._period = None, FIRST_LOOK
             self._again()
 
-    def _found(self, findings: Findings) -> None:
+    def _found(self, alone: Container | None, findings: Findings) -> None:
+        """`alone` is silent, and others go on."""
         self._cancel = None
         verdict = findings.verdict
-        seen = (verdict.kind, verdict.ranks, verdict.call) if verdict is not None and verdict.call else None
+        seen: Hashable = None
+        if verdict is not None and verdict.call:
+            seen = (verdict.kind, verdict.ranks, verdict.call)
+        elif alone is not None:
+            verdict = self._of_silent(alone)
+            seen = (verdict.kind, alone.spec.name, self._rhythms[alone.spec.name].since)
         if verdict is not None and seen is not None and seen == self._seen and seen not in self._told:
             self._told.add(seen)
             self._warn(verdict)
@@ -233,3 +286,8 @@ class WaitWatch:
         self._period = min(2 * self._period, _LONGEST_PERIOD) if goes_on else FIRST_LOOK
         self._seen = seen
         self._again()
+
+    def _of_silent(self, container: Container) -> Verdict:
+        quiet = self._rhythms[container.spec.name].quiet
+        sentence = f"{container.spec.title} has printed and reported nothing for {quiet:.0f} s; others go on"
+        return Verdict(kind="silent", sentence=sentence, ranks=(container.spec.rank,))

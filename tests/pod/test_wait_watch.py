@@ -44,15 +44,25 @@ class Place:
         found = self.findings.pop(0) if len(self.findings) > 1 else self.findings[0]
         return self.loop.after(0.0, lambda: then(found)).cancel
 
-    def run(self, seconds: float, prints: Callable[[float], bool] = lambda now: False) -> None:
-        """So long, in steps of 5 seconds; a trainer prints in those for which `prints` is true."""
+    def run(
+        self,
+        seconds: float,
+        prints: Callable[[float], bool] = lambda left: False,
+        who: tuple[int, ...] = (1,),
+        rarely: tuple[int, int] = (0, 0),
+    ) -> None:
+        """So long, in steps of 5 seconds; those trainers print in those for which `prints` is true, and the
+        first of `rarely` every so many seconds.
+        """
 
         def tick(left: float) -> None:
             if left <= 0:
                 self.loop.stop()
                 return
-            if prints(left):
-                with self.logs[1].open("a") as log:
+            rank, every = rarely
+            printing = [*(who if prints(left) else ()), *([rank] if every and left % every == 0 else ())]
+            for each in printing:
+                with self.logs[each].open("a") as log:
                     log.write("step\n")
             self.clock.advance(5.0)
             self.loop.after(0.0, lambda: tick(left - 5))
@@ -98,6 +108,48 @@ def test_who_prints_is_not_looked_at(place: Place):
     place.findings = [waits(4)]
     place.run(10 * FIRST_LOOK, prints=lambda left: left % 20 == 0)
     assert (place.looks, place.warned) == ([], [])
+
+
+def test_who_falls_silent_beside_others_that_go_on_is_told_once(place: Place):
+    place.findings = [Findings()]
+    place.run(6 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    place.run(25 * FIRST_LOOK, prints=lambda left: True, who=(1,))
+    assert len(place.warned) == 1
+    assert place.warned[0].startswith("trainer 0 has printed and reported nothing for ")
+    place.run(6 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    assert len(place.warned) == 1
+
+
+def test_who_falls_silent_for_want_of_another_is_not_named(place: Place):
+    place.findings = [waits(4)]
+    place.run(6 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    place.run(50 * FIRST_LOOK, prints=lambda left: True, who=(1,))
+    assert place.warned == ["all_reduce #4 of group 0"]
+
+
+def test_who_reports_is_not_silent(place: Place):
+    place.findings = [Findings()]
+    name = place.trainers[0].spec.name
+    place.run(6 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    for _ in range(50):
+        place.watch.reported(name)
+        place.run(FIRST_LOOK, prints=lambda left: True, who=(1,))
+    assert place.warned == []
+
+
+def test_who_was_ever_silent_for_long_may_be_again(place: Place):
+    """Of steps of four minutes."""
+    place.findings = [Findings()]
+    place.run(80 * FIRST_LOOK, prints=lambda left: True, who=(1,), rarely=(0, 240))
+    place.run(60 * FIRST_LOOK, prints=lambda left: True, who=(1,))
+    assert place.warned == []
+
+
+def test_who_prints_only_at_the_start_is_not_expected_to(place: Place):
+    place.findings = [Findings()]
+    place.run(FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    place.run(50 * FIRST_LOOK, prints=lambda left: True, who=(1,))
+    assert place.warned == []
 
 
 def test_not_while_the_job_is_stopped(place: Place):
