@@ -51,6 +51,13 @@ def test_a_file_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> No
     assert ended.returncode == 1
 
 
+def test_half_a_file_is_not_left(tmp_path: Path) -> None:
+    full = "import resource, trainers; resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1)); 1 / 0"
+    ended = run(full, FLEETRUN_ERROR_FILE=str(tmp_path / "file"))
+    assert "could not be written to" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_importing_trainers_is_cheap() -> None:
     ended = run("import trainers, sys; print('torch' in sys.modules)")
     assert ended.stdout == "False\n"

@@ -6,6 +6,7 @@ is started once for every file. The hooks that were there before are called as w
 """
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import signal
@@ -107,12 +108,14 @@ def leave_dismissed() -> None:
 
 
 def _write_error_file(path: Path, text: str) -> None:
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        aside = path.with_name(f"{path.name}.{os.getpid()}")
         aside.touch(mode=0o600)  # a traceback may hold private values
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)  # the launcher never reads half a file
     except OSError as problem:
+        with contextlib.suppress(OSError):
+            aside.unlink()
         sys.stderr.write(f"fleetrun: the last words could not be written to {path}: {problem}\n")
 
 
