@@ -12,7 +12,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -32,7 +32,7 @@ from fleetrun.pod.events import (
     why_interrupted,
 )
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.policy import GiveUp, Restart
+from fleetrun.pod.policy import GiveUp, Restart, is_symptom
 from fleetrun.pod.supervisor import Supervisor
 
 LEAVE_TIMEOUT = 3.0
@@ -348,7 +348,8 @@ class Agent:
     def _of(self, ended: Ended, verdict: Verdict | None = None, why: CauseKind = CauseKind.FAILED) -> Cause:
         headline, lines = self._pods.describe(ended, verdict)
         age = max(0.0, self._wall() - ended.failed_at)
-        return self._cause(why, headline, code_of(ended), lines, age)
+        symptom = verdict is None and is_symptom(ended.exit, ended.message)
+        return replace(self._cause(why, headline, code_of(ended), lines, age), symptom=symptom)
 
     # ---- signals, a killed guard, the timeout
 

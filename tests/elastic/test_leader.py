@@ -159,6 +159,15 @@ def test_nothing_is_decided_while_a_broken_connection_may_be_forgiven():
     assert all(reconnect_grace(lease) + 0.5 < LATEST for lease in (2.0, 10.0, 30.0, 1000.0))
 
 
+def test_a_failure_whose_cause_is_known_comes_before_an_older_symptom():
+    symptom = dataclasses.replace(cause(F, 0, age=0.3), symptom=True)
+    known, later = (NOW - 0.1, cause(F, 1)), (NOW + 0.1, cause(F, 2))
+    assert final_cause(seen(symptom, [later, known]), NODES, FIXED, NOW + 1).rank == 1
+    assert final_cause(seen(symptom), NODES, FIXED, NOW + 1).rank == 0
+    left = (NOW + 0.1, cause(T, 1))
+    assert final_cause(seen(symptom, [left]), NODES, FIXED, NOW + 1).rank == 0
+
+
 R = CauseKind.RESTARTED
 
 

@@ -342,8 +342,8 @@ class _DatedCause:
 def final_cause(
     view: View, members: Sequence[Node], policy: Policy, now: float, but: CauseKind | None = None
 ) -> Cause:
-    """The oldest cause; one of kind `but` only if there is no other. Its lines begin with the server whose
-    end led to it.
+    """The oldest cause; one of kind `but`, or of failures a symptom, only if there is no other. Its lines
+    begin with the server whose end led to it.
     """
     round_ = view.round
     assert round_ is not None
@@ -360,6 +360,8 @@ def final_cause(
             causes.append(_DatedCause(gone, lost(view, node, rank, policy.lease, now - gone)))
     first = min(causes, key=lambda each: (each.cause.why is but, each.at))
     if first.cause.why is CauseKind.FAILED:
+        failures = [each for each in causes if each.cause.why is CauseKind.FAILED]
+        first = min(failures, key=lambda each: (each.cause.symptom, each.at))
         late = first.at + follows(policy.lease)
         vanished = [each for each in causes if each.cause.why is CauseKind.LOST and each.at <= late]
         first = min(vanished, key=lambda each: each.at, default=first)

@@ -77,8 +77,9 @@ class Cause:
 
     `node` is the title of the node, `rank` its rank (-1: none yet). `headline` is one line such as `trainer 3
     exited with code 7`, `lines` the failure report of that node, without frame. `age` is how old it was, in
-    seconds, when its node wrote it: both times are of that node's clock, so clocks need not agree.
-    `counts`: whether it counts against --max_restart.
+    seconds, when its node wrote it: both times are of that node's clock, so clocks need not agree. `symptom`:
+    the process failed because of another one, and its node does not know which. `counts`: whether it counts
+    against --max_restart.
     """
 
     why: CauseKind
@@ -88,6 +89,7 @@ class Cause:
     code: int = 1
     lines: tuple[str, ...] = ()
     age: float = 0.0
+    symptom: bool = False
 
     @property
     def counts(self) -> bool:
@@ -241,7 +243,9 @@ def _offer_row(offer: Mapping[str, Any]) -> list[Any]:
 
 
 def _cause(fields: Mapping[str, Any]) -> Cause:
-    plain = _only(fields, why=CauseKind, node=str, rank=int, headline=str, code=_code, age=_seconds)
+    plain = _only(
+        fields, why=CauseKind, node=str, rank=int, headline=str, code=_code, age=_seconds, symptom=bool
+    )
     return Cause(**plain, lines=tuple(map(str, fields.get("lines", ()))))
 
 
