@@ -86,3 +86,22 @@ def test_a_trainer_that_leaves_after_its_last_step_is_no_failure_of_the_others(f
     launch = fleetrun.run(*words, fleetrun.script(LAST_STEP), mode)
     assert launch.code == 0, launch
     assert launch.told("stopped")
+
+
+def test_a_server_that_is_stopped_while_it_removes_what_it_kept_removes_it_all(fleetrun: Fleetrun):
+    """The launcher gives servers a second when all trainers have ended; a snapshot may hold them up."""
+    asked = """
+import signal
+from trainers.ps.durable.durable import DurableFolder
+discard = DurableFolder.discard
+def stopped(folder):
+    tell("discards")
+    os.kill(os.getpid(), signal.SIGTERM)
+    discard(folder)
+DurableFolder.discard = stopped
+"""
+    steps = TRAINING.replace('{"k_steps": 1000}', '{"k_steps": 0}') + "fleet.stop_worker()\n"
+    launch = fleetrun.run(*ONE_AND_ONE, fleetrun.script(asked + steps))
+    assert launch.code == 0, launch
+    assert launch.told("discards")
+    assert not list((fleetrun.folder / "kept").iterdir())

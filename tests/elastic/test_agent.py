@@ -33,6 +33,7 @@ class Script:
         self.loop = Loop(lambda: time.monotonic() + self.passed)
         self.closed = True
         self.reached = False
+        self.restarted_servers = ()
         self.result = JobResult(code=0)
         self.agent = Agent(self.loop, NODE, self, self, timeout=timeout)
 

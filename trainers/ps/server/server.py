@@ -160,15 +160,19 @@ class Server:
         return self._service.over
 
     def run(self) -> None:
-        """Serve until every trainer has left or SIGTERM arrives."""
+        """Serve until every trainer has left or SIGTERM arrives. One that arrives later waits until what is
+        kept has been closed or removed: the writer of a snapshot may be slow to end.
+        """
         try:
             with self._handle_sigterm():  # before the log line after which a SIGTERM may come
-                glog(f"running server with rank id: {self._plan.index}, endpoint: {self._endpoint}")
-                self._serve()
+                try:
+                    glog(f"running server with rank id: {self._plan.index}, endpoint: {self._endpoint}")
+                    self._serve()
+                finally:
+                    self._saving.abandon()
+                    if self._state_saver is not None:
+                        self._state_saver.close(over=self.dismissed)
         finally:
-            self._saving.abandon()
-            if self._state_saver is not None:
-                self._state_saver.close(over=self.dismissed)
             self._close()
 
     def _fill(self, tables: Sequence[AnyTable]) -> None:
