@@ -4,6 +4,7 @@ training continues. The meaning of the numbers belongs to the table.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import resource
@@ -124,8 +125,9 @@ class Arena:
             return
         stop = min(size + more, self.size) // _HUGE * _HUGE
         if stop - begin >= _HUGE and (self._touching is None or self._touching.done()):
-            self._touching = touch_in_background(self.words, begin, stop)
-            self._touched = stop
+            with contextlib.suppress(RuntimeError):  # no thread starts while the interpreter exits
+                self._touching = touch_in_background(self.words, begin, stop)
+                self._touched = stop
 
     def give_back(self, size: int) -> None:
         """Return the memory behind the first `size` bytes to the system; it reads as zeros from now on."""

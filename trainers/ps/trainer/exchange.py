@@ -192,18 +192,21 @@ def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
 
 class GradientMerger:
     """Merges the gradients of several steps into one push. Plain SGD gets their sum, which equals the single
-    steps; every other rule gets their mean, as in Paddle's AsyncCommunicator.
+    steps; every other rule gets their mean, as in Paddle's AsyncCommunicator. Keeps copies where there are
+    several: `zero_grad(set_to_none=False)` and the next `backward` write into the gradients of a step.
     """
 
-    def __init__(self, tables: Sequence[RemoteTable]) -> None:
+    def __init__(self, tables: Sequence[RemoteTable], most: int = 1) -> None:
         self._tables = tables
+        self._most = most
         self._dense: list[dict[str, torch.Tensor]] = []
         self._sparse: dict[int, list[MergedGradient]] = {}
         self.steps = 0
 
     def add(self, dense: dict[str, torch.Tensor]) -> None:
         """Add the gradients of one step: these dense ones, and those that the tables have collected."""
-        self._dense.append(dense)
+        kept = {name: gradient.clone() for name, gradient in dense.items()} if self._most > 1 else dense
+        self._dense.append(kept)
         for number, table in enumerate(self._tables):
             merged = table.take_gradients()
             if merged is not None:
@@ -356,7 +359,7 @@ class AsyncExchange:
         self._servers = servers
         self._configs = configs
         self._carries = configs.overlap and configs.max_staleness is None
-        self._merging = GradientMerger(tables)
+        self._merging = GradientMerger(tables, configs.max_merge_var_num)
         self._pushes: deque[SentRequests] = deque()
         self._receiving: SentRequests | None = None
         self._sent = 0

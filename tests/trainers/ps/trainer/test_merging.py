@@ -23,7 +23,7 @@ def parameter(rule: SGD | Adam, name: str, table: int) -> DenseParameter:
 
 
 def pushed(parameters: DenseParameters, *steps: dict[str, torch.Tensor]) -> list[Part]:
-    merging = GradientMerger([])
+    merging = GradientMerger([], len(steps))
     for step in steps:
         merging.add(step)
     assert merging.steps == len(steps)
@@ -41,6 +41,18 @@ def test_plain_sgd_gets_the_sum_and_others_the_mean() -> None:
     assert (part.table, part.field, part.lr) == (0, Field.VALUES, 0.1)
     assert part.data.tolist() == [4, 5, 2, 3]
     assert first["plain"].tolist() == [1, 2]
+
+
+def test_gradients_that_are_written_again_count_as_they_were() -> None:
+    """As with `zero_grad(set_to_none=False)`."""
+    parameters = DenseParameters([parameter(SGD(), "plain", 0)], 1)
+    gradient = torch.tensor([1.0, 2.0])
+    merging = GradientMerger([], 2)
+    for step in (1, 10):
+        merging.add({"plain": gradient.fill_(step)})
+    push: list[list[Part]] = [[]]
+    merging.add_push(parameters, push)
+    assert push[0][0].data.tolist() == [11, 11]
 
 
 def test_one_step_goes_as_it_is_and_a_missing_gradient_cuts_the_run() -> None:
