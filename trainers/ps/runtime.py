@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
@@ -123,14 +124,23 @@ class ServedOptimizer(DistributedOptimizer):
 
 class JoinedSteps:
     """The steps of the optimizers of one model. Servers apply the gradients of a training step together, so
-    the push leaves when the last optimizer has stepped. Until then the gradients of the others are kept, and
-    what torch would compute differently is refused: a forward pass, and a second step of one of them.
+    the push leaves when the last optimizer has stepped. Until then the gradients and learning rates of the
+    others are kept, and what torch would compute differently is refused: a forward pass, gradients of rows
+    after the step, and a second step of one of them.
+
+    `rows` tells how often the embeddings of an optimizer have got gradients since the last push.
     """
 
-    def __init__(self, optimizers: Sequence[ServedOptimizer], push: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        optimizers: Sequence[ServedOptimizer],
+        push: Callable[[], None],
+        rows: Callable[[ServedOptimizer], int],
+    ) -> None:
         self._optimizers = optimizers
         self._push = push
-        self._kept: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._rows = rows
+        self._kept: dict[int, _Kept] = {}
 
     def stepped(self, optimizer: ServedOptimizer) -> bool:
         """Whether its gradients are kept for the push."""
@@ -140,21 +150,31 @@ class JoinedSteps:
         if self.stepped(optimizer):
             raise UsageError(f"{type(optimizer.inner).__name__} stepped twice, while {self._missing()}")
         last = len(self._kept) == len(self._optimizers) - 1
-        own = [(each, each.grad) for group in optimizer.param_groups for each in group["params"]]
-        # Copies: zero_grad(set_to_none=False) may come before the push.
-        self._kept[id(optimizer)] = [
-            (each, grad if last else grad.clone()) for each, grad in own if grad is not None
-        ]
+        # Copies: zero_grad(set_to_none=False) may come before the push, and so may a scheduler's step.
+        self._kept[id(optimizer)] = _Kept.of(optimizer, self._rows(optimizer), copy=not last)
         if not last:
             return
-        kept = [pair for pairs in self._kept.values() for pair in pairs]
-        current = [(each, each.grad) for each, _ in kept]
+        self._check_rows()
+        current = [_Kept.of(each, 0) for each in self._optimizers]
         try:
-            _set_gradients(kept)
+            for kept in self._kept.values():
+                kept.put_back()
             self._push()
         finally:
-            _set_gradients(current)
+            for kept in current:
+                kept.put_back()
             self._kept.clear()
+
+    def _check_rows(self) -> None:
+        for each in self._optimizers:
+            if self._rows(each) != self._kept[id(each)].rows:
+                name = type(each.inner).__name__
+                self._kept.clear()
+                raise UsageError(
+                    f"rows of {name} got gradients after its step(): servers apply the gradients of all "
+                    "optimizers together, so call backward() for all losses of a training step before the "
+                    "first step()"
+                )
 
     def check(self, what: str = "training ended") -> None:
         """Raises UsageError if an optimizer has stepped and another has not."""
@@ -174,9 +194,26 @@ class JoinedSteps:
         )
 
 
-def _set_gradients(pairs: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
-    for parameter, grad in pairs:
-        parameter.grad = grad
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What an optimizer steps with, as it was then."""
+
+    gradients: list[tuple[torch.Tensor, torch.Tensor | None]]
+    rates: list[tuple[dict[str, Any], Any]]
+    rows: int
+
+    @classmethod
+    def of(cls, optimizer: ServedOptimizer, rows: int, *, copy: bool = False) -> _Kept:
+        own = [(each, each.grad) for group in optimizer.param_groups for each in group["params"]]
+        if copy:
+            own = [(each, None if grad is None else grad.clone()) for each, grad in own]
+        return cls(own, [(group, group.get("lr")) for group in optimizer.param_groups], rows)
+
+    def put_back(self) -> None:
+        for parameter, grad in self.gradients:
+            parameter.grad = grad
+        for group, rate in self.rates:
+            group["lr"] = rate
 
 
 class OwnHook:
@@ -525,7 +562,7 @@ class TrainerRuntime(_ServedRuntime):
         self._resumed = self._worker.step_number
         self._phase = _Phase.TRAINING
         if len(self._optimizers) > 1:
-            self._joined = JoinedSteps(self._optimizers, self._worker.step)
+            self._joined = JoinedSteps(self._optimizers, self._worker.step, self._rows_of)
             self._weights = {id(one): {id(each) for each in parameters_of(one)} for one in self._optimizers}
         self._unwatch = watch_model(self._model, self._worker, self._joined, refresh=self.strategy.a_sync)
         for each in self._optimizers:
@@ -600,6 +637,9 @@ class TrainerRuntime(_ServedRuntime):
 
     def has_rows(self, optimizer: ServedOptimizer) -> bool:
         return self._worker is not None and self._worker.has_rows(self._weights.get(id(optimizer)))
+
+    def _rows_of(self, optimizer: ServedOptimizer) -> int:
+        return 0 if self._worker is None else self._worker.row_gradients(self._weights.get(id(optimizer)))
 
     def drop_rows(self, optimizer: ServedOptimizer) -> None:
         """Those of its embeddings; but a push that waits for another optimizer still needs them."""

@@ -270,6 +270,11 @@ class RemoteTable:
     def has_gradients(self) -> bool:
         return bool(self._gradients)
 
+    @property
+    def row_gradients(self) -> int:
+        """How many have been collected, each of some rows."""
+        return len(self._gradients)
+
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
         """The keys of a batch and their rows, (u, dim) float32."""
         each = self._take_prepared(ids)

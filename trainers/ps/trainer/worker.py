@@ -277,6 +277,10 @@ class Worker:
         """
         return any(table.has_gradients for table in self._of(weights))
 
+    def row_gradients(self, weights: Container[int] | None = None) -> int:
+        """How many there are; `weights` as for `has_rows`."""
+        return sum(table.row_gradients for table in self._of(weights))
+
     def drop_rows(self, weights: Container[int] | None = None) -> None:
         """Drop gradients of rows, as `zero_grad` does for parameters."""
         for table in self._of(weights):

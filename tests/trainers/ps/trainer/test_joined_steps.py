@@ -1,0 +1,75 @@
+"""Several optimizers of one model: what is pushed is what each had when it stepped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trainers.errors import UsageError
+from trainers.ps.runtime import JoinedSteps
+
+
+class Model:
+    """A parameter for each of two optimizers; `pushed` has (gradient, rate) of both at each push."""
+
+    def __init__(self) -> None:
+        self.parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        self.inner = [torch.optim.SGD([each], lr=1.0) for each in self.parameters]
+        self.optimizers: Any = [
+            SimpleNamespace(inner=each, param_groups=each.param_groups) for each in self.inner
+        ]
+        self.rows: Counter[int] = Counter()
+        self.pushed: list[tuple[list[float] | None, float]] = []
+        self.steps = JoinedSteps(
+            self.optimizers, self._push, lambda one: self.rows[self.optimizers.index(one)]
+        )
+
+    def _push(self) -> None:
+        for each, inner in zip(self.parameters, self.inner, strict=True):
+            self.pushed.append(
+                (None if each.grad is None else each.grad.tolist(), inner.param_groups[0]["lr"])
+            )
+
+    def backward(self, number: int, value: float) -> None:
+        (self.parameters[number] * value).sum().backward()  # type: ignore[no-untyped-call]
+
+    def step(self, number: int) -> None:
+        self.steps.step(self.optimizers[number])
+
+
+def test_a_scheduler_between_the_steps_counts_from_the_next_one() -> None:
+    model = Model()
+    schedulers = [torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.1) for each in model.inner]
+    for number in range(2):
+        model.backward(number, 2.0)
+    for number in range(2):
+        model.step(number)
+        model.inner[number]._opt_called = True  # type: ignore[attr-defined]  # no warning of the scheduler's
+        schedulers[number].step()
+    assert model.pushed == [([2.0, 2.0], 1.0), ([2.0, 2.0], 1.0)]
+    assert [each.param_groups[0]["lr"] for each in model.inner] == [0.1, 0.1]
+
+
+def test_gradients_after_a_step_are_for_the_next_one() -> None:
+    model = Model()
+    model.backward(1, 2.0)
+    model.step(0)
+    model.backward(0, 5.0)
+    model.step(1)
+    assert model.pushed == [(None, 1.0), ([2.0, 2.0], 1.0)]
+    assert model.parameters[0].grad is not None
+    assert model.parameters[0].grad.tolist() == [5.0, 5.0]
+
+
+def test_rows_that_get_gradients_after_the_step_are_refused() -> None:
+    model = Model()
+    model.rows[0] = 1
+    model.step(0)
+    model.rows[0] = 2
+    with pytest.raises(UsageError, match=r"rows of SGD .* before the first step"):
+        model.step(1)
+    assert model.pushed == []
