@@ -256,6 +256,9 @@ class Service:
             self._record(request)
             self._members.finish(member)
         self._steps.close(self._members.active())
+        if self._steps.done(member) < member.step:  # its last push waits for another trainer's
+            self._refuse_if_lost()
+            return None
         # Who is lost now has done the steps of those that have finished: nothing waits for it.
         if len(self._members.active()) > len(self._members.lost(may_return=self._sync and self._may_return)):
             return None

@@ -224,6 +224,26 @@ def test_who_has_finished_no_longer_counts() -> None:
     assert bench.service.over
 
 
+def test_a_sync_job_finishes_without_a_trainer_that_is_lost_after_its_last_step() -> None:
+    bench = Bench().opened()
+    for rank in (0, 1):
+        bench.push(rank, 0)
+    bench.gone.add(b"1-0")
+    done = bench.ask(Kind.FINISH)
+    bench.pass_time(GRACE + 1)
+    assert bench.late[done.sequence].kind is Kind.DONE
+
+
+def test_nobody_finishes_whose_last_push_waits_for_a_lost_trainer() -> None:
+    bench = Bench().opened()
+    assert bench.push(0, 0).kind is Kind.DONE  # nothing was asked for: it is answered at once
+    bench.gone.add(b"1-0")
+    done = bench.ask(Kind.FINISH)
+    assert done.kind is Kind.WAIT
+    bench.pass_time(GRACE + 1)
+    assert bench.late[done.sequence].code is Code.TRAINER_LOST
+
+
 def test_an_async_job_finishes_without_a_lost_trainer() -> None:
     bench = Bench(sync=False).opened()
     done = bench.ask(Kind.FINISH)
