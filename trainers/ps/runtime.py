@@ -24,7 +24,7 @@ from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import at_exit, failed, leave_dismissed
 from trainers.ps.saves.manifest import SaveMode, current_manifest
 from trainers.ps.server.server import Server, ServerPlan
-from trainers.ps.tables.spec import FullError, ShrinkPolicy, start_of
+from trainers.ps.tables.spec import FullError, ShrinkPolicy, start_of, torch_memory
 from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
 from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of, options_snapshot, plan_layout
 from trainers.ps.trainer.worker import LocalTraining, Worker
@@ -457,9 +457,10 @@ class ServerRuntime(_ServedRuntime):
 
 @contextlib.contextmanager
 def _enough_memory() -> Iterator[None]:
-    """Raises FullError where Python or numpy finds no memory."""
+    """Raises FullError where Python, numpy or torch finds no memory."""
     try:
-        yield
+        with torch_memory():
+            yield
     except MemoryError as error:
         raise FullError(
             f"this server has no memory left ({error or 'MemoryError'}); start more servers, or give them "

@@ -22,7 +22,7 @@ from trainers.ps.server.members import Member, Members, Refusal, SequenceSet
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
-from trainers.ps.tables.spec import FullError
+from trainers.ps.tables.spec import FullError, torch_memory
 from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
 
 # ---- Members, step and pending pushes as bytes and back.
@@ -299,9 +299,10 @@ class StateSaver:
             self._due = time.monotonic() + self._interval
             blob = dump_state(members, store, steps)
             try:
-                self._durable.begin_snapshot(
-                    steps.step, store.tables.values(), blob, done=lambda task: self._wake()
-                )
+                with torch_memory():
+                    self._durable.begin_snapshot(
+                        steps.step, store.tables.values(), blob, done=lambda task: self._wake()
+                    )
             except (JournalFullError, FullError, MemoryError, OSError) as error:  # the old file goes on
                 self._log_failure(error)
 

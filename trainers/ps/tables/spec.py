@@ -6,10 +6,11 @@ Imports no kernels: a process without tables imports this too.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
@@ -203,6 +204,19 @@ class FullError(TableError):
     """No room for more rows."""
 
     restart_helps = False  # as of a FleetError
+
+
+@contextlib.contextmanager
+def torch_memory() -> Iterator[None]:
+    """Raises MemoryError, as Python and numpy do, where torch finds no memory of the host: its own error is a
+    RuntimeError that says so.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        raise MemoryError(str(error).rpartition("Allocator: ")[2]) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.index import PLENTY, SEGMENT, SEGMENTS, laid_out
 from trainers.ps.kernels.rows import COUNT, UNIFORM, Fresh, pull, remove_keys
+from trainers.ps.tables.spec import torch_memory
 from trainers.ps.tables.storage import Arena, Storage, touch_in_background
 
 pytestmark = pytest.mark.slow
@@ -255,3 +257,10 @@ def test_a_limit_on_address_space_is_respected_and_told() -> None:
         [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=250, check=False
     )
     assert done.stdout.split("\n")[:2] == ["True True", "[-1.0, -1.0]"], done.stderr
+
+
+def test_torch_without_memory_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="tried to allocate"), torch_memory():
+        torch.empty(1 << 45)
+    with pytest.raises(RuntimeError, match="shape"), torch_memory():
+        torch.ones(2).reshape(3)
