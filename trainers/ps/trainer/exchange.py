@@ -192,7 +192,8 @@ def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
 
 class GradientMerger:
     """Merges the gradients of several steps into one push. Plain SGD gets their sum, which equals the single
-    steps; every other rule gets their mean, as in Paddle's AsyncCommunicator. Keeps copies where there are
+    steps but for weight decay, which counts once; every other rule gets their mean, as in Paddle's
+    AsyncCommunicator. Keeps copies where there are
     several: `zero_grad(set_to_none=False)` and the next `backward` write into the gradients of a step.
     """
 
