@@ -7,7 +7,7 @@ GeoCommunicator: servers add them up, so values move by the average change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -231,36 +231,52 @@ class GeoExchange:
             table.renew()
 
     def flush(self) -> None:
-        """Send all changes, and continue from the servers' values."""
+        """Send all changes, and continue from the servers' values. They go in one message to each server,
+        which applies all of it and counts the steps, or nothing: a trainer that dies here repeats its steps.
+        Rows that do not fit are sent before that.
+        """
         if not self._local_steps:
             return
-        self._local_steps = 0
-        self._exchange_dense()
+        first, self._local_steps = self.step - self._local_steps, 0
+        last = []
         for table in self._tables:
             keys, changes = table.cache.changes()
             most = max(1, _MAX_VALUES // changes.shape[1])
-            for start in range(0, len(keys), most):
+            for start in range(most, len(keys), most):
                 stop = start + most
-                self._exchange_rows(table, keys[start:stop], changes[start:stop])
-
-    def _exchange_dense(self) -> None:
+                self._exchange([(table, keys[start:stop], changes[start:stop])], first)
+            last.append((table, keys[:most], changes[:most]))
         values = self._dense.values()
-        changes = {name: (value - self._before[name]) / self._trainers for name, value in values.items()}
-        push: list[list[Part]] = [[] for _ in range(self._servers)]
-        self._dense.add_push(push, changes, lr=_ADD)
-        for parts, wants in zip(push, self._dense.trained_wants, strict=True):
-            parts += wants
-        self._dense.take(SentRequests(self._client, push_requests(push, self.step - 1), [], self.step).wait())
+        dense = {name: (value - self._before[name]) / self._trainers for name, value in values.items()}
+        self._exchange(last, self.step - 1, dense)
         self._before = {}
 
-    def _exchange_rows(self, table: CachedRows, keys: torch.Tensor, changes: torch.Tensor) -> None:
+    def _exchange(
+        self,
+        rows: Sequence[tuple[CachedRows, torch.Tensor, torch.Tensor]],
+        number: int,
+        dense: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Push (table, keys, changes) and the changes of dense parameters as step `number`, and take the
+        servers' values of the same.
+        """
         push: list[list[Part]] = [[] for _ in range(self._servers)]
-        merged, cuts = table.remote.by_server(MergedGradient(keys, changes / self._trainers, None))
-        table.remote.add_push(push, merged, lr=_ADD)
-        request = table.remote.row_request(merged.keys, cuts, insert=True)
-        add_row_requests(push, [request])
-        SentRequests(self._client, push_requests(push, self.step - 1), [request], self.step)
-        table.cache.revise(merged.keys, request.rows)
+        if dense is not None:
+            self._dense.add_push(push, dense, lr=_ADD)
+        requests: list[tuple[CachedRows, RowRequest]] = []
+        for table, keys, changes in rows:
+            if len(keys):
+                merged, cuts = table.remote.by_server(MergedGradient(keys, changes / self._trainers, None))
+                table.remote.add_push(push, merged, lr=_ADD)
+                requests.append((table, table.remote.row_request(merged.keys, cuts, insert=True)))
+        if dense is not None:
+            for parts, wants in zip(push, self._dense.trained_wants, strict=True):
+                parts += wants
+        sent = [request for _, request in requests]
+        add_row_requests(push, sent)
+        self._dense.take(SentRequests(self._client, push_requests(push, number), sent, self.step).wait())
+        for table, request in requests:
+            table.cache.revise(request.keys, request.rows)
 
 
 class AllReduced:

@@ -45,11 +45,17 @@ class Servers:
     def __init__(self) -> None:
         self.tables = [SparseTable(SPEC) for _ in range(SERVERS)]
         self.log: list[tuple[Kind, set[int]]] = []
+        self.pushed: list[tuple[int, set[int]]] = []
+        """The step and the keys of each push, of all servers together."""
 
     def send(self, requests: Sequence[Request]) -> Asked:
         if requests:
             asked = {int(key) for request in requests for part in asks(request) for key in part.data}
             self.log.append((requests[0].kind, asked - set(SHARED.tolist())))
+        if requests and requests[0].kind is Kind.PUSH:
+            assert [request.server for request in requests] == list(range(SERVERS))
+            keys = {int(key) for request in requests for part in pushes(request) for key in part.data}
+            self.pushed.append((requests[0].number, keys))
         return Asked([self._answer(request) for request in requests])
 
     def wait(self, asked: Asked) -> list[Message]:
@@ -82,6 +88,11 @@ def asks(request: Request) -> list[Part]:
         if part.field in (Field.KEYS, Field.PEEK)
         and not any(follower.field is Field.ROWS for follower in request.parts[number + 1 : number + 2])
     ]
+
+
+def pushes(request: Request) -> list[Part]:
+    """The keys of the rows that it pushes."""
+    return [keys for keys, rows in pairwise(request.parts) if rows.field is Field.ROWS]
 
 
 class Trainer:
@@ -237,7 +248,7 @@ def test_gradients_in_any_order_reach_the_servers_of_their_keys() -> None:
     assert torch.equal(trainer.table.pull_rows(keys, insert=False)[:, 0], wanted)
 
 
-def geo(batches: Sequence[torch.Tensor]) -> tuple[Servers, list[torch.Tensor]]:
+def geo(batches: Sequence[torch.Tensor], k_steps: int = 100) -> tuple[Servers, list[torch.Tensor]]:
     """What was asked, and the rows of each batch: every step adds 1 to the rows that its batch has."""
     servers = Servers()
     client = cast(Client, servers)
@@ -251,7 +262,7 @@ def geo(batches: Sequence[torch.Tensor]) -> tuple[Servers, list[torch.Tensor]]:
         DenseParameters([], SERVERS),
         [table],
         SERVERS,
-        k_steps=100,
+        k_steps=k_steps,
         trainers=1,
         local_step=lambda: None,
     )
@@ -275,3 +286,19 @@ def test_geo_asks_ahead_for_rows_that_are_not_here_and_for_each_once() -> None:
         [0.0] * 10 + [1.0] * 20 + [2.0] * 10,
         [0.0] * 10 + [1.0] * 5,
     ]
+
+
+def test_a_geo_exchange_is_one_message_to_each_server_which_counts_its_steps_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A trainer that dies in an exchange repeats the steps whose changes have not arrived."""
+    ids = [torch.arange(0, 20), torch.arange(10, 30), torch.arange(0, 40), torch.arange(35, 50)]
+    servers, _ = geo(ids, k_steps=2)
+    assert servers.pushed == [(1, set(range(30))), (3, set(range(50)))]
+    assert servers.tables[1].pull(torch.tensor([1]), insert=False).tolist() == [[2.0]]
+
+    monkeypatch.setattr("trainers.ps.trainer.local._MAX_VALUES", 20)
+    servers, _ = geo(ids, k_steps=2)
+    steps = [step for step, _ in servers.pushed]
+    assert steps == [0, 1, 2, 2, 3], "what does not fit into one message is sent before, and is not the end"
+    assert sorted(key for _, keys in servers.pushed[:2] for key in keys) == list(range(30))
