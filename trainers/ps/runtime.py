@@ -233,6 +233,28 @@ def _nothing(*args: Any) -> None:
     return
 
 
+class _ZeroGrad:
+    """`model.zero_grad`, which drops the gradients of rows too; that of a copy is the copy's."""
+
+    def __init__(self, model: torch.nn.Module, drop_rows: OwnHook) -> None:
+        self._model = model
+        self._drop_rows = drop_rows
+
+    def __call__(self, set_to_none: bool = True) -> None:
+        type(self._model).zero_grad(self._model, set_to_none)
+        self._drop_rows()
+
+
+class _ClearGradients:
+    """`model.clear_gradients`, which Paddle's scripts call; that of a copy is the copy's."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def __call__(self) -> None:
+        self._model.zero_grad()
+
+
 class StateLoading:
     """`load_state_dict()` of the model or of a module in it, called by all trainers after the same steps:
     each loads its state as torch does, and then the servers take what trainer 0 has loaded. Torch calls the
@@ -299,19 +321,14 @@ def watch_model(
         def before_state_dict(module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
             worker.refresh()
 
-        handles.append(model.register_forward_pre_hook(before_forward))
-        handles.append(model.register_state_dict_pre_hook(before_state_dict))  # type: ignore[no-untyped-call]  # torch's
-
-    def zero_grad(set_to_none: bool = True) -> None:
-        type(model).zero_grad(model, set_to_none)
-        worker.drop_rows()
-
-    model.__dict__["zero_grad"] = zero_grad
+        handles.append(model.register_forward_pre_hook(OwnHook(before_forward)))
+        handles.append(model.register_state_dict_pre_hook(OwnHook(before_state_dict)))  # type: ignore[no-untyped-call]  # torch's
+    model.__dict__["zero_grad"] = _ZeroGrad(model, OwnHook(worker.drop_rows))
 
     def end() -> None:
         for handle in handles:
             handle.remove()
-        for name in ("zero_grad", "clear_gradients"):  # closures would keep the model from being copied
+        for name in ("zero_grad", "clear_gradients"):
             model.__dict__.pop(name, None)
 
     return end
@@ -502,7 +519,7 @@ class TrainerRuntime(_ServedRuntime):
         if self._model is not None:
             raise UsageError("fleet.distributed_model() was called twice; a job serves one model")
         self._model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-        model.__dict__.setdefault("clear_gradients", lambda: model.zero_grad())
+        model.__dict__.setdefault("clear_gradients", _ClearGradients(model))
         return model
 
     def distributed_optimizer(self, optimizer: torch.optim.Optimizer) -> DistributedOptimizer:

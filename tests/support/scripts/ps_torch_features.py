@@ -229,6 +229,25 @@ def copied() -> None:
     torch.testing.assert_close(again(batches()[0]), model(batches()[0]))
 
 
+def copied_without_embeddings() -> None:
+    """A copy of a model whose parameters are all dense is an ordinary module, on its own."""
+    model = torch.nn.Linear(1, 1)
+    (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=0.1), a_sync=True)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        model(torch.ones(1, 1)).backward()
+        copied(torch.ones(1, 1)).backward()
+        copied.zero_grad()
+        assert copied.weight.grad is None
+        copied.clear_gradients()
+        assert optimizer.has_gradients(), "the model's own gradients"
+        torch.nn.init.constant_(copied.weight, 7.0)
+        copied.load_state_dict(copied.eval().state_dict())
+        model.clear_gradients()
+        assert not optimizer.has_gradients()
+    fleet.stop_worker()
+    assert model.weight.item() != 7.0
+
+
 def other_state() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(9)
     return {name: torch.randn(each.shape, generator=generator) for name, each in Model().named_parameters()}
@@ -363,6 +382,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     compiled_after,
     lazy,
     copied,
+    copied_without_embeddings,
     averaged,
     loaded_while_served,
     loaded_amid_prefetching,
