@@ -29,7 +29,7 @@ PARTS = {
     "record": {"files", "pod"},
     "progress": {"values", "files", "pod", "envs"},
     "control": {"values", "files", "proc", "record", "progress", "pod", "envs"},
-    "probe": {"pod"},
+    "probe": {"pod", "envs"},
     "stacks": {"probe", "files", "proc", "host", "pod", "envs", "errors"},
     "exporters": {"progress", "proc", "host", "pod", "envs", "errors"},
     "plots": {"record", "errors"},

@@ -69,14 +69,20 @@ class Inquiry:
     Needs `membership`, and to be called with what that sees: `membership.when_looked = inquiry.look`.
     """
 
-    def __init__(self, loop: Loop, me: str, tell: Callable[[bool, int], bytes]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        me: str,
+        tell: Callable[[bool, int], bytes],
+        tell_ranks: Callable[[int, Callable[[bytes], None]], None],
+    ) -> None:
         self.within = WITHIN
         self._loop = loop
         self._me = me
         self._tell = tell
+        self._tell_ranks = tell_ranks
         self.membership: Membership | None = None
         """Of this node; None until there is one."""
-        self.tell_ranks: Callable[[int, Callable[[bytes], None]], None] = lambda most, then: None
         self._questions: dict[str, _PendingQuestion] = {}
         self._number = 0
         self._answered_questions: dict[str, tuple[int, float]] = {}
@@ -169,7 +175,7 @@ class Inquiry:
         if query is None or query.only not in ("", self._me) or name.startswith(f"{self._me}."):
             return
         if query.ranks:
-            self.tell_ranks(query.most, partial(self._put_answer, name))
+            self._tell_ranks(query.most, partial(self._put_answer, name))
         else:
             self._put_answer(name, self._tell(query.brief, query.most))
 

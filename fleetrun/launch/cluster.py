@@ -83,12 +83,10 @@ def run_cluster(
     lease = settings.heartbeat_timeout
     agent = Agent(loop, node, pods, events, timeout=settings.timeout, lease=lease)
     interrupts.listen(agent.interrupt, agent.guard_lost)
-    others = Inquiry(loop, node.id, session.job_status.packed)
-    others.tell_ranks = session.tell_ranks
-    session.ask_others = OtherRanks(others, agent).ask
+    others = Inquiry(loop, node.id, session.job_status.packed, session.tell_ranks)
     meeting = None
     try:
-        session.open(imagined, others)
+        session.open(imagined, others, OtherRanks(others, agent).ask)
         meeting = open_meeting(_meeting_options(settings, host, node), loop, ports)
         _tell_meeting(resolved, host, meeting, console)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)

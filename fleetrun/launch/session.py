@@ -222,17 +222,18 @@ class LaunchSession:
         self._waits: WaitWatch | None = None
         self._over = False
         self._pod: Pod | None = None
-        self.ask_others: AskOthers | None = None
-        """Where the ranks of the other nodes stand; None when there is no other node."""
+        self._ask_others: AskOthers | None = None
         settings = self.settings
         facts = facts_of_launch(settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart)
         self.job_status = JobStatus(facts, self.progress)
         self._control: Control | None = None
 
-    def open(self, spec: PodSpec, others: Others | None = None) -> None:
-        """Before the first process of the first pod starts. `others` asks the launchers of the job's other
-        machines. Raises LaunchError for what cannot be.
+    def open(self, spec: PodSpec, others: Others | None = None, ask_others: AskOthers | None = None) -> None:
+        """Before the first process of the first pod starts. Of the other nodes, if there are any, `others`
+        asks for their status and `ask_others` for where their ranks are. Raises LaunchError for what cannot
+        be.
         """
+        self._ask_others = ask_others
         if self.settings.tensorboard is not None or self.settings.metrics_port is not None:
             self._export(spec)
         if (problem := self.progress.open()) is not None:
@@ -272,7 +273,7 @@ class LaunchSession:
 
     def _has_ranks(self, here: Sequence[object]) -> bool:
         """Whether there are several ranks whose probes tell for whom they wait."""
-        several = len(here) > 1 or self.ask_others is not None
+        several = len(here) > 1 or self._ask_others is not None
         told = self.settings.run_mode is Mode.COLLECTIVE or self.settings.run_mode.has_servers
         return several and told and self.settings.probe == "on"
 
@@ -280,7 +281,7 @@ class LaunchSession:
         """Where all ranks stand, here and on the other nodes."""
         from fleetrun.stacks.helper import Finder, quick_taker  # late: few jobs need it
 
-        return Finder(quick_taker(self._loop, self.companions), self.ask_others).begin(containers, then)
+        return Finder(quick_taker(self._loop, self.companions), self._ask_others).begin(containers, then)
 
     def _warn_of_wait(self, verdict: Verdict) -> None:
         self._console.warning(printable(f"{verdict.sentence}; see `fleetrun why`"))
@@ -315,7 +316,7 @@ class LaunchSession:
 
             limit = self.settings.hang_timeout
             self._hangs = watch_for_hangs(
-                self._loop, self.companions, limit, self._tell_places, self.ask_others
+                self._loop, self.companions, limit, self._tell_places, self._ask_others
             )
             reported = self._hangs.reported
             self.progress.subscribe(lambda container, report: reported(container))

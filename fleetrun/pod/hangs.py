@@ -65,7 +65,42 @@ def _nothing_taken(containers: Sequence[Container], then: Callable[[Findings], N
     return lambda: None
 
 
-class HangWatch:
+class _Watch:
+    """Of trainers' signs of life: what they print and report. It has a timer or is finding out where ranks
+    are, and both can be called off.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._reports: Counter[str] = Counter()
+        self._timer: Timer | None = None
+        self._cancel: Callable[[], None] | None = None
+
+    def reported(self, container: str) -> None:
+        """A sign of life that no log shows."""
+        self._reports[container] += 1
+
+    def close(self) -> None:
+        """Watch no more: processes that are being stopped may be silent. May be called twice."""
+        self._reports.clear()
+        if self._cancel is not None:
+            cancel, self._cancel = self._cancel, None
+            cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sign(self, container: Container) -> Hashable:
+        """Something else after each sign of life, and in each attempt."""
+        reports = self._reports[container.spec.name]
+        try:
+            found = container.spec.log.stat()
+            return container.restarts, reports, found.st_size, found.st_mtime_ns
+        except OSError:  # the script took its log away
+            return container.restarts, reports, 0, 0
+
+
+class HangWatch(_Watch):
     """One for a launch, over all its pods: wakes a few times within `limit` seconds, not oftener, and without
     a limit never.
     """
@@ -78,16 +113,13 @@ class HangWatch:
         tell: Callable[[Findings], None] = lambda findings: None,
     ) -> None:
         """`tell` is called with where all processes here are when the job hangs on another machine."""
-        self._loop = loop
+        super().__init__(loop)
         self._limit = limit
         self._take = take
         self._tell = tell
         self._silence = Silence()
-        self._reports: Counter[str] = Counter()
         self._pod: Pod | None = None
         self._hung: Callable[[float, Findings], None] = lambda seconds, findings: None
-        self._timer: Timer | None = None
-        self._cancel: Callable[[], None] | None = None
 
     def watch(self, pod: Pod, hung: Callable[[float, Findings], None]) -> None:
         """From now on; `hung` is called with the seconds of silence and with where all processes are."""
@@ -96,10 +128,6 @@ class HangWatch:
         self._silence = Silence()
         if self._limit is not None:
             self._look()
-
-    def reported(self, container: str) -> None:
-        """A sign of life that no log shows."""
-        self._reports[container] += 1
 
     def last_look(self, reason: str, then: Callable[[], None]) -> None:
         """Before a stop for this reason of another machine: if that is a hang, have the stacks taken here
@@ -116,16 +144,6 @@ class HangWatch:
         self._hung = looked
         if self._cancel is None:
             self._cancel = self._take(self._pod.containers, partial(self._taken, self._limit))
-
-    def close(self) -> None:
-        """Watch no more: processes that are being stopped may be silent. May be called twice."""
-        self._reports.clear()
-        if self._cancel is not None:
-            cancel, self._cancel = self._cancel, None
-            cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _look(self) -> None:
         assert self._pod is not None
@@ -149,21 +167,9 @@ class HangWatch:
         self._silence = Silence()
         self._hung(silent_for, findings)
 
-    def _sign(self, container: Container) -> Hashable:
-        return _log_sign(container), self._reports[container.spec.name]
-
-
-def _log_sign(container: Container) -> Hashable:
-    """Something else after each sign of life in its log, and in each attempt."""
-    try:
-        found = container.spec.log.stat()
-        return container.restarts, found.st_size, found.st_mtime_ns
-    except OSError:  # the script took its log away
-        return container.restarts, 0, 0
-
 
 # ---- A warning, without --hang_timeout: in two looks the same ranks wait in the same collective, or one rank
-# has fallen silent beside others that go on
+# is silent while others are not
 
 FIRST_LOOK = 30.0
 """Seconds of silence before the first look, and between two where ranks wait."""
@@ -201,29 +207,22 @@ class Rhythm:
 _REGULAR = 4
 
 
-class WaitWatch:
+class WaitWatch(_Watch):
     """One for a launch, over all its pods; a listener of their events. While all trainers of this node are
-    silent, or one is for unusually long, it looks where all ranks stand, less and less often as long as they
-    go on. `find` is `Take`; `warn` gets what was seen in two looks, once.
+    silent, or one is for unusually long, it finds out where all ranks are, less and less often as long as
+    they make progress. `find` is `Take`; `warn` gets what was seen in two looks, once.
     """
 
     def __init__(self, loop: Loop, find: Take, warn: Callable[[Verdict], None]) -> None:
-        self._loop = loop
+        super().__init__(loop)
         self._find = find
         self._warn = warn
         self._containers: list[Container] = []
-        self._timer: Timer | None = None
-        self._cancel: Callable[[], None] | None = None
         self._period = FIRST_LOOK
         self._signs: Hashable = None
         self._seen: Hashable = None
         self._told: set[Hashable] = set()
-        self._reports: Counter[str] = Counter()
         self._rhythms: dict[str, Rhythm] = {}
-
-    def reported(self, container: str) -> None:
-        """A sign of life that no log shows."""
-        self._reports[container] += 1
 
     def handle(self, event: PodEvent) -> None:
         """Watch from the start of processes until they are stopped."""
@@ -237,13 +236,7 @@ class WaitWatch:
             self.close()
 
     def close(self) -> None:
-        """Watch no more. May be called twice."""
-        if self._cancel is not None:
-            cancel, self._cancel = self._cancel, None
-            cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        super().close()
         self._period, self._signs, self._seen = FIRST_LOOK, None, None
         self._rhythms.clear()
 
@@ -255,22 +248,22 @@ class WaitWatch:
     def _look(self) -> None:
         trainers = [each for each in self._containers if each.spec.role is Role.TRAINER]
         running = [each for each in trainers if each.alive or each.ended is None]
-        signs = tuple((_log_sign(each), self._reports[each.spec.name]) for each in trainers)
+        signs = tuple(self._sign(each) for each in trainers)
         now = self._loop.clock()
         for each, sign in zip(trainers, signs, strict=True):
             self._rhythms.setdefault(each.spec.name, Rhythm(sign, now)).look(sign, now)
-        goes_on = signs != self._signs
+        alive = signs != self._signs
         self._signs = signs
         silent = [each for each in running if self._rhythms[each.spec.name].silent]
-        if not goes_on or silent:
-            alone = silent[0] if goes_on else None
+        if not alive or silent:
+            alone = silent[0] if alive else None
             self._cancel = self._find(self._containers, partial(self._found, alone))
         else:
             self._seen, self._period = None, FIRST_LOOK
             self._again()
 
     def _found(self, alone: Container | None, findings: Findings) -> None:
-        """`alone` is silent, and others go on."""
+        """`alone` is silent while others are not."""
         self._cancel = None
         verdict = findings.verdict
         seen: Hashable = None
@@ -282,8 +275,8 @@ class WaitWatch:
         if verdict is not None and seen is not None and seen == self._seen and seen not in self._told:
             self._told.add(seen)
             self._warn(verdict)
-        goes_on = seen is None or seen in self._told
-        self._period = min(2 * self._period, _LONGEST_PERIOD) if goes_on else FIRST_LOOK
+        nothing_new = seen is None or seen in self._told
+        self._period = min(2 * self._period, _LONGEST_PERIOD) if nothing_new else FIRST_LOOK
         self._seen = seen
         self._again()
 

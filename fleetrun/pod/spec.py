@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from fleetrun.envs.channels import CONTAINER_VARIABLE
@@ -75,14 +75,3 @@ class PodSpec:
 
 def log_path(log_dir: Path, job: str, pod: str, role: str, index: int) -> Path:
     return log_dir / f"{job}.{pod}.{role}.{index}.log"
-
-
-def ranks_in_words(numbers: Sequence[int]) -> str:
-    """`0-2, 5` of sorted numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fleetrun.pod.spec import ranks_in_words
+from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.probe.states import Frame, RankState
 
 MOST_LINES = 40

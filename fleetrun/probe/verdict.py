@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.pod.events import Verdict
-from fleetrun.pod.spec import ranks_in_words
 from fleetrun.probe.states import Call, RankState
 
 LATE = 1.0

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fleetrun.pod.spec import ranks_in_words
+from fleetrun.envs.settings.parsing import ranks_in_words
 
 # ---- Stacks, as py-spy and faulthandler write them
 

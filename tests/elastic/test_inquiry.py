@@ -21,6 +21,7 @@ class Asking:
         self.job = SimulatedJob(**{"fewest": count, "most": count, **policy})
         self.options: list[tuple[str, bool, int]] = []
         self.told: dict[str, bytes] = {}
+        self.ranks_take = 0.0
         self.inquiries: list[Inquiry] = []
         for _ in range(count):
             self.add()
@@ -29,7 +30,7 @@ class Asking:
 
     def add(self):
         player = self.job.add()
-        inquiry = Inquiry(self.job.loop, player.node.id, self.teller(player.node.id))
+        inquiry = Inquiry(self.job.loop, player.node.id, self.teller(player.node.id), self.tell_ranks)
         attach(inquiry, player.membership)
         self.inquiries.append(inquiry)
         return player
@@ -43,6 +44,9 @@ class Asking:
             return self.told.get(me, me.encode())
 
         return tell
+
+    def tell_ranks(self, most, then):
+        self.job.loop.after(self.ranks_take, lambda: then(b"here"))
 
     def ask(self, asker, rank=None, brief=False):
         """A list that the answers come into."""
@@ -104,7 +108,7 @@ def test_a_node_asks_neither_itself_nor_a_missing_rank(rank):
 def test_a_node_outside_the_rendezvous_asks_no_node():
     job = SimulatedJob(fewest=2, most=2)
     player = job.add()
-    alone = Inquiry(job.loop, player.node.id, lambda brief, most: b"")
+    alone = Inquiry(job.loop, player.node.id, lambda brief, most: b"", lambda most, then: None)
     found = []
     alone.ask(None, False, found.append)
     attach(alone, player.membership)
@@ -130,8 +134,7 @@ def test_who_does_not_answer_is_waited_for_no_longer_than_said():
 def test_where_ranks_stand_may_take_a_node_longer():
     """On a slow machine: as long as its helper process may take."""
     nodes = Asking(2)
-    answer_in = _SOON + _LATER
-    nodes.inquiries[1].tell_ranks = lambda most, then: nodes.job.loop.after(answer_in, lambda: then(b"here"))
+    nodes.ranks_take = _SOON + _LATER
     found = []
     nodes.inquiries[0].ask(None, False, found.append, ranks=True)
     nodes.job.loop.run_for(RANKS_WITHIN)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fleetrun.pod.spec import ranks_in_words
+from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.stacks.frames import (
     MOST_FRAMES,
     MOST_THREADS,

@@ -447,14 +447,26 @@ _MOST = 1_000_000
 
 
 def written_ranks(ranks: Iterable[int]) -> str:
-    """Ascending."""
+    """`0-2,5-6`, ascending."""
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in _runs(ranks))
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """`0-2, 5, 6`, as a sentence has them."""
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in _runs(ranks)
+    )
+
+
+def _runs(ranks: Iterable[int]) -> list[list[int]]:
+    """Those that follow one another together."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
-            runs[-1][1:] = [rank]
+            runs[-1].append(rank)
         else:
             runs.append([rank])
-    return ",".join("-".join(map(str, run)) for run in runs)
+    return runs
 
 
 def rank_set(text: str) -> frozenset[int] | None:

@@ -103,7 +103,7 @@ class DenseParameters:
         }
 
     def add_push(
-        self, push: Sequence[list[Part]], flats: dict[str, torch.Tensor], lr: float | None = None
+        self, push: Sequence[list[Part]], flats: Mapping[str, torch.Tensor], lr: float | None = None
     ) -> None:
         """Append gradients to each server's push; `lr`: instead of the parameters' own."""
         for parts, pieces in zip(push, self._pieces, strict=True):
