@@ -15,7 +15,7 @@ ASKING: Mapping[str, str] = {
     "status": "Show the state of a job: processes, progress, last log lines.",
     "logs": "Print the logs of a job, merged by time.",
     "stop": "Stop a job.",
-    "why": "Say which rank the others wait for, in a job that does not go on.",
+    "why": "Say which rank the others wait for, in a job that makes no progress.",
     "stacks": "Print the Python stacks of all processes of a job.",
     "report": "Report how a job ended, and why.",
     "plot": "Plot loss and speed of a job over time, and when its processes ran.",

@@ -87,7 +87,7 @@ def as_json(history: History) -> dict[str, Any]:
 
 
 def _verdict(history: History) -> dict[str, Any] | None:
-    """What the others waited for when the job last did not go on."""
+    """What the others waited for when the job last made no progress."""
     found = history.last("verdict")
     names = ("time", "kind", "sentence", "ranks", "stack", "call")
     return {name: found.get(name) for name in names} if found is not None else None

@@ -109,7 +109,7 @@ _CAUSES = (
     ),
     (
         r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|unhandled (?:cuda|system) error",
-        "NCCL could not go on; its own words come with NCCL_DEBUG=WARN, which is often a full /dev/shm,"
+        "NCCL could not continue; NCCL_DEBUG=WARN shows why, which is often a full /dev/shm,"
         " a network interface, or a GPU that has failed.",
     ),
     (
@@ -169,7 +169,7 @@ _CAUSES = (
     ),
     (
         r"(lib[\w+.-]+\.so[\w.]*): cannot open shared object file",
-        "The library {} is not installed on this node, or not in LD_LIBRARY_PATH; `ldd` shows who needs"
+        "The library {} is not installed on this node, or not in LD_LIBRARY_PATH; `ldd` shows what needs"
         " it.",
     ),
     (

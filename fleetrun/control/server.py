@@ -429,7 +429,7 @@ class Others(Protocol):
 class Control:
     """Answers the commands that ask this launcher. `end` ends the job as the signal of this number would, for
     the command that asks; `tell` shows a line on the launcher's terminal; `others` are the other machines of
-    a job on several; `why` finds out for whom the ranks of the job wait.
+    a job on several; `why` finds out for which rank the others wait.
     """
 
     def __init__(

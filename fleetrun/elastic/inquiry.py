@@ -25,7 +25,7 @@ WITHIN = 2.0
 """Seconds that the asking node waits for answers."""
 
 RANKS_WITHIN = 4.0
-"""The same for where ranks stand: to find that out may take a node 3 seconds."""
+"""The same for where ranks are: to find that out may take a node 3 seconds."""
 
 LARGEST, SMALLEST = 32 << 10, 2 << 10
 """Limits of the size of one answer, in bytes."""
@@ -42,7 +42,7 @@ Found = Mapping[int, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class StatusQuery:
-    """A request for status, or with `ranks` for where the ranks of a node stand. `only`: the id of the one
+    """A request for status, or with `ranks` for where the ranks of a node are. `only`: the id of the one
     node that is asked, empty for all. `brief`: a short answer. `most`: bytes that an answer may have.
     """
 
@@ -105,7 +105,7 @@ class Inquiry:
         self, rank: int | None, brief: bool, then: Callable[[Found], None], *, ranks: bool = False
     ) -> None:
         """`then` gets the answers of the other nodes (or of the one with this rank) within WITHIN seconds.
-        `ranks`: about where their ranks stand, within RANKS_WITHIN seconds. While the store is unreachable it
+        `ranks`: about where their ranks are, within RANKS_WITHIN seconds. While the store is unreachable it
         gets none, at once: requests to a store wait until it is back.
         """
         members = self._members

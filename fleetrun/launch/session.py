@@ -272,7 +272,7 @@ class LaunchSession:
         return events
 
     def _has_ranks(self, here: Sequence[object]) -> bool:
-        """Whether there are several ranks whose probes tell for whom they wait."""
+        """Whether there are several ranks whose probes tell what they wait for."""
         several = len(here) > 1 or self._ask_others is not None
         told = self.settings.run_mode is Mode.COLLECTIVE or self.settings.run_mode.has_servers
         return several and told and self.settings.probe == "on"
@@ -338,7 +338,7 @@ class LaunchSession:
         self._find(self._pod.containers if self._pod is not None else [], then)
 
     def tell_ranks(self, most: int, then: Callable[[bytes], None]) -> None:
-        """For another node that asks: where the ranks of this node stand."""
+        """For another node that asks: where the ranks of this node are."""
         from fleetrun.stacks.helper import pack_states, quick_taker  # late: few jobs are asked
 
         containers = self._pod.containers if self._pod is not None else []
@@ -401,7 +401,7 @@ class LaunchSession:
 
 
 def _has_first(spec: PodSpec) -> bool:
-    """Whether the job's first trainer is on this node: it speaks for all."""
+    """Whether the job's first trainer is on this node, whose warnings are enough for all nodes."""
     return any(each.role is Role.TRAINER and each.rank == 0 for each in spec.containers)
 
 
@@ -670,7 +670,7 @@ def _shadow_hints(cause: Ended, tail: Tail) -> list[str]:
 
 
 def _gpu_hints(cause: Ended) -> list[str]:
-    """What the kernel has seen of the GPUs of this node while the process ran."""
+    """What the kernel has logged about the GPUs of this node while the process ran."""
     errors = gpu_errors(cause.started)
     told = "; ".join(printable(each) for each in errors[:3])
     return (

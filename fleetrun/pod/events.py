@@ -59,11 +59,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the others wait for, when a job does not go on, in one `sentence`. `kind` is one of `not entered`,
-    `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`, `server` or `silent`: nobody
-    is known to wait. `ranks` are those that it is about, none where that is not known or it is a parameter
-    server; `stack` is that of the first of them, innermost call first. `call` is what others wait in: a
-    collective with its number and group, or a step; empty if that is not known.
+    """What the others wait for, when a job makes no progress, in one `sentence`. `kind` is one of `not
+    entered`, `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`, `server` or
+    `silent`: others are not known to wait. `ranks` are those that it is about, none where that is not known
+    or it is a parameter server; `stack` is that of the first of them, innermost call first. `call` is what
+    others wait in: a collective with its number and group, or a step; empty if that is not known.
     """
 
     kind: str
@@ -89,7 +89,7 @@ class Hang:
     """No trainer gave a sign of life for `silent_for` seconds, and what is done about it.
 
     `containers` were running then. `stacks` says where they are, one line for all that are at the same
-    place, the outlier first; empty when that is not known. `verdict`: for whom they wait.
+    place, the outlier first; empty when that is not known. `verdict`: for which rank they wait.
     """
 
     silent_for: float

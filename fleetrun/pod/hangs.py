@@ -282,5 +282,7 @@ class WaitWatch(_Watch):
 
     def _of_silent(self, container: Container) -> Verdict:
         quiet = self._rhythms[container.spec.name].quiet
-        sentence = f"{container.spec.title} has printed and reported nothing for {quiet:.0f} s; others go on"
+        sentence = (
+            f"{container.spec.title} has printed and reported nothing for {quiet:.0f} s, and others have"
+        )
         return Verdict(kind="silent", sentence=sentence, ranks=(container.spec.rank,))

@@ -11,8 +11,8 @@ MOST_LINES = 40
 
 
 def merged(states: Sequence[RankState]) -> tuple[str, ...]:
-    """Who is where, outermost calls first; where ranks part, the fewest come first. Of libraries only the
-    innermost call is shown, and none below a collective that is known.
+    """Where each rank is, outermost calls first; where ranks part, the fewest come first. Of libraries only
+    the innermost call is shown, and none below a collective that is known.
     """
     together: dict[tuple[str, ...], list[RankState]] = {}
     for state in states:
@@ -54,8 +54,8 @@ def _words(frame: Frame) -> str:
 def _lines(paths: _Paths, depth: int, indent: str) -> Iterator[str]:
     for there in _parts(paths, depth):
         end = _common(there, depth)
-        who = _who([state for _, states in there for state in states])
-        yield f"{indent}{who}: {_calls(there, depth, end)}"
+        ranks = _titles([state for _, states in there for state in states])
+        yield f"{indent}{ranks}: {_calls(there, depth, end)}"
         deeper = [(path, states) for path, states in there if len(path) > end]
         yield from _lines(deeper, end, indent + "  ")
 
@@ -88,7 +88,7 @@ def _calls(there: _Paths, depth: int, end: int) -> str:
     return " > ".join([*(each.partition(": ")[0] for each in outer), inner])
 
 
-def _who(states: Sequence[RankState]) -> str:
+def _titles(states: Sequence[RankState]) -> str:
     """`trainers 0, 2-7`, and their node if that is one of several."""
     nodes = {state.node for state in states}
     where = f" on {nodes.pop()}" if len(nodes) == 1 and states[0].node else ""

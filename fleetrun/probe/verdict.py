@@ -1,8 +1,8 @@
-"""Which rank the others wait for, and why: a decision from where all ranks stand. Pure.
+"""Which rank the others wait for, and why: a decision from where all ranks are. Pure.
 
 A rank that waits in a collective waits for the members of its group that have not entered it. Following that,
-the ranks that are waited for and wait for nobody are the culprits. What cannot be known is not guessed: then
-there is no verdict.
+the ranks that are waited for and do not wait themselves are the culprits. What cannot be known is not
+guessed: then there is no verdict.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STACK = 8
 
 
 def decide(states: Sequence[RankState]) -> Verdict | None:
-    """Of the ranks of a job that does not go on. None when nobody waits, or for whom is not known."""
+    """Of the ranks of a job that makes no progress. None when none waits, or it is not known for which."""
     job = _Job(states)
     return job.mismatch() or job.waited_for() or job.crossed() or job.server() or job.stuck() or job.late()
 
@@ -88,10 +88,10 @@ class _Job:
         culprits = ranks if len(ranks) < len(others) else sorted([*ranks, *others])
         return self._verdict("mismatch", sentence, culprits)
 
-    # ---- somebody has not come
+    # ---- a rank has not come
 
     def waited_for(self) -> Verdict | None:
-        """The ranks for which others wait, and which wait for nobody."""
+        """The ranks for which others wait, and which do not wait themselves."""
         wanted = {rank for blockers in self.blocked_by.values() for rank in blockers}
         culprits = sorted(rank for rank in wanted if rank not in self.blocked_by and self._free(rank))
         if not culprits:
@@ -106,7 +106,7 @@ class _Job:
         return self._verdict(kind, self._not_there(kind, alike, waiting, call), alike, what)
 
     def _free(self, rank: int) -> bool:
-        """Whether it could go on; False for a rank of which nothing is known, too."""
+        """Whether it does not wait; False for a rank of which nothing is known, too."""
         state = self.states.get(rank)
         return state is not None and not _waits_for_server(state)
 
@@ -118,16 +118,16 @@ class _Job:
 
     def _not_there(self, kind: str, ranks: Sequence[int], waiting: Sequence[int], call: Call | None) -> str:
         first = self.states[ranks[0]]
-        who, others = self._placed(ranks), _titles(waiting)
+        named, others = self._placed(ranks), _titles(waiting)
         several = len(ranks) > 1
         what = self._name(call) if call is not None else self._other_wait(waiting)
         if kind in ("left early", "dead"):
-            sentence = f"{who} {first.how} before {what}, in which {others} waited"
+            sentence = f"{named} {first.how} before {what}, in which {others} waited"
             if kind == "left early":
                 sentence += ": it made fewer calls than the others (uneven data?)"
             return sentence
         have = "have" if several else "has"
-        sentence = f"{who} {have} not come to {what}, in which {others} {_waits(waiting)}"
+        sentence = f"{named} {have} not come to {what}, in which {others} {_waits(waiting)}"
         if first.note:
             sentence += f". It is {first.note}"
         if first.place:
@@ -214,7 +214,7 @@ class _Job:
             ]
             alive = [rank for rank in ranks if self.states[rank].alive]
             if len(alive) > 1 and set(alive) == set(self.members.get(call.group, ())):
-                sentence = f"{_titles(alive)} have all entered {self._name(call)} and none goes on"
+                sentence = f"{_titles(alive)} have all entered {self._name(call)}, which does not end"
                 return self._verdict("transport", f"{sentence}: the connection between them is stuck", [])
         return None
 

@@ -1,6 +1,6 @@
 """`python -m fleetrun.stacks`: the process that a launcher starts when its job hangs, or when a trainer fails
-that may be the victim of another. One line of JSON in (whose stacks, why, how long it may take), the stacks
-into the logs if there is a reason to, one line of JSON out for each trainer (where it stands: `state`) and
+that may be the victim of another. One line of JSON in (of which processes, why, how long it may take), the
+stacks into the logs if there is a reason to, one line of JSON out for each trainer (where it is: `state`) and
 one for all (where they are).
 """
 
@@ -89,7 +89,7 @@ _STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger"}
 def summary(found: Collection) -> list[str]:
     """A line for each place where processes are, the outlier first."""
     there = groups(found.processes)
-    lines = [clean(f"{group.who}: {group.where}") for group in there[:MOST_GROUPS]]
+    lines = [clean(f"{group.title}: {group.where}") for group in there[:MOST_GROUPS]]
     if len(there) > MOST_GROUPS:
         lines.append(f"and {len(there) - MOST_GROUPS} places more")
     return [*lines, *([found.hint] if found.hint else [])]

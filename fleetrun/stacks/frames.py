@@ -171,7 +171,7 @@ class Group:
         return self.members[0]
 
     @property
-    def who(self) -> str:
+    def title(self) -> str:
         """`trainers 0-2, 5 and server 0`."""
         own: dict[tuple[str, str], list[int]] = {}
         for each in self.members:

@@ -38,7 +38,7 @@ _LONGEST = 500
 
 
 State = dict[str, Any]
-"""Where a rank stands: what `probe.states.read_state` reads."""
+"""Where a rank is: what `probe.states.read_state` reads."""
 
 Taken = Callable[[tuple[str, ...], list[State]], None]
 
@@ -67,7 +67,7 @@ class Taker:
 
     def take(self, containers: Sequence[Container], then: Taken) -> Callable[[], None]:
         """Begin; `then` gets a line for each place where processes are, or why that is not known, and where
-        each trainer stands. Returns a function that cancels it.
+        each trainer is. Returns a function that cancels it.
         """
         limit = self._within + self._more
         taking = _Taking(self._loop, self._companions, containers, then, limit)
@@ -203,7 +203,7 @@ class _Taking:
             companion.close()
 
 
-# ---- What a job waits for: where its ranks stand here and on the other nodes
+# ---- What a job waits for: where its ranks are, here and on the other nodes
 
 AskOthers = Callable[[Callable[[list[State], str], None]], None]
 """Gets the states of the ranks of all other nodes, and what this node is called; calls back exactly once,

@@ -28,7 +28,7 @@ def grouped_lines(groups: Sequence[Group]) -> Iterator[str]:
         if number:
             yield ""
         count = f"{len(group.members)} processes" if len(group.members) > 1 else "1 process"
-        yield clean(f"{group.who}: {count}, {_pids([each.pid for each in group.members])}")
+        yield clean(f"{group.title}: {count}, {_pids([each.pid for each in group.members])}")
         yield from stack_lines(group.first)
 
 

@@ -1,4 +1,4 @@
-"""A job that does not go on: which rank the others wait for, in the report of its end and while it runs."""
+"""A job that makes no progress: which rank the others wait for, at its end and while it runs."""
 
 import json
 import os
@@ -31,7 +31,7 @@ dist.all_reduce(values)
 BEATS = """
 import threading
 gone = threading.Event()
-def beat():  # a start is no hang, however busy the machine is
+def beat():  # a start is not a hang, however busy the machine is
     while not gone.wait(0.5):
         print("starting", flush=True)
 threading.Thread(target=beat).start()

@@ -104,13 +104,13 @@ def test_a_job_that_goes_on_is_looked_at_less_and_less_and_never_warned_of(place
     assert place.warned == []
 
 
-def test_who_prints_is_not_looked_at(place: Place):
+def test_a_trainer_that_prints_is_not_looked_at(place: Place):
     place.findings = [waits(4)]
     place.run(10 * FIRST_LOOK, prints=lambda left: left % 20 == 0)
     assert (place.looks, place.warned) == ([], [])
 
 
-def test_who_falls_silent_beside_others_that_go_on_is_told_once(place: Place):
+def test_one_trainer_that_falls_silent_is_told_once(place: Place):
     place.findings = [Findings()]
     place.run(6 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
     place.run(25 * FIRST_LOOK, prints=lambda left: True, who=(1,))
@@ -120,14 +120,14 @@ def test_who_falls_silent_beside_others_that_go_on_is_told_once(place: Place):
     assert len(place.warned) == 1
 
 
-def test_who_falls_silent_for_want_of_another_is_not_named(place: Place):
+def test_a_trainer_that_is_silent_because_it_waits_is_not_named(place: Place):
     place.findings = [waits(4)]
     place.run(6 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
     place.run(50 * FIRST_LOOK, prints=lambda left: True, who=(1,))
     assert place.warned == ["all_reduce #4 of group 0"]
 
 
-def test_who_reports_is_not_silent(place: Place):
+def test_a_trainer_that_reports_is_not_silent(place: Place):
     place.findings = [Findings()]
     name = place.trainers[0].spec.name
     place.run(6 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
@@ -137,7 +137,7 @@ def test_who_reports_is_not_silent(place: Place):
     assert place.warned == []
 
 
-def test_who_was_ever_silent_for_long_may_be_again(place: Place):
+def test_a_trainer_that_was_once_silent_for_long_may_be_again(place: Place):
     """Of steps of four minutes."""
     place.findings = [Findings()]
     place.run(80 * FIRST_LOOK, prints=lambda left: True, who=(1,), rarely=(0, 240))
@@ -145,7 +145,7 @@ def test_who_was_ever_silent_for_long_may_be_again(place: Place):
     assert place.warned == []
 
 
-def test_who_prints_only_at_the_start_is_not_expected_to(place: Place):
+def test_a_trainer_that_prints_only_at_the_start_is_not_expected_to(place: Place):
     place.findings = [Findings()]
     place.run(FIRST_LOOK, prints=lambda left: True, who=(0, 1))
     place.run(50 * FIRST_LOOK, prints=lambda left: True, who=(1,))

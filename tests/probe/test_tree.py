@@ -56,5 +56,5 @@ def test_very_many_places_are_cut():
     assert lines[-1] == "and 3 lines more"
 
 
-def test_nobody():
+def test_no_ranks():
     assert merged([]) == ()

@@ -116,7 +116,7 @@ def test_one_that_came_when_another_had_given_up():
     assert "39.5 s" in verdict.sentence
 
 
-def test_nobody_was_late_where_all_came_together():
+def test_no_rank_was_late_where_all_came_together():
     gone = rank(0, call(4, done=True, entered=100.0), alive=False, symptom=True, how="exited with code 1")
     assert decide([gone, rank(1, call(4, entered=100.2)), rank(2, call(4, done=True, entered=100.1))]) is None
 

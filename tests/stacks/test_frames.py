@@ -35,18 +35,18 @@ def test_ranks_in_few_words(numbers: list[int], words: str):
 
 def test_the_odd_one_comes_first():
     found = groups([taken(0, WAIT), taken(1, WAIT), taken(2, LOAD), taken(3, WAIT)])
-    assert [group.who for group in found] == ["trainer 2", "trainers 0, 1, 3"]
+    assert [group.title for group in found] == ["trainer 2", "trainers 0, 1, 3"]
     assert [group.where for group in found] == ["load (train.py:7)", "wait (train.py:3)"]
 
 
 def test_groups_of_one_size_stay_in_their_order():
     found = groups([taken(0, WAIT), taken(1, LOAD)])
-    assert [group.who for group in found] == ["trainer 0", "trainer 1"]
+    assert [group.title for group in found] == ["trainer 0", "trainer 1"]
 
 
 def test_roles_that_stand_at_one_place_are_named_both():
     (group,) = groups([taken(0, WAIT, role="ps"), taken(0, WAIT), taken(1, WAIT)])
-    assert group.who == "server 0 and trainers 0, 1"
+    assert group.title == "server 0 and trainers 0, 1"
 
 
 def test_another_line_is_another_place():
@@ -55,13 +55,13 @@ def test_another_line_is_another_place():
 
 def test_a_stopped_process_is_never_among_those_that_wait():
     found = groups([taken(0, WAIT), taken(1, WAIT, state="T"), taken(2, WAIT)])
-    assert [group.who for group in found] == ["trainer 1", "trainers 0, 2"]
+    assert [group.title for group in found] == ["trainer 1", "trainers 0, 2"]
     assert found[0].where == "stopped by a signal, in wait (train.py:3)"
 
 
 def test_what_is_stopped_comes_first_however_much_it_is():
     found = groups([taken(0, LOAD), taken(1, WAIT, state="T"), taken(2, WAIT, state="T")])
-    assert [group.who for group in found] == ["trainers 1, 2", "trainer 0"]
+    assert [group.title for group in found] == ["trainers 1, 2", "trainer 0"]
 
 
 def test_running_or_waiting_makes_no_difference():
@@ -70,7 +70,7 @@ def test_running_or_waiting_makes_no_difference():
 
 def test_what_a_container_started_is_told_from_it():
     found = groups([taken(0, WAIT), taken(0, WAIT, pid=900, command="pt_loader"), taken(1, WAIT)])
-    assert [group.who for group in found] == ["pt_loader of trainer 0", "trainers 0, 1"]
+    assert [group.title for group in found] == ["pt_loader of trainer 0", "trainers 0, 1"]
 
 
 def test_other_reasons_are_other_groups():

@@ -60,7 +60,7 @@ def _show_stacks():
 
 
 class _Ending:
-    """Knows whether the script has run to its end, and leaves word of it."""
+    """Notes whether the script has run to its end, and writes that into the error file."""
 
     def __init__(self, path, address):
         self._path = path
@@ -99,7 +99,7 @@ class _Ending:
 
 
 def _leave(path, what):
-    """The launcher never reads half a file, and nobody else reads it."""
+    """The launcher never reads half a file, and no other user reads it."""
     import json
 
     aside = f"{path}.{os.getpid()}"
@@ -229,15 +229,15 @@ def _answer(listener):
                 connection.sendall(json.dumps(_state()).encode())
             finally:
                 connection.close()
-        except Exception:  # whoever asked has gone, or the interpreter ends
+        except Exception:  # the launcher that asked has ended, or the interpreter exits
             if listener.fileno() < 0:
                 return
 
 
 def _state(ends=False):
     """`pid`; `time_ns`, now; `torch`, its version; `error`, the exception that ends it; `stack`, that of the
-    exception, else of the main thread; `peer`, for whom it waits in send or recv; `groups` and `calls`;
-    and what `also` has added.
+    exception, else of the main thread; `peer`, the rank for which it waits in send or recv; `groups` and
+    `calls`; and what `also` has added.
     """
     import time
 

@@ -259,7 +259,7 @@ class Service:
         if self._steps.done(member) < member.step:  # its last push waits for another trainer's
             self._refuse_if_lost()
             return None
-        # Who is lost now has done the steps of those that have finished: nothing waits for it.
+        # A trainer that is lost now has done the steps of those that have finished: nothing waits for it.
         if len(self._members.active()) > len(self._members.lost(may_return=self._sync and self._may_return)):
             return None
         return request.reply(Kind.DONE, number=self._steps.step)

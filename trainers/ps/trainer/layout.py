@@ -43,7 +43,7 @@ def rule_for(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], *, sparse: bool, name: str
 ) -> AnyRule:
     """The rule of one parameter. On sparse tables Adam without further options means torch.optim.SparseAdam.
-    `maximize` is no part of a rule: trainers send the negative gradient. Raises NotSupportedError naming the
+    `maximize` is not part of a rule: trainers send the negative gradient. Raises NotSupportedError naming the
     optimizer or the option.
     """
     check_supported(optimizer)
