@@ -178,6 +178,7 @@ COLUMNS = (
     Column("STEP", 8, right=True),
     Column("LOSS", 7, right=True),
     Column("SAMPLES/S", 6, right=True),
+    Column("LATE", 5, right=True),
     Column("LAST LINE", 1, rest=True),
 )
 _Process = tuple[str, Mapping[str, Any], Mapping[str, Any]]
@@ -230,9 +231,17 @@ def _process_table(there: Sequence[_Process], width: int | None, now: float | No
 
 def _known(status: Mapping[str, Any]) -> list[_Process]:
     nodes = nodes_with_details(status)
-    if not nodes:
-        return [("", status, each) for each in objects_in(status, "containers")]
-    return [(text_of(node, "rank"), node, each) for node in nodes for each in objects_in(node, "containers")]
+    late = {each.get("rank"): number_of(each, "share") for each in objects_in(status, "late")}
+    parts = [(text_of(node, "rank"), node) for node in nodes] if nodes else [("", status)]
+    return [
+        (
+            node,
+            answer,
+            {**each, "late": late.get(each.get("rank")) if each.get("role") == "trainer" else None},
+        )
+        for node, answer in parts
+        for each in objects_in(answer, "containers")
+    ]
 
 
 def _left_out(status: Mapping[str, Any], width: int | None) -> list[Text]:
@@ -276,6 +285,7 @@ def _process_row(one: Mapping[str, Any], now: float, node: str) -> list[Cell]:
         Cell(step_of(one)),
         Cell(loss_of(one), "red" if loss_of(one) in _NO_NUMBERS else ""),
         Cell(formatted(format_short, number_of(one, "rate"))),
+        Cell(percent(None if (late := number_of(one, "late")) is None else 100 * late)),
         Cell(activity_or_last_line(one), "dim"),
     ]
 

@@ -29,10 +29,12 @@ from fleetrun.pod.events import (
     Failure,
     Findings,
     Hang,
+    Late,
     Leaving,
     PodEvent,
     Restarting,
     Started,
+    lateness_fields,
     verdict_fields,
 )
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
@@ -240,12 +242,14 @@ class JobStatus:
         self._pod: Pod | None = None
         self._started_at: dict[str, float] = {}
         self._ended: dict[str, Ended] = {}
+        self.late: tuple[Late, ...] = ()
+        """Of the whole job, where it is known here."""
 
     # ---- what happened
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
-        self._pod, self._restarts = pod, restarts
+        self._pod, self._restarts, self.late = pod, restarts, ()
         self._state, self._why = "starting", ""
 
     def waiting(self, present: int, wanted: int, missing: Sequence[str]) -> None:
@@ -333,6 +337,7 @@ class JobStatus:
             "nodes": self._nodes,
             "waiting": self._waiting,
             "containers": [self._container(each) for each in self._shown()],
+            "late": lateness_fields(self.late),
         }
 
     def packed(self, brief: bool, most: int) -> bytes:
@@ -404,8 +409,13 @@ def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: i
 
 
 def _findings_fields(findings: Findings) -> dict[str, Any]:
-    verdict = None if findings.verdict is None else verdict_fields(findings.verdict)
-    return {"version": 1, "verdict": verdict, "ranks": list(findings.ranks)}
+    found = findings.verdict or findings.straggler
+    return {
+        "version": 1,
+        "verdict": None if found is None else verdict_fields(found),
+        "ranks": list(findings.ranks),
+        "late": lateness_fields(findings.late),
+    }
 
 
 # ---- Answers of a running launcher

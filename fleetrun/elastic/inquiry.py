@@ -11,9 +11,11 @@ none; the asking node deletes them when all have answered or the time is over.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous import records
@@ -40,15 +42,31 @@ Found = Mapping[int, bytes | None]
 """Answers by rank of the nodes that were asked; None where there was none."""
 
 
+class Answer(NamedTuple):
+    """Of one node, which was asked at `asked`; it arrived at `heard`: seconds since the epoch by the clock of
+    this node.
+    """
+
+    data: bytes
+    asked: float
+    heard: float
+
+
+Answers = Mapping[int, Answer | None]
+"""The same with the times."""
+
+
 @dataclass(frozen=True, slots=True)
 class StatusQuery:
-    """A request for status, or with `ranks` for where the ranks of a node are. `only`: the id of the one
-    node that is asked, empty for all. `brief`: a short answer. `most`: bytes that an answer may have.
+    """A request for status, or with `ranks` for where the ranks of a node are; with `outside` processes that
+    do not answer for themselves are read from outside. `only`: the id of the one node that is asked, empty
+    for all. `brief`: a short answer. `most`: bytes that an answer may have.
     """
 
     only: str = ""
     brief: bool = False
     ranks: bool = False
+    outside: bool = False
     most: int = LARGEST
 
 
@@ -58,13 +76,14 @@ class _PendingQuestion:
     query: StatusQuery
     asked: frozenset[str]
     limit: Timer
-    then: list[Callable[[Found], None]]
-    found: dict[str, bytes] = field(default_factory=dict)
+    then: list[Callable[[Answers], None]]
+    since: float
+    found: dict[str, Answer] = field(default_factory=dict)
 
 
 class Inquiry:
     """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes;
-    `tell_ranks(most, then)` the answer about its ranks, a moment later.
+    `tell_ranks(most, outside, then)` the answer about its ranks, a moment later.
 
     Needs `membership`, and to be called with what that sees: `membership.when_looked = inquiry.look`.
     """
@@ -74,13 +93,15 @@ class Inquiry:
         loop: Loop,
         me: str,
         tell: Callable[[bool, int], bytes],
-        tell_ranks: Callable[[int, Callable[[bytes], None]], None],
+        tell_ranks: Callable[[int, bool, Callable[[bytes], None]], None],
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.within = WITHIN
         self._loop = loop
         self._me = me
         self._tell = tell
         self._tell_ranks = tell_ranks
+        self._wall = wall
         self.membership: Membership | None = None
         """Of this node; None until there is one."""
         self._questions: dict[str, _PendingQuestion] = {}
@@ -101,13 +122,29 @@ class Inquiry:
 
     # ---- asking
 
-    def ask(
-        self, rank: int | None, brief: bool, then: Callable[[Found], None], *, ranks: bool = False
-    ) -> None:
+    def ask(self, rank: int | None, brief: bool, then: Callable[[Found], None]) -> None:
         """`then` gets the answers of the other nodes (or of the one with this rank) within WITHIN seconds.
-        `ranks`: about where their ranks are, within RANKS_WITHIN seconds. While the store is unreachable it
-        gets none, at once: requests to a store wait until it is back.
+        While the store is unreachable it gets none, at once: requests to a store wait until it is back.
         """
+
+        def found(answers: Answers) -> None:
+            then({rank: answer and answer.data for rank, answer in answers.items()})
+
+        self._ask(rank, brief, found)
+
+    def ask_ranks(self, outside: bool, then: Callable[[Answers], None]) -> None:
+        """The same for where the ranks of all other nodes are, within RANKS_WITHIN seconds."""
+        self._ask(None, False, then, ranks=True, outside=outside)
+
+    def _ask(
+        self,
+        rank: int | None,
+        brief: bool,
+        then: Callable[[Answers], None],
+        *,
+        ranks: bool = False,
+        outside: bool = False,
+    ) -> None:
         members = self._members
         chosen = members if rank is None else members[rank : rank + 1]
         asked = frozenset(chosen) - {self._me}
@@ -115,18 +152,24 @@ class Inquiry:
             then({each: None for each, id_ in enumerate(members) if id_ in asked})
             return
         only = "" if rank is None else chosen[0]
-        query = StatusQuery(only, brief, ranks, min(LARGEST, max(SMALLEST, ALL_OF_THEM // len(asked))))
+        most = min(LARGEST, max(SMALLEST, ALL_OF_THEM // len(asked)))
+        query = StatusQuery(only, brief, ranks, outside, most)
         for pending in self._questions.values():
             if (pending.query, pending.asked) == (query, asked):
                 pending.then.append(then)
                 return
         self._begin(query, asked, then)
 
-    def _begin(self, query: StatusQuery, asked: frozenset[str], then: Callable[[Found], None]) -> None:
+    def _begin(
+        self,
+        query: StatusQuery,
+        asked: frozenset[str],
+        then: Callable[[Answers], None],
+    ) -> None:
         self._number += 1
         name = f"{self._me}.{self._number}"
         limit = self._loop.after(RANKS_WITHIN if query.ranks else WITHIN, partial(self._over, name))
-        self._questions[name] = _PendingQuestion(name, query, asked, limit, [then])
+        self._questions[name] = _PendingQuestion(name, query, asked, limit, [then], self._wall())
         self._store.watch(records.answers_prefix(name))
         self._store.put(records.ask_key(name), _pack(query), leased=True)
 
@@ -162,7 +205,7 @@ class Inquiry:
         name, _, id_ = answer.partition("/")
         question = self._questions.get(name)
         if question is not None and id_ in question.asked and len(entry.value) <= question.query.most:
-            question.found[id_] = entry.value
+            question.found[id_] = Answer(entry.value, question.since, self._wall())
 
     def _answer(self, name: str, entry: Entry) -> None:
         before = self._answered_questions.get(name)
@@ -175,7 +218,7 @@ class Inquiry:
         if query is None or query.only not in ("", self._me) or name.startswith(f"{self._me}."):
             return
         if query.ranks:
-            self._tell_ranks(query.most, partial(self._put_answer, name))
+            self._tell_ranks(query.most, query.outside, partial(self._put_answer, name))
         else:
             self._put_answer(name, self._tell(query.brief, query.most))
 
@@ -194,8 +237,7 @@ class Inquiry:
 
 
 def _pack(query: StatusQuery) -> bytes:
-    fields = {"only": query.only, "brief": query.brief, "ranks": query.ranks, "most": query.most}
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return json.dumps(asdict(query), separators=(",", ":")).encode()
 
 
 def _unpack(data: bytes) -> StatusQuery | None:
@@ -203,6 +245,7 @@ def _unpack(data: bytes) -> StatusQuery | None:
     try:
         fields = json.loads(data)
         most = max(0, min(LARGEST, int(fields["most"])))
-        return StatusQuery(str(fields["only"]), fields["brief"] is True, fields.get("ranks") is True, most)
+        brief, ranks, outside = (fields.get(name) is True for name in ("brief", "ranks", "outside"))
+        return StatusQuery(str(fields["only"]), brief, ranks, outside, most)
     except WRONG:
         return None

@@ -22,6 +22,7 @@ _EVENTS = {
     "failed": ("container", "restart"),
     "hung": ("containers",),
     "over": ("code",),
+    "lateness": ("late",),
 }
 """The events of the record that are sent, and their fields."""
 
@@ -164,6 +165,8 @@ class Job:
         self.facts: dict[str, str] = {}
         self.started: float | None = None
         self.processes: dict[str, ProcessState] = {}
+        self.late: dict[int, float] = {}
+        """Of the trainers of the whole job, where this machine has the first one."""
         self.failures = 0
         self.restarts = 0
         self.hangs = 0
@@ -186,7 +189,7 @@ class Job:
         """A machine that joins again keeps the names of its containers; their ranks may change."""
         before = {(each.role, each.rank): each for each in self.processes.values()}
         self.pods += 1
-        self.processes = {}
+        self.processes, self.late = {}, {}
         for each in line["containers"]:
             key = (str(each["role"]), int(each["rank"]))
             self.processes[each["name"]] = before.get(key) or ProcessState(*key)
@@ -199,6 +202,8 @@ class Job:
             self.restarts += bool(line["restart"])
         elif name == "hung":
             self.hangs += 1
+        elif name == "lateness":
+            self.late = {int(each["rank"]): float(each["share"]) for each in line["late"]}
         elif name == "started" and process is not None:
             process.start(int(line["pid"]), float(line["time"]))
         elif name == "exited" and process is not None:

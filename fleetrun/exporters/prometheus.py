@@ -67,6 +67,14 @@ class JobMetrics(Collector):
         for name, help, read in _COUNTERS:
             yield _filled(CounterMetricFamily(name, help, labels=_LABELS), processes, read)
         yield from _named(processes)
+        late = GaugeMetricFamily(
+            "fleetrun_late_ratio",
+            "The part of the time for which other trainers waited for it",
+            labels=_LABELS,
+        )
+        for rank, share in self._job.late.items():
+            late.add_metric(("trainer", str(rank)), share)
+        yield late
 
     def _whole(self) -> Iterator[Metric]:
         job = self._job

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from fleetrun.console.narrator import failure_headline
 from fleetrun.console.text import printable, wrapped
 from fleetrun.control.server import JobStatus
 from fleetrun.elastic.agent import Agent, Assignment, Outcome
-from fleetrun.elastic.inquiry import Inquiry
+from fleetrun.elastic.inquiry import Answers, Inquiry
 from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, open_meeting
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
@@ -230,23 +230,23 @@ class PodFactory:
 
 
 class OtherRanks:
-    """Where the ranks of the other nodes stand."""
+    """Where the ranks of the other nodes are."""
 
     def __init__(self, inquiry: Inquiry, agent: Agent) -> None:
         self._inquiry = inquiry
         self._agent = agent
 
-    def ask(self, then: Callable[[list[State], str], None]) -> None:
+    def ask(self, outside: bool, then: Callable[[list[State], str], None]) -> None:
         """`AskOthers` of `stacks.helper`. The ranks of a node that does not answer are told as that."""
         place = self._agent.place
         if place is None:
             then([], "")
             return
         here = _place(place.members[place.rank].name, place.rank)
-        self._inquiry.ask(None, False, lambda found: then(_states(found, place), here), ranks=True)
+        self._inquiry.ask_ranks(outside, lambda found: then(_states(found, place), here))
 
 
-def _states(found: Mapping[int, bytes | None], place: Assignment) -> list[State]:
+def _states(found: Answers, place: Assignment) -> list[State]:
     from fleetrun.stacks.helper import unpack_states  # late: few jobs need it
 
     states: list[State] = []
@@ -258,7 +258,7 @@ def _states(found: Mapping[int, bytes | None], place: Assignment) -> list[State]
             continue
         node, answer = _place(member.name, number), found[number]
         if answer is not None:
-            states += unpack_states(answer, node)
+            states += unpack_states(*answer, node)
         else:
             silent = {"alive": True, "node": node, "note": "on a node that does not answer"}
             states += [{**silent, "rank": rank, "title": f"trainer {rank}"} for rank in ranks]

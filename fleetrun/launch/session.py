@@ -40,10 +40,12 @@ from fleetrun.pod.events import (
     Events,
     Findings,
     JobResult,
+    Late,
     Leaving,
     Peers,
     PodEvent,
     Verdict,
+    lateness_fields,
     record_lines,
     verdict_fields,
 )
@@ -68,7 +70,7 @@ from fleetrun.shadow import shadow_of_failure
 
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
-    from fleetrun.pod.hangs import HangWatch, WaitWatch
+    from fleetrun.pod.hangs import HangWatch, LateWatch, WaitWatch
     from fleetrun.stacks.helper import AskOthers
 
 
@@ -219,7 +221,7 @@ class LaunchSession:
         """Pids of processes of the launcher's own: they are spared when what containers left is ended."""
         self._feed: Feed | None = None
         self._hangs: HangWatch | None = None
-        self._waits: WaitWatch | None = None
+        self._watches: list[WaitWatch | LateWatch] = []
         self._over = False
         self._pod: Pod | None = None
         self._ask_others: AskOthers | None = None
@@ -261,14 +263,17 @@ class LaunchSession:
         events.subscribe(self.job_status.handle)
         if self.settings.run_mode.has_servers:
             events.subscribe(self._check_served)
-        if self._waits is None and self._has_ranks(spec.containers) and _has_first(spec):
-            from fleetrun.pod.hangs import WaitWatch  # late: a job of one process needs none
+        if not self._watches and self._has_ranks(spec.containers) and _has_first(spec):
+            from fleetrun.pod.hangs import LateWatch, WaitWatch  # late: a job of one process needs none
 
-            self._waits = WaitWatch(self._loop, self._find, self._warn_of_wait)
-            reported = self._waits.reported
-            self.progress.subscribe(lambda container, report: reported(container))
-        if self._waits is not None:
-            events.subscribe(self._waits.handle)
+            waits = WaitWatch(self._loop, self._find, self._warn_of)
+            self.progress.subscribe(lambda container, report: waits.reported(container))
+            late = LateWatch(
+                self._loop, partial(self._find, outside=False), self._note_lateness, self._warn_of
+            )
+            self._watches = [waits, late]
+        for watch in self._watches:
+            events.subscribe(watch.handle)
         return events
 
     def _has_ranks(self, here: Sequence[object]) -> bool:
@@ -277,13 +282,20 @@ class LaunchSession:
         told = self.settings.run_mode is Mode.COLLECTIVE or self.settings.run_mode.has_servers
         return several and told and self.settings.probe == "on"
 
-    def _find(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
-        """Where all ranks stand, here and on the other nodes."""
+    def _find(
+        self, containers: Sequence[Container], then: Callable[[Findings], None], *, outside: bool = True
+    ) -> Callable[[], None]:
+        """Where all ranks are, here and on the other nodes."""
         from fleetrun.stacks.helper import Finder, quick_taker  # late: few jobs need it
 
-        return Finder(quick_taker(self._loop, self.companions), self._ask_others).begin(containers, then)
+        taker = quick_taker(self._loop, self.companions, outside=outside)
+        return Finder(taker, self._ask_others).begin(containers, then)
 
-    def _warn_of_wait(self, verdict: Verdict) -> None:
+    def _note_lateness(self, late: tuple[Late, ...]) -> None:
+        self.job_status.late = late
+        self.journal.write("lateness", late=lateness_fields(late))
+
+    def _warn_of(self, verdict: Verdict) -> None:
         self._console.warning(printable(f"{verdict.sentence}; see `fleetrun why`"))
         self.journal.write("verdict", **verdict_fields(verdict))
 
@@ -337,13 +349,14 @@ class LaunchSession:
         """For `fleetrun why`."""
         self._find(self._pod.containers if self._pod is not None else [], then)
 
-    def tell_ranks(self, most: int, then: Callable[[bytes], None]) -> None:
+    def tell_ranks(self, most: int, outside: bool, then: Callable[[bytes], None]) -> None:
         """For another node that asks: where the ranks of this node are."""
         from fleetrun.stacks.helper import pack_states, quick_taker  # late: few jobs are asked
 
         containers = self._pod.containers if self._pod is not None else []
-        quick_taker(self._loop, self.companions).take(
-            containers, lambda lines, states: then(pack_states(states, most))
+        asked = time.time()
+        quick_taker(self._loop, self.companions, outside=outside).take(
+            containers, lambda lines, states: then(pack_states(states, most, asked))
         )
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
@@ -379,8 +392,8 @@ class LaunchSession:
             told = error if isinstance(error, LaunchError) else bug
             self.over(told.exit_code, told.message, 0, [])
         self.marks.close()
-        if self._waits is not None:
-            self._waits.close()
+        for watch in self._watches:
+            watch.close()
         if self._control is not None:
             self._control.close()
         self.progress.close()

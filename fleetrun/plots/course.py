@@ -17,6 +17,7 @@ RoleAndRank = tuple[str, int]
 _ROLES = {"ps": "server"}  # as messages call them
 _LONGEST = 40  # characters of a name
 _LARGEST = 1e30  # larger values are treated as infinite
+_MOST_RANKS = 1 << 16
 _FARTHEST = 1e11  # seconds since the epoch; later times are not valid
 
 
@@ -82,7 +83,9 @@ class Curve:
 
 @dataclass(slots=True)
 class Course:
-    """One launch. `restarts` and `hangs` are times; `code` is the exit code, None if not known."""
+    """One launch. `restarts` and `hangs` are times; `code` is the exit code, None if not known. `late`:
+    times, and the part of the minute before it for which others waited for a rank; 0 for those not listed.
+    """
 
     begin: float
     end: float
@@ -91,6 +94,7 @@ class Course:
     titles: dict[str, str] = field(default_factory=dict)
     restarts: list[float] = field(default_factory=list)
     hangs: list[float] = field(default_factory=list)
+    late: list[tuple[float, dict[int, float]]] = field(default_factory=list)
     code: int | None = None
     reason: str = ""
 
@@ -174,6 +178,12 @@ class _Reader:
     def hung(self, event: Event, at: float) -> None:
         self.course.hangs.append(at)
 
+    def lateness(self, event: Event, at: float) -> None:
+        value = event.get("late")
+        ranks = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+        shares = {each["rank"]: _positive(each.get("share")) for each in ranks if _is_rank(each.get("rank"))}
+        self.course.late.append((at, {rank: min(1.0, share) for rank, share in shares.items()}))
+
     def over(self, event: Event, at: float) -> None:
         code = event.get("code")
         self.course.code = code if isinstance(code, int) else None
@@ -210,6 +220,7 @@ _HANDLERS = {
     "exited": _Reader.exited,
     "restarting": _Reader.restarting,
     "hung": _Reader.hung,
+    "lateness": _Reader.lateness,
     "over": _Reader.over,
     "progress": _Reader.progress,
 }
@@ -228,6 +239,10 @@ def _number(value: object) -> float:
 def _positive(value: object) -> float:
     number = _number(value)
     return number if 0 <= number < _LARGEST else math.nan
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and 0 <= value < _MOST_RANKS
 
 
 def _whole(value: object) -> int:

@@ -48,6 +48,7 @@ _SLOW = 0.9
 _POINTS = 2000
 _BINS = 240
 _NAMED_ROWS = 24
+_MOST_LOOKS = 480
 _MANY_MARKS, _MOST_MARKS = 50, 500  # more than the first are drawn pale; more than the second are thinned out
 _UNITS = ((180.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (3 * 86400.0, 3600.0, "hours"))
 
@@ -170,10 +171,11 @@ def draw(course: Course, title: str, subtitle: str) -> Figure:
 
     curves = [thinned(each, _POINTS) for _, each in sorted(course.curves.items())]
     upper = [panel for panel in (_loss, _pace) if curves and (panel is _pace or course.lossy)]
+    upper += [_late] if course.late else []
     rows = max(1, len(course.lives))
     lives = min(5.0, max(0.9, 0.24 * rows + 0.5))
-    figure = Figure(figsize=(10.0, 1.3 + 2.2 * len(upper) + lives), layout="constrained")
-    ratios = [2.2] * len(upper) + [lives]
+    ratios = [*(1.4 if panel is _late else 2.2 for panel in upper), lives]
+    figure = Figure(figsize=(10.0, 1.3 + sum(ratios)), layout="constrained")
     panels = list(figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0])
     scale, unit = _scale(course.end - course.begin)
     colours = _colours(len(curves))
@@ -249,6 +251,25 @@ def _lines(
         panel.plot(xs, ys, color="white", linewidth=3.2)
         panel.plot(xs, ys, color="black", linewidth=1.6)
     panel.margins(x=0, y=0.08)
+
+
+def _late(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float) -> None:
+    """A cell for each rank and look: the part of the time for which others waited for it."""
+    from matplotlib.ticker import MaxNLocator
+
+    looks = course.late[:: math.ceil(len(course.late) / _MOST_LOOKS) or 1]
+    times = [(time - course.begin) / scale for time, _ in looks]
+    count = 1 + max((rank for _, shares in looks for rank in shares), default=0)
+    first = max(0.0, times[0] - (times[1] - times[0] if len(times) > 1 else 60.0 / scale))
+    shares = [[100 * found.get(rank, 0.0) for _, found in looks] for rank in range(count)]
+    edges = [number - 0.5 for number in range(count + 1)]
+    cells = panel.pcolormesh([first, *times], edges, shares, cmap="Oranges", vmin=0, vmax=100)
+    panel.set_ylabel("rank")
+    panel.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    panel.invert_yaxis()
+    panel.grid(visible=False)
+    bar = panel.figure.colorbar(cells, ax=panel, label="waited for, %", aspect=12, pad=0.01)
+    bar.outline.set_visible(False)
 
 
 def _lives(panel: Axes, course: Course, scale: float) -> None:

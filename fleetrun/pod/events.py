@@ -63,7 +63,8 @@ class Verdict:
     entered`, `stopped`, `dead`, `left early`, `late`, `mismatch`, `deadlock`, `transport`, `server` or
     `silent`: others are not known to wait. `ranks` are those that it is about, none where that is not known
     or it is a parameter server; `stack` is that of the first of them, innermost call first. `call` is what
-    others wait in: a collective with its number and group, or a step; empty if that is not known.
+    others wait in: a collective with its number and group, or a step; empty if that is not known. One of kind
+    `straggler` is about a job that makes progress.
     """
 
     kind: str
@@ -73,15 +74,33 @@ class Verdict:
     call: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """How a trainer comes to collectives: to `behind` of the last `of` after most members of the group, by
+    `seconds` in the median of those. `share`: of the time, for which it was late.
+    """
+
+    rank: int
+    title: str
+    node: str
+    share: float
+    seconds: float
+    behind: int
+    of: int
+
+
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Where the processes of this node are, a line for each place (`stacks`), where the ranks of all nodes
-    stand (`ranks`), and what follows from it.
+    are (`ranks`), what follows from it, and which ranks come late, the latest first. `straggler`: the same in
+    a sentence, if it is worth one.
     """
 
     stacks: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
     verdict: Verdict | None = None
+    late: tuple[Late, ...] = ()
+    straggler: Verdict | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +328,24 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "leaving", {"containers": [each.spec.name for each in event.rest]}
         case Ending():
             yield "ending", {"reason": event.reason}
+
+
+_MOST_LATE = 64
+
+
+def lateness_fields(late: Sequence[Late]) -> list[dict[str, Any]]:
+    """For another program: the latest ranks."""
+    return [
+        {
+            "rank": each.rank,
+            "node": each.node,
+            "share": round(each.share, 4),
+            "seconds": round(each.seconds, 6),
+            "behind": each.behind,
+            "of": each.of,
+        }
+        for each in late[:_MOST_LATE]
+    ]
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fleetrun.pod.events import (
     Ending,
     Findings,
     Hang,
+    Late,
     Leaving,
     PodEvent,
     Restarting,
@@ -207,22 +208,12 @@ class Rhythm:
 _REGULAR = 4
 
 
-class WaitWatch(_Watch):
-    """One for a launch, over all its pods; a listener of their events. While all trainers of this node are
-    silent, or one is for unusually long, it finds out where all ranks are, less and less often as long as
-    they make progress. `find` is `Take`; `warn` gets what was seen in two looks, once.
-    """
+class _PodWatch(_Watch):
+    """One for a launch, over all its pods; a listener of their events."""
 
-    def __init__(self, loop: Loop, find: Take, warn: Callable[[Verdict], None]) -> None:
+    def __init__(self, loop: Loop) -> None:
         super().__init__(loop)
-        self._find = find
-        self._warn = warn
         self._containers: list[Container] = []
-        self._period = FIRST_LOOK
-        self._signs: Hashable = None
-        self._seen: Hashable = None
-        self._told: set[Hashable] = set()
-        self._rhythms: dict[str, Rhythm] = {}
 
     def handle(self, event: PodEvent) -> None:
         """Watch from the start of processes until they are stopped."""
@@ -230,10 +221,34 @@ class WaitWatch(_Watch):
             new = {each.spec.name for each in event.containers}
             kept = [each for each in self._containers if each.spec.name not in new]
             self._containers = [*kept, *event.containers]
-            self._rhythms = {name: each for name, each in self._rhythms.items() if name not in new}
-            self._again()
+            self._started(new)
         elif isinstance(event, Hang | Restarting | Leaving | Ending):
             self.close()
+
+    def _started(self, names: set[str]) -> None:
+        """These containers have a new process."""
+        raise NotImplementedError
+
+
+class WaitWatch(_PodWatch):
+    """While all trainers of this node are silent, or one is for unusually long, it finds out where all ranks
+    are, less and less often as long as they make progress. `find` is `Take`; `warn` gets what was seen in two
+    looks, once.
+    """
+
+    def __init__(self, loop: Loop, find: Take, warn: Callable[[Verdict], None]) -> None:
+        super().__init__(loop)
+        self._find = find
+        self._warn = warn
+        self._period = FIRST_LOOK
+        self._signs: Hashable = None
+        self._seen: Hashable = None
+        self._told: set[Hashable] = set()
+        self._rhythms: dict[str, Rhythm] = {}
+
+    def _started(self, names: set[str]) -> None:
+        self._rhythms = {name: each for name, each in self._rhythms.items() if name not in names}
+        self._again()
 
     def close(self) -> None:
         super().close()
@@ -286,3 +301,54 @@ class WaitWatch(_Watch):
             f"{container.spec.title} has printed and reported nothing for {quiet:.0f} s, and others have"
         )
         return Verdict(kind="silent", sentence=sentence, ranks=(container.spec.rank,))
+
+
+# ---- Ranks that keep the others waiting, of a job that makes progress
+
+LATENESS_PERIOD = 60.0
+"""Seconds between two looks: to tell all its collectives takes a process up to 0.1 s."""
+
+
+class LateWatch(_PodWatch):
+    """Looks which ranks come late to collectives, less and less often where none is known to have any. `tell`
+    gets what each look finds; `warn` a straggler that was seen in two, once.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        find: Take,
+        tell: Callable[[tuple[Late, ...]], None],
+        warn: Callable[[Verdict], None],
+    ) -> None:
+        super().__init__(loop)
+        self._find = find
+        self._tell = tell
+        self._warn = warn
+        self._period = LATENESS_PERIOD
+        self._seen: tuple[int, ...] = ()
+        self._told: set[tuple[int, ...]] = set()
+
+    def close(self) -> None:
+        super().close()
+        self._period, self._seen = LATENESS_PERIOD, ()
+
+    def _started(self, names: set[str]) -> None:
+        if self._timer is None and self._cancel is None:
+            self._timer = self._loop.after(self._period, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._cancel = self._find(self._containers, self._found)
+
+    def _found(self, findings: Findings) -> None:
+        self._cancel = None
+        self._period = LATENESS_PERIOD if findings.late else min(2 * self._period, _LONGEST_PERIOD)
+        if findings.late:
+            self._tell(findings.late)
+        ranks = findings.straggler.ranks if findings.straggler is not None else ()
+        if findings.straggler is not None and ranks == self._seen and ranks not in self._told:
+            self._told.add(ranks)
+            self._warn(findings.straggler)
+        self._seen = ranks
+        self._timer = self._loop.after(self._period, self._look)

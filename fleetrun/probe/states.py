@@ -111,6 +111,11 @@ class RankState:
     peer: tuple[str, int] | None = None
     """`("recv", 2)`: it waits in recv for rank 2."""
     served: Served | None = None
+    arrivals: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """When it entered the last collectives of each group, by their numbers; seconds since the epoch."""
+    ahead: float = 0.0
+    """Seconds by which the clock of its node is ahead of the asking one's, give or take `unsure`."""
+    unsure: float = 0.0
 
     @property
     def waits_in(self) -> Call | None:
@@ -177,6 +182,12 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         calls=tuple(_call(each) for each in probe.get("calls", ()) if not each["point_to_point"]),
         peer=(str(peer[0]), int(peer[1])) if peer else None,
         served=_served(probe.get("ps")),
+        arrivals={
+            str(group): {int(number): int(entered) / 1e6 for number, entered in each}
+            for group, each in probe.get("arrivals", {}).items()
+        },
+        ahead=float(said.get("ahead", 0.0)),
+        unsure=float(said.get("unsure", 0.0)),
     )
 
 

@@ -17,14 +17,18 @@ LATE = 1.0
 """Seconds after the others at which a rank that comes into a collective is late."""
 
 SLOW = 1.0
-"""Seconds after which a parameter server that has not answered is waited for."""
+"""Seconds after which a wait is worth a word: ranks that make progress wait for each other all the time."""
 
 _STACK = 8
 
 
 def decide(states: Sequence[RankState]) -> Verdict | None:
-    """Of the ranks of a job that makes no progress. None when none waits, or it is not known for which."""
+    """Of the ranks of a job that makes no progress. None when none waits for long, or it is not known for
+    which.
+    """
     job = _Job(states)
+    if job.progresses():
+        return None
     return job.mismatch() or job.waited_for() or job.crossed() or job.server() or job.stuck() or job.late()
 
 
@@ -60,6 +64,15 @@ class _Job:
         """Whether it has not entered this collective; one of which nothing is known has not, or is stuck."""
         state = self.states.get(rank)
         return state is not None and state.entered(call.group) < call.number
+
+    def progresses(self) -> bool:
+        """Whether all live, and no wait is a long one."""
+        for each in [*self.states.values(), *self.servers.values()]:
+            if not each.alive or each.note or each.peer is not None or each.joining:
+                return False
+            if each.served is not None and each.served.seconds >= SLOW:
+                return False
+        return all(self.states[rank].now - call.entered < SLOW for rank, call in self.waits.items())
 
     # ---- different calls where all must make the same
 

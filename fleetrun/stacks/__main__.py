@@ -30,7 +30,7 @@ def main() -> None:
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
     targets = [Target.of_json(each) for each in asked["targets"]]
     within = float(asked["within"])
-    states = ask_ranks(asked["ranks"], min(1.0, within / 2))
+    states = ask_ranks(asked["ranks"], min(1.0, within / 2) if targets else within)
     silent = {each["title"] for each in states if each["alive"] and not each["probe"]} & _wanted(states)
     # All of them for the logs; for a verdict those that do not answer for themselves.
     looked = targets if asked["why"] else [each for each in targets if each.title in silent]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from fleetrun.pod.hangs import HangWatch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
+from fleetrun.probe.lateness import lateness, straggler
 from fleetrun.probe.states import MALFORMED, RankState, read_state
 from fleetrun.probe.tree import merged
 from fleetrun.probe.verdict import decide
@@ -45,7 +47,8 @@ Taken = Callable[[tuple[str, ...], list[State]], None]
 
 class Taker:
     """One for a launch. `companions` gets the pid of the process while it runs, which `argv` starts; `why`
-    is printed above the stacks in the logs, where they are not written if it is empty.
+    is printed above the stacks in the logs, where they are not written if it is empty. `outside`: processes
+    that do not answer for themselves are read from outside, which may write their stacks into their logs.
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class Taker:
         why: str = "",
         argv: Sequence[str] = (),
         *,
+        outside: bool = True,
         within: float = WITHIN,
         more: float = _MORE,
     ) -> None:
+        self.outside = outside
         self._argv = argv or helper_command("fleetrun.stacks")
         self._loop = loop
         self._companions = companions
@@ -75,7 +80,7 @@ class Taker:
 
     def _request(self, containers: Sequence[Container]) -> bytes:
         said = {
-            "targets": [target_of(each).as_json() for each in containers if each.alive],
+            "targets": [target_of(each).as_json() for each in containers if self.outside and each.alive],
             "ranks": [
                 {**_rank_fields(each), "probe": each.spec.env.get(PROBE_VARIABLE, "")}
                 for each in _ranked(containers)
@@ -205,9 +210,9 @@ class _Taking:
 
 # ---- What a job waits for: where its ranks are, here and on the other nodes
 
-AskOthers = Callable[[Callable[[list[State], str], None]], None]
+AskOthers = Callable[[bool, Callable[[list[State], str], None]], None]
 """Gets the states of the ranks of all other nodes, and what this node is called; calls back exactly once,
-seconds later at most.
+seconds later at most. The first argument is `Taker.outside`.
 """
 
 
@@ -238,7 +243,7 @@ class _Finding:
     ) -> Callable[[], None]:
         cancel = taker.take(containers, self._taken)
         if others is not None:
-            others(self._told)
+            others(taker.outside, self._told)
 
         def call_off() -> None:
             self._then = None
@@ -260,7 +265,9 @@ class _Finding:
             then, self._then = self._then, None
             here = [{**each, "node": self._node} for each in self._states]
             states = _read([*here, *self._others])
-            then(Findings(self._lines, merged(states), decide(states)))
+            late = lateness(states)
+            findings = Findings(self._lines, merged(states), decide(states), late, straggler(states, late))
+            then(findings)
 
 
 def _read(states: Sequence[State]) -> list[RankState]:
@@ -272,31 +279,46 @@ def _read(states: Sequence[State]) -> list[RankState]:
     return found
 
 
-_ENOUGH = ((20, 20), (6, 6), (2, 2), (0, 1))  # frames and calls of each rank, less and less
+_ENOUGH = ((20, 20, 200), (6, 6, 60), (2, 2, 20), (0, 1, 0))
+"""Frames, calls and arrivals of each rank, less and less."""
 
 
-def pack_states(states: Sequence[State], most: int) -> bytes:
-    """For another node, in at most so many bytes: what does not fit is left out."""
-    for frames, calls in _ENOUGH:
-        cut = [_cut(each, frames, calls) for each in states]
-        data = zlib.compress(json.dumps(cut, separators=(",", ":")).encode())
+def pack_states(states: Sequence[State], most: int, asked: float) -> bytes:
+    """For another node, in at most so many bytes: what does not fit is left out. `asked`: when it was here
+    that the node asked, seconds since the epoch.
+    """
+    for enough in _ENOUGH:
+        said = {"asked": asked, "answered": time.time(), "states": [_cut(each, *enough) for each in states]}
+        data = zlib.compress(json.dumps(said, separators=(",", ":")).encode())
         if len(data) <= most:
             return data
-    return zlib.compress(b"[]")
+    return zlib.compress(b"{}")
 
 
-def _cut(state: State, frames: int, calls: int) -> State:
+def _cut(state: State, frames: int, calls: int, arrivals: int) -> State:
     probe = state.get("probe")
-    kept = {**probe, "stack": [], "calls": probe.get("calls", [])[-calls:]} if probe else None
-    return {**state, "stack": state.get("stack", [])[:frames], "probe": kept}
+    if probe:
+        last = {group: each[max(0, len(each) - arrivals) :] for group, each in _arrivals(probe).items()}
+        probe = {**probe, "stack": [], "calls": probe.get("calls", [])[-calls:], "arrivals": last}
+    return {**state, "stack": state.get("stack", [])[:frames], "probe": probe}
 
 
-def unpack_states(data: bytes, node: str) -> list[State]:
-    """Of the ranks of `node`; none if that cannot be read."""
+def _arrivals(probe: State) -> dict[str, list[Any]]:
+    found = probe.get("arrivals")
+    return found if isinstance(found, dict) else {}
+
+
+def unpack_states(data: bytes, asked: float, heard: float, node: str) -> list[State]:
+    """Of the ranks of `node`, which was asked and heard at these times of this node's clock; none if that
+    cannot be read. How far its clock is ahead follows as in NTP: the way there and back is taken to be
+    equally long.
+    """
     try:
         unpacker = zlib.decompressobj()
-        states = json.loads(unpacker.decompress(data, _LARGEST))
-        return [{**each, "node": node} for each in states]
+        said = json.loads(unpacker.decompress(data, _LARGEST))
+        ahead = (said["asked"] - asked + said["answered"] - heard) / 2
+        unsure = abs(heard - asked - (said["answered"] - said["asked"])) / 2
+        return [{**each, "node": node, "ahead": ahead, "unsure": unsure} for each in said["states"]]
     except (*MALFORMED, zlib.error, RecursionError):
         return []
 
@@ -306,13 +328,13 @@ _LARGEST = 4 << 20  # bytes of an answer, unpacked
 
 # ---- --hang_timeout, and a failure that may be a symptom
 
-_SOON = 1.5  # seconds in which processes answer
+_SOON = 1.5  # seconds in which processes answer, or are read from outside
 _LATER = 1.5  # more, for a slow machine
 
 
-def quick_taker(loop: Loop, companions: set[int]) -> Taker:
-    """For a failure: it writes nothing into logs, and takes 3 seconds at most."""
-    return Taker(loop, companions, within=_SOON, more=_LATER)
+def quick_taker(loop: Loop, companions: set[int], *, outside: bool) -> Taker:
+    """For a failure, or to look how a job fares: it takes 3 seconds at most."""
+    return Taker(loop, companions, outside=outside, within=_SOON, more=_LATER)
 
 
 def watch_for_hangs(

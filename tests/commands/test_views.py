@@ -88,6 +88,14 @@ def test_what_it_reports():
     assert row.split()[-5:] == ["50%", "2.0G", "12", "0.1235", "1.02k"]
 
 
+def test_how_late_its_rank_comes():
+    there = [container(), container("trainer.1", rank=1), container("ps.0", role="ps")]
+    status = status_of("job", "abcdef", containers=there, late=[{"rank": 0, "share": 0.338}])
+    title, *told = shown(process_lines(status, None))
+    assert title.split()[-1] == "LATE"
+    assert [row.endswith("34%") for row in told] == [True, False, False]
+
+
 @pytest.mark.parametrize("loss", ["nan", "inf", "-inf", float("nan")])
 def test_a_loss_that_is_no_number_is_told(loss):
     assert rows(container(loss=loss))[1].split()[-1] == str(loss)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 
 import pytest
 
@@ -174,3 +175,42 @@ def test_of_parameter_servers_the_trainer_or_the_server_that_is_waited_for(fleet
     says("server 0 has not answered the pull of step 2", "in which trainer 1 waits", "stopped by a signal")
     os.kill(server, signal.SIGCONT)
     assert launch.wait() == 0, launch
+
+
+STEPS = """
+import time
+tell("ready", os.getpid())
+while True:  # in lockstep, until it is told to end
+    time.sleep(0.06 if RANK == 1 else 0.01)
+    values[0] = os.path.exists("over")
+    dist.all_reduce(values)
+    if values[0]:
+        break
+"""
+OFTEN = (
+    sys.executable,
+    "-c",
+    "import sys; import fleetrun.pod.hangs as hangs; hangs.LATENESS_PERIOD = 2.0; "
+    "from fleetrun.__main__ import main; sys.exit(main())",
+)
+"""The command, which looks every two seconds instead of every minute."""
+
+
+def test_a_straggler_is_named_while_the_job_runs(fleetrun: Fleetrun):
+    launch = fleetrun.start(*TWO, fleetrun.script(JOIN.format(1000) + STEPS), command=OFTEN)
+    launch.until_ready(2)
+    wait_until(lambda: "trainer 1 keeps the others waiting for " in launch.said, launch)
+    for words in (("why",), ("status",)):
+        told = answered(fleetrun, *words)
+        assert "trainer 1 keeps the others waiting" in told.out or "LATE" in told.out, told
+    status = json.loads(answered(fleetrun, "status", "--json").out)
+    first = status["late"][0]
+    assert (first["rank"], first["node"]) == (1, ""), status
+    assert 0.3 < first["share"] <= 1.0
+    assert first["behind"] > 0.8 * first["of"]
+    (fleetrun.folder / "over").touch()
+    assert launch.wait() == 0, launch
+    assert verdict_of(fleetrun)["kind"] == "straggler"
+    plot = fleetrun.run("plot", "-o", "late.svg")
+    assert plot.code == 0, plot
+    assert "waited for, %" in (fleetrun.folder / "late.svg").read_text()

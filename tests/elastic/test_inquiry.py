@@ -22,6 +22,7 @@ class Asking:
         self.options: list[tuple[str, bool, int]] = []
         self.told: dict[str, bytes] = {}
         self.ranks_take = 0.0
+        self.outside: list[bool] = []
         self.inquiries: list[Inquiry] = []
         for _ in range(count):
             self.add()
@@ -30,7 +31,8 @@ class Asking:
 
     def add(self):
         player = self.job.add()
-        inquiry = Inquiry(self.job.loop, player.node.id, self.teller(player.node.id), self.tell_ranks)
+        me, loop = player.node.id, self.job.loop
+        inquiry = Inquiry(loop, me, self.teller(me), self.tell_ranks, wall=lambda: loop.now)
         attach(inquiry, player.membership)
         self.inquiries.append(inquiry)
         return player
@@ -45,7 +47,8 @@ class Asking:
 
         return tell
 
-    def tell_ranks(self, most, then):
+    def tell_ranks(self, most, outside, then):
+        self.outside.append(outside)
         self.job.loop.after(self.ranks_take, lambda: then(b"here"))
 
     def ask(self, asker, rank=None, brief=False):
@@ -108,7 +111,7 @@ def test_a_node_asks_neither_itself_nor_a_missing_rank(rank):
 def test_a_node_outside_the_rendezvous_asks_no_node():
     job = SimulatedJob(fewest=2, most=2)
     player = job.add()
-    alone = Inquiry(job.loop, player.node.id, lambda brief, most: b"", lambda most, then: None)
+    alone = Inquiry(job.loop, player.node.id, lambda brief, most: b"", lambda most, outside, then: None)
     found = []
     alone.ask(None, False, found.append)
     attach(alone, player.membership)
@@ -136,9 +139,13 @@ def test_where_ranks_stand_may_take_a_node_longer():
     nodes = Asking(2)
     nodes.ranks_take = _SOON + _LATER
     found = []
-    nodes.inquiries[0].ask(None, False, found.append, ranks=True)
+    began = nodes.job.loop.now
+    nodes.inquiries[0].ask_ranks(True, found.append)
     nodes.job.loop.run_for(RANKS_WITHIN)
-    assert found == [{1: b"here"}]
+    (answer,) = (answers[1] for answers in found)
+    assert (answer.data, answer.asked) == (b"here", began)
+    assert answer.heard - began == pytest.approx(nodes.ranks_take, abs=0.1)
+    assert nodes.outside == [True]
     nodes.settle()
     assert nodes.left() == []
 

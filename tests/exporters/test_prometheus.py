@@ -45,6 +45,14 @@ def test_before_anything_happens():
     assert not [name for name, *rest in found if rest and not name.startswith("fleetrun_job_info")]
 
 
+def test_ranks_that_the_others_wait_for():
+    """Of the whole job, and not of the round before."""
+    late = event("lateness", late=[{"rank": 5, "share": 0.34}, {"rank": 0, "share": 0.01}])
+    found = scraped(pod(0, 1), late)
+    assert (found[("fleetrun_late_ratio", "5")], found[("fleetrun_late_ratio", "0")]) == (0.34, 0.01)
+    assert ("fleetrun_late_ratio", "5") not in scraped(pod(0, 1), late, pod(0, 1))
+
+
 def test_processes_that_did_not_start_are_down():
     found = scraped(pod(0, 1), started("trainer.1", pid=os.getpid()))
     assert (found[("fleetrun_process_up", "0")], found[("fleetrun_process_up", "1")]) == (0.0, 1.0)
@@ -104,6 +112,7 @@ def test_every_name_is_documented_and_no_other():
         pod(),
         started(pid=os.getpid()),
         report(step=1, samples=1, loss=1.0, rate=1.0, values={"a": 1.0}, activity=BUSY),
+        event("lateness", late=[{"rank": 0, "share": 0.1}]),
     ]
     told = {name for name, *_ in scraped(begin(), *lines)}
     written = set(re.findall(r"^\| `(fleetrun_\w+)", DOCS.read_text(), re.MULTILINE))

@@ -265,3 +265,17 @@ def test_the_pace_in_steps():
 def test_points_that_no_line_shows(values, found):
     """Of a job that fails after each report no line can be drawn at all."""
     assert lonely(values) == found
+
+
+def test_which_ranks_came_late():
+    """Of a record that is not trusted."""
+    said = [
+        event(60, "lateness", late=[{"rank": 1, "share": 0.3, "seconds": 0.04}, {"rank": 0, "share": 7}]),
+        event(120, "lateness", late="?"),
+        event(180, "lateness", late=[{"rank": "1", "share": 1}, {"rank": -1, "share": 1}, 3, {"rank": 2}]),
+    ]
+    found = course([launch("trainer.0", "trainer.1"), *said])
+    assert [at - BEGIN for at, _ in found.late] == [60, 120, 180]
+    assert found.late[0][1] == {1: 0.3, 0: 1.0}
+    assert found.late[1][1] == {}
+    assert set(found.late[2][1]) == {2}

@@ -9,7 +9,7 @@ import pytest
 
 from fleetrun.errors import UsageError
 from fleetrun.plots.course import course
-from fleetrun.plots.figure import check_name, write_plot
+from fleetrun.plots.figure import check_name, draw, write_plot
 from fleetrun.record.history import read
 from tests.plots.record import event, exited, launch, over, progress, started, training, write
 
@@ -63,8 +63,6 @@ def test_many_processes_are_a_ladder_with_the_slowest_by_name(tmp_path):
 
 
 def test_restarts_and_hangs_are_lines_through_all_panels():
-    from fleetrun.plots.figure import draw
-
     said = [event(40, "restarting"), event(60, "restarting"), event(70, "hung")]
     found = course([*training(["trainer.0"]), *said])
     for panel in draw(found, "", "").axes:
@@ -81,8 +79,6 @@ def test_restarts_and_hangs_are_lines_through_all_panels():
 
 
 def test_thousands_of_restarts_cover_nothing():
-    from fleetrun.plots.figure import draw
-
     said = [event(at / 100, "restarting") for at in range(5000)]
     for panel in draw(course([*training(["trainer.0"]), *said]), "", "").axes:
         marks = [line for line in panel.lines if line.get_linestyle() == "--"]
@@ -172,3 +168,17 @@ def test_a_place_that_takes_nothing(tmp_path):
     history = read(write(tmp_path / "log", training(["trainer.0"])))
     with pytest.raises(UsageError, match=r"cannot write /proc/a\.png"):
         write_plot(history, check_name("/proc/a.png"), None)
+
+
+@pytest.mark.parametrize("looks", [1, 3, 2000])
+def test_late_ranks_are_a_heat_map(tmp_path, looks):
+    names = [f"trainer.{rank}" for rank in range(4)]
+    late = [event(60 * (1 + at), "lateness", late=[{"rank": 2, "share": 0.5}]) for at in range(looks)]
+    drawn = draw(course([*training(names), *late]), "ads", "")
+    panel = next(each for each in drawn.axes if each.get_ylabel() == "rank")
+    (cells,) = panel.collections
+    values = cells.get_array()
+    assert values.shape == (3, looks if looks < 10 else 400)
+    assert values[2].min() == 50.0
+    assert values[:2].max() == 0.0
+    drawn.savefig(tmp_path / "late.png")

@@ -9,8 +9,8 @@ import pytest
 
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container
-from fleetrun.pod.events import Ending, Findings, Started, Verdict
-from fleetrun.pod.hangs import FIRST_LOOK, WaitWatch
+from fleetrun.pod.events import Ending, Findings, Late, Started, Verdict
+from fleetrun.pod.hangs import FIRST_LOOK, LATENESS_PERIOD, LateWatch, WaitWatch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import ContainerSpec
 from tests.support.pods import Clock
@@ -158,3 +158,64 @@ def test_not_while_the_job_is_stopped(place: Place):
     place.watch.handle(Ending("interrupted"))
     place.run(20 * FIRST_LOOK)
     assert (place.looks, place.warned) == ([], [])
+
+
+# ---- Ranks that keep the others waiting
+
+
+def late(*ranks: int) -> Findings:
+    """The first of them is a straggler if there are any."""
+    told = tuple(
+        Late(rank=each, title=f"trainer {each}", node="", share=0.3, seconds=0.04, behind=90, of=100)
+        for each in (*ranks, 7)
+    )
+    straggler = Verdict(kind="straggler", sentence=f"late: {ranks}", ranks=ranks) if ranks else None
+    return Findings(late=told, straggler=straggler)
+
+
+class Lockstep(Place):
+    """The same with a watch for lateness."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.began = self.clock()
+        self.told: list[int] = []
+        self.late_watch = LateWatch(
+            self.loop,
+            self._find,
+            lambda late: self.told.append(late[0].rank),
+            lambda verdict: self.warned.append(verdict.sentence),
+        )
+        self.late_watch.handle(Started(containers=tuple(self.trainers)))
+
+    def looked(self, *seconds: float) -> bool:
+        """Whether it was looked after these seconds, give or take the test's own step."""
+        return [each - self.began for each in self.looks] == pytest.approx(list(seconds), abs=30)
+
+
+def test_a_straggler_is_told_once_when_it_was_seen_twice(tmp_path: Path) -> None:
+    place = Lockstep(tmp_path)
+    place.findings = [late(1), late(0), late(1), late(1), late(1)]
+    place.run(5.5 * LATENESS_PERIOD)
+    assert place.told[:4] == [1, 0, 1, 1]
+    assert place.looked(60, 120, 180, 240, 300)
+    assert place.warned == ["late: (1,)"]
+
+
+def test_ranks_without_collectives_are_asked_less_and_less_often(tmp_path: Path) -> None:
+    place = Lockstep(tmp_path)
+    place.findings = [Findings()]
+    place.run(1200.0)
+    assert place.looked(60, 180, 420, 720, 1020)
+    assert place.told == []
+
+
+def test_no_rank_is_asked_while_processes_are_being_stopped(tmp_path: Path) -> None:
+    place = Lockstep(tmp_path)
+    place.findings = [late(1)]
+    place.late_watch.handle(Ending(reason="SIGTERM"))
+    place.run(200.0)
+    assert place.looks == []
+    place.late_watch.handle(Started(containers=tuple(place.trainers)))
+    place.run(130.0)
+    assert place.looked(260, 320)

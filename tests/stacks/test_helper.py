@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -127,17 +129,22 @@ def a_state(rank: int) -> State:
     call = {"group": "0", "operation": "all_reduce", "point_to_point": False, "sizes": [[7]],
             "dtypes": ["Float"], "entered_ns": 10**18, "done": True}  # fmt: skip
     calls = [{**call, "number": number} for number in range(1, 21)]
-    probe = {"time_ns": 10**18, "groups": {"0": {"ranks": [0, 1], "entered": 20}}, "calls": calls}
+    arrivals = {"0": [[number, 10**15 + 1000 * number + rank] for number in range(1, 201)]}
+    probe = {
+        "time_ns": 10**18, "groups": {"0": {"ranks": [0, 1], "entered": 20}}, "calls": calls,
+        "arrivals": arrivals,
+    }  # fmt: skip
     return {"rank": rank, "title": f"trainer {rank}", "alive": True, "stack": frames, "probe": probe}
 
 
 @pytest.mark.parametrize("most", [1 << 20, 4000, 2048, 1000])
 def test_what_another_node_is_told_fits(most: int):
-    """The less room there is, the fewer frames and calls; the last call is always there."""
+    """The less room there is, the fewer frames, calls and arrivals; the last call is always there."""
     states = [a_state(rank) for rank in range(8)]
-    data = pack_states(states, most)
+    asked = time.time()
+    data = pack_states(states, most, asked)
     assert len(data) <= most
-    told = [read_state(each) for each in unpack_states(data, "node 1, h2")]
+    told = [read_state(each) for each in unpack_states(data, asked, time.time(), "node 1, h2")]
     assert [each.rank for each in told] == [*range(8)]
     for each in told:
         assert each.node == "node 1, h2"
@@ -145,8 +152,21 @@ def test_what_another_node_is_told_fits(most: int):
         assert each.entered("0") == 20
     if most == 1 << 20:
         assert len(told[3].stack) == 20
+        assert told[3].arrivals["0"][200] == 1e9 + 0.200003
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"x" * 100, zlib.compress(b"{"), zlib.compress(b"[3]")])
+def test_the_clock_of_another_node_is_compared_as_in_ntp():
+    """It is 100 s ahead; its answer took 0.3 s on the way back, and 0.1 s the question."""
+    with patch("time.time", return_value=1002.1):  # 902.1 of the asking one's
+        data = pack_states([a_state(0)], 1 << 20, asked=1000.1)
+    (state,) = map(read_state, unpack_states(data, 900.0, 902.4, "node 1"))
+    assert (state.ahead, state.unsure) == (pytest.approx(99.9), pytest.approx(0.2))
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"{}", b"x" * 100, zlib.compress(b"{"), zlib.compress(b"[3]"),
+    zlib.compress(b'{"asked": 1, "answered": 2, "states": [3]}'),
+    zlib.compress(b'{"asked": "", "answered": 2, "states": []}'),
+])  # fmt: skip
 def test_a_malformed_answer_of_another_node_tells_nothing(data: bytes):
-    assert unpack_states(data, "node 1") == []
+    assert unpack_states(data, 1.0, 2.0, "node 1") == []

@@ -26,6 +26,7 @@ _STDERR = 2
 _TORCH = "torch.distributed.distributed_c10d"
 _FRAMES = 20
 _CALLS = 20
+_ARRIVALS = 200
 
 
 def install(address):
@@ -236,8 +237,8 @@ def _answer(listener):
 
 def _state(ends=False):
     """`pid`; `time_ns`, now; `torch`, its version; `error`, the exception that ends it; `stack`, that of the
-    exception, else of the main thread; `peer`, the rank for which it waits in send or recv; `groups` and
-    `calls`; and what `also` has added.
+    exception, else of the main thread; `peer`, the rank for which it waits in send or recv; `groups`,
+    `calls` and `arrivals`; and what `also` has added.
     """
     import time
 
@@ -260,6 +261,7 @@ def _state(ends=False):
         "peer": _peer(frames[:_FRAMES]),
         "groups": groups,
         "calls": [_call(each) for each in entries[-_CALLS:]],
+        "arrivals": _arrivals(entries[-_ARRIVALS:]),
         **_told(),
     }
 
@@ -354,3 +356,13 @@ def _call(entry):
         "entered_ns": entry.get("time_created_ns"),
         "done": bool(entry.get("retired")) or entry.get("state") == "completed",
     }
+
+
+def _arrivals(entries):
+    """For each group the numbers of its collectives and when they were entered, in microseconds."""
+    found = {}
+    for each in entries:
+        if not each.get("is_p2p"):
+            moment = [each.get("collective_seq_id"), each.get("time_created_ns", 0) // 1000]
+            found.setdefault(each["process_group"][0], []).append(moment)
+    return found
