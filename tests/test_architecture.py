@@ -44,7 +44,7 @@ PARTS = {
         "envs", "errors",
     },
     "commands": {
-        "doctor", "plots", "stacks", "control", "record", "console", "pod", "host", "envs", "errors",
+        "doctor", "plots", "stacks", "control", "record", "console", "pod", "host", "envs", "files", "errors",
     },
     "verbs": {"commands", "errors"},
     "help": {"envs"},

@@ -68,8 +68,7 @@ def command(
       2  the command line is wrong, or JOB fits several jobs
     """
     running = find_running(job)
-    targets = _targets(running, role, rank)
-    found = collect(targets, timeout, find_pyspy())
+    found = collect(targets(running, role, rank, "stacks"), timeout, find_pyspy())
     ranks = _everywhere(running) if role is None and rank is None else []
     if in_json:
         processes = [as_json(one) for one in found.processes]
@@ -105,8 +104,11 @@ def _lines(found: Collection, each: bool) -> Iterable[str]:
         yield from stack_lines(one)
 
 
-def _targets(running: Running, role: str | None, rank: str | None) -> list[Target]:
-    """The running containers. If the launcher does not answer (Ctrl-Z), its record lists what it started."""
+def targets(running: Running, role: str | None, rank: str | None, verb: str) -> list[Target]:
+    """The running containers. If the launcher does not answer (Ctrl-Z), its record lists what it started.
+    Raises UsageError if there are none of these roles and ranks; on which machine to type the command `verb`
+    instead is in its hint.
+    """
     containers = running.status.get("containers") if running.status else _recorded(running)
     there = {
         str(one.get("name")): one
@@ -116,7 +118,7 @@ def _targets(running: Running, role: str | None, rank: str | None) -> list[Targe
     if not there:
         raise LaunchError("this job has no running process on this machine", hint="See `fleetrun status`.")
     known = [_known(name, one) for name, one in there.items()]
-    command = f"fleetrun stacks {printable(running.job)}".strip()
+    command = f"fleetrun {verb} {printable(running.job)}".strip()
     chosen = choose_processes(known, role, rank, partial(_away, running), command)
     return [_target(running.pod, one, there[one.name]["pid"]) for one in chosen]
 

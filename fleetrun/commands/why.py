@@ -56,11 +56,11 @@ def command(job: str | None, in_json: bool) -> int:
     return 0
 
 
-def ask_why(running: Running) -> dict[str, Any]:
-    """The launcher's `verdict`, None if there is none, and in `ranks` the lines of the tree of all ranks.
-    Raises NoAnswer.
+def ask_why(running: Running, *, states: bool = False) -> dict[str, Any]:
+    """The launcher's `verdict`, None if there is none, and in `ranks` the lines of the tree of all ranks; in
+    `states` all that their probes have answered, if wanted. Raises NoAnswer.
     """
-    answer = ask(running.socket, {"ask": "why"}, _TIMEOUT)
+    answer = ask(running.socket, {"ask": "why", "states": states}, _TIMEOUT)
     if not isinstance(answer.get("ranks"), list):
         raise NoAnswer(str(answer.get("error", "it is of another version")))
     return answer

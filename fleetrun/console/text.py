@@ -277,5 +277,29 @@ def masked(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+_NAME = r"(?<![\w-])([A-Za-z_][\w-]{0,80})"
+_NUMBER = r"[\d.,]+(?:[eE][+-]?\d+)?%?(?![^\s\"',;&}\])])"
+_ASSIGNED = _NAME + r"""(["']?\s?[=:]\s?["']?)(?!""" + _NUMBER + r""")([^\s"',;&}\])]+)"""
+
+
+def without_secrets(text: str, environ: Mapping[str, str]) -> str:
+    """Any text to give away: passwords inside URLs are masked, what is assigned to a name that looks secret
+    unless it is a number, and the values of such names in `environ` wherever they are.
+    """
+
+    def mask(found: re.Match[str]) -> str:
+        secret = _is_secret(found[1].replace("-", "_"))
+        return f"{found[1]}{found[2]}{MASK}" if secret else found[0]
+
+    text = re.sub(_ASSIGNED, mask, re.sub(_URL_PASSWORD, rf"\1{MASK}@", text))
+    values = {value for name, value in environ.items() if _is_secret(name) and len(value) >= _SHORTEST}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, MASK)
+    return text
+
+
+_SHORTEST = 6  # characters of a secret value: shorter ones are in any text
+
+
 def _is_secret(name: str) -> bool:
     return name not in _NOT_SECRET and re.search(_LOOKS_SECRET, name) is not None

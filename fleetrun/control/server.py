@@ -408,13 +408,15 @@ def facts_of_launch(job: str, pod: str, mode: str, log_dir: Path, max_restart: i
     }
 
 
-def _findings_fields(findings: Findings) -> dict[str, Any]:
+def _findings_fields(findings: Findings, whole: bool) -> dict[str, Any]:
+    """`whole`: with all that the probes have answered."""
     found = findings.verdict or findings.straggler
     return {
         "version": 1,
         "verdict": None if found is None else verdict_fields(found),
         "ranks": list(findings.ranks),
         "late": lateness_fields(findings.late),
+        **({"states": list(findings.states)} if whole else {}),
     }
 
 
@@ -484,7 +486,8 @@ class Control:
             return self._stop(question)
         if asked == "why" and self._why is not None:
             find = self._why
-            return lambda say: find(lambda findings: say(_findings_fields(findings)))
+            whole = question.get("states") is True
+            return lambda say: find(lambda findings: say(_findings_fields(findings, whole)))
         return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
 
     def _everywhere(self, others: Others, question: Message) -> Later:

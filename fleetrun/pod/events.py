@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fleetrun.envs.channels import ErrorRecord
@@ -93,7 +93,7 @@ class Late:
 class Findings:
     """Where the processes of this node are, a line for each place (`stacks`), where the ranks of all nodes
     are (`ranks`), what follows from it, and which ranks come late, the latest first. `straggler`: the same in
-    a sentence, if it is worth one.
+    a sentence, if it is worth one. `states`: what the probes of all ranks have answered, for JSON.
     """
 
     stacks: tuple[str, ...] = ()
@@ -101,6 +101,7 @@ class Findings:
     verdict: Verdict | None = None
     late: tuple[Late, ...] = ()
     straggler: Verdict | None = None
+    states: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sysconfig
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,19 +131,47 @@ def dump_pyspy(program: str, pid: int, env: Mapping[str, str], within: float) ->
     py-spy stops a process while it reads. It would wait without end for one that is stopped already, or
     uninterruptible in the kernel; such a process does not move, and is read as it is.
     """
+    with _left_running(pid) as quietly:
+        try:
+            return of_pyspy(_run([program, "dump", "--json", "--pid", str(pid), *quietly], env, within))
+        except ValueError as error:
+            raise SpyError(f"py-spy's answer cannot be read: {error}") from None
+
+
+def record_pyspy(
+    program: str, pid: int, env: Mapping[str, str], seconds: float, format: str, to: Path
+) -> None:
+    """Write where the threads of a process, and of the processes below it, are over so many seconds: py-spy
+    looks 100 times a second, also while they wait. `format`: flamegraph or speedscope. Raises SpyError.
+    """
+    how = [
+        "--format",
+        format,
+        "--duration",
+        f"{max(1, round(seconds))}",
+        "--idle",
+        "--threads",
+        "--subprocesses",
+    ]
+    with _left_running(pid) as quietly:
+        argv = [program, "record", *how, "--output", str(to), "--pid", str(pid), *quietly]
+        _run(argv, env, seconds + _TO_WRITE)
+
+
+_TO_WRITE = 60.0
+
+
+@contextlib.contextmanager
+def _left_running(pid: int) -> Iterator[tuple[str, ...]]:
+    """Options for a process that py-spy must not stop; a py-spy that is killed between its stop and its
+    continue leaves none stopped.
+    """
     before = state_of(pid)
-    still = before in ("T", "t", "D")
     try:
-        return of_pyspy(_run([program, "dump", "--json", "--pid", str(pid), *_quietly(still)], env, within))
-    except ValueError as error:
-        raise SpyError(f"py-spy's answer cannot be read: {error}") from None
+        yield ("--nonblocking",) if before in ("T", "t", "D") else ()
     finally:
-        if before != "T" and _stops(pid):  # py-spy was killed between its stop and its continue
+        if before != "T" and _stops(pid):
             _continue_process(pid)
-
-
-def _quietly(still: bool) -> tuple[str, ...]:
-    return ("--nonblocking",) if still else ()
 
 
 def _run(argv: list[str], env: Mapping[str, str], within: float) -> str:

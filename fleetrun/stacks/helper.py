@@ -264,10 +264,14 @@ class _Finding:
         if self._lines is not None and self._others is not None and self._then is not None:
             then, self._then = self._then, None
             here = [{**each, "node": self._node} for each in self._states]
-            states = _read([*here, *self._others])
+            said = (*here, *self._others)
+            states = _read(said)
             late = lateness(states)
-            findings = Findings(self._lines, merged(states), decide(states), late, straggler(states, late))
-            then(findings)
+            then(
+                Findings(
+                    self._lines, merged(states), decide(states), late, straggler(states, late), states=said
+                )
+            )
 
 
 def _read(states: Sequence[State]) -> list[RankState]:

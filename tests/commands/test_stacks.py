@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetrun.commands.stacks import _targets, command
+from fleetrun.commands.stacks import command, targets
 from fleetrun.control.client import Running
 from fleetrun.errors import LaunchError, UsageError
 
@@ -28,7 +28,7 @@ def running(folder: Path, *containers: object, **status: object) -> Running:
 
 
 def named(there: Running, role: str | None = None, rank: str | None = None) -> list[tuple[str, int, str]]:
-    return [(each.title, each.pid, each.mark) for each in _targets(there, role, rank)]
+    return [(each.title, each.pid, each.mark) for each in targets(there, role, rank, "stacks")]
 
 
 ALL = (container("ps", 0, 10), container("trainer", 0, 11), container("trainer", 1, 12))

@@ -26,6 +26,7 @@ from fleetrun.console.text import (
     read_tail,
     sanitize,
     visible_row,
+    without_secrets,
     wrapped,
 )
 
@@ -229,6 +230,31 @@ def test_passwords_inside_addresses(value, shown):
 
 def test_that_a_secret_is_empty_is_no_secret():
     assert masked({"HF_TOKEN": ""}) == {"HF_TOKEN": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("export HF_TOKEN=s3cr3t", f"export HF_TOKEN={MASK}"),
+        ('{"WANDB_API_KEY": "s3cr3t", "lr": 1}', f'{{"WANDB_API_KEY": "{MASK}", "lr": 1}}'),
+        ("--env DB_PASSWORD=s3cr3t train.py", f"--env DB_PASSWORD={MASK} train.py"),
+        ("password: s3cr3t", f"password: {MASK}"),
+        ("api-key=s3cr3t&x=1", f"api-key={MASK}&x=1"),
+        ("from redis://u:s3cr3t@h/0 on", f"from redis://u:{MASK}@h/0 on"),
+        ("tokens: 1024, token_rate=1.5e3", "tokens: 1024, token_rate=1.5e3"),
+        ("KeyError: 'weights'", "KeyError: 'weights'"),
+        ("the value of this shell is in-my-shell", f"the value of this shell is {MASK}"),
+        ("step 12: loss=0.5 PATH=/bin", "step 12: loss=0.5 PATH=/bin"),
+    ],
+)
+def test_a_text_to_give_away(text, shown):
+    assert without_secrets(text, {"GIT_TOKEN": "in-my-shell", "SOME_PASS": "on"}) == shown
+
+
+@pytest.mark.parametrize("piece", ["a", "a-", "token", "token=", "://", "://:"])
+def test_a_long_line_takes_no_time_beyond_its_length(piece):
+    """A megabyte; a pattern that looks twice at each byte of it would never end."""
+    without_secrets((1 << 20) // len(piece) * piece, {})
 
 
 # ---- The end of a log, whatever is in it.

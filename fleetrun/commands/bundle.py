@@ -1,0 +1,178 @@
+"""`fleetrun bundle`: all that is known of a job in one file, to ask for help."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetrun import __version__
+from fleetrun.commands.find import complete_jobs, find_any, history_of
+from fleetrun.commands.output import write
+from fleetrun.commands.report import as_json, summary
+from fleetrun.commands.stacks import targets
+from fleetrun.commands.why import ask_why
+from fleetrun.console.text import printable, without_secrets
+from fleetrun.control.client import NoAnswer, Running
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.files import open_plain
+from fleetrun.record.history import History
+from fleetrun.record.journal import plain
+from fleetrun.stacks.collect import collect, find_pyspy
+from fleetrun.stacks.frames import groups
+from fleetrun.stacks.text import grouped_lines
+
+_TAIL = 1 << 20
+"""Bytes of the end of each log and of the record."""
+
+_STACKS_WITHIN, _DOCTOR_WITHIN = 20.0, 120.0  # seconds
+
+_ABOUT = """Made by `fleetrun bundle` of fleetrun {version} on {host}, {date}: job {job}, pod {pod}.
+
+report.txt, report.json   how the job ended, and why
+record.jsonl              its events (docs/events.md), the last MiB
+logs/                     the last MiB of each log on this machine
+status.json               its state, if it runs; why.json: where all ranks of all nodes are, with their last
+                          collectives, and which one the others wait for; stacks.txt: of this machine
+doctor.json               this machine, as `fleetrun doctor` sees it
+
+Masked: passwords in URLs, what is assigned to names such as API_KEY or TOKEN, and the values of such
+variables of the shell that made this. Whatever else a script has printed is here as it is: look through it
+before you give it away. The logs and records of a job's other machines are made there, by the same command.
+"""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job", required=False, shell_complete=complete_jobs)
+@click.option("-o", "--output", metavar="FILE", help="[default: JOB.POD.tar.gz]")
+@click.option(
+    "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
+)
+def command(job: str | None, output: str | None, log_dir: Path | None) -> int:
+    """Pack all that is known of JOB into one file, to ask somebody for help.
+
+    JOB is the name of a job, a pod, or the beginning of either: the job that is running here, else the newest
+    record in --log_dir. The file has the failure report, the record, the end of each log, and what `doctor`
+    says of this machine; of a job that runs also its status, and where all ranks of all nodes are (`why`,
+    `stacks`). The job is not disturbed.
+
+    Values that look secret are masked, as far as their names tell: look through it before you give it away.
+
+    \b
+    Examples:
+      fleetrun bundle
+      fleetrun bundle night --log_dir /data/log -o night.tar.gz
+
+    \b
+    Exit codes:
+      0  the file is written; what could not be had is told
+      1  there is no such job, or the file cannot be written
+      2  the command line is wrong, or JOB fits several jobs
+    """
+    found = find_any(job, log_dir)
+    history = history_of(found)
+    to = Path(output or f"{history.job}.{history.pod}.tar.gz")
+    if not to.name.endswith((".tar.gz", ".tgz")):
+        raise UsageError(f"--output {output}: the name must end in .tar.gz or .tgz")
+    if not to.parent.is_dir():
+        raise UsageError(f"--output {output}: no such folder: {to.parent}")
+    missing: list[str] = []
+    try:
+        _write(to, f"{history.job}.{history.pod}", _parts(history, found), missing)
+    except OSError as error:
+        raise LaunchError(f"cannot write {to}: {error.strerror}") from None
+    for line in missing:
+        click.echo(f"fleetrun: not in it: {printable(line)}", err=True)
+    write(f"{printable(str(to))}\n")
+    return 0
+
+
+Part = tuple[str, Callable[[], str]]
+"""The name of a file, and what makes its text."""
+
+
+def _write(to: Path, folder: str, parts: Iterator[Part], missing: list[str]) -> None:
+    """Raises OSError. Only its owner can read the file."""
+    aside = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        made = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(made, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+            for name, make in parts:
+                try:
+                    text = make()
+                except (LaunchError, NoAnswer, OSError, subprocess.SubprocessError) as error:
+                    missing.append(f"{name}: {error}")
+                else:
+                    _add(archive, f"{folder}/{name}", without_secrets(text, os.environ).encode())
+            _add(archive, f"{folder}/missing.txt", "".join(f"{each}\n" for each in missing).encode())
+        aside.replace(to)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
+    archive.addfile(info, io.BytesIO(data))
+
+
+def _parts(history: History, found: object) -> Iterator[Part]:
+    yield "README.txt", lambda: _about(history)
+    yield "report.txt", lambda: "\n".join(summary(history, time.time())) + "\n"
+    yield "report.json", lambda: _json(as_json(history))
+    yield "record.jsonl", lambda: _end_of(history.path)
+    for each in history.containers:
+        yield f"logs/{each.log.name}", lambda path=each.log: _end_of(path)  # type: ignore[misc]
+    if isinstance(found, Running):
+        yield "status.json", lambda: _json(found.status)
+        yield "why.json", lambda: _json(ask_why(found, states=True))
+        yield "stacks.txt", lambda: _stacks(found)
+    yield "doctor.json", _doctor
+
+
+def _about(history: History) -> str:
+    return _ABOUT.format(
+        version=__version__,
+        host=os.uname().nodename,
+        date=time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        job=history.job,
+        pod=history.pod,
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(plain(value), indent=1) + "\n"
+
+
+def _end_of(path: Path) -> str:
+    """Whole lines, if it is cut."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL))
+        data = file.read(_TAIL)
+    return (data.partition(b"\n")[2] if size > _TAIL else data).decode(errors="replace")
+
+
+def _stacks(running: Running) -> str:
+    taken = collect(targets(running, None, None, "stacks"), _STACKS_WITHIN, find_pyspy())
+    return "\n".join([*grouped_lines(groups(taken.processes)), taken.hint]) + "\n"
+
+
+def _doctor() -> str:
+    """In a process of its own, as it is typed: it may take its time."""
+    argv = [sys.executable, "-m", "fleetrun", "doctor", "--json"]
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DOCTOR_WITHIN, check=False
+    )  # fmt: skip
+    if not done.stdout:
+        raise LaunchError(done.stderr.decode(errors="replace").strip() or "fleetrun doctor printed nothing")
+    return done.stdout.decode(errors="replace")

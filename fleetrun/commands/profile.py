@@ -1,0 +1,99 @@
+"""`fleetrun profile`: where a process of a running job spends its time."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+
+from fleetrun.commands.find import complete_running_jobs, find_running, job_title
+from fleetrun.commands.output import write
+from fleetrun.commands.stacks import targets
+from fleetrun.console.text import printable
+from fleetrun.errors import LaunchError, UsageError
+from fleetrun.host.interpreter import helper_environment
+from fleetrun.stacks.collect import PYSPY_MISSING, SpyError, find_pyspy, record_pyspy
+from fleetrun.stacks.frames import Target
+
+_FORMATS = {".svg": "flamegraph", ".json": "speedscope"}
+_LONGEST = 3600.0
+_OUTPUT = ".svg: a flame graph; .json: for speedscope.app.  [default: JOB.POD.ROLE.RANK.svg]"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job", required=False, shell_complete=complete_running_jobs)
+@click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
+@click.option("--rank", default="0", show_default=True, metavar="LIST",
+              help="Only these ranks: 3, or 0,4-7; of trainers unless --role is given.")  # fmt: skip
+@click.option("--seconds", default=10.0, show_default=True, metavar="SECONDS",
+              type=click.FloatRange(1.0, _LONGEST), help="How long to look.")  # fmt: skip
+@click.option("-o", "--output", metavar="FILE", help=_OUTPUT)
+def command(job: str | None, role: str | None, rank: str, seconds: float, output: str | None) -> int:
+    """Write where processes of JOB spend their time, with their data loader workers.
+
+    JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
+
+    py-spy looks at the Python stacks of all threads 100 times a second, from outside: the job needs no change
+    and goes on. Time in which a thread waits counts too, so that waiting for a collective or for data is
+    seen; a thread that is in `_answer` all the time is fleetrun's probe. Of a GPU it shows for which call
+    the program waits; kernels are shown by torch.profiler, in the script. It needs
+    `pip install 'fleetrun[monitor]'`, and acts on this machine.
+
+    \b
+    Examples:
+      fleetrun profile
+      fleetrun profile mnist --rank 3 --seconds 30
+      fleetrun profile --role ps --rank 0 -o server.json
+
+    \b
+    Exit codes:
+      0  the files are written
+      1  a process could not be read, or there is no such job
+      2  the command line is wrong, or JOB fits several jobs
+    """
+    program = find_pyspy()
+    if program is None:
+        raise LaunchError(PYSPY_MISSING)
+    running = find_running(job)
+    chosen = targets(running, role, rank, "profile")
+    files = [_file(each, running.job, running.pod, output) for each in chosen]
+    if output is not None and len(files) > 1:
+        raise UsageError(f"--output {output}: {len(files)} processes need a file each; choose one rank")
+    titles = ", ".join(each.title for each in chosen)
+    click.echo(f"{printable(job_title(running))}: looking at {titles} for {seconds:g} s", err=True)
+    env = helper_environment(os.environ)
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        errors = list(pool.map(lambda target, to: _record(program, target, to, env, seconds), chosen, files))
+    for target, to, error in zip(chosen, files, errors, strict=True):
+        if error:
+            click.echo(f"fleetrun: {target.title}, pid {target.pid}: {error}", err=True)
+        else:
+            write(f"{printable(str(to))}\n")
+    return 1 if any(errors) else 0
+
+
+def _file(target: Target, job: str, pod: str, output: str | None) -> Path:
+    """Raises UsageError for an unknown suffix or a missing folder."""
+    to = Path(f"{job}.{pod}.{target.role}.{target.rank}.svg" if output is None else output)
+    if to.suffix not in _FORMATS:
+        raise UsageError(f"--output {output}: the name must end in .svg or .json")
+    if not to.parent.is_dir():
+        raise UsageError(f"--output {output}: no such folder: {to.parent}")
+    return to
+
+
+def _record(program: str, target: Target, to: Path, env: dict[str, str], seconds: float) -> str:
+    """Why there is no file; empty if there is one."""
+    aside = to.with_name(f".{to.name}.{os.getpid()}")
+    try:
+        record_pyspy(program, target.pid, env, seconds, _FORMATS[to.suffix], aside)
+        aside.replace(to)
+    except SpyError as error:
+        return str(error)
+    except OSError as error:
+        return f"cannot write {to}: {error.strerror}"
+    finally:
+        aside.unlink(missing_ok=True)
+    return ""
