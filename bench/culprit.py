@@ -1,7 +1,7 @@
 """How often the launcher names the rank that broke a job, ours and torchrun, for many kinds of faults.
 
     python bench/culprit.py                           # every fault, 2 ranks, 1 seed, plain torch
-    python bench/culprit.py --seeds 10 --ranks 2,4,8 --styles plain,ddp,fsdp
+    python bench/culprit.py --seeds 10 --ranks 2,4,8 --nodes 1,2 --styles plain,ddp,fsdp
     python bench/culprit.py --faults 'sleep;order' -v   # and what was said
 
 A job is right when the rank is named that broke it and no other (of two ranks that differ, both may be),
@@ -16,6 +16,7 @@ import os
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -35,55 +36,72 @@ BOTH = {"operation", "size", "dtype", "order", "group", "recv without send"}
 """Where two ranks differ, or wait for each other, nobody can know which of them is wrong."""
 
 
-def ours(folder: Path, ranks: int, words: list[str]) -> tuple[set[int], float | None, str]:
-    """Ranks that are named, seconds to the verdict, and the sentence."""
-    options = [
-        "--nproc_per_node",
-        str(ranks),
-        "--max_restart",
-        "0",
-        "--stop_timeout",
-        "1",
-        "--follow",
-        "none",
+def ours(folder: Path, ranks: int, nodes: int, words: list[str]) -> tuple[set[int], float | None, str]:
+    """Ranks that are named, seconds to the verdict, and the sentence. `nodes`: so many launchers, on this
+    machine.
+    """
+    options = ["--nproc_per_node", str(ranks // nodes), "--max_restart", "0", "--stop_timeout", "1"]
+    options += ["--follow", "none"]
+    if nodes > 1:
+        options += ["--nnodes", str(nodes), "--master", f"127.0.0.1:{free_port()}"]
+    launches = []
+    for node in range(nodes):
+        own = ["--rank", str(node)] if nodes > 1 else []
+        launches.append(
+            ["fleetrun", *options, *own, "--log_dir", str(folder / f"log{node}"), str(JOB), *words]
+        )
+    run(launches)
+    records = [
+        [json.loads(line) for line in record.read_text().splitlines()]
+        for record in folder.glob("log*/*.events.jsonl")
     ]
-    run(["fleetrun", *options, "--log_dir", str(folder / "log"), str(JOB), *words])
-    (record,) = (folder / "log").glob("*.events.jsonl")
-    events = [json.loads(line) for line in record.read_text().splitlines()]
-    report = next(each["report"] for each in events if each["event"] == "over")
-    said = " ".join(line.strip() for line in report)
+    events = sorted((each for record in records for each in record), key=lambda each: each["time"])
     first = next(each["time"] for each in events if each["event"] == "exited")
     verdict = next((each for each in events if each["event"] == "verdict"), None)
     if verdict is not None:
         return set(verdict["ranks"]), verdict["time"] - first, verdict["sentence"]
-    named = re.search(r"First failure: trainer (\d+)", said)
+    report = next(each["report"] for each in events if each["event"] == "over" and each["report"])
+    said = " ".join(line.strip() for line in report)
+    named = re.search(r"First failure: (?:node \d+[^:]*: )?trainer (\d+)", said)
     over = next(each["time"] for each in events if each["event"] == "failed")
     return ({int(named[1])} if named else set()), over - first, said
 
 
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 def torchrun(folder: Path, ranks: int, words: list[str]) -> tuple[set[int], float | None, str]:
     options = ["--nproc-per-node", str(ranks), "--max-restarts", "0"]
-    text = run(["torch.distributed.run", *options, str(JOB), *words])
+    text = run([["torch.distributed.run", *options, str(JOB), *words]])
     root = text.rpartition("Root Cause")[2]
     named = re.search(r"rank\s*:\s*(\d+)", root)
     return ({int(named[1])} if named and "Root Cause" in text else set()), None, root[:500]
 
 
-def run(module: list[str]) -> str:
-    """What it printed; it is ended after a while."""
+def run(modules: list[list[str]]) -> str:
+    """What the first one printed; they are ended after a while."""
     env = {**os.environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1", "OMP_NUM_THREADS": "1"}
-    popen = subprocess.Popen(
-        [sys.executable, "-m", *module],
-        env=env,
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        return popen.communicate(timeout=90)[0].decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        os.killpg(popen.pid, signal.SIGKILL)
-        return popen.communicate()[0].decode(errors="replace")
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", *module],
+            env=env,
+            start_new_session=True,
+            stdout=subprocess.PIPE if module is modules[0] else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        for module in modules
+    ]
+    said = b""
+    for popen in started:
+        try:
+            said = popen.communicate(timeout=90)[0] or said
+        except subprocess.TimeoutExpired:
+            os.killpg(popen.pid, signal.SIGKILL)
+            said = popen.communicate()[0] or said
+    return said.decode(errors="replace")
 
 
 def judge(fault: str, bad: int, named: set[int]) -> str:
@@ -115,19 +133,25 @@ class Tally:
         return f"{title:22} {shown[0]:>24} {max(self.seconds, default=0):8.2f} {shown[1]:>24}"
 
 
-def attempt(tally: Tally, fault: str, style: str, ranks: int, seed: int, asked: argparse.Namespace) -> None:
+def attempt(
+    tally: Tally, fault: str, style: str, ranks: int, nodes: int, seed: int, asked: argparse.Namespace
+) -> None:
     chance = random.Random(f"{fault} {ranks} {seed}")
     bad, step = chance.randrange(ranks), chance.randrange(2, 15)
-    for name, launch in (("fleetrun", ours), ("torchrun", torchrun)):
-        if name == "torchrun" and asked.peer == "no":
+    words = [fault, str(bad), str(step), style]
+    for name in ("fleetrun", "torchrun"):
+        if name == "torchrun" and (asked.peer == "no" or nodes > 1):
             continue
         with tempfile.TemporaryDirectory() as folder:
-            named, seconds, said = launch(Path(folder), ranks, [fault, str(bad), str(step), style])
+            if name == "fleetrun":
+                named, seconds, said = ours(Path(folder), ranks, nodes, words)
+            else:
+                named, seconds, said = torchrun(Path(folder), ranks, words)
         result = judge(fault, bad, named)
         tally.scores[name][result] += 1
         tally.seconds += [seconds] if seconds is not None else []
         if asked.v or (name == "fleetrun" and result != "right"):
-            where = f"{style}, {ranks} ranks, rank {bad} at step {step}"
+            where = f"{style}, {ranks} ranks on {nodes}, rank {bad} at step {step}"
             print(f"  {name}: {where}: {result}: {sorted(named)}: {said[:600]}", flush=True)
 
 
@@ -135,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--faults", default=";".join(FAULTS), help="separated by ;")
     parser.add_argument("--ranks", default="2")
+    parser.add_argument("--nodes", default="1", help="launchers; with several, torchrun is left out")
     parser.add_argument("--styles", default="plain")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
@@ -146,8 +171,9 @@ def main() -> None:
     for fault in asked.faults.split(";"):
         tally = Tally()
         seeds = range(asked.seed, asked.seed + asked.seeds)
-        for style, ranks, seed in itertools.product(asked.styles.split(","), asked.ranks.split(","), seeds):
-            attempt(tally, fault, style, int(ranks), seed, asked)
+        lists = [each.split(",") for each in (asked.styles, asked.ranks, asked.nodes)]
+        for style, ranks, nodes, seed in itertools.product(*lists, seeds):
+            attempt(tally, fault, style, int(ranks), int(nodes), seed, asked)
         print(tally.row(fault), flush=True)
         total.add(tally)
     print(total.row("all"))

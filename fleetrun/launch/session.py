@@ -266,7 +266,7 @@ class LaunchSession:
         if not self._watches and self._has_ranks(spec.containers) and _has_first(spec):
             from fleetrun.pod.hangs import LateWatch, WaitWatch  # late: a job of one process needs none
 
-            waits = WaitWatch(self._loop, self._find, self._warn_of)
+            waits = WaitWatch(self._loop, self._find, self._warn_of, self._is_busy)
             self.progress.subscribe(lambda container, report: waits.reported(container))
             late = LateWatch(
                 self._loop, partial(self._find, outside=False), self._note_lateness, self._warn_of
@@ -275,6 +275,10 @@ class LaunchSession:
         for watch in self._watches:
             events.subscribe(watch.handle)
         return events
+
+    def _is_busy(self, container: str) -> bool:
+        report = self.progress.latest(container)
+        return report is not None and report.activity is not None
 
     def _has_ranks(self, here: Sequence[object]) -> bool:
         """Whether there are several ranks whose probes tell what they wait for."""

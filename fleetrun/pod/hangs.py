@@ -236,10 +236,18 @@ class WaitWatch(_PodWatch):
     looks, once.
     """
 
-    def __init__(self, loop: Loop, find: Take, warn: Callable[[Verdict], None]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        find: Take,
+        warn: Callable[[Verdict], None],
+        busy: Callable[[str], bool] = lambda container: False,
+    ) -> None:
+        """`busy`: whether the container has told an activity that has not ended: it may be silent."""
         super().__init__(loop)
         self._find = find
         self._warn = warn
+        self._busy = busy
         self._period = FIRST_LOOK
         self._signs: Hashable = None
         self._seen: Hashable = None
@@ -269,7 +277,11 @@ class WaitWatch(_PodWatch):
             self._rhythms.setdefault(each.spec.name, Rhythm(sign, now)).look(sign, now)
         alive = signs != self._signs
         self._signs = signs
-        silent = [each for each in running if self._rhythms[each.spec.name].silent]
+        silent = [
+            each
+            for each in running
+            if self._rhythms[each.spec.name].silent and not self._busy(each.spec.name)
+        ]
         if not alive or silent:
             alone = silent[0] if alive else None
             self._cancel = self._find(self._containers, partial(self._found, alone))

@@ -37,7 +37,13 @@ class Place:
             Container(ContainerSpec(role=Role.TRAINER, rank=rank, index=rank, argv=("x",), env={}, log=log))
             for rank, log in enumerate(self.logs)
         ]
-        self.watch = WaitWatch(self.loop, self._find, lambda verdict: self.warned.append(verdict.sentence))
+        self.busy = False
+        self.watch = WaitWatch(
+            self.loop,
+            self._find,
+            lambda verdict: self.warned.append(verdict.sentence),
+            lambda container: self.busy,
+        )
 
     def _find(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
         self.looks.append(self.clock())
@@ -135,6 +141,18 @@ def test_a_trainer_that_reports_is_not_silent(place: Place):
         place.watch.reported(name)
         place.run(FIRST_LOOK, prints=lambda left: True, who=(1,))
     assert place.warned == []
+
+
+def test_a_trainer_that_told_what_it_does_may_be_silent(place: Place):
+    """A checkpoint, an evaluation."""
+    place.findings = [Findings()]
+    place.busy = True
+    place.run(6 * FIRST_LOOK, prints=lambda left: True, who=(0, 1))
+    place.run(25 * FIRST_LOOK, prints=lambda left: True, who=(1,))
+    assert place.warned == []
+    place.busy = False
+    place.run(6 * FIRST_LOOK, prints=lambda left: True, who=(1,))
+    assert len(place.warned) == 1
 
 
 def test_a_trainer_that_was_once_silent_for_long_may_be_again(place: Place):
