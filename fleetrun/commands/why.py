@@ -27,8 +27,8 @@ def command(job: str | None, in_json: bool) -> int:
     JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
 
     Each trainer's probe is asked which collectives it has entered and completed, and where its Python stack
-    is; nothing is stopped or changed. A job that runs well has ranks at different places too: ask twice.
-    Which ranks come late to collectives again and again is shown as well.
+    is; nothing is stopped or changed. Waits of less than a second are not told. Which ranks come late to
+    collectives again and again is shown as well.
 
     \b
     Examples:
