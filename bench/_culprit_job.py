@@ -2,7 +2,8 @@
 
     _culprit_job.py FAULT RANK STEP STYLE
 
-STYLE is plain (all_reduce of each gradient), ddp or fsdp (FSDP2). Collectives time out after 4 seconds.
+STYLE is plain (all_reduce of each gradient), ddp, fsdp (FSDP2) or ps (sync training on a parameter server,
+where a RANK of -1 means the server). Collectives time out after 4 seconds.
 """
 
 import contextlib
@@ -113,9 +114,44 @@ FAULTS = {
 """Besides `backward` (an exception in it), `never joins` and `order` (two groups the other way round)."""
 
 
+def train_ps(fault: str, bad: int, step: int) -> None:
+    from trainers import fleet
+    from trainers.ps import SparseEmbedding
+
+    fleet.init()
+    model = nn.Sequential(SparseEmbedding(4), nn.Linear(4, 1))
+    fleet.distributed_model(model)
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = False
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), 0.01), strategy)
+    server = Path(sys.argv[5])
+    if fleet.is_server():
+        server.write_text(str(os.getpid()))
+        fleet.init_server()
+        fleet.run_server()
+        return
+    fleet.init_worker()
+    for number in range(STEPS):
+        if number == step and bad == fleet.worker_index():
+            FAULTS[fault]()
+        if number == step and bad == -1 and fleet.worker_index() == 0:
+            os.kill(int(server.read_text()), signal.Signals[fault])
+        loss = model(torch.arange(8)).square().mean()
+        if number == step and fault == "backward" and bad == fleet.worker_index():
+            loss.register_hook(lambda grad: (_ for _ in ()).throw(Broken("in backward")))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+    fleet.stop_worker()
+
+
 def main() -> None:
     global ALL_AGAIN
     fault, bad, step, style = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    if style == "ps":
+        train_ps(fault, bad, step)
+        return
     rank = int(os.environ["RANK"])
     if fault == "never joins" and rank == bad:
         time.sleep(600)

@@ -2,6 +2,7 @@
 
     python bench/culprit.py                           # every fault, 2 ranks, 1 seed, plain torch
     python bench/culprit.py --seeds 10 --ranks 2,4,8 --nodes 1,2 --styles plain,ddp,fsdp
+    python bench/culprit.py --styles ps --peer no
     python bench/culprit.py --faults 'sleep;order' -v   # and what was said
 
 A job is right when the rank is named that broke it and no other (of two ranks that differ, both may be),
@@ -32,6 +33,13 @@ FAULTS = [
     "os._exit(0)", "sys.exit(3)", "SIGKILL", "SIGSEGV", "SIGABRT", "exception", "backward", "data loader",
     "data loader killed", "memory", "straggler", "never joins",
 ]  # fmt: skip
+SERVED = [
+    "sleep", "python loop", "C loop with the GIL", "SIGSTOP", "lock", "slow disk", "thread dies", "sys.exit(3)",
+    "SIGKILL", "SIGSEGV", "SIGABRT", "exception", "backward", "data loader", "data loader killed", "memory",
+    "server SIGSTOP", "server SIGKILL",
+]  # fmt: skip
+"""Where there are parameter servers."""
+
 BOTH = {"operation", "size", "dtype", "order", "group", "recv without send"}
 """Where two ranks differ, or wait for each other, nobody can know which of them is wrong."""
 
@@ -40,8 +48,12 @@ def ours(folder: Path, ranks: int, nodes: int, words: list[str]) -> tuple[set[in
     """Ranks that are named, seconds to the verdict, and the sentence. `nodes`: so many launchers, on this
     machine.
     """
-    options = ["--nproc_per_node", str(ranks // nodes), "--max_restart", "0", "--stop_timeout", "1"]
-    options += ["--follow", "none"]
+    options = ["--max_restart", "0", "--stop_timeout", "1", "--follow", "none"]
+    if words[-1] == "ps":
+        options += ["--server_num", "1", "--trainer_num", str(ranks), "--hang_timeout", "8"]
+        words = [*words, str(folder / "server")]
+    else:
+        options += ["--nproc_per_node", str(ranks // nodes)]
     if nodes > 1:
         options += ["--nnodes", str(nodes), "--master", f"127.0.0.1:{free_port()}"]
     launches = []
@@ -56,15 +68,19 @@ def ours(folder: Path, ranks: int, nodes: int, words: list[str]) -> tuple[set[in
         for record in folder.glob("log*/*.events.jsonl")
     ]
     events = sorted((each for record in records for each in record), key=lambda each: each["time"])
-    first = next(each["time"] for each in events if each["event"] == "exited")
-    verdict = next((each for each in events if each["event"] == "verdict"), None)
-    if verdict is not None:
-        return set(verdict["ranks"]), verdict["time"] - first, verdict["sentence"]
+    first = next(each["time"] for each in events if each["event"] in ("exited", "hung"))
     report = next(each["report"] for each in events if each["event"] == "over" and each["report"])
     said = " ".join(line.strip() for line in report)
-    named = re.search(r"First failure: (?:node \d+[^:]*: )?trainer (\d+)", said)
-    over = next(each["time"] for each in events if each["event"] == "failed")
-    return ({int(named[1])} if named else set()), over - first, said
+    verdict = next((each for each in events if each["event"] == "verdict"), None)
+    if verdict is not None:
+        seconds = max(0.0, verdict["time"] - first)
+        server = {-1} if verdict["kind"] == "server" else set()
+        return set(verdict["ranks"]) | server, seconds, verdict["sentence"]
+    named = re.search(r"(?:First failure|Began with): (?:node \d+[^:]*: )?(trainer|server) (\d+)", said)
+    seconds = next((each["time"] for each in events if each["event"] == "failed"), first) - first
+    if named is None:
+        return set(), seconds, said
+    return {int(named[2]) if named[1] == "trainer" else -1}, seconds, said
 
 
 def free_port() -> int:
@@ -138,7 +154,9 @@ def attempt(
 ) -> None:
     chance = random.Random(f"{fault} {ranks} {seed}")
     bad, step = chance.randrange(ranks), chance.randrange(2, 15)
-    words = [fault, str(bad), str(step), style]
+    if fault.startswith("server "):
+        bad = -1
+    words = [fault.removeprefix("server "), str(bad), str(step), style]
     for name in ("fleetrun", "torchrun"):
         if name == "torchrun" and (asked.peer == "no" or nodes > 1):
             continue
@@ -157,7 +175,7 @@ def attempt(
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--faults", default=";".join(FAULTS), help="separated by ;")
+    parser.add_argument("--faults", default="", help="separated by ;")
     parser.add_argument("--ranks", default="2")
     parser.add_argument("--nodes", default="1", help="launchers; with several, torchrun is left out")
     parser.add_argument("--styles", default="plain")
@@ -168,7 +186,8 @@ def main() -> None:
     asked = parser.parse_args()
     total = Tally()
     print(f"{'fault':22} {'fleetrun':>24} {'seconds':>8} {'torchrun':>24}")
-    for fault in asked.faults.split(";"):
+    all_faults = SERVED if asked.styles == "ps" else FAULTS
+    for fault in asked.faults.split(";") if asked.faults else all_faults:
         tally = Tally()
         seeds = range(asked.seed, asked.seed + asked.seeds)
         lists = [each.split(",") for each in (asked.styles, asked.ranks, asked.nodes)]

@@ -91,7 +91,7 @@ class RankState:
     did in words, `ok` with success. `note` says what is unusual about a process that lives (stopped by a
     signal). `node` is where it runs, empty for the node that asks. `answered`: its probe has, now or at its
     end; without that `stack` may still be known from outside. `symptom`: it failed because of a collective,
-    not of itself. `joining`: it is in init_process_group.
+    not of itself. `joining`: it is in init_process_group. `said`: the exception of C++ that has ended it.
     """
 
     rank: int
@@ -102,6 +102,7 @@ class RankState:
     ok: bool = False
     how: str = ""
     symptom: bool = False
+    said: str = ""
     note: str = ""
     answered: bool = False
     now: float = 0.0
@@ -167,6 +168,7 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         ok=bool(said.get("ok")),
         how=f"failed ({error.splitlines()[0]})" if ending else str(said.get("how", "")),
         symptom=bool(said.get("symptom")) or (ending and is_symptom(Exit(1), error)),
+        said=str(said.get("said", "")),
         note=str(said.get("note", "")),
         answered=bool(probe),
         now=probe.get("time_ns", 0) / 1e9,

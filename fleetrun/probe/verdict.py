@@ -7,6 +7,7 @@ guessed: then there is no verdict.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleetrun.envs.settings.parsing import ranks_in_words
@@ -21,6 +22,8 @@ SLOW = 1.0
 
 _STACK = 8
 
+_MISREAD = re.compile(r"(\d+) vs (\d+)\. Received data size")
+
 
 def decide(states: Sequence[RankState]) -> Verdict | None:
     """Of the ranks of a job that makes no progress. None when none waits for long, or it is not known for
@@ -29,7 +32,15 @@ def decide(states: Sequence[RankState]) -> Verdict | None:
     job = _Job(states)
     if job.progresses():
         return None
-    return job.mismatch() or job.waited_for() or job.crossed() or job.server() or job.stuck() or job.late()
+    return (
+        job.mismatch()
+        or job.misread()
+        or job.waited_for()
+        or job.crossed()
+        or job.server()
+        or job.stuck()
+        or job.late()
+    )
 
 
 class _Job:
@@ -100,6 +111,24 @@ class _Job:
         )
         culprits = ranks if len(ranks) < len(others) else sorted([*ranks, *others])
         return self._verdict("mismatch", sentence, culprits)
+
+    def misread(self) -> Verdict | None:
+        """A rank that Gloo has ended because it received more than its own call expects: its probe cannot
+        tell that call any more, and which of the others has sent it is known in a group of two only.
+        """
+        for state in self.states.values():
+            found = None if state.alive else _MISREAD.search(state.said)
+            if found is None:
+                continue
+            waiting = [rank for rank in self.waits if state.rank in self._others(self.waits[rank], rank)]
+            told = [f"{self.states[rank].title} is in {self.waits[rank].signature}" for rank in waiting[:2]]
+            sentence = (
+                f"{state.title} received {found[1]} bytes in a collective where it expected {found[2]}: another "
+                f"rank called it with another size or type{''.join(f'. {each}' for each in told)}"
+            )
+            both = [state.rank, *waiting] if len(self.states) == 2 else []
+            return self._verdict("mismatch", sentence, sorted(both))
+        return None
 
     # ---- a rank has not come
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun.envs.contract import Role
-from fleetrun.files import short_socket_path
+from fleetrun.files import open_plain, short_socket_path
 from fleetrun.stacks.collect import Collection, collect, find_pyspy
 from fleetrun.stacks.frames import Taken, Target, groups
 from fleetrun.stacks.text import clean, write_into_logs
@@ -80,8 +81,21 @@ def completed(state: dict[str, Any], processes: Sequence[Taken]) -> dict[str, An
     rows = [[each.file, each.line, each.function, getline(each.file, each.line).strip()] for each in outside]
     note = _STOPPED.get(own.state, "") if own is not None else ""
     said = state["probe"] or {}
-    return {**state, "stack": said.get("stack") or rows[:20], "note": note}
+    log = state.pop("log", "")
+    what = "" if state["alive"] else _last_words(str(log))
+    return {**state, "stack": said.get("stack") or rows[:20], "note": note, "said": what}
 
+
+def _last_words(log: str) -> str:
+    """The exception of C++ that has ended a process, from the end of its log; empty if there is none."""
+    with contextlib.suppress(OSError), os.fdopen(open_plain(Path(log)), "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        _, what, said = file.read(_TAIL).rpartition(b"  what():  ")
+        return said.partition(b"\n")[0].decode(errors="replace")[:500] if what else ""
+    return ""
+
+
+_TAIL = 64 << 10
 
 _STOPPED = {"T": "stopped by a signal", "t": "stopped by a debugger"}
 

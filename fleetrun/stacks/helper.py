@@ -82,7 +82,11 @@ class Taker:
         said = {
             "targets": [target_of(each).as_json() for each in containers if self.outside and each.alive],
             "ranks": [
-                {**_rank_fields(each), "probe": each.spec.env.get(PROBE_VARIABLE, "")}
+                {
+                    **_rank_fields(each),
+                    "probe": each.spec.env.get(PROBE_VARIABLE, ""),
+                    "log": str(each.spec.log),
+                }
                 for each in _ranked(containers)
             ],
             "why": self._why,

@@ -48,6 +48,26 @@ def test_several_have_not_entered():
     assert "trainer 0 waits" in verdict.sentence
 
 
+GLOO = (
+    "[enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 2000 vs 1000. "
+    "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?"
+)
+
+
+def test_one_that_gloo_has_ended_for_the_size_of_what_it_received():
+    """Of what it had called nothing is left: two ranks are the pair, of more it is not known which."""
+    ended = rank(1, alive=False, symptom=True, said=GLOO, how="was killed by SIGABRT", answered=False)
+    verdict = there(rank(0, call(4, dtypes="Double"), ranks=(0, 1)), ended)
+    assert (verdict.kind, verdict.ranks) == ("mismatch", (0, 1))
+    for noun in ("trainer 1 received 2000 bytes", "expected 1000", "all_reduce of Double [4]"):
+        assert noun in verdict.sentence
+    assert there(rank(0, call(4)), ended, rank(2, call(4))).ranks == ()
+    assert (
+        "called all_reduce of Double"
+        in there(rank(0, call(4)), ended, rank(2, call(4, dtypes="Double"))).sentence
+    )
+
+
 def test_one_that_is_stopped():
     verdict = there(
         rank(0, call(4)), rank(1, call(4)), rank(2, call(3, done=True), note="stopped by a signal")
