@@ -146,12 +146,8 @@ def train_ps(fault: str, bad: int, step: int) -> None:
     fleet.stop_worker()
 
 
-def main() -> None:
+def train(fault: str, bad: int, step: int, style: str) -> None:
     global ALL_AGAIN
-    fault, bad, step, style = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    if style == "ps":
-        train_ps(fault, bad, step)
-        return
     rank = int(os.environ["RANK"])
     if fault == "never joins" and rank == bad:
         time.sleep(600)
@@ -187,4 +183,8 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-main()
+FAULT, BAD, STEP, STYLE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+if STYLE == "ps":
+    train_ps(FAULT, BAD, STEP)
+else:
+    train(FAULT, BAD, STEP, STYLE)

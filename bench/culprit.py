@@ -34,8 +34,9 @@ FAULTS = [
     "data loader killed", "memory", "straggler", "never joins",
 ]  # fmt: skip
 SERVED = [
-    "sleep", "python loop", "C loop with the GIL", "SIGSTOP", "lock", "slow disk", "thread dies", "sys.exit(3)",
-    "SIGKILL", "SIGSEGV", "SIGABRT", "exception", "backward", "data loader", "data loader killed", "memory",
+    "sleep", "python loop", "C loop with the GIL", "SIGSTOP", "lock", "slow disk", "thread dies",
+    "sys.exit(3)", "SIGKILL", "SIGSEGV", "SIGABRT", "exception", "backward", "data loader",
+    "data loader killed", "memory",
     "server SIGSTOP", "server SIGKILL",
 ]  # fmt: skip
 """Where there are parameter servers."""
@@ -50,7 +51,7 @@ def ours(folder: Path, ranks: int, nodes: int, words: list[str]) -> tuple[set[in
     """
     options = ["--max_restart", "0", "--stop_timeout", "1", "--follow", "none"]
     if words[-1] == "ps":
-        options += ["--server_num", "1", "--trainer_num", str(ranks), "--hang_timeout", "8"]
+        options += ["--server_num", "1", "--trainer_num", str(ranks), "--hang_timeout", "20"]
         words = [*words, str(folder / "server")]
     else:
         options += ["--nproc_per_node", str(ranks // nodes)]

@@ -32,15 +32,8 @@ def decide(states: Sequence[RankState]) -> Verdict | None:
     job = _Job(states)
     if job.progresses():
         return None
-    return (
-        job.mismatch()
-        or job.misread()
-        or job.waited_for()
-        or job.crossed()
-        or job.server()
-        or job.stuck()
-        or job.late()
-    )
+    mismatch = job.mismatch() or job.misread()
+    return mismatch or job.waited_for() or job.crossed() or job.server() or job.stuck() or job.late()
 
 
 class _Job:
@@ -123,8 +116,8 @@ class _Job:
             waiting = [rank for rank in self.waits if state.rank in self._others(self.waits[rank], rank)]
             told = [f"{self.states[rank].title} is in {self.waits[rank].signature}" for rank in waiting[:2]]
             sentence = (
-                f"{state.title} received {found[1]} bytes in a collective where it expected {found[2]}: another "
-                f"rank called it with another size or type{''.join(f'. {each}' for each in told)}"
+                f"{state.title} received {found[1]} bytes in a collective where it expected {found[2]}: "
+                f"another rank called it with another size or type{''.join(f'. {each}' for each in told)}"
             )
             both = [state.rank, *waiting] if len(self.states) == 2 else []
             return self._verdict("mismatch", sentence, sorted(both))
