@@ -24,6 +24,7 @@ from fleetrun.launch.prepare import (
     pod_name,
     print_plan,
     take_token,
+    with_writable_logs,
 )
 from fleetrun.launch.session import WIDE, Interrupts, LaunchSession, PodRunner, announce, report_end
 from fleetrun.plan.topology import Host, pod_spec
@@ -49,6 +50,9 @@ def run(resolved: Resolved, signals: Signals, guard: Guard) -> int:
         if settings.scheduler != "local":
             return _submit(resolved, console, signals, guard)
         check_program(settings)
+        if not settings.dry_run:
+            resolved = with_writable_logs(resolved, console.warning)
+            settings = resolved.settings
         for notice in resolved.notices:
             console.warning(notice)
         if (clash := name_clash(settings, os.environ)) is not None:

@@ -31,6 +31,23 @@ from fleetrun.pod.spec import PodSpec
 from fleetrun.shadow import Shadow, shadow_of_script
 from fleetrun.values import replace
 
+# ---- Where logs go
+
+
+def with_writable_logs(resolved: Resolved, warn: Callable[[str], None]) -> Resolved:
+    """With a temporary folder for the logs, if none is named and the working directory is read-only: in a
+    container a script may be made to run there.
+    """
+    here = Path(resolved.settings.log_dir)
+    if "log_dir" in resolved.origins or here.exists() or os.access(here.parent, os.W_OK):
+        return resolved
+    import tempfile  # late: few launches need it
+
+    folder = tempfile.mkdtemp(prefix="fleetrun-log-")
+    warn(f"this directory is read-only: the logs are in {folder}; --log_dir names another place")
+    return replace(resolved, settings=replace(resolved.settings, log_dir=folder))
+
+
 # ---- Checks of the script, before anything starts
 
 

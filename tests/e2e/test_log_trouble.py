@@ -1,6 +1,7 @@
 """Readers that are slow, deaf or gone, and places where no log can be written."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -127,6 +128,23 @@ def test_a_log_directory_that_cannot_be_written_to(as_nobody: Fleetrun):
         assert f"--log_dir {where}" in launch.err
         assert "ermission denied" in launch.err
         assert not launch.told("here")
+
+
+def test_a_read_only_working_directory(as_nobody: Fleetrun):
+    """A container may have one; where no --log_dir was named the job runs."""
+    script = as_nobody.script("print('on'); tell('here')")
+    as_nobody.folder.chmod(0o555)
+    launch = as_nobody.run(*ONCE, script)
+    assert launch.code == 0, launch
+    named = re.search(r"the logs are in (\S+);", launch.said)
+    assert named is not None, launch
+    folder = Path(named[1])
+    try:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (log,) = folder.glob("*.trainer.0.log")
+        assert log.read_text() == "on\n"
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_it_works_without_root(as_nobody: Fleetrun):
