@@ -112,6 +112,30 @@ def test_the_report_names_the_rank_that_left_its_loop_early(fleetrun: Fleetrun):
     assert told["verdict"]["ranks"] == [1], told
 
 
+AGAIN = """
+for step in range(6):
+    dist.broadcast(values, 0)
+dist.destroy_process_group()
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/meet", rank=RANK, world_size=2)
+for step in range(4):
+    if RANK == 1 and step == 2:
+        tell("ready", os.getpid())
+        wait_for_go()  # the slow disk
+    dist.all_reduce(values)
+"""
+
+
+def test_groups_of_the_same_name_are_told_apart(fleetrun: Fleetrun):
+    """A script may destroy its groups and join again: numbers begin anew."""
+    launch = fleetrun.start(*TWO, fleetrun.script(JOIN.format(1000) + AGAIN))
+    launch.until_ready(1)
+    said = "trainer 1 has not come to all_reduce #3, in which trainer 0 waits"
+    told: list[Launch] = []
+    wait_until(lambda: told.append(answered(fleetrun, "why")) or said in told[-1].out, lambda: told[-1])
+    launch.go()
+    assert launch.wait() == 0, launch
+
+
 LOCKED = """
 def take(lock):
     lock.acquire()

@@ -174,15 +174,28 @@ class _WhenImported:
 def _when_joined(module, address):
     """Answer from the moment on when this process joins its first group."""
     import functools
+    import time
 
     join = module.init_process_group
 
     @functools.wraps(join)
     def init_process_group(*args, **kwargs):
+        _joined_ns.append(time.time_ns())
         _answer_from_now_on(address)  # also while it waits for the others here
         return join(*args, **kwargs)
 
     module.init_process_group = init_process_group
+
+
+_joined_ns = []  # when it joined the group of all
+
+
+def _named(group, moment=None):
+    """A script that destroys its groups and joins again has other groups of the same names and numbers: those
+    of the second time are `0@2`. `moment`: of a call; None: now.
+    """
+    times = len(_joined_ns) if moment is None else sum(joined <= moment for joined in _joined_ns)
+    return f"{group}@{times}" if group and times > 1 else group
 
 
 _answering = []  # the pid of the process that does
@@ -243,7 +256,7 @@ def _state(ends=False):
     import time
 
     entries, status = _flight_record()
-    names = {str(each.get("pg_id")): each["process_group"][0] for each in entries}
+    names = {str(each.get("pg_id")): _group_of(each) for each in entries}
     groups = _groups(sys.modules.get(_TORCH))
     for number, found in status.items():
         if number in names:
@@ -322,7 +335,8 @@ def _groups(module):
     world = getattr(module, "_world", None)
     groups = {}
     for group, ranks in dict(getattr(world, "pg_group_ranks", {})).items():
-        found = groups[getattr(world, "pg_names", {}).get(group, "")] = {"ranks": sorted(ranks)}
+        name = getattr(world, "pg_names", {}).get(group, "")
+        found = groups[_named(name)] = {"ranks": sorted(ranks)}
         try:
             found["entered"] = group._get_sequence_number_for_group()
         except Exception:
@@ -343,11 +357,15 @@ def _flight_record():
     return found.get("entries") or [], found.get("pg_status") or {}
 
 
+def _group_of(entry):
+    return _named(entry["process_group"][0], entry.get("time_created_ns", 0))
+
+
 def _call(entry):
     """A call of a collective or of send and recv; `number` counts them in the group."""
     point_to_point = bool(entry.get("is_p2p"))
     return {
-        "group": entry["process_group"][0],
+        "group": _group_of(entry),
         "operation": str(entry.get("profiling_name", "")).rpartition(":")[2],
         "number": entry.get("p2p_seq_id" if point_to_point else "collective_seq_id"),
         "point_to_point": point_to_point,
@@ -364,5 +382,5 @@ def _arrivals(entries):
     for each in entries:
         if not each.get("is_p2p"):
             moment = [each.get("collective_seq_id"), each.get("time_created_ns", 0) // 1000]
-            found.setdefault(each["process_group"][0], []).append(moment)
+            found.setdefault(_group_of(each), []).append(moment)
     return found
