@@ -107,20 +107,22 @@ class _Job:
 
     def misread(self) -> Verdict | None:
         """A rank that Gloo has ended because it received more than its own call expects: its probe cannot
-        tell that call any more, and which of the others has sent it is known in a group of two only.
+        tell that call any more. It is the odd one if all others, two at least, made the same call.
         """
         for state in self.states.values():
             found = None if state.alive else _MISREAD.search(state.said)
             if found is None:
                 continue
             waiting = [rank for rank in self.waits if state.rank in self._others(self.waits[rank], rank)]
-            told = [f"{self.states[rank].title} is in {self.waits[rank].signature}" for rank in waiting[:2]]
+            calls = {self.waits[rank].signature for rank in waiting}
+            others = f"; {_titles(waiting)} called {min(calls)}" if len(calls) == 1 else ""
             sentence = (
                 f"{state.title} received {found[1]} bytes in a collective where it expected {found[2]}: "
-                f"another rank called it with another size or type{''.join(f'. {each}' for each in told)}"
+                f"not all ranks called it with the same size and type{others}"
             )
-            both = [state.rank, *waiting] if len(self.states) == 2 else []
-            return self._verdict("mismatch", sentence, sorted(both))
+            known = len(calls) == 1 and len(waiting) == len(self.states) - 1
+            pair = sorted([state.rank, *waiting]) if len(waiting) == 1 else [state.rank]
+            return self._verdict("mismatch", sentence, pair if known else [])
         return None
 
     # ---- a rank has not come
