@@ -92,4 +92,6 @@ def straggler(states: Sequence[RankState], late: Sequence[Late]) -> Verdict | No
         f"{worst.behind} of the last {worst.of} collectives after most of them, by "
         f"{1000 * worst.seconds:.3g} ms in the median{others}"
     )
-    return Verdict(kind="straggler", sentence=sentence, ranks=tuple(each.rank for each in found))
+    (state,) = (each for each in states if (each.rank, each.role) == (worst.rank, "trainer"))
+    ranks = tuple(each.rank for each in found)
+    return Verdict(kind="straggler", sentence=sentence, ranks=ranks, stack=state.stack_lines)

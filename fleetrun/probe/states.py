@@ -85,6 +85,9 @@ class Served:
     seconds: float
 
 
+_SHOWN = 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
     """Of a trainer, or of a server (`role` is `ps`). `alive` is False for a process that has ended, `how` it
@@ -141,6 +144,14 @@ class RankState:
 
     def call(self, group: str, number: int) -> Call | None:
         return next((each for each in self.calls if (each.group, each.number) == (group, number)), None)
+
+    @property
+    def stack_lines(self) -> tuple[str, ...]:
+        """Its innermost calls."""
+        return tuple(
+            f"{each.file}:{each.line} in {each.function}{f': {each.code}' if each.code else ''}"
+            for each in self.stack[:_SHOWN]
+        )
 
     @property
     def place(self) -> str:

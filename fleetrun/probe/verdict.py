@@ -20,8 +20,6 @@ LATE = 1.0
 SLOW = 1.0
 """Seconds after which a wait is worth a word: ranks that make progress wait for each other all the time."""
 
-_STACK = 8
-
 _MISREAD = re.compile(r"(\d+) vs (\d+)\. Received data size")
 
 
@@ -301,12 +299,8 @@ class _Job:
         server: RankState | None = None,
     ) -> Verdict:
         first = self.states[culprits[0]] if culprits else server
-        stack = first.stack[:_STACK] if first is not None else ()
-        rows = [
-            f"{each.file}:{each.line} in {each.function}{f': {each.code}' if each.code else ''}"
-            for each in stack
-        ]
-        return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=tuple(rows), call=call)
+        stack = first.stack_lines if first is not None else ()
+        return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=stack, call=call)
 
 
 def _waits_for_server(state: RankState) -> bool:
