@@ -51,7 +51,7 @@ def ours(folder: Path, ranks: int, nodes: int, words: list[str]) -> tuple[set[in
     """
     options = ["--max_restart", "0", "--stop_timeout", "1", "--follow", "none"]
     if words[-1] == "ps":
-        options += ["--server_num", "1", "--trainer_num", str(ranks), "--hang_timeout", "20"]
+        options += ["--server_num", "1", "--trainer_num", str(ranks), "--hang_timeout", "8"]
         words = [*words, str(folder / "server")]
     else:
         options += ["--nproc_per_node", str(ranks // nodes)]
