@@ -282,16 +282,30 @@ _NUMBER = r"[\d.,]+(?:[eE][+-]?\d+)?%?(?![^\s\"',;&}\])])"
 _ASSIGNED = _NAME + r"""(["']?\s?[=:]\s?["']?)(?!""" + _NUMBER + r""")([^\s"',;&}\])]+)"""
 
 
+_KEYS = (
+    r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[^-]*-----END [A-Z ]{0,20}PRIVATE KEY-----"
+    r"|(?i:\b(?:bearer|basic) )[\w.~+/=-]{8,}"
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\b(?:ghp|gho|ghs|github_pat|glpat|hf|sk|xox[abp])[-_][\w-]{16,}"
+)
+_OPTION = r"(?<!\S)(--?)([A-Za-z][\w-]{0,80})(\s+)(?!-)(\S+)"
+
+
 def without_secrets(text: str, environ: Mapping[str, str]) -> str:
-    """Any text to give away: passwords inside URLs are masked, what is assigned to a name that looks secret
-    unless it is a number, and the values of such names in `environ` wherever they are.
+    """Any text to give away. Masked are passwords inside URLs; what is assigned to a name that looks secret,
+    or follows an option of such a name, unless it is a number; private keys and tokens of known forms; and
+    the values of such names in `environ` wherever they are.
     """
 
-    def mask(found: re.Match[str]) -> str:
+    def assigned(found: re.Match[str]) -> str:
         secret = _is_secret(found[1].replace("-", "_"))
         return f"{found[1]}{found[2]}{MASK}" if secret else found[0]
 
-    text = re.sub(_ASSIGNED, mask, re.sub(_URL_PASSWORD, rf"\1{MASK}@", text))
+    def option(found: re.Match[str]) -> str:
+        secret = _is_secret(found[2].replace("-", "_")) and not re.fullmatch(_NUMBER, found[4])
+        return f"{found[1]}{found[2]}{found[3]}{MASK}" if secret else found[0]
+
+    text = re.sub(_KEYS, MASK, re.sub(_URL_PASSWORD, rf"\1{MASK}@", text))
+    text = re.sub(_OPTION, option, re.sub(_ASSIGNED, assigned, text))
     values = {value for name, value in environ.items() if _is_secret(name) and len(value) >= _SHORTEST}
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, MASK)

@@ -243,6 +243,12 @@ def test_that_a_secret_is_empty_is_no_secret():
         ("from redis://u:s3cr3t@h/0 on", f"from redis://u:{MASK}@h/0 on"),
         ("tokens: 1024, token_rate=1.5e3", "tokens: 1024, token_rate=1.5e3"),
         ("KeyError: 'weights'", "KeyError: 'weights'"),
+        ("Authorization: Bearer eyJhbGci.eyJzdWIi.x-y", f"Authorization: {MASK}"),
+        ("train.py --password s3cr3t --lr 0.1", f"train.py --password {MASK} --lr 0.1"),
+        ("train.py --max-tokens 512 --token --lr 1", "train.py --max-tokens 512 --token --lr 1"),
+        ("id AKIAIOSFODNN7EXAMPLE there", f"id {MASK} there"),
+        ("login with hf_abcdefghijklmnopqrst!", f"login with {MASK}!"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\nx\n-----END RSA PRIVATE KEY-----\nstep", f"{MASK}\nstep"),
         ("the value of this shell is in-my-shell", f"the value of this shell is {MASK}"),
         ("step 12: loss=0.5 PATH=/bin", "step 12: loss=0.5 PATH=/bin"),
     ],
@@ -251,7 +257,9 @@ def test_a_text_to_give_away(text, shown):
     assert without_secrets(text, {"GIT_TOKEN": "in-my-shell", "SOME_PASS": "on"}) == shown
 
 
-@pytest.mark.parametrize("piece", ["a", "a-", "token", "token=", "://", "://:"])
+@pytest.mark.parametrize(
+    "piece", ["a", "a-", "token", "token=", "://", "://:", "--a ", "-----BEGIN PRIVATE KEY-----"]
+)
 def test_a_long_line_takes_no_time_beyond_its_length(piece):
     """A megabyte; a pattern that looks twice at each byte of it would never end."""
     without_secrets((1 << 20) // len(piece) * piece, {})
