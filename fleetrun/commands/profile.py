@@ -18,7 +18,7 @@ from fleetrun.stacks.collect import PYSPY_MISSING, SpyError, find_pyspy, record_
 from fleetrun.stacks.frames import Target
 
 _FORMATS = {".svg": "flamegraph", ".json": "speedscope"}
-_LONGEST = 3600.0
+_LONGEST = 3600
 _OUTPUT = ".svg: a flame graph; .json: for speedscope.app.  [default: JOB.POD.ROLE.RANK.svg]"
 
 
@@ -27,10 +27,10 @@ _OUTPUT = ".svg: a flame graph; .json: for speedscope.app.  [default: JOB.POD.RO
 @click.option("--role", metavar="ROLE", help="Only these roles: trainer, ps, ...; separated by commas.")
 @click.option("--rank", default="0", show_default=True, metavar="LIST",
               help="Only these ranks: 3, or 0,4-7; of trainers unless --role is given.")  # fmt: skip
-@click.option("--seconds", default=10.0, show_default=True, metavar="SECONDS",
-              type=click.FloatRange(1.0, _LONGEST), help="How long to look.")  # fmt: skip
+@click.option("--seconds", default=10, show_default=True, metavar="SECONDS",
+              type=click.IntRange(1, _LONGEST), help="How long to look.")  # fmt: skip
 @click.option("-o", "--output", metavar="FILE", help=_OUTPUT)
-def command(job: str | None, role: str | None, rank: str, seconds: float, output: str | None) -> int:
+def command(job: str | None, role: str | None, rank: str, seconds: int, output: str | None) -> int:
     """Write where processes of JOB spend their time, with their data loader workers.
 
     JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
@@ -62,7 +62,7 @@ def command(job: str | None, role: str | None, rank: str, seconds: float, output
     if output is not None and len(files) > 1:
         raise UsageError(f"--output {output}: {len(files)} processes need a file each; choose one rank")
     titles = ", ".join(each.title for each in chosen)
-    click.echo(f"{printable(job_title(running))}: looking at {titles} for {seconds:g} s", err=True)
+    click.echo(f"{printable(job_title(running))}: looking at {titles} for {seconds} s", err=True)
     env = helper_environment(os.environ)
     with ThreadPoolExecutor(len(chosen)) as pool:
         errors = list(pool.map(lambda target, to: _record(program, target, to, env, seconds), chosen, files))
@@ -84,7 +84,7 @@ def _file(target: Target, job: str, pod: str, output: str | None) -> Path:
     return to
 
 
-def _record(program: str, target: Target, to: Path, env: dict[str, str], seconds: float) -> str:
+def _record(program: str, target: Target, to: Path, env: dict[str, str], seconds: int) -> str:
     """Why there is no file; empty if there is one."""
     aside = to.with_name(f".{to.name}.{os.getpid()}")
     try:

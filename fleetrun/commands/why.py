@@ -13,7 +13,7 @@ from fleetrun.console.text import printable
 from fleetrun.control.client import NoAnswer, Running, ask
 from fleetrun.errors import LaunchError
 
-_WORTH, _MOST = 0.01, 8
+_MOST = 8
 _TIMEOUT = 10.0
 """Seconds: the launchers of all nodes ask their processes, which takes them 3 at most."""
 
@@ -27,7 +27,7 @@ def command(job: str | None, in_json: bool) -> int:
     JOB is the name of a job, a pod, or the beginning of either; it is optional if only one job is running.
 
     Each trainer's probe is asked which collectives it has entered and completed, and where its Python stack
-    is; nothing is stopped or changed. Waits of less than a second are not told. Which ranks come late to
+    is; nothing is stopped or changed. Waits of less than a second are not shown. Which ranks come late to
     collectives again and again is shown as well.
 
     \b
@@ -74,7 +74,7 @@ def _lines(answer: dict[str, Any]) -> Iterator[str]:
     else:
         yield "No rank is known for which others wait."
     yield from map(str, answer["ranks"])
-    late = [each for each in answer.get("late") or () if each["share"] >= _WORTH][:_MOST]
+    late = (answer.get("late") or ())[:_MOST]
     if late:
         said = (f"trainer {each['rank']} {each['share']:.0%} of the time" for each in late)
         yield f"Late to collectives: {', '.join(said)}"

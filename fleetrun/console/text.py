@@ -277,41 +277,64 @@ def masked(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-_NAME = r"(?<![\w-])([A-Za-z_][\w-]{0,80})"
-_NUMBER = r"[\d.,]+(?:[eE][+-]?\d+)?%?(?![^\s\"',;&}\])])"
-_ASSIGNED = _NAME + r"""(["']?\s?[=:]\s?["']?)(?!""" + _NUMBER + r""")([^\s"',;&}\])]+)"""
-
-
+_NUMBER = r"[\d.,]+(?:[eE][+-]?\d+)?%?(?![^\s\"',;&}\])\\])"
+_NAMED = (
+    r"(?<![\w-])(?P<dashes>-{0,2})(?P<name>[A-Za-z_][\w-]{0,80}+)"
+    r"(?P<between>\\*[\"']?[ \t]{0,9}(?:=>|:=|[=:])[ \t]{0,9}|\\*[\"']?,?[ \t]{1,9})b?(?P<quote>\\*[\"']|)"
+)
+_PLAIN_VALUE = r"[^\s\"',;&}\])\\]+"
+_NO_SECRET = rf"{_NUMBER}|(?:null|None|true|True|false|False|NaN)\b|[\[{{(]"
 _KEYS = (
-    r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----[^-]*-----END [A-Z ]{0,20}PRIVATE KEY-----"
+    r"-----BEGIN [A-Z ]{0,20}PRIVATE KEY-----(?:(?!-----)[\s\S])*(?:-----END [A-Z ]{0,20}PRIVATE KEY-----)?"
     r"|(?i:\b(?:bearer|basic) )[\w.~+/=-]{8,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\b(?:ghp|gho|ghs|github_pat|glpat|hf|sk|xox[abp])[-_][\w-]{16,}"
 )
-_OPTION = r"(?<!\S)(--?)([A-Za-z][\w-]{0,80})(\s+)(?!-)(\S+)"
 
 
 def without_secrets(text: str, environ: Mapping[str, str]) -> str:
     """Any text to give away. Masked are passwords inside URLs; what is assigned to a name that looks secret,
     or follows an option of such a name, unless it is a number; private keys and tokens of known forms; and
-    the values of such names in `environ` wherever they are.
+    the values of such names in `environ` wherever they are. JSON stays JSON.
     """
-
-    def assigned(found: re.Match[str]) -> str:
-        secret = _is_secret(found[1].replace("-", "_"))
-        return f"{found[1]}{found[2]}{MASK}" if secret else found[0]
-
-    def option(found: re.Match[str]) -> str:
-        secret = _is_secret(found[2].replace("-", "_")) and not re.fullmatch(_NUMBER, found[4])
-        return f"{found[1]}{found[2]}{found[3]}{MASK}" if secret else found[0]
-
     text = re.sub(_KEYS, MASK, re.sub(_URL_PASSWORD, rf"\1{MASK}@", text))
-    text = re.sub(_OPTION, option, re.sub(_ASSIGNED, assigned, text))
+    text = _without_named(text)
     values = {value for name, value in environ.items() if _is_secret(name) and len(value) >= _SHORTEST}
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
 
 
+def _without_named(text: str) -> str:
+    pieces: list[str] = []
+    done = 0
+    for found in re.finditer(_NAMED, text):
+        if found.start() < done or not _is_secret(found["name"].replace("-", "_")):
+            continue
+        assigned = found["between"].strip(" \t\\\"',") != ""
+        if not assigned and not found["dashes"]:
+            continue  # two words in a row
+        start = found.end()
+        end = _end_of_value(text, start, found["quote"])
+        if end == start or (not assigned and text[start] == "-"):
+            continue
+        pieces += [text[done:start], MASK]
+        done = end
+    return "".join([*pieces, text[done:]])
+
+
+def _end_of_value(text: str, start: int, quote: str) -> int:
+    """`start` for what is not a secret value."""
+    if not quote:
+        plain = re.compile(_PLAIN_VALUE).match(text, start)
+        return plain.end() if plain and not re.compile(_NO_SECRET).match(text, start) else start
+    end = text.find(quote, start, start + _LONGEST_SECRET)
+    line = text.find("\n", start, start + _LONGEST_SECRET)
+    if end < 0 or 0 <= line < end:  # not closed
+        end = line if line >= 0 else min(len(text), start + _LONGEST_SECRET)
+    return end
+
+
+_LONGEST_SECRET = 20_000  # characters
 _SHORTEST = 6  # characters of a secret value: shorter ones are in any text
 
 

@@ -296,8 +296,9 @@ class LaunchSession:
         return Finder(taker, self._ask_others).begin(containers, then)
 
     def _note_lateness(self, late: tuple[Late, ...]) -> None:
+        if lateness_fields((*late, *self.job_status.late)):
+            self.journal.write("lateness", late=lateness_fields(late))
         self.job_status.late = late
-        self.journal.write("lateness", late=lateness_fields(late))
 
     def _warn_of(self, verdict: Verdict) -> None:
         self._console.warning(printable(f"{verdict.sentence}; see `fleetrun why`"))

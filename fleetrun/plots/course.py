@@ -182,7 +182,9 @@ class _Reader:
         value = event.get("late")
         ranks = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
         shares = {each["rank"]: _positive(each.get("share")) for each in ranks if _is_rank(each.get("rank"))}
-        self.course.late.append((at, {rank: min(1.0, share) for rank, share in shares.items()}))
+        self.course.late.append(
+            (at, {rank: min(share, 1.0) for rank, share in shares.items() if share == share})
+        )
 
     def over(self, event: Event, at: float) -> None:
         code = event.get("code")

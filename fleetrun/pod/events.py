@@ -332,10 +332,11 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 _MOST_LATE = 64
+_WORTH = 0.01
 
 
 def lateness_fields(late: Sequence[Late]) -> list[dict[str, Any]]:
-    """For another program: the latest ranks."""
+    """For another program: the latest ranks. Of those that are not listed it is next to nothing."""
     return [
         {
             "rank": each.rank,
@@ -346,6 +347,7 @@ def lateness_fields(late: Sequence[Late]) -> list[dict[str, Any]]:
             "of": each.of,
         }
         for each in late[:_MOST_LATE]
+        if each.share >= _WORTH
     ]
 
 

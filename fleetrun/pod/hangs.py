@@ -320,10 +320,13 @@ class WaitWatch(_PodWatch):
 LATENESS_PERIOD = 60.0
 """Seconds between two looks: to tell all its collectives takes a process up to 0.1 s."""
 
+STRAGGLES = 5
+"""In so many looks, one after the other, the same rank is late: of equally fast ranks it is another one."""
+
 
 class LateWatch(_PodWatch):
     """Looks which ranks come late to collectives, less and less often where none is known to have any. `tell`
-    gets what each look finds; `warn` a straggler that was seen in two, once.
+    gets what each look finds; `warn` a rank that was late in all of the last looks, once.
     """
 
     def __init__(
@@ -338,12 +341,14 @@ class LateWatch(_PodWatch):
         self._tell = tell
         self._warn = warn
         self._period = LATENESS_PERIOD
-        self._seen: tuple[int, ...] = ()
-        self._told: set[tuple[int, ...]] = set()
+        self._looks: Counter[int] = Counter()
+        """In how many looks, up to the last one, a rank was late."""
+        self._told: set[int] = set()
 
     def close(self) -> None:
         super().close()
-        self._period, self._seen = LATENESS_PERIOD, ()
+        self._period = LATENESS_PERIOD
+        self._looks.clear()
 
     def _started(self, names: set[str]) -> None:
         if self._timer is None and self._cancel is None:
@@ -356,11 +361,11 @@ class LateWatch(_PodWatch):
     def _found(self, findings: Findings) -> None:
         self._cancel = None
         self._period = LATENESS_PERIOD if findings.late else min(2 * self._period, _LONGEST_PERIOD)
-        if findings.late:
-            self._tell(findings.late)
-        ranks = findings.straggler.ranks if findings.straggler is not None else ()
-        if findings.straggler is not None and ranks == self._seen and ranks not in self._told:
-            self._told.add(ranks)
-            self._warn(findings.straggler)
-        self._seen = ranks
+        self._tell(findings.late)
+        verdict = findings.straggler
+        ranks = verdict.ranks if verdict is not None else ()
+        self._looks = Counter({rank: 1 + self._looks[rank] for rank in ranks})
+        if verdict is not None and self._looks[ranks[0]] >= STRAGGLES and ranks[0] not in self._told:
+            self._told.add(ranks[0])
+            self._warn(verdict)
         self._timer = self._loop.after(self._period, self._look)

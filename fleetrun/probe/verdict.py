@@ -17,6 +17,9 @@ from fleetrun.probe.states import Call, RankState
 LATE = 1.0
 """Seconds after the others at which a rank that comes into a collective is late."""
 
+STUCK = 5.0
+"""Seconds after which a collective that all have entered should have ended, also on a GPU that is behind."""
+
 SLOW = 1.0
 """Seconds after which a wait is worth a word: ranks that make progress wait for each other all the time."""
 
@@ -24,7 +27,7 @@ _MISREAD = re.compile(r"(\d+) vs (\d+)\. Received data size")
 
 
 def decide(states: Sequence[RankState]) -> Verdict | None:
-    """Of the ranks of a job that makes no progress. None when none waits for long, or it is not known for
+    """Of the ranks of a job that makes no progress. None if no rank waits long, or it is not known for
     which.
     """
     job = _Job(states)
@@ -248,6 +251,9 @@ class _Job:
                 if (each.group, each.number) == (call.group, call.number)
             ]
             alive = [rank for rank in ranks if self.states[rank].alive]
+            last = max(self.waits[rank].entered for rank in ranks)
+            if self.states[ranks[0]].now - last < STUCK:
+                continue
             if len(alive) > 1 and set(alive) == set(self.members.get(call.group, ())):
                 sentence = f"{_titles(alive)} have all entered {self._name(call)}, which does not end"
                 return self._verdict("transport", f"{sentence}: the connection between them is stuck", [])

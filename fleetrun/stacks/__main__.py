@@ -90,7 +90,8 @@ def _last_words(log: str) -> str:
     """The exception of C++ that has ended a process, from the end of its log; empty if there is none."""
     with contextlib.suppress(OSError), os.fdopen(open_plain(Path(log)), "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        _, what, said = file.read(_TAIL).rpartition(b"  what():  ")
+        attempt = file.read(_TAIL).rpartition(b"\n--- fleetrun: restart ")[2]
+        _, what, said = attempt.rpartition(b"  what():  ")
         return said.partition(b"\n")[0].decode(errors="replace")[:500] if what else ""
     return ""
 

@@ -138,9 +138,7 @@ def dump_pyspy(program: str, pid: int, env: Mapping[str, str], within: float) ->
             raise SpyError(f"py-spy's answer cannot be read: {error}") from None
 
 
-def record_pyspy(
-    program: str, pid: int, env: Mapping[str, str], seconds: float, format: str, to: Path
-) -> None:
+def record_pyspy(program: str, pid: int, env: Mapping[str, str], seconds: int, format: str, to: Path) -> None:
     """Write where the threads of a process, and of the processes below it, are over so many seconds: py-spy
     looks 100 times a second, also while they wait. `format`: flamegraph or speedscope. Raises SpyError.
     """
@@ -148,7 +146,7 @@ def record_pyspy(
         "--format",
         format,
         "--duration",
-        f"{max(1, round(seconds))}",
+        f"{seconds}",
         "--idle",
         "--threads",
         "--subprocesses",

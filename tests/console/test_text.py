@@ -246,6 +246,16 @@ def test_that_a_secret_is_empty_is_no_secret():
         ("Authorization: Bearer eyJhbGci.eyJzdWIi.x-y", f"Authorization: {MASK}"),
         ("train.py --password s3cr3t --lr 0.1", f"train.py --password {MASK} --lr 0.1"),
         ("train.py --max-tokens 512 --token --lr 1", "train.py --max-tokens 512 --token --lr 1"),
+        ("t.py --api_key=s3cr3t --password=s3cr3t", f"t.py --api_key={MASK} --password={MASK}"),
+        ('["--password", "s3cr3t", "--lr", "1"]', f'["--password", "{MASK}", "--lr", "1"]'),
+        ("INFO: PASSWORD=s3cr3t", f"INFO: PASSWORD={MASK}"),
+        ("args: Namespace(password='s3 cr3t', lr=1)", f"args: Namespace(password='{MASK}', lr=1)"),
+        ("ValueError: token: s3cr3t", f"ValueError: token: {MASK}"),
+        ("{env:{password:s3cr3t}}", f"{{env:{{password:{MASK}}}}}"),
+        (r'{"error": "API_KEY=\"s3cr3t\" is bad"}', rf'{{"error": "API_KEY=\"{MASK}\" is bad"}}'),
+        ("password:    s3cr3t", f"password:    {MASK}"),
+        ('{"max_tokens": null, "token": [1, 2], "auth": {}}',) * 2,
+        ("the token of the model is lost",) * 2,
         ("id AKIAIOSFODNN7EXAMPLE there", f"id {MASK} there"),
         ("login with hf_abcdefghijklmnopqrst!", f"login with {MASK}!"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\nx\n-----END RSA PRIVATE KEY-----\nstep", f"{MASK}\nstep"),
@@ -258,7 +268,8 @@ def test_a_text_to_give_away(text, shown):
 
 
 @pytest.mark.parametrize(
-    "piece", ["a", "a-", "token", "token=", "://", "://:", "--a ", "-----BEGIN PRIVATE KEY-----"]
+    "piece",
+    ["a", "a-", "token", "token=", "://", "://:", "--a ", "--key ", "key:'", "-----BEGIN PRIVATE KEY-----"],
 )
 def test_a_long_line_takes_no_time_beyond_its_length(piece):
     """A megabyte; a pattern that looks twice at each byte of it would never end."""

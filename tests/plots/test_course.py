@@ -278,4 +278,4 @@ def test_which_ranks_came_late():
     assert [at - BEGIN for at, _ in found.late] == [60, 120, 180]
     assert found.late[0][1] == {1: 0.3, 0: 1.0}
     assert found.late[1][1] == {}
-    assert set(found.late[2][1]) == {2}
+    assert found.late[2][1] == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -120,10 +121,47 @@ def test_a_clock_that_is_ahead_is_corrected() -> None:
 def test_less_than_the_clocks_are_unsure_by_is_not_told() -> None:
     assert found(job([0.0, 0.05], unsure=0.01)) == (1,)
     assert found(job([0.0, 0.05], unsure=0.04)) == ()
+    assert lateness(job([0.0, 0.05], unsure=0.04))[0].share == 0.0
 
 
 def test_a_group_of_which_a_rank_is_not_known_tells_nothing() -> None:
     assert lateness(job([0.0, 0.05, 0.0])[:2]) == ()
+
+
+@pytest.mark.parametrize("each", [3, 6])
+def test_several_collectives_a_step(each: int) -> None:
+    """After the first of a step all are level again, so that the straggler is late in that one only."""
+    states = job([0.0, 0.06, 0.0], 30)
+    groups = {"0": Group((0, 1, 2), 30 * each)}
+    begin = 1e9
+    arrivals: list[dict[int, float]] = [{}, {}, {}]
+    for number in range(1, 30 * each + 1):
+        come = [begin + 0.002 + (0.06 if rank == 1 and number % each == 1 else 0.0) for rank in range(3)]
+        for rank in range(3):
+            arrivals[rank][number] = come[rank]
+        begin = max(come)
+    told = [
+        RankState(rank=rank, title=state.title, answered=True, groups=groups, arrivals={"0": arrivals[rank]})
+        for rank, state in enumerate(states)
+    ]
+    assert found(told) == (1,)
+
+
+def test_what_is_long_ago_tells_nothing() -> None:
+    """A job that evaluates on one rank."""
+    states = [replace(each, now=1e9 + 3600.0) for each in job([0.0, 0.05])]
+    assert lateness(states) == ()
+
+
+def test_a_group_that_is_used_rarely_does_not_hide_a_straggler() -> None:
+    states = job([0.0, 0.05], 100)
+    rarely = {number: 1e9 + 5.0 * number for number in range(1, 13)}
+    others = [
+        RankState(rank=rank, title=f"trainer {rank}", answered=True, groups={"2": Group((2, 3), 12)},
+                  arrivals={"2": rarely})
+        for rank in (2, 3)
+    ]  # fmt: skip
+    assert found([*states, *others]) == (1,)
 
 
 def test_few_collectives_tell_nothing() -> None:

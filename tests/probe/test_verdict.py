@@ -259,3 +259,11 @@ def test_an_answer_on_its_way_is_no_wait():
 
 def test_a_trainer_of_which_nothing_is_known():
     assert decide([trainer(0, 7), server(0)]) is None
+
+
+@pytest.mark.parametrize(("waited", "told"), [(0.5, False), (3.0, False), (6.0, True)])
+def test_a_collective_that_all_have_entered_takes_its_time(waited, told):
+    """On a GPU that is behind; and ranks that make progress wait for each other all the time."""
+    entered = 112.0 - waited
+    verdict = decide([rank(0, call(4, entered=entered)), rank(1, call(4, entered=entered), ranks=ALL[:2])])
+    assert (verdict is not None) == told, verdict

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol
 
@@ -207,7 +208,10 @@ class _Kept:
         own = [(each, each.grad) for group in optimizer.param_groups for each in group["params"]]
         if copy:
             own = [(each, None if grad is None else grad.clone()) for each, grad in own]
-        return cls(own, [(group, group.get("lr")) for group in optimizer.param_groups], rows)
+        rates = [(group, group.get("lr")) for group in optimizer.param_groups]
+        if copy:  # a rate that is a tensor is changed in place
+            rates = [(group, lr.clone() if isinstance(lr, torch.Tensor) else lr) for group, lr in rates]
+        return cls(own, rates, rows)
 
     def put_back(self) -> None:
         for parameter, grad in self.gradients:
@@ -236,13 +240,14 @@ def _nothing(*args: Any) -> None:
 class _ZeroGrad:
     """`model.zero_grad`, which drops the gradients of rows too; that of a copy is the copy's."""
 
-    def __init__(self, model: torch.nn.Module, drop_rows: OwnHook) -> None:
+    def __init__(self, model: torch.nn.Module, before: Sequence[OwnHook]) -> None:
         self._model = model
-        self._drop_rows = drop_rows
+        self._before = before
 
     def __call__(self, set_to_none: bool = True) -> None:
+        for each in self._before:
+            each()
         type(self._model).zero_grad(self._model, set_to_none)
-        self._drop_rows()
 
 
 class _ClearGradients:
@@ -323,7 +328,8 @@ def watch_model(
 
         handles.append(model.register_forward_pre_hook(OwnHook(before_forward)))
         handles.append(model.register_state_dict_pre_hook(OwnHook(before_state_dict)))  # type: ignore[no-untyped-call]  # torch's
-    model.__dict__["zero_grad"] = _ZeroGrad(model, OwnHook(worker.drop_rows))
+    checks = () if joined is None else (partial(joined.check, "model.zero_grad() was called"),)
+    model.__dict__["zero_grad"] = _ZeroGrad(model, [OwnHook(each) for each in (*checks, worker.drop_rows)])
 
     def end() -> None:
         for handle in handles:

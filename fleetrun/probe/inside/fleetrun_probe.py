@@ -256,13 +256,11 @@ def _state(ends=False):
     import time
 
     entries, status = _flight_record()
-    names = {str(each.get("pg_id")): _group_of(each) for each in entries}
     groups = _groups(sys.modules.get(_TORCH))
-    for number, found in status.items():
-        if number in names:
-            group = groups.setdefault(names[number], {})
-            group["entered"] = int(found.get("last_enqueued_collective", -1))
-            group["completed"] = int(found.get("last_completed_collective", -1))
+    for name, found in status:
+        group = groups.setdefault(name, {})
+        group["entered"] = int(found.get("last_enqueued_collective", -1))
+        group["completed"] = int(found.get("last_completed_collective", -1))
     frames = _frames(ends)
     error = getattr(sys, "last_value", None)
     return {
@@ -345,16 +343,25 @@ def _groups(module):
 
 
 def _flight_record():
-    """torch's flight recorder: its entries, oldest first, and the state of each group by its number."""
+    """torch's flight recorders, that of NCCL and that of other backends: their entries, oldest first, and for
+    each group its name and state.
+    """
     import json
 
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    dump = getattr(c10d, "_dump_fr_trace_json", None)
-    try:
-        found = json.loads(dump(True, False)) if dump is not None else {}
-    except Exception:
-        found = {}
-    return found.get("entries") or [], found.get("pg_status") or {}
+    entries, groups = [], []
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(c10d, name, None)
+        try:
+            found = json.loads(dump(True, False)) if dump is not None else {}
+        except Exception:
+            found = {}
+        own = found.get("entries") or []
+        names = {str(each.get("pg_id")): _group_of(each) for each in own}
+        status = found.get("pg_status") or {}
+        groups += [(names[number], each) for number, each in status.items() if number in names]
+        entries += own
+    return sorted(entries, key=lambda each: each.get("time_created_ns", 0)), groups
 
 
 def _group_of(entry):
@@ -377,10 +384,12 @@ def _call(entry):
 
 
 def _arrivals(entries):
-    """For each group the numbers of its collectives and when they were entered, in microseconds."""
+    """For each group the numbers of its collectives and when they were entered, in microseconds. Not of NCCL:
+    there a program runs ahead of its GPU, so that this does not tell who is waited for.
+    """
     found = {}
     for each in entries:
-        if not each.get("is_p2p"):
+        if not each.get("is_p2p") and not str(each.get("profiling_name", "")).startswith("nccl"):
             moment = [each.get("collective_seq_id"), each.get("time_created_ns", 0) // 1000]
             found.setdefault(_group_of(each), []).append(moment)
     return found

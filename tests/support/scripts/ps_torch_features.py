@@ -108,6 +108,7 @@ def out_of_turn() -> None:
     model(batches()[0]).backward()
     rows.step()
     refused("SparseAdam stepped twice", rows.step)
+    refused("zero_grad.* was called while Adam had not stepped", model.zero_grad)
     refused("the model was called", lambda: model(batches()[1]))
     refused("Adam had not stepped", fleet.stop_worker)
     dense.step()

@@ -101,7 +101,7 @@ class Cache:
 
 
 _MAX_VALUES = 1 << 24
-"""Values of one table in one message: 64 MB."""
+"""Values of rows in one message: 64 MB."""
 _ANY_STEP = 0
 """The step whose rows are requested: here rows wait for no trainer, whatever max_staleness says."""
 _ADD = -1.0
@@ -233,7 +233,7 @@ class GeoExchange:
     def flush(self) -> None:
         """Send all changes, and continue from the servers' values. They go in one message to each server,
         which applies all of it and counts the steps, or nothing: a trainer that dies here repeats its steps.
-        Rows that do not fit are sent before that.
+        Rows that do not fit are sent before that, and count as the first of the steps.
         """
         if not self._local_steps:
             return
@@ -241,7 +241,7 @@ class GeoExchange:
         last = []
         for table in self._tables:
             keys, changes = table.cache.changes()
-            most = max(1, _MAX_VALUES // changes.shape[1])
+            most = max(1, _MAX_VALUES // len(self._tables) // changes.shape[1])
             for start in range(most, len(keys), most):
                 stop = start + most
                 self._exchange([(table, keys[start:stop], changes[start:stop])], first)
