@@ -59,7 +59,6 @@ LARGEST_ERROR_FILE = 1 << 20
 """Bytes that the launcher reads."""
 
 _DISMISSED = {"dismissed": True}
-_FINISHED = {"finished": True}
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -125,14 +124,15 @@ def read_dismissed(text: bytes) -> bool:
     return _is(text, _DISMISSED)
 
 
-def read_finished(text: bytes) -> bool:
-    """Whether this is what a process leaves in its error file whose script has run to its end: a crash after
-    that, in the exit of the interpreter, is not a failure. The probe writes it (`probe/inside`).
+def read_finished(text: bytes, pid: int) -> bool:
+    """Whether this is what the process `pid` leaves in its error file when its script has run to its end: a
+    crash after that, in the exit of the interpreter, is not a failure. The probe writes it (`probe/inside`).
+    Another program of the same command, run before, may have left it too, with another pid.
     """
-    return _is(text, _FINISHED)
+    return _is(text, {"finished": pid})
 
 
-def _is(text: bytes, what: Mapping[str, bool]) -> bool:
+def _is(text: bytes, what: Mapping[str, object]) -> bool:
     try:
         return bool(json.loads(text) == what)
     except _MALFORMED:

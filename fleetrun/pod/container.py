@@ -55,10 +55,10 @@ def read_dismissed(path: Path | None) -> bool:
         return False
 
 
-def read_finished(path: Path | None) -> bool:
-    """Whether its script had run to its end."""
+def read_finished(path: Path | None, pid: int) -> bool:
+    """Whether the script of this process had run to its end."""
     try:
-        return path is not None and channels.read_finished(_read(path)[0])
+        return path is not None and channels.read_finished(_read(path)[0], pid)
     except OSError:
         return False
 
@@ -253,7 +253,7 @@ class Container:
             asked=self._asked,
             record=record,
             dismissed=exit.ok and self.spec.role is Role.SERVER and read_dismissed(self.spec.error_file),
-            finished=exit.signal in _CRASHES and read_finished(self.spec.error_file),
+            finished=exit.signal in _CRASHES and read_finished(self.spec.error_file, process.pid),
             out_of_memory=exit.code == -9 and self._asked is None and out_of_memory(process.pid),
             peak_memory=process.peak_memory,
         )

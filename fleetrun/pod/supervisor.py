@@ -418,6 +418,7 @@ class Supervisor:
         self._inspect = inspect
         self._cancel_inspection: Callable[[], None] | None = None
         self._inspected_failure: Ended | None = None
+        self._meanwhile: list[Callable[[], None]] = []
 
     @property
     def restarted_servers(self) -> list[Ended]:
@@ -479,14 +480,29 @@ class Supervisor:
             self._loop.remove(process.fileno())
             ended = container.collect(self._out_of_memory)
             self._publish(ended)
-            if self._phase is Phase.WATCHING:
-                then(ended)
-            else:
-                self._exited_late(ended)
+            self._act(container, ended, then)
 
         self._loop.add(process.fileno(), on_exit)
 
     # ---- exits
+
+    def _act(self, container: Container, ended: Ended, then: Callable[[Ended], None]) -> None:
+        """While others are asked after a failure, what ends in a job with servers waits for its turn: if only
+        what had failed starts again, `then` follows. Without servers all stop together.
+        """
+        if container.restarts != ended.attempt:  # it has been started again since
+            return
+        if self._phase is Phase.WATCHING:
+            then(ended)
+        elif self._phase is Phase.ASKING and self._pod.spec.mode.has_servers:
+            self._meanwhile.append(partial(self._act, container, ended, then))
+        else:
+            self._exited_late(ended)
+
+    def _act_on_the_rest(self) -> None:
+        waiting, self._meanwhile = self._meanwhile, []
+        for act in waiting:
+            act()
 
     def _exited(self, container: Container, ended: Ended) -> None:
         if container.spec.role is Role.EVALUATOR:
@@ -545,6 +561,7 @@ class Supervisor:
             self._verdict = verdict
             self._publish(verdict)
         self._follow(ended, together)
+        self._act_on_the_rest()
 
     def _follow(self, ended: Ended, together: list[Container]) -> None:
         """A restart or the end."""
@@ -688,6 +705,7 @@ class Supervisor:
             self._cancel_inspection = None
             if self._peers is not None and self._inspected_failure is not None:
                 self._peers.pod_failed_too(self._inspected_failure)  # it may be older than what they know
+            self._act_on_the_rest()
         self._stopper.stop(then, at_once=at_once)
 
     def interrupt(self, number: int, command: str = "") -> None:

@@ -76,6 +76,20 @@ def test_a_finished_trainer_lets_the_others_go_on(fleetrun: Fleetrun):
     assert launch.err.count("SIGABRT") == 2
 
 
+@pytest.mark.usefixtures("torch_stub")
+def test_the_end_of_an_earlier_program_is_not_that_of_the_last(fleetrun: Fleetrun):
+    """Of the same command: what comes after it is judged by itself."""
+    prepares = fleetrun.script("import torch", "prepares.py")
+    crashes = fleetrun.script("import ctypes, torch; ctypes.CDLL(None).abort()", "crashes.py")
+    fails = fleetrun.script("import torch; raise ValueError('of the last')", "fails.py")
+    for last, code in ((crashes, 134), (fails, 1)):
+        python = sys.executable
+        launch = fleetrun.run(*ONE, "bash", "-c", f"{python} {prepares}; exec {python} {last}")
+        assert launch.code == code, launch
+    left = [each.read_text() for each in fleetrun.folder.glob("log/*.trainer.0.error.json")]
+    assert any("ValueError: of the last" in each for each in left), left
+
+
 def test_without_the_probe_it_is_a_failure(fleetrun: Fleetrun):
     (fleetrun.folder / "torch.py").touch()
     assert ended(fleetrun, "", "--probe", "off").code == 134
@@ -157,7 +171,13 @@ dist.destroy_process_group()
     answers = []
     for rank in range(2):
         (address,) = (fleetrun.folder / "run" / "fleetrun").glob(f"*.trainer.{rank}.probe")
-        answers.append(answer_when(address, lambda state, rank=rank: entered(state) == (2, 1)[rank]))
+        where = ("all_reduce", "wait_for_go")[rank]
+        answers.append(
+            answer_when(
+                address,
+                lambda state, rank=rank, where=where: entered(state) == (2, 1)[rank] and stands(state, where),
+            )
+        )
     said = "trainer 1 has not come to all_reduce #2, in which trainer 0 waits"
     asked_why: list[Launch] = []
     wait_until(
@@ -176,9 +196,6 @@ dist.destroy_process_group()
     assert [each["calls"][-1]["done"] for each in answers] == [False, True]
     assert answers[0]["calls"][-1]["operation"] == "all_reduce"
     assert answers[0]["calls"][-1]["sizes"] == [[5]]
-    waits, reads = (each["stack"] for each in answers)
-    assert any(function == "all_reduce" for _, _, function, _ in waits)
-    assert any(function == "wait_for_go" for _, _, function, _ in reads)
     assert not list((fleetrun.folder / "run" / "fleetrun").glob("*.probe"))
 
 
@@ -209,3 +226,8 @@ def answer_when(address: Path, known: Callable[[Any], bool]) -> Any:
 def entered(state: Any) -> int:
     """How many collectives."""
     return int(state["groups"]["0"]["entered"])
+
+
+def stands(state: Any, where: str) -> bool:
+    """Whether the main thread is in this function."""
+    return any(function == where for _, _, function, _ in state["stack"])

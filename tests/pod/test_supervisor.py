@@ -4,6 +4,7 @@ import os
 import signal
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -537,6 +538,51 @@ def test_a_failure_whose_inspection_is_cut_off_by_a_stop_is_told_too(job):
     supervision.on("trainer.1 ready", (supervision.folder / "go").touch)
     supervision.run()
     assert (cut, peers.too) == (["trainer.0"], ["trainer.0"])
+
+
+FAILS = ATTEMPT.format(0) + "exit 0; exit 3"
+STAYS = "exec sleep 100"
+SECOND = {
+    "trainer": ({"ps.0": STAYS, "trainer.0": FAILS}, {"trainer.1": "exit 0"}, 4),
+    "server": ({"ps.0": STAYS, "trainer.0": FAILS}, {"ps.1": STAYS}, 4),
+    "evaluator": ({"ps.0": STAYS, "trainer.0": FAILS}, {"evaluator.0": "exit 0"}, 4),
+    "the last trainer, well": ({"ps.0": ATTEMPT.format(0) + f"{STAYS}; exit 3"}, {"trainer.0": "exit 0"}, 0),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "code"), SECOND.values(), ids=list(SECOND))
+def test_what_ends_while_others_are_asked_after_a_failure_is_not_forgotten(job, first, second, code):
+    """Only what had failed starts again where there are servers, so nothing else would."""
+    ((other, then_ends),) = second.items()
+
+    def inspect(containers, ended, then):
+        if ended.exit.code != 3:
+            return None
+        (supervision.folder / "go").touch()
+        supervision.once_ended(other, lambda: then(None))
+        return lambda: None
+
+    scripts = {**first, other: ATTEMPT.format(0) + f"{then_ends}; " + LEAVE_ON_GO.format(code)}
+    supervision = job(scripts, mode=Mode.PS, restarts=5, inspect=inspect)
+    servers = " ".join(each for each in scripts if each.startswith("ps."))
+    skip = partial(supervision.clock.advance, 1.0)
+    supervision.on(f"leaving {servers}", lambda: supervision.loop.after(0, skip))
+    assert supervision.run().code == 0, supervision.story
+    failed = next(name for name, script in first.items() if script != STAYS)
+    assert supervision.container(failed).restarts == 1
+    assert supervision.container(other).restarts == (1 if code else 0)
+
+
+def test_what_ends_while_others_are_asked_counts_where_the_job_stops(job):
+    def inspect(containers, ended, then):
+        (supervision.folder / "go").touch()
+        supervision.once_ended("trainer.1", lambda: then(None))
+        return lambda: None
+
+    scripts = {"ps.0": "exec sleep 100", "trainer.0": "exit 3", "trainer.1": LEAVE_ON_GO.format(4)}
+    supervision = job(scripts, mode=Mode.PS, inspect=inspect)
+    result = supervision.run()
+    assert (result.code, [each.spec.name for each in result.others]) == (3, ["trainer.1"])
 
 
 def test_a_process_that_cannot_be_started_ends_what_had_started(job, tmp_path):

@@ -86,7 +86,7 @@ class _Ending:
         try:
             if os.getpid() in _answering:
                 _leave(self._address + ".last", _state(ends=True))
-            if self._path and not os.path.exists(self._path):  # the runtime may have written an error
+            if self._path and _free(self._path):  # the runtime may have written an error
                 self._say_how_it_ends()
         except OSError:
             pass
@@ -96,7 +96,16 @@ class _Ending:
         if error is not None:
             _leave(self._path, _error_record(error))
         elif not self._exits_with_error and not _may_raise_exit():
-            _leave(self._path, {"finished": True})
+            _leave(self._path, {"finished": self._pid})
+
+
+def _free(path):
+    """Whether nothing is there but the word of an earlier program that it has run to its end."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(20).startswith(b'{"finished":')
+    except FileNotFoundError:
+        return True
 
 
 def _leave(path, what):
