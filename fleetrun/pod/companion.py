@@ -17,7 +17,7 @@ from fleetrun.pod.loop import WRITE, Loop
 from fleetrun.pod.process import Exit, Process
 
 _ROOM = 1 << 20  # bytes that wait for it at most
-_LONGEST_LINE = 1 << 16  # bytes from it that are not a whole line yet
+_LONGEST_LINE = 1 << 20  # bytes from it that are not a whole line yet
 _PIECE = 1 << 16
 _DEAF = 1.0  # seconds from SIGKILL to its end
 

@@ -190,7 +190,9 @@ class Container:
 
     def start(self) -> Process:
         """Raises what `Process.spawn` raises; the container is FAILED then."""
-        for path in (self.spec.error_file, self.spec.notice_file):
+        probe = self.spec.env.get(channels.PROBE_VARIABLE)
+        probes = (Path(probe), Path(f"{probe}.last")) if probe else ()
+        for path in (self.spec.error_file, self.spec.notice_file, *probes):
             if path is not None:
                 with contextlib.suppress(OSError):  # the script may have done anything to its log directory
                     path.unlink(missing_ok=True)

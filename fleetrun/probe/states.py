@@ -4,7 +4,9 @@ of its process. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,26 +36,42 @@ class Frame:
         """Whether it belongs to a library, as far as its path tells."""
         return self.file[:1] == "<" or any(part in self.file for part in _LIBRARIES)
 
+    @property
+    def of_torch(self) -> bool:
+        """Whether what it calls may be a collective. Data loaders have waits of their own."""
+        return "/torch/" in self.file and "/torch/utils/data/" not in self.file
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in `wait` of a call that was begun before: written in C++, it has no frame."""
+        return (self.of_torch or not self.installed) and ".wait(" in self.code
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`ranks` of the job; `entered` is the number of the last collective that was entered, from 1."""
+    """`ranks` of the job; `entered` is the number of the last collective that was entered, from 1. `again`:
+    it was made more than once with this name, so that numbers of its calls mean nothing.
+    """
 
     ranks: tuple[int, ...]
     entered: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Of a collective; `number` counts those of its group from 1. `entered` in seconds since the epoch."""
+    """Of a collective; `number` counts those of its group from 1. `entered` in seconds since the epoch.
+    `queued`: for a GPU, so that the program may be elsewhere.
+    """
 
     group: str
     operation: str
     number: int
-    sizes: str
+    sizes: tuple[tuple[int, ...], ...]
     dtypes: str
     entered: float
     done: bool
+    queued: bool = False
 
     @property
     def title(self) -> str:
@@ -61,15 +79,25 @@ class Call:
 
     @property
     def signature(self) -> str:
-        """Operation, sizes and types, as far as all ranks must agree on them."""
+        """Operation, sizes and types, where all ranks must agree on them."""
         if self.operation not in _SAME_SIZES:
             return self.operation
-        return f"{self.operation} of {self.dtypes} {self.sizes}"
+        return f"{self.operation} of {self.dtypes} {' '.join(str(list(each)) for each in self.sizes)}"
+
+    def agrees(self, other: Call) -> bool:
+        """Whether torch takes both for the same collective: of equally many values, whatever their shape."""
+        if self.operation != other.operation or self.operation not in _SAME_SIZES:
+            return self.operation == other.operation
+        mine, theirs = (sum(map(math.prod, each.sizes)) for each in (self, other))
+        return (self.dtypes, mine) == (other.dtypes, theirs)
 
 
 _SAME_SIZES = frozenset(
-    {"all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "reduce_scatter"}
-)
+    {
+        "all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "reduce_scatter",
+        "_reduce_scatter_base",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +113,19 @@ class Served:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A rank waits in `operation`, send or recv, for another; `rank` is None if it is not known for which.
+    `number` counts the calls of the group, 0 if nothing does.
+    """
+
+    operation: str
+    rank: int | None = None
+    number: int = 0
+
+
+_COMMUNICATES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/rendezvous.py")
+
 _SHOWN = 8
 
 
@@ -93,8 +134,9 @@ class RankState:
     """Of a trainer, or of a server (`role` is `ps`). `alive` is False for a process that has ended, `how` it
     did in words, `ok` with success. `note` says what is unusual about a process that lives (stopped by a
     signal). `node` is where it runs, empty for the node that asks. `answered`: its probe has, now or at its
-    end; without that `stack` may still be known from outside. `symptom`: it failed because of a collective,
-    not of itself. `joining`: it is in init_process_group. `said`: the exception of C++ that has ended it.
+    end; without that `stack` may still be known from outside. `symptom`: it may have failed because of a
+    collective, not of itself. `world_rank`: its rank for torch, None if that is not known. `said`: the
+    exception of C++ that has ended it.
     """
 
     rank: int
@@ -110,10 +152,10 @@ class RankState:
     answered: bool = False
     now: float = 0.0
     stack: tuple[Frame, ...] = ()
+    world_rank: int | None = None
     groups: Mapping[str, Group] = field(default_factory=dict)
     calls: tuple[Call, ...] = ()
-    peer: tuple[str, int] | None = None
-    """`("recv", 2)`: it waits in recv for rank 2."""
+    peer: Peer | None = None
     served: Served | None = None
     arrivals: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """When it entered the last collectives of each group, by their numbers; seconds since the epoch."""
@@ -123,12 +165,36 @@ class RankState:
 
     @property
     def waits_in(self) -> Call | None:
-        """The oldest collective that it has entered and not completed; torch takes one that failed for
-        completed.
+        """The collective that it has entered and not completed: the one of its innermost call, else the
+        oldest. torch takes one that failed for completed.
         """
         if not self.alive:
-            return self.calls[-1] if self.symptom and self.calls else None
-        return next((each for each in self.calls if not each.done), None)
+            return self.calls[-1] if self.symptom and self.calls and self.peer is None else None
+        elsewhere = self._elsewhere
+        pending = [each for each in self.calls if not each.done and (each.queued or not elsewhere)]
+        inner = [each for each in pending if self.stack and each.operation == self.stack[0].function]
+        return inner[-1] if inner else pending[0] if pending else None
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether its main thread waits for nothing that torch does, though a call of it may be under way."""
+        if not self.stack or self.note:
+            return bool(self.note)
+        inner = self.stack[0]
+        return not (inner.of_torch or inner.waits or inner.file.endswith(("/threading.py", "/queue.py")))
+
+    @property
+    def waits_unknown(self) -> bool:
+        """Whether it waits in torch, or has failed there, and it is not known for whom."""
+        if not self.alive:
+            return self.symptom and self.waits_in is None and (self.peer is None or self.peer.rank is None)
+        if self.peer is not None:
+            return self.peer.rank is None
+        if self.note or self.waits_in is not None or self.joining or not self.stack:
+            return False
+        inner = self.stack[0]
+        communicates = inner.file.endswith(_COMMUNICATES) and not inner.function.startswith("destroy")
+        return communicates or inner.waits
 
     @property
     def joining(self) -> bool:
@@ -167,9 +233,14 @@ class RankState:
 def read_state(said: Mapping[str, Any]) -> RankState:
     """What `fleetrun.stacks` writes of one rank. Raises MALFORMED."""
     probe = said.get("probe") or {}
-    peer = probe.get("peer")
     error = str(probe.get("error", ""))
     ending = bool(said["alive"]) and bool(error)  # it exits at the moment
+    symptom = bool(said.get("symptom")) or (ending and is_symptom(Exit(1), error))
+    stack = tuple(
+        Frame(str(file), int(line or 0), str(function), str(code))
+        for file, line, function, code in said.get("stack", ())
+    )
+    world_rank = probe.get("world_rank")
     return RankState(
         rank=int(said["rank"]),
         title=str(said["title"]),
@@ -178,22 +249,22 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         alive=bool(said["alive"]) and not ending,
         ok=bool(said.get("ok")),
         how=f"failed ({error.splitlines()[0]})" if ending else str(said.get("how", "")),
-        symptom=bool(said.get("symptom")) or (ending and is_symptom(Exit(1), error)),
+        symptom=symptom and (not probe or _failed_together(error, stack)),
         said=str(said.get("said", "")),
         note=str(said.get("note", "")),
         answered=bool(probe),
         now=probe.get("time_ns", 0) / 1e9,
-        stack=tuple(
-            Frame(str(file), int(line or 0), str(function), str(code))
-            for file, line, function, code in said.get("stack", ())
-        ),
+        stack=stack,
+        world_rank=int(world_rank) if world_rank is not None else None,
         groups={
-            str(name): Group(tuple(map(int, each["ranks"])), int(each.get("entered", 0)))
+            str(name): Group(
+                tuple(map(int, each["ranks"])), int(each.get("entered", 0)), bool(each.get("again"))
+            )
             for name, each in probe.get("groups", {}).items()
             if name and "ranks" in each
         },
         calls=tuple(_call(each) for each in probe.get("calls", ()) if not each["point_to_point"]),
-        peer=(str(peer[0]), int(peer[1])) if peer else None,
+        peer=_peer(probe.get("peer")),
         served=_served(probe.get("ps")),
         arrivals={
             str(group): {int(number): int(entered) / 1e6 for number, entered in each}
@@ -202,6 +273,26 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         ahead=float(said.get("ahead", 0.0)),
         unsure=float(said.get("unsure", 0.0)),
     )
+
+
+_OF_TORCH = re.compile(r"gloo|nccl|DistNetwork|DistStore|DistBackend|TCPStore|watchdog", re.IGNORECASE)
+
+
+def _failed_together(error: str, stack: tuple[Frame, ...]) -> bool:
+    """Whether what reads like a symptom came from a call to others: a request to a storage service times out,
+    too.
+    """
+    if not stack or _OF_TORCH.search(error):
+        return True
+    inner = stack[0]
+    return inner.of_torch or inner.waits or inner.file.startswith(f"{_OURS}/trainers/")
+
+
+def _peer(said: Sequence[Any] | None) -> Peer | None:
+    if not said:
+        return None
+    operation, rank, number = said
+    return Peer(str(operation), int(rank) if rank is not None else None, int(number or 0))
 
 
 def _served(said: Mapping[str, Any] | None) -> Served | None:
@@ -221,8 +312,9 @@ def _call(said: Mapping[str, Any]) -> Call:
         group=str(said["group"]),
         operation=str(said["operation"]),
         number=int(said["number"]),
-        sizes=" ".join(map(str, said["sizes"] or ())),
+        sizes=tuple(tuple(map(int, each)) for each in said["sizes"] or ()),
         dtypes=" ".join(map(str, said["dtypes"] or ())),
         entered=said["entered_ns"] / 1e9,
         done=bool(said["done"]),
+        queued=bool(said.get("queued")),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fleetrun.envs.settings.parsing import ranks_in_words
 from fleetrun.pod.events import Verdict
@@ -23,6 +24,8 @@ STUCK = 5.0
 SLOW = 1.0
 """Seconds after which a wait is worth a word: ranks that make progress wait for each other all the time."""
 
+_MOST_SENTENCES = 3
+
 _MISREAD = re.compile(r"(\d+) vs (\d+)\. Received data size")
 
 
@@ -34,28 +37,38 @@ def decide(states: Sequence[RankState]) -> Verdict | None:
     if job.progresses():
         return None
     mismatch = job.mismatch() or job.misread()
-    return mismatch or job.waited_for() or job.crossed() or job.server() or job.stuck() or job.late()
+    named = mismatch or job.waited_for() or job.crossed() or job.server() or job.stuck() or job.late()
+    return named or job.left_over()
 
 
 class _Job:
     def __init__(self, states: Sequence[RankState]) -> None:
-        self.states = {each.rank: each for each in states if each.role == "trainer"}
+        trainers = [each for each in states if each.role == "trainer"]
+        if any(each.world_rank not in (None, each.rank) for each in trainers):
+            # Not one job for torch, or with other numbers: whose calls belong together is not known.
+            trainers = [replace(each, groups={}, calls=(), peer=None) for each in trainers]
+        self.states = {each.rank: _by_our_clock(each) for each in trainers}
         self.servers = {each.rank: each for each in states if each.role == "ps"}
-        trainers = self.states.values()
-        self.waits = {each.rank: call for each in trainers if (call := each.waits_in) is not None}
-        self.members: dict[str, tuple[int, ...]] = {}
-        for each in trainers:
-            for name, group in each.groups.items():
-                self.members[name] = group.ranks
-        self.blocked_by = {each.rank: blockers for each in trainers if (blockers := self._blockers(each))}
+        again = {name for each in trainers for name, group in each.groups.items() if group.again}
+        self.members = {
+            name: group.ranks for each in trainers for name, group in each.groups.items() if name not in again
+        }
+        self.waits = {
+            rank: call
+            for rank, each in self.states.items()
+            if (call := each.waits_in) is not None and call.group in self.members
+        }
+        self.blocked_by = {
+            each.rank: blockers for each in self.states.values() if (blockers := self._blockers(each))
+        }
 
     def _blockers(self, state: RankState) -> tuple[int, ...]:
         """The ranks for which this one waits."""
         call = self.waits.get(state.rank)
         if call is not None:
             return tuple(rank for rank in self._others(call, state.rank) if self._behind(rank, call))
-        if state.peer is not None and state.alive:
-            return (state.peer[1],)
+        if state.peer is not None and (state.alive or state.symptom):
+            return () if state.peer.rank is None or self._meets(state) else (state.peer.rank,)
         if state.served is not None and state.alive:
             return state.served.ranks
         if state.joining:
@@ -66,18 +79,36 @@ class _Job:
         return tuple(each for each in self.members.get(call.group, ()) if each != rank)
 
     def _behind(self, rank: int, call: Call) -> bool:
-        """Whether it has not entered this collective; one of which nothing is known has not, or is stuck."""
+        """Whether it has not entered this collective, or cannot go on in it; one of which nothing is known
+        has not, or is stuck.
+        """
         state = self.states.get(rank)
-        return state is not None and state.entered(call.group) < call.number
+        return state is not None and (state.entered(call.group) < call.number or bool(state.note))
+
+    def _meets(self, state: RankState) -> bool:
+        """Whether the other end is at its call, too."""
+        other = self.states.get(state.peer.rank) if state.peer and state.peer.rank is not None else None
+        found = other.peer if other is not None and other.alive else None
+        return found is not None and state.peer is not None and (
+            found.rank == state.rank and found.operation != state.peer.operation
+        )  # fmt: skip
 
     def progresses(self) -> bool:
-        """Whether all live, and no wait is a long one."""
+        """Whether none has failed, and no wait is a long one."""
         for each in [*self.states.values(), *self.servers.values()]:
-            if not each.alive or each.note or each.peer is not None or each.joining:
+            if not each.alive:
+                if not each.ok:
+                    return False
+            elif each.note or each.peer is not None or each.joining or each.waits_unknown:
                 return False
             if each.served is not None and each.served.seconds >= SLOW:
                 return False
-        return all(self.states[rank].now - call.entered < SLOW for rank, call in self.waits.items())
+        return not any(self._long(rank) for rank in self.waits)
+
+    def _long(self, rank: int) -> bool:
+        """Whether it has waited for so long that it may accuse one that lives, or has given up."""
+        state, call = self.states[rank], self.waits.get(rank)
+        return not state.alive or call is None or state.now - call.entered >= SLOW
 
     # ---- different calls where all must make the same
 
@@ -86,22 +117,29 @@ class _Job:
         made: dict[tuple[str, int], dict[int, Call]] = {}
         for state in self.states.values():
             for call in state.calls:
-                made.setdefault((call.group, call.number), {})[state.rank] = call
+                if call.group in self.members:
+                    made.setdefault((call.group, call.number), {})[state.rank] = call
         for calls in (made[key] for key in sorted(made, key=lambda key: (key[1], key[0]))):
-            if len({call.signature for call in calls.values()}) > 1:
+            first, *others = calls.values()
+            if not all(first.agrees(each) for each in others):
                 return self._differ(calls)
         return None
 
     def _differ(self, calls: Mapping[int, Call]) -> Verdict:
-        by_signature: dict[str, list[int]] = {}
-        for rank, call in calls.items():
-            by_signature.setdefault(call.signature, []).append(rank)
-        order = sorted(by_signature.items(), key=lambda item: (len(item[1]), item[1]))
-        (odd, ranks), (common, others) = order[0], order[-1]
+        alike: list[list[int]] = []
+        for rank, call in sorted(calls.items()):
+            found = next((each for each in alike if call.agrees(calls[each[0]])), None)
+            if found is not None:
+                found.append(rank)
+            else:
+                alike.append([rank])
+        alike.sort(key=lambda ranks: (len(ranks), ranks))
+        ranks, others = alike[0], alike[-1]
+        odd, common = calls[ranks[0]].signature, calls[others[0]].signature
         call = calls[ranks[0]]
         sentence = (
             f"{self._placed(ranks)} called {odd} as collective #{call.number}{self._group(call)}, "
-            f"where {_titles(others)} called {common}"
+            f"where {_trainers(others)} called {common}"
         )
         culprits = ranks if len(ranks) < len(others) else sorted([*ranks, *others])
         return self._verdict("mismatch", sentence, culprits)
@@ -116,7 +154,7 @@ class _Job:
                 continue
             waiting = [rank for rank in self.waits if state.rank in self._others(self.waits[rank], rank)]
             calls = {self.waits[rank].signature for rank in waiting}
-            others = f"; {_titles(waiting)} called {min(calls)}" if len(calls) == 1 else ""
+            others = f"; {_trainers(waiting)} called {min(calls)}" if len(calls) == 1 else ""
             sentence = (
                 f"{state.title} received {found[1]} bytes in a collective where it expected {found[2]}: "
                 f"not all ranks called it with the same size and type{others}"
@@ -129,24 +167,52 @@ class _Job:
     # ---- a rank has not come
 
     def waited_for(self) -> Verdict | None:
-        """The ranks for which others wait, and which do not wait themselves."""
-        wanted = {rank for blockers in self.blocked_by.values() for rank in blockers}
-        culprits = sorted(rank for rank in wanted if rank not in self.blocked_by and self._free(rank))
-        if not culprits:
+        """The ranks for which others wait, and which do not wait themselves: those that have ended or are
+        stopped before those that live, which may be on their way, and these before those that do not answer.
+        """
+        absent = {
+            rank
+            for waiting, blockers in self.blocked_by.items()
+            for rank in blockers
+            if rank not in self.blocked_by and self._free(rank)
+            if self._long(waiting) or self._kind(self.states[rank]) != "not entered"
+        }
+        if not absent:
             return None
-        first = self.states[culprits[0]]
-        alike = [rank for rank in culprits if self._kind(self.states[rank]) == self._kind(first)]
-        waiting = sorted(rank for rank in self.blocked_by if rank not in alike)
-        call = next((self.waits[rank] for rank in waiting if first.rank in self.blocked_by[rank]
-                     and rank in self.waits), None)  # fmt: skip
-        kind = self._kind(first)
-        what = f"{call.title} of group {call.group}" if call is not None else self._other_wait(waiting)
-        return self._verdict(kind, self._not_there(kind, alike, waiting, call), alike, what)
+        evidence = min(self._evidence(rank) for rank in absent)
+        culprits = sorted(rank for rank in absent if self._evidence(rank) == evidence)
+        kind = self._kind(self.states[culprits[0]])
+        said: list[str] = []
+        what = ""
+        left = list(culprits)
+        while left:
+            call = self._missed(left[0])
+            waiting = self._waiting_in(call, left[0])
+            alike = [rank for rank in left if any(rank in self.blocked_by[each] for each in waiting)]
+            name = f"{call.title} of group {call.group}" if call is not None else self._other_wait(waiting)
+            what = what or name
+            sentence = self._not_there(kind, alike, waiting, call)
+            said.append(sentence[0].upper() + sentence[1:] if said else sentence)
+            left = [rank for rank in left if rank not in alike]
+        return self._verdict(kind, ". ".join(said[:_MOST_SENTENCES]), culprits, what)
+
+    def _missed(self, rank: int) -> Call | None:
+        """The call for which it is waited for; None if that is no collective."""
+        waiting = (each for each in sorted(self.blocked_by) if rank in self.blocked_by[each])
+        return next((self.waits[each] for each in waiting if each in self.waits), None)
+
+    def _waiting_in(self, call: Call | None, rank: int) -> list[int]:
+        """Those that wait in this call, or for this rank in no collective."""
+        if call is None:
+            return [each for each in sorted(self.blocked_by) if rank in self.blocked_by[each]]
+        same = (call.group, call.number)
+        found = ((each, self.waits.get(each)) for each in sorted(self.blocked_by))
+        return [each for each, other in found if other and (other.group, other.number) == same]
 
     def _free(self, rank: int) -> bool:
         """Whether it does not wait; False for a rank of which nothing is known, too."""
         state = self.states.get(rank)
-        return state is not None and not _waits_for_server(state)
+        return state is not None and not _waits_for_server(state) and not state.waits_unknown
 
     @staticmethod
     def _kind(state: RankState) -> str:
@@ -154,9 +220,18 @@ class _Job:
             return "left early" if state.ok else "dead"
         return "stopped" if state.note else "not entered"
 
+    def _evidence(self, rank: int) -> int:
+        """The lower, the surer is it that the others wait for this one."""
+        state = self.states[rank]
+        if not state.alive:
+            return 2 if state.ok else 0
+        if state.note.startswith("stopped"):
+            return 1
+        return 3 if state.answered else 4
+
     def _not_there(self, kind: str, ranks: Sequence[int], waiting: Sequence[int], call: Call | None) -> str:
         first = self.states[ranks[0]]
-        named, others = self._placed(ranks), _titles(waiting)
+        named, others = self._placed(ranks), _trainers(waiting)
         several = len(ranks) > 1
         what = self._name(call) if call is not None else self._other_wait(waiting)
         if kind in ("left early", "dead"):
@@ -165,12 +240,14 @@ class _Job:
                 sentence += ": it made fewer calls than the others (uneven data?)"
             return sentence
         have = "have" if several else "has"
-        sentence = f"{named} {have} not come to {what}, in which {others} {_waits(waiting)}"
+        came = call is not None and first.entered(call.group) >= call.number
+        done = "completed" if came else "come to"
+        sentence = f"{named} {have} not {done} {what}, in which {others} {_waits(waiting)}"
         if first.note:
             sentence += f". It is {first.note}"
         if first.place:
             sentence += f". {'The first' if several else 'It'} is at {first.place}"
-        last = first.calls[-1] if first.calls else None
+        last = first.calls[-1] if first.calls and not came else None
         if last is not None and first.now > last.entered:
             sentence += f". Its last collective was {last.title}, {first.now - last.entered:.1f} s ago"
         return sentence
@@ -178,7 +255,8 @@ class _Job:
     def _other_wait(self, waiting: Sequence[int]) -> str:
         for state in (self.states[rank] for rank in waiting):
             if state.peer is not None:
-                return f"the other end of {state.peer[0]}"
+                number = f" #{state.peer.number}" if state.peer.number else ""
+                return f"the other end of {state.peer.operation}{number}"
             if state.served is not None:
                 return state.served.what
         return "init_process_group"
@@ -196,14 +274,14 @@ class _Job:
             return None
         circle = path[path.index(rank) :]
         said = "; ".join(f"{self.states[each].title} waits in {self._wait(each)}" for each in circle[:4])
-        return self._verdict("deadlock", f"{_titles(sorted(circle))} wait for each other: {said}", circle)
+        return self._verdict("deadlock", f"{_trainers(sorted(circle))} wait for each other: {said}", circle)
 
     def _wait(self, rank: int) -> str:
         call, state = self.waits.get(rank), self.states[rank]
         if call is not None:
             return self._name(call)
         if state.peer is not None:
-            return f"{state.peer[0]} with rank {state.peer[1]}"
+            return f"{state.peer.operation} with rank {state.peer.rank}"
         return state.served.what if state.served is not None else "init_process_group"
 
     # ---- trainers wait for a parameter server
@@ -221,7 +299,7 @@ class _Job:
         others = [each.rank for each in waiting]
         sentence = (
             f"server {number} has not answered {longest.what} for {longest.seconds:.1f} s, in which "
-            f"{_titles(others)} {_waits(others)}"
+            f"{_trainers(others)} {_waits(others)}"
         )
         server = self.servers.get(number)
         if longest.why:
@@ -255,31 +333,48 @@ class _Job:
             if self.states[ranks[0]].now - last < STUCK:
                 continue
             if len(alive) > 1 and set(alive) == set(self.members.get(call.group, ())):
-                sentence = f"{_titles(alive)} have all entered {self._name(call)}, which does not end"
+                sentence = f"{_trainers(alive)} have all entered {self._name(call)}, which does not end"
                 return self._verdict("transport", f"{sentence}: the connection between them is stuck", [])
         return None
 
     def late(self) -> Verdict | None:
         """A rank has come into a collective when others had given it up."""
-        given_up = [(rank, call) for rank, call in self.waits.items() if not self.states[rank].alive]
-        for rank, call in given_up:
-            others = self._others(call, rank)
-            found = {
-                each: self.states[each].call(call.group, call.number)
-                for each in others
-                if each in self.states
-            }
-            came = sorted((each.entered, other) for other, each in found.items() if each is not None)
-            times = sorted([call.entered, *(moment for moment, _ in came)])
-            if came and came[-1][0] == times[-1] and times[-1] - times[-2] > LATE:
-                last = came[-1][1]
-                seconds = times[-1] - times[-2]
+        unsure = 2 * max((each.unsure for each in self.states.values()), default=0.0)
+        for rank, call in self.waits.items():
+            gone = self.states[rank]
+            if gone.alive:
+                continue
+            found = ((each, self.states[each].call(call.group, call.number))
+                     for each in self._others(call, rank) if each in self.states)  # fmt: skip
+            came = sorted((other.entered, each) for each, other in found if other is not None)
+            if not came or came[-1][0] < gone.now + unsure:
+                continue
+            moment, last = came[-1]
+            seconds = moment - max(call.entered, *(each for each, _ in came[:-1]), 0.0)
+            if seconds > LATE + unsure:
                 sentence = (
-                    f"{self.states[last].title} came to {self._name(call)} {seconds:.1f} s after the others, "
-                    f"when {self.states[rank].title} had given up"
+                    f"{self._placed([last])} came to {self._name(call)} {seconds:.1f} s after the others, "
+                    f"when {gone.title} had given up"
                 )
                 return self._verdict("late", sentence, [last])
         return None
+
+    def left_over(self) -> Verdict | None:
+        """The only rank that waits for none, where all live and others wait for ranks that are not known."""
+        unknown = [rank for rank, each in self.states.items() if each.waits_unknown]
+        waiting = {*unknown, *self.blocked_by, *self.waits}
+        left = [rank for rank in self.states if rank not in waiting]
+        if not unknown or len(left) != 1 or not self._free(left[0]):
+            return None
+        if not all(each.alive and each.answered for each in self.states.values()):
+            return None
+        only, first = self.states[left[0]], self.states[min(unknown)]
+        where = f", {only.title} at {only.place}" if only.place else ""
+        sentence = (
+            f"{self._placed(left)} waits for no other trainer, and {_trainers(waiting)} "
+            f"{_waits([*waiting])}: {first.title} at {first.place}{where}"
+        )
+        return self._verdict("not entered", sentence, left)
 
     # ---- words
 
@@ -294,7 +389,7 @@ class _Job:
     def _placed(self, ranks: Sequence[int]) -> str:
         """With their node, if that is another than the one that asks."""
         nodes = {self.states[rank].node for rank in ranks} - {""}
-        return f"{_titles(ranks)} ({'; '.join(sorted(nodes))})" if nodes else _titles(ranks)
+        return f"{_trainers(ranks)} ({'; '.join(sorted(nodes))})" if nodes else _trainers(ranks)
 
     def _verdict(
         self,
@@ -309,12 +404,18 @@ class _Job:
         return Verdict(kind=kind, sentence=sentence, ranks=tuple(culprits), stack=stack, call=call)
 
 
+def _by_our_clock(state: RankState) -> RankState:
+    """With the times that the clock of the asking node would have shown."""
+    calls = tuple(replace(each, entered=each.entered - state.ahead) for each in state.calls)
+    return replace(state, now=state.now - state.ahead, calls=calls) if state.ahead else state
+
+
 def _waits_for_server(state: RankState) -> bool:
     served = state.served
     return state.alive and served is not None and not served.ranks and served.seconds >= SLOW
 
 
-def _titles(ranks: Iterable[int]) -> str:
+def _trainers(ranks: Iterable[int]) -> str:
     numbers = sorted(ranks)
     return f"trainer{'s' if len(numbers) > 1 else ''} {ranks_in_words(numbers)}"
 

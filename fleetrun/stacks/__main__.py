@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from typing import Any
 from fleetrun.envs.contract import Role
 from fleetrun.files import open_plain, short_socket_path
 from fleetrun.stacks.collect import Collection, collect, find_pyspy
-from fleetrun.stacks.frames import Taken, Target, groups
+from fleetrun.stacks.frames import Frame, Taken, Target, groups
 from fleetrun.stacks.text import clean, write_into_logs
 
 MOST_GROUPS = 12
@@ -68,22 +69,44 @@ def _said(rank: dict[str, Any], within: float) -> Any:
         asked.settimeout(within)
         with short_socket_path(address) as short:
             asked.connect(short)
-        return json.loads(b"".join(iter(lambda: asked.recv(1 << 16), b"")))
+        return _object(b"".join(iter(lambda: asked.recv(1 << 16), b"")))
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(address.with_name(f"{address.name}.last").read_bytes())
+        return _object(address.with_name(f"{address.name}.last").read_bytes())
     return None
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    """None for what no probe writes: the script may answer there, too."""
+    said = json.loads(text)
+    return said if isinstance(said, dict) else None
 
 
 def completed(state: dict[str, Any], processes: Sequence[Taken]) -> dict[str, Any]:
     """With its stack, from its probe or from outside, and what is unusual about the process."""
     own = next((each for each in processes if each.target.title == state["title"] and not each.below), None)
     outside = own.threads[0].frames if own is not None and own.threads else ()
-    rows = [[each.file, each.line, each.function, getline(each.file, each.line).strip()] for each in outside]
+    rows = _rows(outside[:20])
     note = _STOPPED.get(own.state, "") if own is not None else ""
     said = state["probe"] or {}
     log = state.pop("log", "")
     what = "" if state["alive"] else _last_words(str(log))
-    return {**state, "stack": said.get("stack") or rows[:20], "note": note, "said": what}
+    return {**state, "stack": said.get("stack") or rows, "note": note, "said": what}
+
+
+def _rows(frames: Sequence[Frame]) -> list[list[Any]]:
+    """With the text of each line, if it can be read at once: what a process waits for may be the file system
+    on which its script lies.
+    """
+    rows: list[list[Any]] = [[each.file, each.line, each.function, ""] for each in frames]
+
+    def read() -> None:
+        for row in rows:
+            row[3] = getline(row[0], row[1]).strip()
+
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    reading.join(0.3)
+    return rows
 
 
 def _last_words(log: str) -> str:

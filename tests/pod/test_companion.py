@@ -164,9 +164,16 @@ def test_somebody_in_a_hurry_does_not_wait(make):
 
 
 def test_a_line_without_end_is_bounded(make):
-    made = make("sh", "-c", "head -c 1000000 /dev/zero; echo; echo next")
+    made = make("sh", "-c", "head -c 3000000 /dev/zero; echo; echo next")
     made.until(lambda: b"next" in made.lines)
-    assert len(made.lines[0]) <= 1 << 17
+    assert len(made.lines[0]) < 1_500_000
+
+
+def test_a_long_line_is_whole(make):
+    """What a rank with many groups tells of itself."""
+    made = make("sh", "-c", "head -c 500000 /dev/zero; echo; echo next")
+    made.until(lambda: b"next" in made.lines)
+    assert len(made.lines[0]) == 500_000
 
 
 def test_a_descriptor_is_kept(make):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleetrun.probe.states import MALFORMED, Frame, Group, RankState, read_state
+from fleetrun.probe.states import MALFORMED, Frame, Group, Peer, RankState, read_state
 
 REDUCE = {
     "group": "0",
@@ -74,10 +74,10 @@ def test_the_error_of_an_ended_process_does_not_replace_its_end():
 
 
 def test_send_and_recv_are_no_collectives():
-    said = {**SAID, "probe": {**PROBE, "calls": [{**REDUCE, "point_to_point": True}], "peer": ["recv", 2]}}
+    said = {**SAID, "probe": {**PROBE, "calls": [{**REDUCE, "point_to_point": True}], "peer": ["recv", 2, 7]}}
     state = read_state(said)
     assert state.calls == ()
-    assert state.peer == ("recv", 2)
+    assert state.peer == Peer("recv", 2, 7)
 
 
 def test_a_group_without_ranks_or_name_is_left_out():
@@ -146,3 +146,26 @@ def test_the_place_is_of_the_users_own_code():
 def test_what_is_malformed(wrong):
     with pytest.raises(MALFORMED):
         read_state({**SAID, **wrong})
+
+
+FAILED = {**SAID, "alive": False, "symptom": True}
+REQUEST = ["/env/site-packages/urllib3/response.py", 9, "_error_catcher", "raise ReadTimeoutError()"]
+GLOO = ["/env/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()"]
+LOADER = ["/env/site-packages/torch/utils/data/dataloader.py", 9, "_try_get_data", ""]
+
+
+@pytest.mark.parametrize(
+    ("error", "frame", "symptom"),
+    [
+        ("ReadTimeoutError: read timed out", REQUEST, False),
+        ("RuntimeError: DataLoader timed out after 5 seconds", LOADER, False),
+        ("RuntimeError: Timed out waiting 8000ms", GLOO, True),
+        ("RuntimeError: Connection closed by peer", ["/job/train.py", 9, "step", "work.wait()"], True),
+        ("DistStoreError: wait timeout", LOAD, True),
+    ],
+)
+def test_what_reads_like_a_symptom_is_one_if_it_came_from_a_call_to_others(error, frame, symptom):
+    state = read_state({**FAILED, "probe": {**PROBE, "error": error}, "stack": [frame]})
+    assert state.symptom is symptom
+    assert state.waits_unknown is False
+    assert (state.waits_in is not None) is symptom

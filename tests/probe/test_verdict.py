@@ -1,10 +1,11 @@
 """Which rank the others wait for, from where all stand."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from fleetrun.probe.states import Call, Frame, Group, RankState, Served
+from fleetrun.probe.states import Call, Frame, Group, Peer, RankState, Served
 from fleetrun.probe.verdict import decide
 
 LOAD = Frame("/job/data.py", 31, "load", "time.sleep(60)")
@@ -14,7 +15,7 @@ ALL = (0, 1, 2)
 def call(
     number, operation="all_reduce", *, group="0", sizes="[4]", dtypes="Float", entered=100.0, done=False
 ):
-    return Call(group, operation, number, sizes, dtypes, entered, done)
+    return Call(group, operation, number, (tuple(json.loads(sizes)),), dtypes, entered, done)
 
 
 def rank(number, *calls, ranks=ALL, **more):
@@ -147,13 +148,13 @@ def test_no_rank_was_late_where_all_came_together():
 
 
 def test_a_receiver_waits_for_its_sender():
-    verdict = there(rank(0, peer=("recv", 1)), rank(1, stack=(LOAD,)))
+    verdict = there(rank(0, peer=Peer("recv", 1)), rank(1, stack=(LOAD,)))
     assert verdict.ranks == (1,)
     assert "recv" in verdict.sentence
 
 
 def test_an_ended_rank_does_not_wait_for_its_sender():
-    assert decide([rank(0, peer=("recv", 1), alive=False, how="exited with code 1"), rank(1)]) is None
+    assert decide([rank(0, peer=Peer("recv", 1), alive=False, how="exited with code 1"), rank(1)]) is None
 
 
 def test_one_that_has_not_come_to_init_process_group():
@@ -205,6 +206,145 @@ def test_a_rank_whose_probe_does_not_answer_is_the_one():
     """Not even its probe's thread runs: stuck in C with the interpreter's lock, or not in the group yet."""
     verdict = there(rank(0, call(4)), RankState(rank=1, title="trainer 1", stack=(LOAD,)))
     assert verdict.ranks == (1,)
+
+
+# ---- Who is not to be blamed
+
+INNER = Frame("/env/site-packages/torch/distributed/distributed_c10d.py", 3000, "all_reduce", "work.wait()")
+WAIT = Frame("/job/pipe.py", 12, "forward", "request.wait()")
+SILENT = {"answered": False, "groups": {}}
+
+
+def within(number, *calls, groups, **more):
+    """`groups`: how many calls of the group of all it has entered, or of others with their ranks."""
+    found = {
+        name: Group(*each) if isinstance(each, tuple) else Group(ALL, each) for name, each in groups.items()
+    }
+    return replace(rank(number, *calls, **more), groups=found)
+
+
+def test_a_rank_that_torchs_watchdog_has_killed_may_be_a_victim():
+    killed = RankState(rank=0, title="trainer 0", alive=False, symptom=True, how="was killed by SIGABRT")
+    assert there(killed, rank(1, call(3, done=True), stack=(LOAD,)), rank(2, call(4))).ranks == (1,)
+    assert decide([killed, rank(1, call(4)), rank(2, call(4))]) is None
+
+
+def test_the_surest_of_several_that_are_absent():
+    """One has died, one is stopped, one loads data, and of one nothing is heard."""
+    died = rank(1, call(3, done=True), alive=False, how="failed (ReadTimeout: of a storage service)")
+    stopped = rank(1, call(3, done=True), note="stopped by a signal")
+    loads = rank(0, call(3, done=True, entered=111.5), stack=(LOAD,))
+    silent = rank(0, stack=(LOAD,), **SILENT)
+    waits = rank(2, call(4))
+    for sure, other in ((died, loads), (stopped, loads), (died, silent)):
+        assert there(waits, sure, other).ranks == (1,)
+    assert there(waits, silent, rank(1, call(3, done=True), stack=(LOAD,))).ranks == (1,)
+
+
+def test_who_is_waited_for_a_moment_only_is_on_its_way():
+    died = rank(0, call(3, done=True), alive=False, how="failed (ValueError: bad row)", ranks=(0, 1, 2, 3))
+    waits, loads = call(4, group="b", entered=111.8), call(3, group="b", done=True)
+    others = [rank(2, waits, ranks=(2, 3)), rank(3, loads, ranks=(2, 3), stack=(LOAD,))]
+    assert decide([died, *others]) is None
+    others[0] = rank(2, replace(waits, entered=105.0), ranks=(2, 3))
+    assert there(died, *others).ranks == (3,)
+
+
+def test_a_receiver_that_has_given_up_waited_for_its_sender():
+    gone = rank(0, call(3, done=True), alive=False, symptom=True, how="failed", peer=Peer("recv", 1))
+    assert there(gone, rank(1, call(3, done=True), stack=(LOAD,)), rank(2, call(4))).ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    "waits", [{"stack": (WAIT,)}, {"stack": (INNER,)}, {"peer": Peer("recv")}, {"stack": (INNER,), **SILENT}]
+)
+def test_a_rank_that_waits_for_one_that_is_not_known(waits):
+    """In irecv(...).wait(), monitored_barrier or recv from any rank: it is no culprit, and has none, unless
+    only one rank is left.
+    """
+    assert decide([rank(0, call(4)), rank(1, call(3, done=True), **waits), rank(2, call(4))]) is None
+    alone = decide([rank(1, ranks=(1,), **waits), rank(0, ranks=(0,), stack=(LOAD,))])
+    assert (alone.ranks if alone else None) == ((0,) if waits.get("answered", True) else None)
+    loads = rank(2, call(3, done=True), stack=(LOAD,))
+    assert there(rank(0, call(4)), rank(1, call(3, done=True), **waits), loads).ranks == (2,)
+
+
+def test_two_that_send_and_receive_meet():
+    assert decide([rank(0, peer=Peer("send", 1)), rank(1, peer=Peer("recv", 0)), rank(2)]) is None
+
+
+def test_a_collective_under_way_of_one_that_is_elsewhere():
+    """A call that it will wait for later is no wait; of a GPU's, nothing is known."""
+    groups = {"0": 2, "dp": ((0, 1), 5)}
+    waits = within(0, call(3), groups={"0": 3, "dp": ((0, 1), 4)}, stack=(INNER,))
+    other = rank(2, call(3))
+    elsewhere = within(1, call(5, group="dp"), groups=groups, stack=(LOAD,))
+    assert there(waits, elsewhere, other).ranks == (1,)
+    queued = within(1, replace(call(5, group="dp"), queued=True), groups=groups, stack=(LOAD,))
+    assert there(waits, queued, other).kind == "deadlock"
+
+
+def test_of_two_calls_under_way_it_waits_in_the_innermost():
+    control = call(1, "broadcast", group="control", entered=10.0)
+    groups = {"0": 4, "control": 1}
+    states = [
+        within(0, call(4), groups={**groups, "control": 0}, stack=(INNER,)),
+        within(1, control, call(4), groups=groups, stack=(INNER,)),
+        within(2, control, call(3, done=True), groups={**groups, "0": 3}, stack=(LOAD,)),
+    ]
+    verdict = there(*states)
+    assert verdict.ranks == (2,)
+    assert "trainers 0, 1 wait" in verdict.sentence
+
+
+def test_two_groups_that_wait_for_one_each():
+    pair = {"a": ((0, 1), 5)}, {"b": ((2, 3), 7)}
+    verdict = there(
+        within(0, call(5, group="a"), groups=pair[0]),
+        within(1, groups={"a": ((0, 1), 4)}, stack=(LOAD,)),
+        within(2, call(7, "broadcast", group="b"), groups=pair[1]),
+        within(3, groups={"b": ((2, 3), 6)}, stack=(LOAD,)),
+    )
+    assert verdict.ranks == (1, 3)
+    assert "trainer 1 has not come to all_reduce #5 of the group of ranks 0, 1" in verdict.sentence
+    assert "Trainer 3 has not come to broadcast #7 of the group of ranks 2, 3" in verdict.sentence
+
+
+def test_one_that_is_stopped_within_a_collective():
+    stopped = rank(1, call(4), note="stopped by a signal", stack=(INNER,))
+    verdict = there(rank(0, call(4)), stopped, rank(2, call(4)))
+    assert (verdict.kind, verdict.ranks) == ("stopped", (1,))
+    assert "has not completed all_reduce #4" in verdict.sentence
+
+
+def test_equally_many_values_are_the_same_collective():
+    scalar, one = call(1, "broadcast", sizes="[]", done=True), call(1, "broadcast", sizes="[1]", done=True)
+    assert decide([rank(0, scalar), rank(1, one)]) is None
+    assert decide([rank(0, call(1, sizes="[2, 2]", done=True)), rank(1, call(1, done=True))]) is None
+
+
+def test_what_has_no_meaning_for_all_ranks_says_nothing():
+    """A group that was made again with its name; ranks that torch does not have; a group that is gone."""
+    odd, even = call(1, "broadcast", group="h", done=True), call(1, group="h")
+    again = {"h": ((0, 1), 1, True)}
+    assert decide([within(0, even, groups={"h": ((0, 1), 1)}), within(1, odd, groups=again)]) is None
+    worlds = [rank(number, call(9 - number, done=number > 1), world_rank=number // 2) for number in range(4)]
+    assert decide(worlds) is None
+    assert decide([within(0, even, groups={"0": 1}), within(1, odd, groups={"0": 1})]) is None
+
+
+def test_clocks_of_other_nodes_are_corrected():
+    gone = rank(0, call(4, done=True), alive=False, symptom=True, how="exited with code 1", now=110.0)
+    ahead = rank(1, call(4, done=True, entered=105.0), ahead=5.0, unsure=0.01, now=117.0)
+    assert decide([gone, ahead]) is None
+    hour = [rank(n, call(4, entered=111.8 + 3600 * n), now=112.0 + 3600 * n, ahead=3600.0 * n) for n in ALL]
+    assert decide(hour) is None
+
+
+def test_who_has_ended_and_is_not_needed_says_nothing():
+    spare = RankState(rank=3, title="trainer 3", alive=False, ok=True, how="exited with code 0")
+    waits, loads = rank(0, call(4, entered=111.9)), rank(1, call(3, done=True, entered=111.5), stack=(LOAD,))
+    assert decide([waits, loads, spare]) is None
 
 
 # ---- Parameter servers

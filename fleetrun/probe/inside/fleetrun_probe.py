@@ -15,6 +15,7 @@ collectives (the flight recorder) anyway. Private names of torch are looked for,
 Python 3, also one without fleetrun: standard library only.
 """
 
+import _thread
 import atexit
 import faulthandler
 import os
@@ -32,20 +33,21 @@ _ARRIVALS = 200
 def install(address):
     """In the first Python of a container; what it starts has no probe. `address`: where to answer."""
     _show_stacks()
-    _address[:] = [address]
+    _home[:] = [address, os.getpid()]
+    _remove(address + ".last")  # an earlier program of this container had ended
     _Ending(os.environ.get("FLEETRUN_ERROR_FILE", ""), address).watch()
-    sys.meta_path.insert(0, _WhenImported(_TORCH, lambda module: _when_joined(module, address)))
+    sys.meta_path.insert(0, _WhenImported(_TORCH, _when_joined))
 
 
-_address = []
+_home = []  # where to answer, and the process that does: not one that it forks
 _more = {}
+_reading = _thread.allocate_lock()  # held while the text of a script is read
 
 
 def also(name, ask):
     """Answer from now on, with what `ask` returns under that name, for JSON; another thread calls it."""
     _more[name] = ask
-    if _address:
-        _answer_from_now_on(_address[0])
+    _answer_from_now_on()
 
 
 def _show_stacks():
@@ -84,7 +86,7 @@ class _Ending:
         if "torch" not in sys.modules or os.getpid() != self._pid:
             return
         try:
-            if os.getpid() in _answering:
+            if _answering:
                 _leave(self._address + ".last", _state(ends=True))
             if self._path and _free(self._path):  # the runtime may have written an error
                 self._say_how_it_ends()
@@ -163,7 +165,8 @@ class _WhenImported:
             return None
         sys.meta_path.remove(self)
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
+            find = getattr(finder, "find_spec", None)  # Python goes past one that has none, too
+            spec = find(name, path, target) if find is not None else None
             if spec is not None:
                 self._follow(spec.loader)
                 return spec
@@ -180,7 +183,7 @@ class _WhenImported:
         loader.exec_module = exec_module
 
 
-def _when_joined(module, address):
+def _when_joined(module):
     """Answer from the moment on when this process joins its first group."""
     import functools
     import time
@@ -190,8 +193,12 @@ def _when_joined(module, address):
     @functools.wraps(join)
     def init_process_group(*args, **kwargs):
         _joined_ns.append(time.time_ns())
-        _answer_from_now_on(address)  # also while it waits for the others here
-        return join(*args, **kwargs)
+        _answer_from_now_on()  # also while it waits for the others here
+        try:
+            return join(*args, **kwargs)
+        except BaseException:
+            _joined_ns.pop()  # the script may try again
+            raise
 
     module.init_process_group = init_process_group
 
@@ -207,44 +214,56 @@ def _named(group, moment=None):
     return f"{group}@{times}" if group and times > 1 else group
 
 
-_answering = []  # the pid of the process that does
+_answering = []  # the socket on which it does
 
 
-def _answer_from_now_on(address):
-    if os.getpid() in _answering:
+def _answer_from_now_on():
+    if _answering or os.getpid() not in _home:
         return
-    _answering[:] = [os.getpid()]
-    import _thread
     import socket
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _bind(listener, address)
+        _bind(listener, _home[0])
         listener.listen(8)
         # Not a `threading.Thread`: scripts count those.
         _thread.start_new_thread(_answer, (listener,))
+        _answering.append(listener)
     except (OSError, RuntimeError):
         listener.close()
 
 
 def _bind(listener, address):
-    """In place of what an earlier attempt or program of this container left there."""
+    """In place of what an earlier program of this container left there."""
     folder, name = os.path.split(address)
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         short = f"/proc/self/fd/{descriptor}/{name}"  # an address has 107 bytes at most
-        for path in (short, f"{short}.last"):
-            if os.path.lexists(path):
-                os.unlink(path)
+        _remove(short)
         listener.bind(short)
     finally:
         os.close(descriptor)
 
 
-def _answer(listener):
-    import json
+def _remove(path):
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
 
+
+def _answer(listener):
+    """Until the script closes this descriptor: what has its number then is the script's."""
+    import json
+    import time
+
+    ours = os.fstat(listener.fileno()).st_ino
     while True:
+        try:
+            if os.fstat(listener.fileno()).st_ino != ours:
+                return
+        except OSError:
+            return
         try:
             connection, _ = listener.accept()
             try:
@@ -252,34 +271,33 @@ def _answer(listener):
                 connection.sendall(json.dumps(_state()).encode())
             finally:
                 connection.close()
-        except Exception:  # the launcher that asked has ended, or the interpreter exits
-            if listener.fileno() < 0:
-                return
+        except (
+            Exception
+        ):  # the launcher that asked has ended, no descriptor is free, or the interpreter exits
+            time.sleep(0.1)
 
 
 def _state(ends=False):
-    """`pid`; `time_ns`, now; `torch`, its version; `error`, the exception that ends it; `stack`, that of the
-    exception, else of the main thread; `peer`, the rank for which it waits in send or recv; `groups`,
+    """`pid`; `time_ns`, now; `error`, the exception that ends it; `stack`, that of the exception, else of the
+    main thread; `world_rank`, its rank for torch; `peer`, for whom it waits in send or recv; `groups`,
     `calls` and `arrivals`; and what `also` has added.
     """
+    import threading
     import time
 
-    entries, status = _flight_record()
-    groups = _groups(sys.modules.get(_TORCH))
-    for name, found in status:
-        group = groups.setdefault(name, {})
-        group["entered"] = int(found.get("last_enqueued_collective", -1))
-        group["completed"] = int(found.get("last_completed_collective", -1))
-    frames = _frames(ends)
-    error = getattr(sys, "last_value", None)
+    module = sys.modules.get(_TORCH)
+    ends = ends or not threading.main_thread().is_alive()
+    error = getattr(sys, "last_value", None) if ends else None  # else of a shell, which goes on
+    entries, complete = _flight_record(module)
+    frames = _frames(ends)[:_FRAMES]
     return {
         "error": "" if error is None else f"{type(error).__name__}: {error}"[:500],
         "pid": os.getpid(),
         "time_ns": time.time_ns(),
-        "torch": str(getattr(sys.modules.get("torch"), "__version__", "")),
-        "stack": [_row(frame, line) for frame, line in frames[:_FRAMES]],
-        "peer": _peer(frames[:_FRAMES]),
-        "groups": groups,
+        "stack": _rows(frames),
+        "world_rank": _world_rank(module),
+        "peer": _peer(frames, module),
+        "groups": _groups(module, entries, complete),
         "calls": [_call(each) for each in entries[-_CALLS:]],
         "arrivals": _arrivals(entries[-_ARRIVALS:]),
         **_told(),
@@ -301,90 +319,149 @@ def _frames(ends):
     import threading
 
     found = []
-    trace = getattr(sys, "last_traceback", None)
+    trace = getattr(sys, "last_traceback", None) if ends else None
     while trace is not None:
         found.insert(0, (trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
-    frame = None if found or ends else sys._current_frames().get(threading.main_thread().ident)
+    frame = None if ends else sys._current_frames().get(threading.main_thread().ident)
     while frame is not None:
         found.append((frame, frame.f_lineno))
         frame = frame.f_back
     return found
 
 
-def _row(frame, line):
-    """File, line, function and the text of the line."""
+def _rows(frames):
+    """File, line, function and the text of the line; without the texts where the file cannot be read at once
+    (a script lies on the same file system as the data for which it waits).
+    """
     import linecache
 
-    code = frame.f_code
-    return [
-        code.co_filename,
-        line,
-        code.co_name,
-        linecache.getline(code.co_filename, line or 0).strip()[:120],
-    ]
+    rows = [[frame.f_code.co_filename, line, frame.f_code.co_name, ""] for frame, line in frames]
+
+    def read():
+        try:
+            for row in rows:
+                row[3] = linecache.getline(row[0], row[1] or 0).strip()[:120]
+        finally:
+            _reading.release()
+
+    if _reading.acquire(False):
+        try:
+            _thread.start_new_thread(read, ())
+        except RuntimeError:  # there can be no more threads
+            read()
+        if _reading.acquire(timeout=0.3):
+            _reading.release()
+    return rows
 
 
-def _peer(frames):
-    """`["recv", 2]` in `recv(..., src=2)`; None elsewhere."""
+def _world_rank(module):
+    try:
+        return module.get_rank() if module.is_initialized() else None
+    except Exception:
+        return None
+
+
+def _peer(frames, module):
+    """`["recv", 2, 7]` in `recv(..., src=2)`, the 7th call of its group; None for what is not known."""
     for frame, _ in frames:
-        if frame.f_code.co_name in ("send", "recv") and frame.f_globals.get("__name__") == _TORCH:
-            values = frame.f_locals
-            peer = values.get("dst") if frame.f_code.co_name == "send" else values.get("src")
-            return [frame.f_code.co_name, peer] if isinstance(peer, int) else None
+        what = frame.f_code.co_name
+        if what in ("send", "recv") and frame.f_globals.get("__name__") == _TORCH:
+            values, end = frame.f_locals, "dst" if what == "send" else "src"
+            group, peer, in_group = values.get("group"), values.get(end), values.get("group_" + end)
+            if peer is None and in_group is not None:
+                peer = in_group if group is None else module.get_global_rank(group, in_group)
+            return [
+                what,
+                peer if isinstance(peer, int) else None,
+                _sequence(group or module.GroupMember.WORLD),
+            ]
     return None
 
 
-def _groups(module):
-    """For each process group by its name: `ranks`, and the number of the last collective that was `entered`,
-    where torch tells it.
+def _sequence(group):
+    """How many calls of the group there were, if its backend counts them: Gloo counts send and recv too."""
+    try:
+        return group._get_sequence_number_for_group()
+    except Exception:
+        return None
+
+
+def _groups(module, entries, complete):
+    """For each process group by its name: `ranks`; the number of the last collective that was `entered`; and
+    whether it was made `again` with the same name, so that its numbers mean nothing.
     """
-    world = getattr(module, "_world", None)
+    last, again = {}, set()
+    for each in entries:
+        key, number = each["group"], each.get("collective_seq_id") or 0
+        if not each.get("is_p2p"):
+            if number < last.get(key, 0) or (number == last.get(key) and not _queued(each)):
+                again.add(key)
+            last[key] = number
     groups = {}
-    for group, ranks in dict(getattr(world, "pg_group_ranks", {})).items():
-        name = getattr(world, "pg_names", {}).get(group, "")
-        found = groups[_named(name)] = {"ranks": sorted(ranks)}
-        try:
-            found["entered"] = group._get_sequence_number_for_group()
-        except Exception:
-            pass
+    for group, ranks in dict(getattr(getattr(module, "_world", None), "pg_group_ranks", {})).items():
+        name, backends = _group_name(module, group), _backends(module, group)
+        for key in [_key(name, each, backends) for each in backends] or [name]:
+            entered = last.get(key, 0 if complete else _sequence(group))
+            groups[key] = {"ranks": sorted(ranks), "entered": entered or 0, "again": key in again}
     return groups
 
 
-def _flight_record():
-    """torch's flight recorders, that of NCCL and that of other backends: their entries, oldest first, and for
-    each group its name and state.
+def _group_name(module, group):
+    return _named(getattr(module._world, "pg_names", {}).get(group, ""))
+
+
+def _backends(module, group):
+    """Those of `cpu:gloo,cuda:nccl`."""
+    found = str(getattr(module._world, "pg_backend_config", {}).get(group, ""))
+    return sorted({each.rpartition(":")[2] for each in found.split(",")} - {""})
+
+
+def _key(name, backend, backends):
+    """Each backend of a group has numbers of its own: then it counts for as many groups."""
+    return "{} ({})".format(name, backend) if len(backends) > 1 else name
+
+
+def _flight_record(module):
+    """The entries of torch's flight recorders, that of NCCL and that of other backends, oldest first, with
+    `group`; and whether they are all since the start.
     """
     import json
 
+    backends = {}
+    for group in list(getattr(getattr(module, "_world", None), "pg_names", {})):
+        backends[_group_name(module, group)] = _backends(module, group)
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    entries, groups = [], []
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
-        dump = getattr(c10d, name, None)
+    entries, complete = [], True
+    for dump in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         try:
-            found = json.loads(dump(True, False)) if dump is not None else {}
+            found = json.loads(getattr(c10d, dump)(True, False)).get("entries") or []
         except Exception:
-            found = {}
-        own = found.get("entries") or []
-        names = {str(each.get("pg_id")): _group_of(each) for each in own}
-        status = found.get("pg_status") or {}
-        groups += [(names[number], each) for number, each in status.items() if number in names]
-        entries += own
-    return sorted(entries, key=lambda each: each.get("time_created_ns", 0)), groups
+            continue
+        complete = complete and (not found or found[0].get("record_id") == 0)
+        entries += found
+    for each in entries:
+        name = _named(each["process_group"][0], each.get("time_created_ns", 0))
+        backend = str(each.get("profiling_name", "")).partition(":")[0]
+        each["group"] = _key(name, backend, backends.get(name, ()))
+    entries.sort(key=lambda each: each.get("time_created_ns", 0))
+    return entries, complete and bool(entries)
 
 
-def _group_of(entry):
-    return _named(entry["process_group"][0], entry.get("time_created_ns", 0))
+def _queued(entry):
+    """Whether the program does not wait for the call, but its GPU."""
+    return str(entry.get("profiling_name", "")).startswith("nccl")
 
 
 def _call(entry):
     """A call of a collective or of send and recv; `number` counts them in the group."""
     point_to_point = bool(entry.get("is_p2p"))
     return {
-        "group": _group_of(entry),
+        "group": entry["group"],
         "operation": str(entry.get("profiling_name", "")).rpartition(":")[2],
         "number": entry.get("p2p_seq_id" if point_to_point else "collective_seq_id"),
         "point_to_point": point_to_point,
+        "queued": _queued(entry),
         "sizes": entry.get("input_sizes"),
         "dtypes": entry.get("input_dtypes"),
         "entered_ns": entry.get("time_created_ns"),
@@ -398,7 +475,7 @@ def _arrivals(entries):
     """
     found = {}
     for each in entries:
-        if not each.get("is_p2p") and not str(each.get("profiling_name", "")).startswith("nccl"):
+        if not each.get("is_p2p") and not _queued(each):
             moment = [each.get("collective_seq_id"), each.get("time_created_ns", 0) // 1000]
-            found.setdefault(_group_of(each), []).append(moment)
+            found.setdefault(each["group"], []).append(moment)
     return found
