@@ -249,7 +249,8 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         alive=bool(said["alive"]) and not ending,
         ok=bool(said.get("ok")),
         how=f"failed ({error.splitlines()[0]})" if ending else str(said.get("how", "")),
-        symptom=symptom and (not probe or _failed_together(error, stack)),
+        symptom=symptom
+        and _failed_together(str(said.get("how", "")), error, str(said.get("said", "")), stack),
         said=str(said.get("said", "")),
         note=str(said.get("note", "")),
         answered=bool(probe),
@@ -278,12 +279,14 @@ def read_state(said: Mapping[str, Any]) -> RankState:
 _OF_TORCH = re.compile(r"gloo|nccl|DistNetwork|DistStore|DistBackend|TCPStore|watchdog", re.IGNORECASE)
 
 
-def _failed_together(error: str, stack: tuple[Frame, ...]) -> bool:
+def _failed_together(how: str, error: str, said: str, stack: tuple[Frame, ...]) -> bool:
     """Whether what reads like a symptom came from a call to others: a request to a storage service times out,
-    too.
+    too, and a library of the script's own may abort. torch aborts with an exception of C++, in `said`.
     """
-    if not stack or _OF_TORCH.search(error):
+    if _OF_TORCH.search(f"{error}\n{said}"):
         return True
+    if not stack:
+        return "SIGABRT" not in how
     inner = stack[0]
     return inner.of_torch or inner.waits or inner.file.startswith(f"{_OURS}/trainers/")
 

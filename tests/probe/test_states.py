@@ -148,6 +148,21 @@ def test_what_is_malformed(wrong):
         read_state({**SAID, **wrong})
 
 
+@pytest.mark.parametrize(
+    ("said", "symptom"),
+    [("", False), ("free(): invalid pointer", False), ("[PG ID 0 Rank 1] Watchdog caught a timeout", True)],
+)
+def test_an_abort_is_a_symptom_if_torch_says_why(said, symptom):
+    killed = {
+        "rank": 1,
+        "title": "trainer 1",
+        "alive": False,
+        "symptom": True,
+        "how": "was killed by SIGABRT",
+    }
+    assert read_state({**killed, "said": said}).symptom is symptom
+
+
 FAILED = {**SAID, "alive": False, "symptom": True}
 REQUEST = ["/env/site-packages/urllib3/response.py", 9, "_error_catcher", "raise ReadTimeoutError()"]
 GLOO = ["/env/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()"]
