@@ -104,6 +104,7 @@ FAULTS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "SIGSEGV": lambda: ctypes.string_at(0),
     "SIGABRT": os.abort,
+    "storage times out": lambda: (_ for _ in ()).throw(TimeoutError("the read operation timed out")),
     "exception": lambda: (_ for _ in ()).throw(Broken("in the step")),
     "data loader": bad_loader,
     "data loader killed": lambda: bad_loader(kill=True),
@@ -111,7 +112,9 @@ FAULTS = {
     # comes late
     "straggler": lambda: time.sleep(5.5),
 }
-"""Besides `backward` (an exception in it), `never joins` and `order` (two groups the other way round)."""
+"""Besides `backward` (an exception in it), `never joins`, `order` (two groups the other way round) and
+`sends nothing` (where the next rank receives).
+"""
 
 
 def train_ps(fault: str, bad: int, step: int) -> None:
@@ -155,6 +158,23 @@ def train_ps(fault: str, bad: int, step: int) -> None:
     fleet.stop_worker()
 
 
+def fail(fault: str, after: int) -> None:
+    """In the rank that is so many after the bad one."""
+    if fault == "sends nothing" and after < 2:
+        if after:
+            dist.irecv(torch.ones(1), (dist.get_rank() - 1) % dist.get_world_size()).wait()
+        time.sleep(600)
+    elif fault in FAULTS and not after:
+        FAULTS[fault]()
+
+
+def exchange(model: nn.Module | None, rank: int) -> None:
+    for parameter in model.parameters() if model is not None else ():
+        dist.all_reduce(parameter.grad)
+    if rank < 2:  # Gloo counts this, which other ranks do not do, with its collectives
+        (dist.recv if rank else dist.send)(torch.ones(8), 1 - rank)
+
+
 def train(fault: str, bad: int, step: int, style: str) -> None:
     global ALL_AGAIN
     rank = int(os.environ["RANK"])
@@ -173,8 +193,8 @@ def train(fault: str, bad: int, step: int, style: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for number in range(STEPS):
         now = number == step and rank == bad
-        if now and fault in FAULTS:
-            FAULTS[fault]()
+        if number == step:
+            fail(fault, (rank - bad) % dist.get_world_size())
         groups = [None, ALL_AGAIN]
         for group in groups[::-1] if now and fault == "order" else groups:
             dist.all_reduce(torch.ones(1000), group=group)
@@ -183,9 +203,7 @@ def train(fault: str, bad: int, step: int, style: str) -> None:
             loss.register_hook(lambda grad: (_ for _ in ()).throw(Broken("in backward")))
         optimizer.zero_grad()
         loss.backward()
-        if style == "plain":
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
+        exchange(model if style == "plain" else None, rank)
         optimizer.step()
         time.sleep(0.02)
     with contextlib.suppress(RuntimeError):

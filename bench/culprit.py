@@ -2,6 +2,7 @@
 
     python bench/culprit.py                           # every fault, 2 ranks, 1 seed, plain torch
     python bench/culprit.py --seeds 10 --ranks 2,4,8 --nodes 1,2 --styles plain,ddp,fsdp
+    python bench/culprit.py --seeds 10 --mix --ranks 2,4,8 --nodes 1,2 --styles plain,ddp,fsdp --peer no
     python bench/culprit.py --styles ps --peer no
     python bench/culprit.py --faults 'sleep;order' -v   # and what was said
 
@@ -31,12 +32,12 @@ FAULTS = [
     "sleep", "python loop", "C loop with the GIL", "SIGSTOP", "lock", "slow disk", "thread dies",
     "recv without send", "operation", "size", "dtype", "group", "order", "fewer steps", "fewer steps, stays",
     "os._exit(0)", "sys.exit(3)", "SIGKILL", "SIGSEGV", "SIGABRT", "exception", "backward", "data loader",
-    "data loader killed", "memory", "straggler", "never joins",
+    "data loader killed", "memory", "straggler", "never joins", "sends nothing", "storage times out",
 ]  # fmt: skip
 SERVED = [
     "sleep", "python loop", "C loop with the GIL", "SIGSTOP", "lock", "slow disk", "thread dies",
     "sys.exit(3)", "SIGKILL", "SIGSEGV", "SIGABRT", "exception", "backward", "data loader",
-    "data loader killed", "memory",
+    "data loader killed", "memory", "storage times out",
     "server SIGSTOP", "server SIGKILL",
 ]  # fmt: skip
 """Where there are parameter servers."""
@@ -182,6 +183,9 @@ def main() -> None:
     parser.add_argument("--styles", default="plain")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument(
+        "--mix", action="store_true", help="one style, ranks and nodes for each seed, at random"
+    )
     parser.add_argument("--peer", default="yes", choices=["yes", "no"])
     parser.add_argument("-v", action="store_true")
     asked = parser.parse_args()
@@ -192,7 +196,11 @@ def main() -> None:
         tally = Tally()
         seeds = range(asked.seed, asked.seed + asked.seeds)
         lists = [each.split(",") for each in (asked.styles, asked.ranks, asked.nodes)]
-        for style, ranks, nodes, seed in itertools.product(*lists, seeds):
+        every = itertools.product(*lists)
+        cases = [(*case, seed) for case in every for seed in seeds]
+        if asked.mix:
+            cases = [(*map(random.Random(f"{fault} {seed}").choice, lists), seed) for seed in seeds]
+        for style, ranks, nodes, seed in cases:
             attempt(tally, fault, style, int(ranks), int(nodes), seed, asked)
         print(tally.row(fault), flush=True)
         total.add(tally)

@@ -197,6 +197,11 @@ class RankState:
         return communicates or inner.waits
 
     @property
+    def gave_up(self) -> bool:
+        """Whether it has waited for others until its time was over."""
+        return not self.alive and self.symptom and re.search(r"timed? ?out", self.how, re.I) is not None
+
+    @property
     def joining(self) -> bool:
         return (
             self.answered

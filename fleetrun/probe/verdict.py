@@ -360,19 +360,21 @@ class _Job:
         return None
 
     def left_over(self) -> Verdict | None:
-        """The only rank that waits for none, where all live and others wait for ranks that are not known."""
+        """The only rank that waits for none, where others wait, or have given up to wait, for ranks that are
+        not known.
+        """
         unknown = [rank for rank, each in self.states.items() if each.waits_unknown]
         waiting = {*unknown, *self.blocked_by, *self.waits}
         left = [rank for rank in self.states if rank not in waiting]
         if not unknown or len(left) != 1 or not self._free(left[0]):
             return None
-        if not all(each.alive and each.answered for each in self.states.values()):
+        if not all(each.answered and (each.alive or each.gave_up) for each in self.states.values()):
             return None
         only, first = self.states[left[0]], self.states[min(unknown)]
         where = f", {only.title} at {only.place}" if only.place else ""
         sentence = (
             f"{self._placed(left)} waits for no other trainer, and {_trainers(waiting)} "
-            f"{_waits([*waiting])}: {first.title} at {first.place}{where}"
+            f"{_waits([*waiting]) if first.alive else 'waited'}: {first.title} at {first.place}{where}"
         )
         return self._verdict("not entered", sentence, left)
 

@@ -265,8 +265,19 @@ def test_a_rank_that_waits_for_one_that_is_not_known(waits):
     assert decide([rank(0, call(4)), rank(1, call(3, done=True), **waits), rank(2, call(4))]) is None
     alone = decide([rank(1, ranks=(1,), **waits), rank(0, ranks=(0,), stack=(LOAD,))])
     assert (alone.ranks if alone else None) == ((0,) if waits.get("answered", True) else None)
+
     loads = rank(2, call(3, done=True), stack=(LOAD,))
     assert there(rank(0, call(4)), rank(1, call(3, done=True), **waits), loads).ranks == (2,)
+
+
+@pytest.mark.parametrize(("how", "known"), [("Timed out waiting 4000ms", True), ("Connection closed", False)])
+def test_a_rank_that_gave_up_to_wait_for_the_only_other(how, known):
+    """A connection may break for other reasons."""
+    gone = rank(
+        0, ranks=(0, 1), alive=False, symptom=True, how=f"failed (RuntimeError: {how})", stack=(WAIT,)
+    )
+    verdict = decide([gone, rank(1, ranks=(0, 1), stack=(LOAD,))])
+    assert (verdict.ranks if verdict else None) == ((1,) if known else None)
 
 
 def test_two_that_send_and_receive_meet():
