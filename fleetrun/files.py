@@ -29,6 +29,15 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     return fd
 
 
+def end_of(path: Path, most: int) -> str:
+    """The last `most` bytes; whole lines, if it has more. Raises OSError."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most))
+        data = file.read(most)
+    return (data.partition(b"\n")[2] if size > most else data).decode(errors="replace")
+
+
 def replace_file(path: Path, text: str) -> None:
     """Replace the file, or whatever has its name, atomically. Raises OSError."""
     aside = path.with_suffix(".new")

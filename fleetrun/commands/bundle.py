@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from fleetrun.commands.why import ask_why
 from fleetrun.console.text import printable, without_secrets
 from fleetrun.control.client import NoAnswer, Running
 from fleetrun.errors import LaunchError, UsageError
-from fleetrun.files import open_plain
+from fleetrun.files import end_of
 from fleetrun.record.history import History
 from fleetrun.record.journal import plain
 from fleetrun.stacks.collect import collect, find_pyspy
@@ -40,14 +42,15 @@ _ABOUT = """Made by `fleetrun bundle` of fleetrun {version} on {host}, {date}: j
 
 report.txt, report.json   how the job ended, and why
 record.jsonl              its events (docs/events.md), the last MiB
-logs/                     the last MiB of each log on this machine
+logs/                     the last MiB of each log on this machine, less of those on the other nodes of a job
+                          that runs
 status.json               its state, if it runs; why.json: where all ranks of all nodes are, with their last
                           collectives, and which one the others wait for; stacks.txt: of this machine
 doctor.json               this machine, as `fleetrun doctor` sees it
 
 Masked: passwords in URLs, what is assigned to names such as API_KEY or TOKEN, and the values of such
 variables of the shell that made this. Whatever else a script has printed is here as it is: look through it
-before you give it away. The logs and records of a job's other machines are made there, by the same command.
+before you give it away. The same command on another node of the job packs that node's records and whole logs.
 """
 
 
@@ -64,6 +67,8 @@ def command(job: str | None, output: str | None, log_dir: Path | None) -> int:
     record in --log_dir. The file has the failure report, the record, the end of each log, and what `doctor`
     says of this machine; of a job that runs also its status, and where all ranks of all nodes are (`why`,
     `stacks`). The job is not disturbed.
+    Of a job that runs it has the ends of the logs on its other nodes, too, as far as they fit into 32 KiB of
+    each node.
 
     Values that look secret are masked, as far as their names tell: look through it before you give it away.
 
@@ -129,12 +134,14 @@ def _parts(history: History, found: object) -> Iterator[Part]:
     yield "README.txt", lambda: _about(history)
     yield "report.txt", lambda: "\n".join(summary(history, time.time())) + "\n"
     yield "report.json", lambda: _json(as_json(history))
-    yield "record.jsonl", lambda: _end_of(history.path)
+    yield "record.jsonl", lambda: end_of(history.path, _TAIL)
     for each in history.containers:
-        yield f"logs/{each.log.name}", lambda path=each.log: _end_of(path)  # type: ignore[misc]
+        yield f"logs/{each.log.name}", lambda path=each.log: end_of(path, _TAIL)  # type: ignore[misc]
     if isinstance(found, Running):
         yield "status.json", lambda: _json(found.status)
-        yield "why.json", lambda: _json(ask_why(found, states=True))
+        others: list[Part] = []
+        yield "why.json", lambda: _json(_without_logs(ask_why(found, states=True), others))
+        yield from others
         yield "stacks.txt", lambda: _stacks(found)
     yield "doctor.json", _doctor
 
@@ -153,13 +160,14 @@ def _json(value: Any) -> str:
     return json.dumps(plain(value), indent=1) + "\n"
 
 
-def _end_of(path: Path) -> str:
-    """Whole lines, if it is cut."""
-    with os.fdopen(open_plain(path), "rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL))
-        data = file.read(_TAIL)
-    return (data.partition(b"\n")[2] if size > _TAIL else data).decode(errors="replace")
+def _without_logs(answer: dict[str, Any], logs: list[Part]) -> dict[str, Any]:
+    """The ends of logs on other nodes become parts of their own."""
+    for state in answer.get("states", ()):
+        log = state.pop("log", None)
+        if isinstance(log, dict):
+            name = re.sub(r"[^\w.-]+", "_", f"{state.get('node')}.{log.get('name')}")
+            logs.append((f"logs/{name}", partial(str, log.get("end"))))
+    return answer
 
 
 def _stacks(running: Running) -> str:

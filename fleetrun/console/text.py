@@ -263,7 +263,7 @@ def _end_of_traceback(lines: list[str], start: int) -> int:
 MASK = "******"
 _LOOKS_SECRET = (
     r"(?i)(?:^|_)(?:API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASS|PWD|CREDENTIALS?|AUTH|COOKIE|DSN)(?:_|\d|$)"
-    r"|SECRET|PASSW|TOKEN|CREDENTIAL|APIKEY"
+    r"|SECRET|PASSW|TOKEN|CREDENTIAL|APIKEY|ACCOUNTKEY"
 )
 _NOT_SECRET = frozenset({"PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "TOKENIZERS_PARALLELISM"})
 _URL_PASSWORD = r"(://[^/\s:@]*:)[^/\s@]+@"

@@ -25,6 +25,7 @@ from fleetrun.envs.contract import Role
 from fleetrun.files import peer, short_socket_path
 from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import (
+    Detail,
     Ending,
     Failure,
     Findings,
@@ -451,7 +452,7 @@ class Control:
         end: Callable[[int, str], None],
         tell: Callable[[str], None],
         others: Others | None = None,
-        why: Callable[[Callable[[Findings], None]], None] | None = None,
+        why: Callable[[Detail, Callable[[Findings], None]], None] | None = None,
     ) -> None:
         self._job_status = job_status
         self._end_job = end
@@ -487,7 +488,8 @@ class Control:
         if asked == "why" and self._why is not None:
             find = self._why
             whole = question.get("states") is True
-            return lambda say: find(lambda findings: say(_findings_fields(findings, whole)))
+            detail = Detail.LOGS if whole else Detail.OUTSIDE
+            return lambda say: find(detail, lambda findings: say(_findings_fields(findings, whole)))
         return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
 
     def _everywhere(self, others: Others, question: Message) -> Later:

@@ -21,6 +21,7 @@ from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import WRONG
 from fleetrun.elastic.store import Entry, Store
+from fleetrun.pod.events import Detail
 from fleetrun.pod.loop import Loop, Timer
 
 WITHIN = 2.0
@@ -58,15 +59,14 @@ Answers = Mapping[int, Answer | None]
 
 @dataclass(frozen=True, slots=True)
 class StatusQuery:
-    """A request for status, or with `ranks` for where the ranks of a node are; with `outside` processes that
-    do not answer for themselves are read from outside. `only`: the id of the one node that is asked, empty
-    for all. `brief`: a short answer. `most`: bytes that an answer may have.
+    """A request for status, or with `ranks` for where the ranks of a node are, in this detail. `only`: the id
+    of the one node that is asked, empty for all. `brief`: a short answer. `most`: bytes that an answer may
+    have.
     """
 
     only: str = ""
     brief: bool = False
-    ranks: bool = False
-    outside: bool = False
+    ranks: Detail | None = None
     most: int = LARGEST
 
 
@@ -83,7 +83,7 @@ class _PendingQuestion:
 
 class Inquiry:
     """One node's questions and answers. `tell(brief, most)` makes its answer of at most `most` bytes;
-    `tell_ranks(most, outside, then)` the answer about its ranks, a moment later.
+    `tell_ranks(most, detail, then)` the answer about its ranks, a moment later.
 
     Needs `membership`, and to be called with what that sees: `membership.when_looked = inquiry.look`.
     """
@@ -93,7 +93,7 @@ class Inquiry:
         loop: Loop,
         me: str,
         tell: Callable[[bool, int], bytes],
-        tell_ranks: Callable[[int, bool, Callable[[bytes], None]], None],
+        tell_ranks: Callable[[int, Detail, Callable[[bytes], None]], None],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.within = WITHIN
@@ -132,18 +132,16 @@ class Inquiry:
 
         self._ask(rank, brief, found)
 
-    def ask_ranks(self, outside: bool, then: Callable[[Answers], None]) -> None:
+    def ask_ranks(self, detail: Detail, then: Callable[[Answers], None]) -> None:
         """The same for where the ranks of all other nodes are, within RANKS_WITHIN seconds."""
-        self._ask(None, False, then, ranks=True, outside=outside)
+        self._ask(None, False, then, detail)
 
     def _ask(
         self,
         rank: int | None,
         brief: bool,
         then: Callable[[Answers], None],
-        *,
-        ranks: bool = False,
-        outside: bool = False,
+        ranks: Detail | None = None,
     ) -> None:
         members = self._members
         chosen = members if rank is None else members[rank : rank + 1]
@@ -153,7 +151,7 @@ class Inquiry:
             return
         only = "" if rank is None else chosen[0]
         most = min(LARGEST, max(SMALLEST, ALL_OF_THEM // len(asked)))
-        query = StatusQuery(only, brief, ranks, outside, most)
+        query = StatusQuery(only, brief, ranks, most)
         for pending in self._questions.values():
             if (pending.query, pending.asked) == (query, asked):
                 pending.then.append(then)
@@ -218,7 +216,7 @@ class Inquiry:
         if query is None or query.only not in ("", self._me) or name.startswith(f"{self._me}."):
             return
         if query.ranks:
-            self._tell_ranks(query.most, query.outside, partial(self._put_answer, name))
+            self._tell_ranks(query.most, query.ranks, partial(self._put_answer, name))
         else:
             self._put_answer(name, self._tell(query.brief, query.most))
 
@@ -245,7 +243,9 @@ def _unpack(data: bytes) -> StatusQuery | None:
     try:
         fields = json.loads(data)
         most = max(0, min(LARGEST, int(fields["most"])))
-        brief, ranks, outside = (fields.get(name) is True for name in ("brief", "ranks", "outside"))
-        return StatusQuery(str(fields["only"]), brief, ranks, outside, most)
+        ranks = fields.get("ranks")
+        return StatusQuery(
+            str(fields["only"]), fields.get("brief") is True, Detail(ranks) if ranks else None, most
+        )
     except WRONG:
         return None

@@ -39,7 +39,7 @@ from fleetrun.launch.session import (
 from fleetrun.plan.topology import Host, Offer, check_complete, placed, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import JobResult, Peers, Verdict, code_of
+from fleetrun.pod.events import Detail, JobResult, Peers, Verdict, code_of
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.supervisor import Supervisor
 
@@ -236,14 +236,14 @@ class OtherRanks:
         self._inquiry = inquiry
         self._agent = agent
 
-    def ask(self, outside: bool, then: Callable[[list[State], str], None]) -> None:
+    def ask(self, detail: Detail, then: Callable[[list[State], str], None]) -> None:
         """`AskOthers` of `stacks.helper`. The ranks of a node that does not answer are told as that."""
         place = self._agent.place
         if place is None:
             then([], "")
             return
         here = _place(place.members[place.rank].name, place.rank)
-        self._inquiry.ask_ranks(outside, lambda found: then(_states(found, place), here))
+        self._inquiry.ask_ranks(detail, lambda found: then(_states(found, place), here))
 
 
 def _states(found: Answers, place: Assignment) -> list[State]:

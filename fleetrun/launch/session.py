@@ -37,6 +37,7 @@ from fleetrun.host.network import ports_in_use
 from fleetrun.pod import linux, logs
 from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import (
+    Detail,
     Events,
     Findings,
     JobResult,
@@ -71,7 +72,7 @@ from fleetrun.shadow import shadow_of_failure
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
     from fleetrun.pod.hangs import HangWatch, LateWatch, WaitWatch
-    from fleetrun.stacks.helper import AskOthers
+    from fleetrun.stacks.helper import AskOthers, State
 
 
 def _tell_parent(report: Sequence[str]) -> None:
@@ -269,7 +270,7 @@ class LaunchSession:
             waits = WaitWatch(self._loop, self._find, self._warn_of, self._is_busy)
             self.progress.subscribe(lambda container, report: waits.reported(container))
             late = LateWatch(
-                self._loop, partial(self._find, outside=False), self._note_lateness, self._warn_of
+                self._loop, partial(self._find, detail=Detail.PROBES), self._note_lateness, self._warn_of
             )
             self._watches = [waits, late]
         for watch in self._watches:
@@ -287,13 +288,16 @@ class LaunchSession:
         return several and told and self.settings.probe == "on"
 
     def _find(
-        self, containers: Sequence[Container], then: Callable[[Findings], None], *, outside: bool = True
+        self,
+        containers: Sequence[Container],
+        then: Callable[[Findings], None],
+        detail: Detail = Detail.OUTSIDE,
     ) -> Callable[[], None]:
         """Where all ranks are, here and on the other nodes."""
         from fleetrun.stacks.helper import Finder, quick_taker  # late: few jobs need it
 
-        taker = quick_taker(self._loop, self.companions, outside=outside)
-        return Finder(taker, self._ask_others).begin(containers, then)
+        taker = quick_taker(self._loop, self.companions, detail)
+        return Finder(taker, self._ask_others, detail).begin(containers, then)
 
     def _note_lateness(self, late: tuple[Late, ...]) -> None:
         if lateness_fields((*late, *self.job_status.late)):
@@ -350,19 +354,22 @@ class LaunchSession:
             return None
         return self._find(containers, lambda findings: then(findings.verdict))
 
-    def why(self, then: Callable[[Findings], None]) -> None:
-        """For `fleetrun why`."""
-        self._find(self._pod.containers if self._pod is not None else [], then)
+    def why(self, detail: Detail, then: Callable[[Findings], None]) -> None:
+        """For `fleetrun why` and `bundle`."""
+        self._find(self._pod.containers if self._pod is not None else [], then, detail)
 
-    def tell_ranks(self, most: int, outside: bool, then: Callable[[bytes], None]) -> None:
+    def tell_ranks(self, most: int, detail: Detail, then: Callable[[bytes], None]) -> None:
         """For another node that asks: where the ranks of this node are."""
-        from fleetrun.stacks.helper import pack_states, quick_taker  # late: few jobs are asked
+        from fleetrun.stacks.helper import pack_states, quick_taker, with_logs  # late: few jobs are asked
 
         containers = self._pod.containers if self._pod is not None else []
         asked = time.time()
-        quick_taker(self._loop, self.companions, outside=outside).take(
-            containers, lambda lines, states: then(pack_states(states, most, asked))
-        )
+
+        def taken(lines: tuple[str, ...], states: list[State]) -> None:
+            told = with_logs(states, containers) if detail is Detail.LOGS else states
+            then(pack_states(told, most, asked))
+
+        quick_taker(self._loop, self.companions, detail).take(containers, taken)
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""

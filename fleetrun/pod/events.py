@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Protocol
 
 from fleetrun.envs.channels import ErrorRecord
@@ -87,6 +88,16 @@ class Late:
     seconds: float
     behind: int
     of: int
+
+
+class Detail(StrEnum):
+    """How much is found out about ranks: what their probes say; and what is read from outside of processes
+    that do not answer; and the ends of logs on other nodes.
+    """
+
+    PROBES = "probes"
+    OUTSIDE = "outside"
+    LOGS = "logs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from typing import Any
 from fleetrun.envs.channels import PROBE_VARIABLE
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
+from fleetrun.files import end_of
 from fleetrun.host.interpreter import helper_command, helper_environment
 from fleetrun.pod.companion import Companion
 from fleetrun.pod.container import Container
-from fleetrun.pod.events import Findings
+from fleetrun.pod.events import Detail, Findings
 from fleetrun.pod.hangs import HangWatch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import is_symptom
@@ -214,22 +215,27 @@ class _Taking:
 
 # ---- What a job waits for: where its ranks are, here and on the other nodes
 
-AskOthers = Callable[[bool, Callable[[list[State], str], None]], None]
-"""Gets the states of the ranks of all other nodes, and what this node is called; calls back exactly once,
-seconds later at most. The first argument is `Taker.outside`.
+AskOthers = Callable[[Detail, Callable[[list[State], str], None]], None]
+"""Gets the states of the ranks of all other nodes, in this detail, and what this node is called; calls back
+exactly once, seconds later at most.
 """
 
 
 class Finder:
     """One for a launch. `others` is None where there is no other node."""
 
-    def __init__(self, taker: Taker, others: AskOthers | None) -> None:
+    def __init__(self, taker: Taker, others: AskOthers | None, detail: Detail = Detail.OUTSIDE) -> None:
         self._taker = taker
         self._others = others
+        self._detail = detail
 
     def begin(self, containers: Sequence[Container], then: Callable[[Findings], None]) -> Callable[[], None]:
         """`Take` of `pod.hangs`."""
-        return _Finding(then, alone=self._others is None).begin(self._taker, containers, self._others)
+        finding = _Finding(then, alone=self._others is None)
+        cancel = finding.begin(self._taker, containers)
+        if self._others is not None:
+            self._others(self._detail, finding.told)
+        return cancel
 
 
 class _Finding:
@@ -242,12 +248,8 @@ class _Finding:
         self._others: list[State] | None = [] if alone else None
         self._node = ""
 
-    def begin(
-        self, taker: Taker, containers: Sequence[Container], others: AskOthers | None
-    ) -> Callable[[], None]:
+    def begin(self, taker: Taker, containers: Sequence[Container]) -> Callable[[], None]:
         cancel = taker.take(containers, self._taken)
-        if others is not None:
-            others(taker.outside, self._told)
 
         def call_off() -> None:
             self._then = None
@@ -259,7 +261,7 @@ class _Finding:
         self._lines, self._states = lines, states
         self._finish()
 
-    def _told(self, states: list[State], node: str) -> None:
+    def told(self, states: list[State], node: str) -> None:
         self._others, self._node = states, node
         self._finish()
 
@@ -287,8 +289,20 @@ def _read(states: Sequence[State]) -> list[RankState]:
     return found
 
 
-_ENOUGH = ((20, 20, 200), (6, 6, 60), (2, 2, 20), (0, 1, 0))
-"""Frames, calls and arrivals of each rank, less and less."""
+_ENOUGH = ((20, 20, 200, 1 << 18), (20, 20, 60, 1 << 16), (6, 6, 20, 1 << 13), (2, 2, 2, 0), (0, 1, 0, 0))
+"""Frames, calls and arrivals of each rank, and bytes of its log, less and less."""
+
+
+def with_logs(states: Sequence[State], containers: Sequence[Container]) -> list[State]:
+    """With the ends of their logs, for another node."""
+    logs = {each.spec.title: each.spec.log for each in containers}
+    found = []
+    for state in states:
+        with contextlib.suppress(OSError):
+            path = logs[state["title"]]
+            state = {**state, "log": {"name": path.name, "end": end_of(path, _ENOUGH[0][3])}}
+        found.append(state)
+    return found
 
 
 def pack_states(states: Sequence[State], most: int, asked: float) -> bytes:
@@ -297,14 +311,17 @@ def pack_states(states: Sequence[State], most: int, asked: float) -> bytes:
     """
     for enough in _ENOUGH:
         said = {"asked": asked, "answered": time.time(), "states": [_cut(each, *enough) for each in states]}
-        data = zlib.compress(json.dumps(said, separators=(",", ":")).encode())
-        if len(data) <= most:
+        text = json.dumps(said, separators=(",", ":")).encode()
+        data = zlib.compress(text)
+        if len(data) <= most and len(text) <= _LARGEST:
             return data
     return zlib.compress(b"{}")
 
 
-def _cut(state: State, frames: int, calls: int, arrivals: int) -> State:
-    probe = state.get("probe")
+def _cut(state: State, frames: int, calls: int, arrivals: int, end: int) -> State:
+    probe, log = state.get("probe"), state.get("log")
+    if log:
+        state = {**state, "log": {**log, "end": log["end"][max(0, len(log["end"]) - end) :]}}
     if probe:
         last = {group: each[max(0, len(each) - arrivals) :] for group, each in _arrivals(probe).items()}
         probe = {**probe, "stack": [], "calls": probe.get("calls", [])[-calls:], "arrivals": last}
@@ -340,8 +357,9 @@ _SOON = 1.5  # seconds in which processes answer, or are read from outside
 _LATER = 1.5  # more, for a slow machine
 
 
-def quick_taker(loop: Loop, companions: set[int], *, outside: bool) -> Taker:
+def quick_taker(loop: Loop, companions: set[int], detail: Detail) -> Taker:
     """For a failure, or to look how a job fares: it takes 3 seconds at most."""
+    outside = detail is not Detail.PROBES
     return Taker(loop, companions, outside=outside, within=_SOON, more=_LATER)
 
 

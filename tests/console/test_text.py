@@ -239,6 +239,7 @@ def test_that_a_secret_is_empty_is_no_secret():
         ('{"WANDB_API_KEY": "s3cr3t", "lr": 1}', f'{{"WANDB_API_KEY": "{MASK}", "lr": 1}}'),
         ("--env DB_PASSWORD=s3cr3t train.py", f"--env DB_PASSWORD={MASK} train.py"),
         ("password: s3cr3t", f"password: {MASK}"),
+        ("Protocol=https;AccountKey=s3cr3t==;x=y", f"Protocol=https;AccountKey={MASK};x=y"),
         ("api-key=s3cr3t&x=1", f"api-key={MASK}&x=1"),
         ("from redis://u:s3cr3t@h/0 on", f"from redis://u:{MASK}@h/0 on"),
         ("tokens: 1024, token_rate=1.5e3", "tokens: 1024, token_rate=1.5e3"),

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tarfile
 
 import pytest
 
@@ -261,7 +262,7 @@ def test_the_rank_is_named_that_the_others_wait_for(three: Nodes):
 
 
 def test_why_and_stacks_show_the_ranks_of_all_nodes(three: Nodes):
-    three.script(WAITS.replace("=4)", "=400)"))
+    three.script("print('the log of', WHO, flush=True)" + WAITS.replace("=4)", "=400)"))
     launches = three.start_all("--stop_timeout", "1")
     asked = three.commands[1]
     wait_until(lambda: "all_reduce #2, in which trainers 0, 1 wait" in asked.run("why").out)
@@ -274,5 +275,15 @@ def test_why_and_stacks_show_the_ranks_of_all_nodes(three: Nodes):
     assert "> wait_for_go (telling.py:" in first
     assert second.strip().startswith("trainers 0, 1: <module> (train.py:")
     assert second.endswith("> in all_reduce #2")
+    packed = asked.run("bundle")
+    with tarfile.open(asked.folder / packed.out.strip()) as archive:
+        logs = {
+            each.name: archive.extractfile(each).read()
+            for each in archive.getmembers()
+            if "/logs/" in each.name
+        }
+    for rank, name in ((0, "/logs/node_0_"), (1, "/logs/default."), (2, "/logs/node_2_")):
+        (text,) = [text for path, text in logs.items() if name in path]
+        assert b"the log of trainer.%d" % rank in text, logs
     go(launches)
     assert codes(launches) == [0, 0, 0]

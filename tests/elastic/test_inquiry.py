@@ -6,6 +6,7 @@ import pytest
 
 from fleetrun.elastic.inquiry import LARGEST, RANKS_WITHIN, WITHIN, Inquiry
 from fleetrun.elastic.rendezvous import records
+from fleetrun.pod.events import Detail
 from fleetrun.stacks.helper import _LATER, _SOON
 from tests.support.simulation import SimulatedJob
 
@@ -22,7 +23,7 @@ class Asking:
         self.options: list[tuple[str, bool, int]] = []
         self.told: dict[str, bytes] = {}
         self.ranks_take = 0.0
-        self.outside: list[bool] = []
+        self.detail: list[Detail] = []
         self.inquiries: list[Inquiry] = []
         for _ in range(count):
             self.add()
@@ -47,8 +48,8 @@ class Asking:
 
         return tell
 
-    def tell_ranks(self, most, outside, then):
-        self.outside.append(outside)
+    def tell_ranks(self, most, detail, then):
+        self.detail.append(detail)
         self.job.loop.after(self.ranks_take, lambda: then(b"here"))
 
     def ask(self, asker, rank=None, brief=False):
@@ -111,7 +112,7 @@ def test_a_node_asks_neither_itself_nor_a_missing_rank(rank):
 def test_a_node_outside_the_rendezvous_asks_no_node():
     job = SimulatedJob(fewest=2, most=2)
     player = job.add()
-    alone = Inquiry(job.loop, player.node.id, lambda brief, most: b"", lambda most, outside, then: None)
+    alone = Inquiry(job.loop, player.node.id, lambda brief, most: b"", lambda most, detail, then: None)
     found = []
     alone.ask(None, False, found.append)
     attach(alone, player.membership)
@@ -140,12 +141,12 @@ def test_where_ranks_stand_may_take_a_node_longer():
     nodes.ranks_take = _SOON + _LATER
     found = []
     began = nodes.job.loop.now
-    nodes.inquiries[0].ask_ranks(True, found.append)
+    nodes.inquiries[0].ask_ranks(Detail.OUTSIDE, found.append)
     nodes.job.loop.run_for(RANKS_WITHIN)
     (answer,) = (answers[1] for answers in found)
     assert (answer.data, answer.asked) == (b"here", began)
     assert answer.heard - began == pytest.approx(nodes.ranks_take, abs=0.1)
-    assert nodes.outside == [True]
+    assert nodes.detail == [Detail.OUTSIDE]
     nodes.settle()
     assert nodes.left() == []
 

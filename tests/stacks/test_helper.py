@@ -155,6 +155,16 @@ def test_what_another_node_is_told_fits(most: int):
         assert told[3].arrivals["0"][200] == 1e9 + 0.200003
 
 
+def test_the_ends_of_logs_are_cut_before_all_else():
+    states = [
+        {**a_state(rank), "log": {"name": f"{rank}.log", "end": "step\n" * 50_000}} for rank in range(40)
+    ]
+    for most, end in ((1 << 20, 1 << 16), (2048, 0)):
+        told = unpack_states(pack_states(states, most, 1.0), 1.0, 2.0, "node 1")
+        assert {each["log"]["end"] for each in told} == {("step\n" * 50_000)[250_000 - end :]}
+        assert all(each["probe"]["calls"] for each in told)
+
+
 def test_the_clock_of_another_node_is_compared_as_in_ntp():
     """It is 100 s ahead; its answer took 0.3 s on the way back, and 0.1 s the question."""
     with patch("time.time", return_value=1002.1):  # 902.1 of the asking one's

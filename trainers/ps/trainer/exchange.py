@@ -193,8 +193,8 @@ def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
 class GradientMerger:
     """Merges the gradients of several steps into one push. Plain SGD gets their sum, which equals the single
     steps but for weight decay, which counts once; every other rule gets their mean, as in Paddle's
-    AsyncCommunicator. Keeps copies where there are
-    several: `zero_grad(set_to_none=False)` and the next `backward` write into the gradients of a step.
+    AsyncCommunicator. Of several steps it keeps copies: `zero_grad(set_to_none=False)` and the next
+    `backward` write into the gradients of a step.
     """
 
     def __init__(self, tables: Sequence[RemoteTable], most: int = 1) -> None:
