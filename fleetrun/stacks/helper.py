@@ -24,7 +24,7 @@ from fleetrun.pod.hangs import HangWatch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import is_symptom
 from fleetrun.pod.process import Exit
-from fleetrun.probe.lateness import lateness, straggler
+from fleetrun.probe.lateness import ENOUGH, lateness, straggler
 from fleetrun.probe.states import MALFORMED, RankState, read_state
 from fleetrun.probe.tree import merged
 from fleetrun.probe.verdict import decide
@@ -281,12 +281,20 @@ class _Finding:
 
 
 def _read(states: Sequence[State]) -> list[RankState]:
-    """Those that can be read: they come from scripts' processes and other machines."""
+    """Those that can be read: they come from scripts' processes and other machines. Of many ranks fewer
+    arrivals are looked at each: the launcher's loop waits meanwhile.
+    """
+    frames, calls, arrivals, _ = _ENOUGH[0]
+    arrivals = min(arrivals, max(_FEW, _MOST_ARRIVALS // max(1, len(states))))
     found = []
     for state in states:
         with contextlib.suppress(*MALFORMED):
-            found.append(read_state(state))
+            found.append(read_state(_cut(state, frames, calls, arrivals, 0)))
     return found
+
+
+_MOST_ARRIVALS = 40_000  # of all ranks
+_FEW = 2 * ENOUGH
 
 
 _ENOUGH = ((20, 20, 200, 1 << 18), (20, 20, 60, 1 << 16), (6, 6, 20, 1 << 13), (2, 2, 2, 0), (0, 1, 0, 0))
