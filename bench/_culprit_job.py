@@ -104,6 +104,7 @@ FAULTS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "SIGSEGV": lambda: ctypes.string_at(0),
     "SIGABRT": os.abort,
+    "launcher SIGKILL": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
     "storage times out": lambda: (_ for _ in ()).throw(TimeoutError("the read operation timed out")),
     "exception": lambda: (_ for _ in ()).throw(Broken("in the step")),
     "data loader": bad_loader,

@@ -42,6 +42,9 @@ SERVED = [
 ]  # fmt: skip
 """Where there are parameter servers."""
 
+SEVERAL = [*FAULTS, "launcher SIGKILL"]
+"""On several nodes; then the node is to be named."""
+
 BOTH = {"operation", "size", "dtype", "order", "group", "recv without send"}
 """Where two ranks differ, or wait for each other, nobody can know which of them is wrong."""
 
@@ -71,13 +74,18 @@ def ours(folder: Path, ranks: int, nodes: int, words: list[str]) -> tuple[set[in
     ]
     events = sorted((each for record in records for each in record), key=lambda each: each["time"])
     first = next(each["time"] for each in events if each["event"] in ("exited", "hung"))
-    report = next(each["report"] for each in events if each["event"] == "over" and each["report"])
-    said = " ".join(line.strip() for line in report)
+    report = next((each["report"] for each in events if each["event"] == "over" and each["report"]), [])
+    said = " ".join([*(line.strip() for line in report), *(each.get("text", "") for each in events)])
     verdict = next((each for each in events if each["event"] == "verdict"), None)
     if verdict is not None:
         seconds = max(0.0, verdict["time"] - first)
         server = {-1} if verdict["kind"] == "server" else set()
         return set(verdict["ranks"]) | server, seconds, verdict["sentence"]
+    gone = re.search(r"node (\d+), [^:]* is gone|is gone, with the launcher that (hosted) it", said)
+    if words[0] == "launcher SIGKILL":
+        node = int(words[1]) * nodes // ranks
+        right = gone is not None and (gone[2] or node == int(gone[1]))  # the store's address names a host
+        return ({int(words[1])} if right else {-1} if gone else set()), None, said
     named = re.search(r"(?:First failure|Began with): (?:node \d+[^:]*: )?(trainer|server) (\d+)", said)
     seconds = next((each["time"] for each in events if each["event"] == "failed"), first) - first
     if named is None:
@@ -191,7 +199,7 @@ def main() -> None:
     asked = parser.parse_args()
     total = Tally()
     print(f"{'fault':22} {'fleetrun':>24} {'seconds':>8} {'torchrun':>24}")
-    all_faults = SERVED if asked.styles == "ps" else FAULTS
+    all_faults = SERVED if asked.styles == "ps" else FAULTS if "1" in asked.nodes.split(",") else SEVERAL
     for fault in asked.faults.split(";") if asked.faults else all_faults:
         tally = Tally()
         seeds = range(asked.seed, asked.seed + asked.seeds)
