@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -103,20 +104,30 @@ def _rows(frames: Sequence[Frame]) -> list[list[Any]]:
         for row in rows:
             row[3] = getline(row[0], row[1]).strip()
 
-    reading = threading.Thread(target=read, daemon=True)
-    reading.start()
-    reading.join(0.3)
+    if not any(each.is_alive() for each in _readers):
+        _readers.append(threading.Thread(target=read, daemon=True))
+        _readers[-1].start()
+        _readers[-1].join(0.3)
     return rows
 
 
+_readers: list[threading.Thread] = []
+
+
 def _last_words(log: str) -> str:
-    """The exception of C++ that has ended a process, from the end of its log; empty if there is none."""
+    """The exception of C++ that has ended a process, or what torch's watchdog said before it did, from the
+    end of its log; empty if there is none.
+    """
     with contextlib.suppress(OSError), os.fdopen(open_plain(Path(log)), "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         attempt = file.read(_TAIL).rpartition(b"\n--- fleetrun: restart ")[2]
         _, what, said = attempt.rpartition(b"  what():  ")
-        return said.partition(b"\n")[0].decode(errors="replace")[:500] if what else ""
+        lines = [said.partition(b"\n")[0]] if what else re.findall(_FATAL, attempt)
+        return lines[-1].decode(errors="replace")[:500] if lines else ""
     return ""
+
+
+_FATAL = rb"\[F\d[^\n]* ProcessGroup\w+\.cpp[^\n]*"
 
 
 _TAIL = 64 << 10

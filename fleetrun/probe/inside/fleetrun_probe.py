@@ -289,6 +289,8 @@ def _state(ends=False):
     ends = ends or not threading.main_thread().is_alive()
     error = getattr(sys, "last_value", None) if ends else None  # else of a shell, which goes on
     entries, complete = _flight_record(module)
+    groups = _groups(module, entries, complete)
+    entries.sort(key=lambda each: each.get("time_created_ns", 0))
     frames = _frames(ends)[:_FRAMES]
     return {
         "error": "" if error is None else f"{type(error).__name__}: {error}"[:500],
@@ -297,7 +299,7 @@ def _state(ends=False):
         "stack": _rows(frames),
         "world_rank": _world_rank(module),
         "peer": _peer(frames, module),
-        "groups": _groups(module, entries, complete),
+        "groups": groups,
         "calls": [_call(each) for each in entries[-_CALLS:]],
         "arrivals": _arrivals(entries[-_ARRIVALS:]),
         **_told(),
@@ -423,8 +425,8 @@ def _key(name, backend, backends):
 
 
 def _flight_record(module):
-    """The entries of torch's flight recorders, that of NCCL and that of other backends, oldest first, with
-    `group`; and whether they are all since the start.
+    """The entries of torch's flight recorders, that of NCCL after that of other backends, each in its order
+    (a clock may be set back), with `group`; and whether they are all since the start.
     """
     import json
 
@@ -444,7 +446,6 @@ def _flight_record(module):
         name = _named(each["process_group"][0], each.get("time_created_ns", 0))
         backend = str(each.get("profiling_name", "")).partition(":")[0]
         each["group"] = _key(name, backend, backends.get(name, ()))
-    entries.sort(key=lambda each: each.get("time_created_ns", 0))
     return entries, complete and bool(entries)
 
 
