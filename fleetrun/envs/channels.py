@@ -124,12 +124,17 @@ def read_dismissed(text: bytes) -> bool:
     return _is(text, _DISMISSED)
 
 
-def read_finished(text: bytes, pid: int) -> bool:
+def read_finished(text: bytes, pid: int, program: str) -> bool:
     """Whether this is what the process `pid` leaves in its error file when its script has run to its end: a
     crash after that, in the exit of the interpreter, is not a failure. The probe writes it (`probe/inside`).
-    Another program of the same command, run before, may have left it too, with another pid.
+    Or a child of `pid` left it, whose end that process, the same `program` still, has made its own, as
+    `timeout` does. Another program of the same command, run before, may have left it too.
     """
-    return _is(text, {"finished": pid})
+    try:
+        said = json.loads(text)
+        return bool(pid == said["finished"] or [pid, program] == said["below"])
+    except _MALFORMED:
+        return False
 
 
 def _is(text: bytes, what: Mapping[str, object]) -> bool:

@@ -55,10 +55,10 @@ def read_dismissed(path: Path | None) -> bool:
         return False
 
 
-def read_finished(path: Path | None, pid: int) -> bool:
-    """Whether the script of this process had run to its end."""
+def read_finished(path: Path | None, pid: int, program: str) -> bool:
+    """Whether the script of this process had run to its end. `program`: its name at its own end."""
     try:
-        return path is not None and channels.read_finished(_read(path)[0], pid)
+        return path is not None and channels.read_finished(_read(path)[0], pid, program)
     except OSError:
         return False
 
@@ -243,6 +243,7 @@ class Container:
         process = self.process
         assert process is not None, "collect before start"
         now = self._wall()  # before anything slow: failures of several machines are ordered by it
+        program = process.program()
         exit = process.reap(with_group=self._asked is None)
         record = read_error(self.spec.error_file) if not exit.ok else None
         self.ended = Ended(
@@ -255,7 +256,7 @@ class Container:
             asked=self._asked,
             record=record,
             dismissed=exit.ok and self.spec.role is Role.SERVER and read_dismissed(self.spec.error_file),
-            finished=exit.signal in _CRASHES and read_finished(self.spec.error_file, process.pid),
+            finished=exit.signal in _CRASHES and read_finished(self.spec.error_file, process.pid, program),
             out_of_memory=exit.code == -9 and self._asked is None and out_of_memory(process.pid),
             peak_memory=process.peak_memory,
         )

@@ -131,6 +131,12 @@ class Process:
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
+    def program(self) -> str:
+        """The kernel's name for what it runs, also once it has ended; empty after `reap`."""
+        with contextlib.suppress(ProcessLookupError):
+            return read_stat(self.pid).name.strip() if self.exit is None else ""
+        return ""
+
     def signal_group(self, number: int) -> None:
         """To the leader and all that stayed in its group. Only before `reap`: until then the group's id is
         not reused.

@@ -490,8 +490,8 @@ class Supervisor:
         """While others are asked after a failure, what ends in a job with servers waits for its turn: if only
         what had failed starts again, `then` follows. Without servers all stop together.
         """
-        if container.restarts != ended.attempt:  # it has been started again since
-            return
+        if container.restarts != ended.attempt and container is not self._pod.hook:
+            return  # it has been started again since; what waits for a hook has not
         if self._phase is Phase.WATCHING:
             then(ended)
         elif self._phase is Phase.ASKING and self._pod.spec.mode.has_servers:
@@ -511,18 +511,14 @@ class Supervisor:
             self._failed(ended, [container] if self._pod.spec.mode.has_servers else self._pod.containers)
         elif container.spec.role is Role.SERVER:
             if not ended.dismissed:
-                early = partial(self._left_early, container, ended)
+                # While trainers still run that need it.
+                early = partial(self._act, container, ended, lambda ended: self._failed(ended, [container]))
                 self._timers.append(self._loop.after(TRAINERS_FOLLOW, early))
         elif self._pod.trainers_completed:
             if self._peers is None:
                 self._leave()
             else:
                 self._peers.pod_completed()
-
-    def _left_early(self, container: Container, ended: Ended) -> None:
-        """A server ended with 0 but unasked, while trainers still run that need it."""
-        if self._phase is Phase.WATCHING:
-            self._failed(ended, [container])
 
     def _exited_late(self, ended: Ended) -> None:
         """While stopping. It counts as a failure only if fleetrun did not ask for it. When all trainers have

@@ -61,7 +61,7 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Call:
     """Of a collective; `number` counts those of its group from 1. `entered` in seconds since the epoch.
-    `queued`: for a GPU, so that the program may be elsewhere.
+    `queued`: for a GPU, so that the program may be elsewhere. `aside`: of another thread than the main one.
     """
 
     group: str
@@ -72,6 +72,7 @@ class Call:
     entered: float
     done: bool
     queued: bool = False
+    aside: bool = False
 
     @property
     def title(self) -> str:
@@ -125,6 +126,8 @@ class Peer:
 
 
 _COMMUNICATES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/rendezvous.py")
+_ALONE = ("destroy_process_group", "_object_to_tensor", "_tensor_to_object")
+"""Functions there that wait for nobody."""
 
 _SHOWN = 8
 
@@ -168,10 +171,14 @@ class RankState:
         """The collective that it has entered and not completed: the one of its innermost call, else the
         oldest. torch takes one that failed for completed.
         """
+        if self.peer is not None:
+            return None
         if not self.alive:
-            return self.calls[-1] if self.symptom and self.calls and self.peer is None else None
+            return self.calls[-1] if self.symptom and self.calls else None
         elsewhere = self._elsewhere
-        pending = [each for each in self.calls if not each.done and (each.queued or not elsewhere)]
+        pending = [
+            each for each in self.calls if not each.done and (each.queued or each.aside or not elsewhere)
+        ]
         inner = [each for each in pending if self.stack and each.operation == self.stack[0].function]
         return inner[-1] if inner else pending[0] if pending else None
 
@@ -186,14 +193,14 @@ class RankState:
     @property
     def waits_unknown(self) -> bool:
         """Whether it waits in torch, or has failed there, and it is not known for whom."""
-        if not self.alive:
-            return self.symptom and self.waits_in is None and (self.peer is None or self.peer.rank is None)
-        if self.peer is not None:
+        if self.peer is not None and (self.alive or self.symptom):
             return self.peer.rank is None
+        if not self.alive:
+            return self.symptom and self.waits_in is None
         if self.note or self.waits_in is not None or self.joining or not self.stack:
             return False
         inner = self.stack[0]
-        communicates = inner.file.endswith(_COMMUNICATES) and not inner.function.startswith("destroy")
+        communicates = inner.file.endswith(_COMMUNICATES) and inner.function not in _ALONE
         return communicates or inner.waits
 
     @property
@@ -246,6 +253,12 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         for file, line, function, code in said.get("stack", ())
     )
     world_rank = probe.get("world_rank")
+    groups = {
+        str(name): Group(tuple(map(int, each["ranks"])), int(each.get("entered", 0)), bool(each.get("again")))
+        for name, each in probe.get("groups", {}).items()
+        if name and "ranks" in each
+    }
+    calls = probe.get("calls", ())
     return RankState(
         rank=int(said["rank"]),
         title=str(said["title"]),
@@ -262,15 +275,9 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         now=probe.get("time_ns", 0) / 1e9,
         stack=stack,
         world_rank=int(world_rank) if world_rank is not None else None,
-        groups={
-            str(name): Group(
-                tuple(map(int, each["ranks"])), int(each.get("entered", 0)), bool(each.get("again"))
-            )
-            for name, each in probe.get("groups", {}).items()
-            if name and "ranks" in each
-        },
-        calls=tuple(_call(each) for each in probe.get("calls", ()) if not each["point_to_point"]),
-        peer=_peer(probe.get("peer")),
+        groups=groups,
+        calls=tuple(_call(each) for each in calls if not each["point_to_point"]),
+        peer=_peer(probe.get("peer")) or _queued_peer(calls, groups),
         served=_served(probe.get("ps")),
         arrivals={
             str(group): {int(number): int(entered) / 1e6 for number, entered in each}
@@ -303,6 +310,22 @@ def _peer(said: Sequence[Any] | None) -> Peer | None:
     return Peer(str(operation), int(rank) if rank is not None else None, int(number or 0))
 
 
+def _queued_peer(calls: Sequence[Mapping[str, Any]], groups: Mapping[str, Group]) -> Peer | None:
+    """Where a GPU waits in send or recv, before all that is queued behind it."""
+    waits = next((each for each in calls if each.get("queued") and not each["done"]), None)
+    if waits is None or not waits["point_to_point"]:
+        return None
+    found = _BETWEEN.fullmatch(str(waits["operation"]))
+    ranks = groups[waits["group"]].ranks if waits["group"] in groups else ()
+    if found is None or int(found[2]) >= len(ranks):
+        return Peer(str(waits["operation"]))
+    return Peer(found[1], ranks[int(found[2])], int(waits["number"]))
+
+
+_BETWEEN = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
+"""As torch's flight recorder names them, with the ranks in their group."""
+
+
 def _served(said: Mapping[str, Any] | None) -> Served | None:
     if not said:
         return None
@@ -325,4 +348,5 @@ def _call(said: Mapping[str, Any]) -> Call:
         entered=said["entered_ns"] / 1e9,
         done=bool(said["done"]),
         queued=bool(said.get("queued")),
+        aside=bool(said.get("aside")),
     )

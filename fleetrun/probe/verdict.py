@@ -44,7 +44,8 @@ def decide(states: Sequence[RankState]) -> Verdict | None:
 class _Job:
     def __init__(self, states: Sequence[RankState]) -> None:
         trainers = [each for each in states if each.role == "trainer"]
-        if any(each.world_rank not in (None, each.rank) for each in trainers):
+        self.one_world = all(each.world_rank in (None, each.rank) for each in trainers)
+        if not self.one_world:
             # Not one job for torch, or with other numbers: whose calls belong together is not known.
             trainers = [replace(each, groups={}, calls=(), peer=None) for each in trainers]
         self.states = {each.rank: _by_our_clock(each) for each in trainers}
@@ -61,6 +62,9 @@ class _Job:
         self.blocked_by = {
             each.rank: blockers for each in self.states.values() if (blockers := self._blockers(each))
         }
+        aside = [rank for rank, call in self.waits.items() if call.aside]
+        for rank in [rank for rank in aside if self._waits_for_itself(rank)]:
+            del self.waits[rank], self.blocked_by[rank]  # the others wait for its main thread
 
     def _blockers(self, state: RankState) -> tuple[int, ...]:
         """The ranks for which this one waits."""
@@ -71,7 +75,7 @@ class _Job:
             return () if state.peer.rank is None or self._meets(state) else (state.peer.rank,)
         if state.served is not None and state.alive:
             return state.served.ranks
-        if state.joining:
+        if state.joining and self.one_world:
             return tuple(each.rank for each in self.states.values() if not each.groups and not each.joining)
         return ()
 
@@ -93,22 +97,46 @@ class _Job:
             found.rank == state.rank and found.operation != state.peer.operation
         )  # fmt: skip
 
+    def _waits_for_itself(self, rank: int) -> bool:
+        reached: set[int] = set()
+        ahead = [*self.blocked_by.get(rank, ())]
+        while ahead:
+            each = ahead.pop()
+            if each not in reached:
+                reached.add(each)
+                ahead += self.blocked_by.get(each, ())
+        return rank in reached
+
     def progresses(self) -> bool:
-        """Whether none has failed, and no wait is a long one."""
+        """Whether all live or have ended well, none is stopped, joins or waits for a server, and no wait for
+        other ranks is a long one.
+        """
         for each in [*self.states.values(), *self.servers.values()]:
             if not each.alive:
                 if not each.ok:
                     return False
-            elif each.note or each.peer is not None or each.joining or each.waits_unknown:
+            elif each.note or each.joining:
                 return False
             if each.served is not None and each.served.seconds >= SLOW:
                 return False
-        return not any(self._long(rank) for rank in self.waits)
+        waiting = {rank for rank, each in self.states.items() if each.peer is not None or each.waits_unknown}
+        return not any(self._long(rank) for rank in {*self.waits, *waiting})
 
     def _long(self, rank: int) -> bool:
-        """Whether it has waited for so long that it may accuse one that lives, or has given up."""
+        """Whether it may have waited for so long that it accuses one that lives, or has given up. Since when
+        it waits in send or recv is not known, but not since before its last collective.
+        """
         state, call = self.states[rank], self.waits.get(rank)
+        if call is None and state.calls and state.served is None:
+            call = max(state.calls, key=lambda each: each.entered)
         return not state.alive or call is None or state.now - call.entered >= SLOW
+
+    def _waits_unknown(self, state: RankState) -> bool:
+        """Whether it waits, or has given up to, and it is not known for whom: one that torch has ended in
+        another wait than its last collective, too, for which there is none to blame.
+        """
+        ended = not state.alive and state.symptom and state.rank not in self.blocked_by
+        return state.waits_unknown or ended
 
     # ---- different calls where all must make the same
 
@@ -212,7 +240,7 @@ class _Job:
     def _free(self, rank: int) -> bool:
         """Whether it does not wait; False for a rank of which nothing is known, too."""
         state = self.states.get(rank)
-        return state is not None and not _waits_for_server(state) and not state.waits_unknown
+        return state is not None and not _waits_for_server(state) and not self._waits_unknown(state)
 
     @staticmethod
     def _kind(state: RankState) -> str:
@@ -363,10 +391,12 @@ class _Job:
         """The only rank that waits for none, where others wait, or have given up to wait, for ranks that are
         not known.
         """
-        unknown = [rank for rank, each in self.states.items() if each.waits_unknown]
+        unknown = [
+            rank for rank, each in self.states.items() if self._waits_unknown(each) and self._long(rank)
+        ]
         waiting = {*unknown, *self.blocked_by, *self.waits}
         left = [rank for rank in self.states if rank not in waiting]
-        if not unknown or len(left) != 1 or not self._free(left[0]):
+        if not unknown or len(left) != 1 or not self._free(left[0]) or self.states[left[0]].joining:
             return None
         if not all(each.answered and (each.alive or each.gave_up) for each in self.states.values()):
             return None

@@ -75,7 +75,8 @@ wait_for_go()
 peer = socket.create_connection((host, int(port)))
 peer.recv(1)
 while not any("NOTED" in path.read_text() for path in Path("../h3/log").glob("PLACE")):
-    time.sleep(0.01)  # a broken connection is not noticed at once
+    time.sleep(0.01)
+time.sleep(0.3)  # a broken connection is noticed later than a message of its end takes
 sys.exit(40 + RANK)
 """
 ENDS = "os._exit(42)"

@@ -77,6 +77,12 @@ def test_a_finished_trainer_lets_the_others_go_on(fleetrun: Fleetrun):
 
 
 @pytest.mark.usefixtures("torch_stub")
+def test_below_a_program_that_ends_as_its_child_did(fleetrun: Fleetrun):
+    script = fleetrun.script(ABORTS)
+    assert fleetrun.run(*ONE, "bash", "-c", f"exec timeout 100 {sys.executable} {script}").code == 0
+
+
+@pytest.mark.usefixtures("torch_stub")
 def test_the_end_of_an_earlier_program_is_not_that_of_the_last(fleetrun: Fleetrun):
     """Of the same command: what comes after it is judged by itself."""
     prepares = fleetrun.script("import torch", "prepares.py")

@@ -573,6 +573,26 @@ def test_what_ends_while_others_are_asked_after_a_failure_is_not_forgotten(job, 
     assert supervision.container(other).restarts == (1 if code else 0)
 
 
+def test_a_server_that_left_early_while_others_are_asked_is_started_again(job):
+    def inspect(containers, ended, then):
+        if ended.exit.code != 3:
+            return None
+        supervision.clock.advance(1.0)
+        supervision.soon(lambda: then(None))
+        return lambda: None
+
+    leaves = ATTEMPT.format(0) + f"{STAYS}; exit 0"
+    fails = ATTEMPT.format(0) + "exit 0; " + LEAVE_ON_GO.format(3)
+    supervision = job(
+        {"ps.0": leaves, "trainer.0": fails}, mode=Mode.PS, restarts=5, inspect=inspect, pace=SLOWLY
+    )
+    go = (supervision.folder / "go").touch
+    supervision.on("trainer.0 ready", lambda: supervision.once_ended("ps.0", go))
+    supervision.on("leaving ps.0", lambda: supervision.loop.after(0, partial(supervision.clock.advance, 1.0)))
+    assert supervision.run().code == 0, supervision.story
+    assert supervision.container("ps.0").restarts == 1
+
+
 def test_what_ends_while_others_are_asked_counts_where_the_job_stops(job):
     def inspect(containers, ended, then):
         (supervision.folder / "go").touch()
@@ -642,6 +662,45 @@ def test_one_hook_at_a_time(job):
     assert supervision.told("pre_hook together") == 0
     assert supervision.container("trainer.0").restarts == 1
     assert supervision.container("trainer.1").restarts == 1
+
+
+def test_what_waits_for_a_hook_that_ended_while_others_were_asked_is_started(job):
+    """Also when the hook has run again since, for others."""
+    hook = (
+        'tell "begins $PADDLE_RESTART_COUNT"; '
+        '[ "$PADDLE_RESTART_COUNT" != 1 ] || while [ ! -e "$NOTES/hook" ]; do sleep 0.005; done'
+    )
+    fails = ATTEMPT.format(0) + 'exit 0; while [ ! -e "$NOTES/{}" ]; do sleep 0.005; done; exit {}'
+    scripts = {f"trainer.{n}": fails.format(f"go{n}", 3 + n) for n in range(3)}
+
+    def touch(name):
+        (supervision.folder / name).touch()
+
+    def hook_ends(then):
+        touch("hook")
+        supervision.once(lambda: not supervision.pod.hook.alive, lambda: then(None))
+
+    def inspect(containers, ended, then):
+        if ended.spec.name == "trainer.1":  # in this time trainer 2 ends, and then the hook
+            touch("go2")
+            supervision.once_ended("trainer.2", lambda: hook_ends(then))
+        elif ended.spec.name == "trainer.2":  # in this time trainer 1 is to start again
+            supervision.on("pre_hook begins 2", lambda: then(None))
+            supervision.clock.advance(1.0)
+        else:
+            return None
+        return lambda: None
+
+    supervision = job(
+        {"ps.0": STAYS, **scripts}, mode=Mode.PS, restarts=5, hook=hook, inspect=inspect, backoff=1.0
+    )
+    touch("go0")
+    supervision.on("pre_hook begins 1", lambda: touch("go1"))
+    skip = partial(supervision.clock.advance, 30.0)
+    for then in ("restarting trainer.2", "leaving ps.0"):
+        supervision.on(then, lambda: supervision.loop.after(0, skip))
+    assert supervision.run().code == 0, supervision.story
+    assert [supervision.container(name).restarts for name in scripts] == [1, 1, 1]
 
 
 # ---- a loop that goes on with the next pod

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fleetrun.probe.states import read_state
+from fleetrun.probe.states import Peer, read_state
 
 INSIDE = Path(__file__).parents[2] / "fleetrun" / "probe" / "inside"
 TORCH = "torch.distributed.distributed_c10d"
@@ -131,6 +131,18 @@ def test_to_join_again_after_a_failure_is_to_join_once(torch):
     assert list(torch.state().groups) == ["0"]
 
 
+def test_send_and_recv_after_the_end_of_all_groups(torch, monkeypatch):
+    """A thread of it may wait there still, in vain."""
+
+    def destroyed(group, rank):
+        raise ValueError("Group is not registered")
+
+    torch.module.get_global_rank = destroyed
+    text = "def recv(group, group_src, src=None): return torch.state()"
+    exec(text, vars(torch.module) | {"torch": torch}, own := {})
+    assert own["recv"](object(), 1).peer == Peer("recv")
+
+
 # ---- To whom it answers
 
 BEGIN = f"""
@@ -205,7 +217,14 @@ for _ in range(4):
 
 
 def test_what_an_earlier_program_left_is_gone(tmp_path):
+    """Once this one answers itself: what a failed one left is still there after one that cleans up."""
     (tmp_path / "probe.last").touch()
-    with started(tmp_path, "print(flush=True)\nsys.stdin.read()") as process:
+    there = (tmp_path / "probe.last").exists
+    text = "print(flush=True)\nsys.stdin.readline()\nanswer()\nprint(flush=True)\nsys.stdin.read()"
+    with started(tmp_path, text) as process:
         process.stdout.readline()
-        assert not (tmp_path / "probe.last").exists()
+        assert there()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        assert not there()

@@ -80,6 +80,30 @@ def test_send_and_recv_are_no_collectives():
     assert state.peer == Peer("recv", 2, 7)
 
 
+@pytest.mark.parametrize(
+    ("said", "peer"),
+    [("recv 0<-1", Peer("recv", 7, 3)), ("send 1->0", Peer("send", 5, 3)), ("coalesced", Peer("coalesced"))],
+)
+def test_a_gpu_that_waits_in_send_or_recv(said, peer):
+    """And not in what is queued behind it. Its program may be anywhere."""
+    queued = {**REDUCE, "queued": True}
+    call = {**queued, "operation": said, "number": 3, "point_to_point": True}
+    groups = {"0": {"ranks": [5, 7], "entered": 4}}
+    state = read_state(
+        {**SAID, "probe": {**PROBE, "groups": groups, "calls": [call, queued]}, "stack": [LOAD]}
+    )
+    assert (state.peer, state.waits_in) == (peer, None)
+    done = {**call, "done": True}
+    state = read_state({**SAID, "probe": {**PROBE, "groups": groups, "calls": [done, queued]}})
+    assert (state.peer, state.waits_in) == (None, state.calls[0])
+
+
+@pytest.mark.parametrize(("function", "waits"), [("_tensor_to_object", False), ("barrier", True)])
+def test_in_torchs_own_code_for_groups(function, waits):
+    frame = ["/env/site-packages/torch/distributed/distributed_c10d.py", 9, function, "x"]
+    assert read_state({**SAID, "probe": {}, "stack": [frame]}).waits_unknown is waits
+
+
 def test_a_group_without_ranks_or_name_is_left_out():
     groups = {"": {"ranks": [0]}, "1": {"entered": 3}, "2": {"ranks": [0, 1]}}
     assert read_state({**SAID, "probe": {**PROBE, "groups": groups}}).groups == {"2": Group((0, 1), 0)}

@@ -280,6 +280,38 @@ def test_a_rank_that_gave_up_to_wait_for_the_only_other(how, known):
     assert (verdict.ranks if verdict else None) == ((1,) if known else None)
 
 
+def test_of_one_that_gave_up_the_last_collective_is_not_always_where_it_waited():
+    """It had ended well: what failed was irecv(...).wait(), which torch does not record."""
+    how = "failed (RuntimeError: Timed out waiting 4000ms for recv operation to complete)"
+    gone = rank(2, call(4, done=True), alive=False, symptom=True, how=how, stack=(WAIT,), now=112.0)
+    loads = rank(1, call(4, done=True), stack=(LOAD,))
+    assert there(rank(0, call(5)), loads, gone).ranks == (1,)
+    assert there(rank(0, call(4, done=True), stack=(WAIT,)), loads, gone).ranks == (1,)
+
+
+def test_collectives_of_another_thread_while_the_main_one_does_something_else():
+    aside = replace(call(4), aside=True)
+    first, last = (rank(each, aside, stack=(LOAD,)) for each in (0, 2))
+    assert there(first, rank(1, call(3, done=True), stack=(LOAD,)), last).ranks == (1,)
+
+    groups = {"0": 4, "saves": 0}  # in each a thread saves with collectives of its own
+    saves = replace(call(1, group="saves"), aside=True)
+    loads = within(1, saves, groups={"0": 3, "saves": 1}, stack=(LOAD,))
+    waits = [within(each, call(4), groups=groups, stack=(INNER,)) for each in (0, 2)]
+    assert there(loads, *waits).ranks == (1,)
+
+
+@pytest.mark.parametrize("waits", [{"stack": (WAIT,)}, {"peer": Peer("recv", 0)}, {"peer": Peer("recv")}])
+def test_a_job_that_does_collectives_progresses(waits):
+    """For all that a look finds ranks in send, recv and waits of torch's own."""
+    just = call(3, done=True, entered=111.5)
+    assert decide([rank(0, just, stack=(LOAD,)), rank(1, just, **waits), rank(2, just, **waits)]) is None
+    waits = {"stack": (WAIT,)} if "peer" in waits and waits["peer"].rank is None else waits
+    before = replace(just, entered=100.0)
+    others = [rank(1, before, **waits), rank(2, before, **waits)]
+    assert there(rank(0, before, stack=(LOAD,)), *others).ranks == (0,)
+
+
 def test_two_that_send_and_receive_meet():
     assert decide([rank(0, peer=Peer("send", 1)), rank(1, peer=Peer("recv", 0)), rank(2)]) is None
 
@@ -340,6 +372,9 @@ def test_what_has_no_meaning_for_all_ranks_says_nothing():
     again = {"h": ((0, 1), 1, True)}
     assert decide([within(0, even, groups={"h": ((0, 1), 1)}), within(1, odd, groups=again)]) is None
     worlds = [rank(number, call(9 - number, done=number > 1), world_rank=number // 2) for number in range(4)]
+    assert decide(worlds) is None
+    joins = Frame("/env/site-packages/torch/distributed/c10d_logger.py", 9, "init_process_group")
+    worlds[0] = rank(0, world_rank=0, stack=(joins,), groups={})
     assert decide(worlds) is None
     assert decide([within(0, even, groups={"0": 1}), within(1, odd, groups={"0": 1})]) is None
 

@@ -146,10 +146,13 @@ class Supervision:
 
     def once_ended(self, name: str, action: Callable[[], None]) -> None:
         """Act when the supervisor has seen the end of this container."""
-        if self.container(name).alive:
-            self.soon(lambda: self.once_ended(name, action))
-        else:
+        self.once(lambda: not self.container(name).alive, action)
+
+    def once(self, true: Callable[[], bool], action: Callable[[], None]) -> None:
+        if true():
             action()
+        else:
+            self.soon(lambda: self.once(true, action))
 
     def soon(self, action: Callable[[], None]) -> None:
         """After a moment of real time."""

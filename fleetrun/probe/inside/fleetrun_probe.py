@@ -34,7 +34,6 @@ def install(address):
     """In the first Python of a container; what it starts has no probe. `address`: where to answer."""
     _show_stacks()
     _home[:] = [address, os.getpid()]
-    _remove(address + ".last")  # an earlier program of this container had ended
     _Ending(os.environ.get("FLEETRUN_ERROR_FILE", ""), address).watch()
     sys.meta_path.insert(0, _WhenImported(_TORCH, _when_joined))
 
@@ -85,29 +84,40 @@ class _Ending:
     def _at_exit(self):
         if "torch" not in sys.modules or os.getpid() != self._pid:
             return
-        try:
-            if _answering:
-                _leave(self._address + ".last", _state(ends=True))
-            if self._path and _free(self._path):  # the runtime may have written an error
-                self._say_how_it_ends()
-        except OSError:
-            pass
+        for leave in (self._leave_state, self._say_how_it_ends):
+            try:
+                leave()
+            except Exception:  # each is worth something without the other
+                pass
+
+    def _leave_state(self):
+        if _answering:
+            _leave(self._address + ".last", _state(ends=True))
 
     def _say_how_it_ends(self):
+        if not self._path or _says_more(self._path):  # the runtime may have written an error
+            return
         error = getattr(sys, "last_value", None)
         if error is not None:
             _leave(self._path, _error_record(error))
         elif not self._exits_with_error and not _may_raise_exit():
-            _leave(self._path, {"finished": self._pid})
+            parent = os.getppid()
+            _leave(self._path, {"finished": self._pid, "below": [parent, _program(parent)]})
 
 
-def _free(path):
-    """Whether nothing is there but the word of an earlier program that it has run to its end."""
+def _says_more(path):
+    """Whether more is there than the word of an earlier program that it has run to its end."""
     try:
         with open(path, "rb") as file:
-            return file.read(20).startswith(b'{"finished":')
+            return not file.read(20).startswith(b'{"finished":')
     except FileNotFoundError:
-        return True
+        return False
+
+
+def _program(pid):
+    """What it runs, also of one that has ended: its name for the kernel."""
+    with open("/proc/{}/comm".format(pid), "rb") as file:
+        return file.read().decode("utf-8", "replace").strip()
 
 
 def _leave(path, what):
@@ -123,10 +133,9 @@ def _leave(path, what):
 
 def _error_record(error):
     """As `channels.write_error` writes it."""
-    import time
     import traceback
 
-    now = time.time_ns()
+    now = _now_ns()
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     extra = {"py_callstack": "".join(lines), "timestamp": str(now // 1000000000), "time_ns": now}
     return {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": extra}}
@@ -186,13 +195,12 @@ class _WhenImported:
 def _when_joined(module):
     """Answer from the moment on when this process joins its first group."""
     import functools
-    import time
 
     join = module.init_process_group
 
     @functools.wraps(join)
     def init_process_group(*args, **kwargs):
-        _joined_ns.append(time.time_ns())
+        _joined_ns.append(_now_ns())
         _answer_from_now_on()  # also while it waits for the others here
         try:
             return join(*args, **kwargs)
@@ -204,6 +212,12 @@ def _when_joined(module):
 
 
 _joined_ns = []  # when it joined the group of all
+
+
+def _now_ns():
+    import time
+
+    return int(time.time() * 1e9)  # Python 3.6 has no `time_ns`
 
 
 def _named(group, moment=None):
@@ -221,10 +235,12 @@ def _answer_from_now_on():
     if _answering or os.getpid() not in _home:
         return
     import socket
+    import threading  # noqa: F401  it takes the thread that imports it first for the main thread
 
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _bind(listener, _home[0])
+        _remove(_home[0] + ".last")  # of an earlier program of this container
         listener.listen(8)
         # Not a `threading.Thread`: scripts count those.
         _thread.start_new_thread(_answer, (listener,))
@@ -271,9 +287,8 @@ def _answer(listener):
                 connection.sendall(json.dumps(_state()).encode())
             finally:
                 connection.close()
-        except (
-            Exception
-        ):  # the launcher that asked has ended, no descriptor is free, or the interpreter exits
+        except Exception:
+            # The launcher that asked has ended, no descriptor is free, or the interpreter exits.
             time.sleep(0.1)
 
 
@@ -283,7 +298,6 @@ def _state(ends=False):
     `calls` and `arrivals`; and what `also` has added.
     """
     import threading
-    import time
 
     module = sys.modules.get(_TORCH)
     ends = ends or not threading.main_thread().is_alive()
@@ -295,7 +309,7 @@ def _state(ends=False):
     return {
         "error": "" if error is None else f"{type(error).__name__}: {error}"[:500],
         "pid": os.getpid(),
-        "time_ns": time.time_ns(),
+        "time_ns": _now_ns(),
         "stack": _rows(frames),
         "world_rank": _world_rank(module),
         "peer": _peer(frames, module),
@@ -371,13 +385,13 @@ def _peer(frames, module):
         if what in ("send", "recv") and frame.f_globals.get("__name__") == _TORCH:
             values, end = frame.f_locals, "dst" if what == "send" else "src"
             group, peer, in_group = values.get("group"), values.get(end), values.get("group_" + end)
-            if peer is None and in_group is not None:
-                peer = in_group if group is None else module.get_global_rank(group, in_group)
-            return [
-                what,
-                peer if isinstance(peer, int) else None,
-                _sequence(group or module.GroupMember.WORLD),
-            ]
+            try:
+                if peer is None and in_group is not None:
+                    peer = in_group if group is None else module.get_global_rank(group, in_group)
+                number = _sequence(group or module.GroupMember.WORLD)
+            except Exception:  # its groups may be destroyed
+                number = None
+            return [what, peer if isinstance(peer, int) else None, number]
     return None
 
 
@@ -455,14 +469,20 @@ def _queued(entry):
 
 
 def _call(entry):
-    """A call of a collective or of send and recv; `number` counts them in the group."""
+    """A call of a collective or of send and recv; `number` counts them in the group. `aside`: of another
+    thread than the main one.
+    """
+    import threading
+
     point_to_point = bool(entry.get("is_p2p"))
+    main = str(threading.main_thread().ident)
     return {
         "group": entry["group"],
         "operation": str(entry.get("profiling_name", "")).rpartition(":")[2],
         "number": entry.get("p2p_seq_id" if point_to_point else "collective_seq_id"),
         "point_to_point": point_to_point,
         "queued": _queued(entry),
+        "aside": str(entry.get("thread_id") or main) != main,
         "sizes": entry.get("input_sizes"),
         "dtypes": entry.get("input_dtypes"),
         "entered_ns": entry.get("time_created_ns"),
