@@ -71,7 +71,7 @@ from fleetrun.shadow import shadow_of_failure
 
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
-    from fleetrun.pod.hangs import HangWatch, LateWatch, WaitWatch
+    from fleetrun.pod.hangs import HangWatch, PodWatch
     from fleetrun.stacks.helper import AskOthers, State
 
 
@@ -222,7 +222,7 @@ class LaunchSession:
         """Pids of processes of the launcher's own: they are spared when what containers left is ended."""
         self._feed: Feed | None = None
         self._hangs: HangWatch | None = None
-        self._watches: list[WaitWatch | LateWatch] = []
+        self._watches: list[PodWatch] = []
         self._over = False
         self._pod: Pod | None = None
         self._ask_others: AskOthers | None = None
@@ -264,18 +264,27 @@ class LaunchSession:
         events.subscribe(self.job_status.handle)
         if self.settings.run_mode.has_servers:
             events.subscribe(self._check_served)
-        if not self._watches and self._has_ranks(spec.containers) and _has_first(spec):
-            from fleetrun.pod.hangs import LateWatch, WaitWatch  # late: a job of one process needs none
-
-            waits = WaitWatch(self._loop, self._find, self._warn_of, self._is_busy)
-            self.progress.subscribe(lambda container, report: waits.reported(container))
-            late = LateWatch(
-                self._loop, partial(self._find, detail=Detail.PROBES), self._note_lateness, self._warn_of
-            )
-            self._watches = [waits, late]
+        if not self._watches and self._has_ranks(spec.containers):
+            self._watches = self._watches_of_ranks(_has_first(spec))
         for watch in self._watches:
             events.subscribe(watch.handle)
         return events
+
+    def _watches_of_ranks(self, first: bool) -> list[PodWatch]:
+        """What concerns the whole job is watched where its `first` trainer is."""
+        from fleetrun.pod.hangs import AloneWatch, LateWatch, WaitWatch  # late: one process needs none
+
+        watches: list[PodWatch] = []
+        if first:
+            probes = partial(self._find, detail=Detail.PROBES)
+            watches.append(WaitWatch(self._loop, self._find, self._warn_of, self._is_busy))
+            watches.append(LateWatch(self._loop, probes, self._note_lateness, self._warn_of))
+        hangs, limit = self.hangs(), self.settings.hang_timeout
+        if hangs is not None and limit is not None:
+            watches.append(AloneWatch(self._loop, limit, self._find, hangs.one_hangs, self._is_busy))
+        for watch in watches:
+            self.progress.subscribe(watch.heard)
+        return watches
 
     def _is_busy(self, container: str) -> bool:
         report = self.progress.latest(container)

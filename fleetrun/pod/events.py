@@ -103,21 +103,24 @@ class Detail(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Findings:
     """Where the processes of this node are, a line for each place (`stacks`), where the ranks of all nodes
-    are (`ranks`), what follows from it, and which ranks come late, the latest first. `straggler`: the same in
-    a sentence, if it is worth one. `states`: what the probes of all ranks have answered, for JSON.
+    are (`ranks`), what follows from it, which ranks wait for something, and which come late, the latest
+    first. `straggler`: the same in a sentence, if it is worth one. `states`: what the probes of all ranks
+    have answered, for JSON. `alone`: the only trainer that hangs.
     """
 
     stacks: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ()
     verdict: Verdict | None = None
+    waiting: frozenset[int] = frozenset()
     late: tuple[Late, ...] = ()
     straggler: Verdict | None = None
     states: tuple[Mapping[str, Any], ...] = ()
+    alone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """No trainer gave a sign of life for `silent_for` seconds, and what is done about it.
+    """No trainer, or one `alone`, gave a sign of life for `silent_for` seconds, and what is done about it.
 
     `containers` were running then. `stacks` says where they are, one line for all that are at the same
     place, the outlier first; empty when that is not known. `verdict`: for which rank they wait.
@@ -128,9 +131,13 @@ class Hang:
     decision: Restart | GiveUp
     stacks: tuple[str, ...] = ()
     verdict: Verdict | None = None
+    alone: str = ""
 
     @property
     def headline(self) -> str:
+        if self.alone:
+            silent = f"{self.alone} has printed and reported nothing for {self.silent_for:g} s"
+            return f"{silent}, does not move and waits for no other {HUNG}"
         return f"no trainer printed or reported anything for {self.silent_for:g} s {HUNG}"
 
     @property
@@ -327,7 +334,7 @@ def record_lines(event: PodEvent) -> Iterator[tuple[str, dict[str, Any]]]:
             yield (
                 "hung",
                 {
-                    "containers": [each.name for each in event.containers],
+                    "containers": [each.name for each in event.containers if event.alone in ("", each.title)],
                     "silent_for": event.silent_for,
                     "stacks": list(event.stacks),
                     **_restart(event.decision),

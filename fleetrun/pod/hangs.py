@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Pod
@@ -24,6 +25,7 @@ from fleetrun.pod.events import (
     Verdict,
 )
 from fleetrun.pod.loop import Loop, Timer
+from fleetrun.values import dataclass, replace
 
 # ---- The decision: pure, from looks at the trainers
 
@@ -163,10 +165,16 @@ class HangWatch(_Watch):
         first = any(each.spec.rank == 0 for each in trainers)
         return [each for each in trainers if each.alive and (first or each.spec.name in self._reports)]
 
-    def _taken(self, silent_for: float, findings: Findings) -> None:
+    def one_hangs(self, container: Container, silent_for: float) -> None:
+        """As if all were silent."""
+        if self._pod is not None and self._cancel is None:
+            taken = partial(self._taken, silent_for, alone=container.spec.title)
+            self._cancel = self._take(self._pod.containers, taken)
+
+    def _taken(self, silent_for: float, findings: Findings, alone: str = "") -> None:
         self._cancel = None
         self._silence = Silence()
-        self._hung(silent_for, findings)
+        self._hung(silent_for, replace(findings, alone=alone))
 
 
 # ---- A warning, without --hang_timeout: in two looks the same ranks wait in the same collective, or one rank
@@ -197,23 +205,28 @@ class Rhythm:
             self._longest = max(self._longest, self.quiet)
             self._sign, self._signs, self.since, self.quiet = sign, self._signs + 1, now, 0.0
 
-    @property
-    def silent(self) -> bool:
-        """Whether it has been for unusually long: 20 times the longest silence so far, a minute at least. One
-        that gave few signs of life owes none.
+    def silent(self, least: float) -> bool:
+        """Whether it has been for unusually long: 20 times the longest silence so far, and `least` seconds.
+        One that gave few signs of life owes none.
         """
-        return self._signs >= _REGULAR and self.quiet >= max(60.0, 20.0 * self._longest)
+        return self._signs >= _REGULAR and self.quiet >= max(least, 20.0 * self._longest)
 
 
 _REGULAR = 4
+_MINUTE = 60.0
+
+Busy = Callable[[str], bool]
+"""Whether the container of this name has told an activity that has not ended: it may be silent."""
 
 
-class _PodWatch(_Watch):
+class PodWatch(_Watch):
     """One for a launch, over all its pods; a listener of their events."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, busy: Busy = lambda container: False) -> None:
         super().__init__(loop)
+        self._busy = busy
         self._containers: list[Container] = []
+        self._rhythms: dict[str, Rhythm] = {}
 
     def handle(self, event: PodEvent) -> None:
         """Watch from the start of processes until they are stopped."""
@@ -221,16 +234,45 @@ class _PodWatch(_Watch):
             new = {each.spec.name for each in event.containers}
             kept = [each for each in self._containers if each.spec.name not in new]
             self._containers = [*kept, *event.containers]
+            self._rhythms = {name: each for name, each in self._rhythms.items() if name not in new}
             self._started(new)
         elif isinstance(event, Hang | Restarting | Leaving | Ending):
             self.close()
+
+    def heard(self, container: str, report: object) -> None:
+        """A listener of progress."""
+        self.reported(container)
 
     def _started(self, names: set[str]) -> None:
         """These containers have a new process."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        super().close()
+        self._rhythms.clear()
 
-class WaitWatch(_PodWatch):
+    @property
+    def _trainers(self) -> list[Container]:
+        return [each for each in self._containers if each.spec.role is Role.TRAINER]
+
+    def _hear(self, least: float) -> list[Container]:
+        """The trainers that are silent for so long now, and unusually long for each."""
+        now = self._loop.clock()
+        silent = []
+        for each in self._trainers:
+            sign = self._sign(each)
+            rhythm = self._rhythms.setdefault(each.spec.name, Rhythm(sign, now))
+            rhythm.look(sign, now)
+            running = each.alive or each.ended is None
+            if running and rhythm.silent(least) and not self._busy(each.spec.name):
+                silent.append(each)
+        return silent
+
+    def _quiet(self, container: Container) -> float:
+        return self._rhythms[container.spec.name].quiet
+
+
+class WaitWatch(PodWatch):
     """While all trainers of this node are silent, or one is for unusually long, it finds out where all ranks
     are, less and less often as long as they make progress. `find` is `Take`; `warn` gets what was seen in two
     looks, once.
@@ -241,27 +283,22 @@ class WaitWatch(_PodWatch):
         loop: Loop,
         find: Take,
         warn: Callable[[Verdict], None],
-        busy: Callable[[str], bool] = lambda container: False,
+        busy: Busy = lambda container: False,
     ) -> None:
-        """`busy`: whether the container has told an activity that has not ended: it may be silent."""
-        super().__init__(loop)
+        super().__init__(loop, busy)
         self._find = find
         self._warn = warn
-        self._busy = busy
         self._period = FIRST_LOOK
         self._signs: Hashable = None
         self._seen: Hashable = None
         self._told: set[Hashable] = set()
-        self._rhythms: dict[str, Rhythm] = {}
 
     def _started(self, names: set[str]) -> None:
-        self._rhythms = {name: each for name, each in self._rhythms.items() if name not in names}
         self._again()
 
     def close(self) -> None:
         super().close()
         self._period, self._signs, self._seen = FIRST_LOOK, None, None
-        self._rhythms.clear()
 
     def _again(self) -> None:
         if self._timer is not None:
@@ -269,30 +306,21 @@ class WaitWatch(_PodWatch):
         self._timer = self._loop.after(self._period, self._look)
 
     def _look(self) -> None:
-        trainers = [each for each in self._containers if each.spec.role is Role.TRAINER]
-        running = [each for each in trainers if each.alive or each.ended is None]
-        signs = tuple(self._sign(each) for each in trainers)
-        now = self._loop.clock()
-        for each, sign in zip(trainers, signs, strict=True):
-            self._rhythms.setdefault(each.spec.name, Rhythm(sign, now)).look(sign, now)
+        signs = tuple(self._sign(each) for each in self._trainers)
         alive = signs != self._signs
         self._signs = signs
-        silent = [
-            each
-            for each in running
-            if self._rhythms[each.spec.name].silent and not self._busy(each.spec.name)
-        ]
+        silent = self._hear(_MINUTE)
         if not alive or silent:
-            alone = silent[0] if alive else None
-            self._cancel = self._find(self._containers, partial(self._found, alone))
+            self._cancel = self._find(self._containers, partial(self._found, silent if alive else []))
         else:
             self._seen, self._period = None, FIRST_LOOK
             self._again()
 
-    def _found(self, alone: Container | None, findings: Findings) -> None:
-        """`alone` is silent while others are not."""
+    def _found(self, silent: Sequence[Container], findings: Findings) -> None:
+        """`silent` are so while others are not."""
         self._cancel = None
         verdict = findings.verdict
+        alone = next((each for each in silent if each.spec.rank not in findings.waiting), None)
         seen: Hashable = None
         if verdict is not None and verdict.call:
             seen = (verdict.kind, verdict.ranks, verdict.call)
@@ -308,11 +336,81 @@ class WaitWatch(_PodWatch):
         self._again()
 
     def _of_silent(self, container: Container) -> Verdict:
-        quiet = self._rhythms[container.spec.name].quiet
+        quiet = self._quiet(container)
         sentence = (
             f"{container.spec.title} has printed and reported nothing for {quiet:.0f} s, and others have"
         )
         return Verdict(kind="silent", sentence=sentence, ranks=(container.spec.rank,))
+
+
+class AloneWatch(PodWatch):
+    """With a `limit`: recognises a trainer that hangs while others go on. It has been silent for so many
+    seconds, unusually long for it, and in `LOOKS` looks it waits for no other and does not move.
+    """
+
+    def __init__(
+        self, loop: Loop, limit: float, find: Take, hangs: Callable[[Container, float], None], busy: Busy
+    ) -> None:
+        super().__init__(loop, busy)
+        self._limit = limit
+        self._find = find
+        self._hangs = hangs
+        self._still: dict[str, tuple[int, _Stand]] = {}
+
+    def close(self) -> None:
+        super().close()
+        self._still.clear()
+
+    def _started(self, names: set[str]) -> None:
+        if self._timer is None and self._cancel is None:
+            self._look()
+
+    def _look(self) -> None:
+        self._timer = None
+        silent = self._hear(self._limit)
+        if silent:
+            self._cancel = self._find(self._containers, partial(self._found, silent))
+        else:
+            self._found([], Findings())
+
+    def _found(self, silent: Sequence[Container], findings: Findings) -> None:
+        self._cancel = None
+        self._timer = self._loop.after(self._limit / LOOKS, self._look)
+        before, self._still = self._still, {}
+        for each in silent:
+            if each.spec.rank not in findings.waiting:
+                looks, last = before.get(each.spec.name, (0, None))
+                now = _Stand.of(each, findings.states)
+                looks = looks + 1 if last is not None and last.is_still(now) else 1
+                self._still[each.spec.name] = looks, now
+                if looks == LOOKS:
+                    self._hangs(each, round(self._quiet(each)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stand:
+    """Where a process was in a look; `pauses`: how often it had begun to wait."""
+
+    place: Hashable
+    pauses: int
+
+    @classmethod
+    def of(cls, container: Container, states: Sequence[Mapping[str, Any]]) -> _Stand:
+        state = next((each for each in states if each.get("title") == container.spec.title), {})
+        probe = state.get("probe")
+        calls = probe.get("calls") if isinstance(probe, dict) else None
+        pauses = container.process.pauses() if container.process is not None else 0
+        return cls(f"{state.get('stack')} {calls}", pauses)
+
+    def is_still(self, later: _Stand) -> bool:
+        """Whether it has not moved since: one that sleeps again and again, as a script does that waits for a
+        file, moves.
+        """
+        return self.place == later.place and later.pauses - self.pauses <= _OF_A_LOOK
+
+
+_OF_A_LOOK = 4
+"""So often a process pauses because somebody looks at it from outside."""
 
 
 # ---- Ranks that keep the others waiting, of a job that makes progress
@@ -324,7 +422,7 @@ STRAGGLES = 5
 """In so many looks, one after the other, the same rank is late: of equally fast ranks it is another one."""
 
 
-class LateWatch(_PodWatch):
+class LateWatch(PodWatch):
     """Looks which ranks come late to collectives, less and less often where none is known to have any. `tell`
     gets what each look finds; `warn` a rank that was late in all of the last looks, once.
     """

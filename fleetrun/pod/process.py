@@ -152,14 +152,21 @@ class Process:
 
     def handles(self, number: int) -> bool:
         """Whether the leader has a handler for this signal, or ignores it, so that it does not die of it."""
+        masks = self._status("SigIgn", "SigCgt")
+        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+    def pauses(self) -> int:
+        """How often the main thread of the leader has begun to wait, so far."""
+        return sum(map(int, self._status("voluntary_ctxt_switches")))
+
+    def _status(self, *names: str) -> list[str]:
+        """These fields of its main thread; none of one that has gone."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_text(errors="replace")
         except OSError:
-            return False
-        masks = dict(
-            line.split(":\t", 1) for line in status.splitlines() if line.startswith(("SigIgn", "SigCgt"))
-        )
-        return any(int(mask, 16) >> (number - 1) & 1 for mask in masks.values())
+            return []
+        fields = (line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        return [value for name, value in fields if name in names]
 
     def reap(self, *, with_group: bool = False) -> Exit:
         """Once the pidfd is readable: the exit. Gives the pid back to the kernel.

@@ -577,7 +577,7 @@ class Supervisor:
             self._restart_all(decision.after)
 
     def _hung(self, silent_for: float, findings: Findings) -> None:
-        """No trainer gives a sign of life: all start again."""
+        """No trainer gives a sign of life, or one that should: all start again."""
         if self._phase is not Phase.WATCHING:
             return
         decision = self._policy(Exit(TIMEOUT), self._restarts)
@@ -588,6 +588,7 @@ class Supervisor:
             decision=decision,
             stacks=findings.stacks,
             verdict=findings.verdict,
+            alone=findings.alone,
         )
         if findings.verdict is not None:
             self._publish(findings.verdict)

@@ -41,6 +41,12 @@ def decide(states: Sequence[RankState]) -> Verdict | None:
     return named or job.left_over()
 
 
+def waiting(states: Sequence[RankState]) -> frozenset[int]:
+    """The ranks that wait for others, for a server, or for what is not known."""
+    job = _Job(states)
+    return frozenset({*job.waits, *job.blocked_by, *(each for each in job.states if not job.free(each))})
+
+
 class _Job:
     def __init__(self, states: Sequence[RankState]) -> None:
         trainers = [each for each in states if each.role == "trainer"]
@@ -202,7 +208,7 @@ class _Job:
             rank
             for waiting, blockers in self.blocked_by.items()
             for rank in blockers
-            if rank not in self.blocked_by and self._free(rank)
+            if rank not in self.blocked_by and self.free(rank)
             if self._long(waiting) or self._kind(self.states[rank]) != "not entered"
         }
         if not absent:
@@ -237,7 +243,7 @@ class _Job:
         found = ((each, self.waits.get(each)) for each in sorted(self.blocked_by))
         return [each for each, other in found if other and (other.group, other.number) == same]
 
-    def _free(self, rank: int) -> bool:
+    def free(self, rank: int) -> bool:
         """Whether it does not wait; False for a rank of which nothing is known, too."""
         state = self.states.get(rank)
         return state is not None and not _waits_for_server(state) and not self._waits_unknown(state)
@@ -396,7 +402,7 @@ class _Job:
         ]
         waiting = {*unknown, *self.blocked_by, *self.waits}
         left = [rank for rank in self.states if rank not in waiting]
-        if not unknown or len(left) != 1 or not self._free(left[0]) or self.states[left[0]].joining:
+        if not unknown or len(left) != 1 or not self.free(left[0]) or self.states[left[0]].joining:
             return None
         if not all(each.answered and (each.alive or each.gave_up) for each in self.states.values()):
             return None

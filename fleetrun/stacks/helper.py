@@ -27,7 +27,7 @@ from fleetrun.pod.process import Exit
 from fleetrun.probe.lateness import ENOUGH, lateness, straggler
 from fleetrun.probe.states import MALFORMED, RankState, read_state
 from fleetrun.probe.tree import merged
-from fleetrun.probe.verdict import decide
+from fleetrun.probe.verdict import decide, waiting
 from fleetrun.stacks.frames import Target
 
 # ---- Collecting stacks in a helper process
@@ -275,7 +275,13 @@ class _Finding:
             late = lateness(states)
             then(
                 Findings(
-                    self._lines, merged(states), decide(states), late, straggler(states, late), states=said
+                    self._lines,
+                    merged(states),
+                    decide(states),
+                    waiting(states),
+                    late,
+                    straggler(states, late),
+                    states=said,
                 )
             )
 

@@ -61,6 +61,25 @@ def test_a_hang_is_answered_with_a_restart(fleetrun: Fleetrun):
     assert hung[0]["containers"] == ["trainer.0", "trainer.1"]
 
 
+def test_one_that_hangs_while_others_go_on(fleetrun: Fleetrun):
+    """One that polls, for a file say, is not taken for it."""
+    script = fleetrun.script("""
+for _ in range(60 if RANK else 10000):
+    print("step", flush=True)
+    time.sleep(0.05)
+while RANK == 2:
+    time.sleep(0.02)
+def stuck_here():
+    time.sleep(600)
+stuck_here()
+""")
+    launch = fleetrun.run("--nproc_per_node", "3", "--hang_timeout", "2", "--max_restart", "0", script)
+    assert launch.code == 124
+    assert "trainer 1 has printed and reported nothing" in launch.said
+    assert "stuck_here" in launch.said
+    assert "trainer 2 has" not in launch.said
+
+
 BEATS = f"""
 from trainers import progress
 if RANK == 1:

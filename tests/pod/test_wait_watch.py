@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container
 from fleetrun.pod.events import Ending, Findings, Late, Started, Verdict
-from fleetrun.pod.hangs import FIRST_LOOK, LATENESS_PERIOD, LateWatch, WaitWatch
+from fleetrun.pod.hangs import FIRST_LOOK, LATENESS_PERIOD, AloneWatch, LateWatch, WaitWatch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import ContainerSpec
 from tests.support.pods import Clock
@@ -176,6 +177,53 @@ def test_not_while_the_job_is_stopped(place: Place):
     place.watch.handle(Ending("interrupted"))
     place.run(20 * FIRST_LOOK)
     assert (place.looks, place.warned) == ([], [])
+
+
+# ---- A trainer that hangs alone, where --hang_timeout is given
+
+
+class Alone(Place):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.hung: list[tuple[str, float]] = []
+        self.watch = AloneWatch(
+            self.loop, 120.0, self._find, lambda each, quiet: self.hung.append((each.spec.name, quiet)),
+            lambda container: self.busy,
+        )  # fmt: skip
+        self.watch.handle(Started(self.trainers))
+
+    def falls_silent(self, *found: Findings) -> list[str]:
+        """Trainer 0, when it had printed in each of 40 looks. Who hangs then, if looks find this."""
+        self.findings = [*found]
+        self.run(1200, prints=lambda left: True, who=(0, 1))
+        assert self.looks == []
+        self.run(1200, prints=lambda left: True, who=(1,))
+        self.watch.close()
+        self.loop.close()
+        assert self.looks
+        return [name for name, quiet in self.hung if quiet >= 120]
+
+
+def stands(line: int) -> Findings:
+    stack = [["/job/train.py", line, "main", ""]]
+    return Findings(states=({"title": "trainer 0", "stack": stack, "probe": None},))
+
+
+def test_one_that_stands_still_hangs(tmp_path: Path) -> None:
+    assert Alone(tmp_path).falls_silent(stands(7)) == ["trainer.0"]
+
+
+def test_one_that_moves_does_not_hang(tmp_path: Path) -> None:
+    assert Alone(tmp_path).falls_silent(*map(stands, range(100))) == []
+
+
+def test_one_that_waits_for_others_does_not_hang(tmp_path: Path) -> None:
+    assert Alone(tmp_path).falls_silent(replace(stands(7), waiting=frozenset({0}))) == []
+
+
+def test_one_that_goes_on_after_three_looks_does_not_hang(tmp_path: Path) -> None:
+    lines = [7, 7, 7, 8, 8, 8] * 10
+    assert Alone(tmp_path).falls_silent(*map(stands, lines)) == []
 
 
 # ---- Ranks that keep the others waiting

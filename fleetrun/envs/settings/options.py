@@ -393,8 +393,9 @@ class LaunchSettings:
         help="Time between SIGTERM and SIGKILL.", shown_default="30s")
     hang_timeout: float | None = _failure(
         None, parsing.seconds, "TIME", env=("FLEETRUN_HANG_TIMEOUT",),
-        help="When no trainer prints or reports progress for this long: write the stacks of all processes to "
-             "their logs, then restart or fail (124).", shown_default="never")
+        help="When no trainer prints or reports progress for this long, or a single one that used to hangs: "
+             "write the stacks of all processes to their logs, then restart or fail (124).",
+        shown_default="never")
     probe: str = _failure(
         "on", parsing.choice("on", "off"), "WHEN", choices=("on", "off"), env=("FLEETRUN_PROBE",),
         help="Whether Python processes of the job load fleetrun's probe (through PYTHONPATH), which tells "
