@@ -3,7 +3,8 @@
     _culprit_job.py FAULT RANK STEP STYLE
 
 STYLE is plain (all_reduce of each gradient), ddp, fsdp (FSDP2) or ps (sync training on a parameter server,
-where a RANK of -1 means the server). Collectives time out after 4 seconds.
+where a RANK of -1 means the server, and another word the file for its pid). Collectives time out after 4
+seconds.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import ctypes
 import datetime
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -104,6 +106,9 @@ FAULTS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "SIGSEGV": lambda: ctypes.string_at(0),
     "SIGABRT": os.abort,
+    "network cut": lambda: subprocess.run(
+        ["ip", "link", "set", "dev", os.environ["GLOO_SOCKET_IFNAME"], "down"], check=True
+    ),
     "launcher SIGKILL": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(600)),
     "storage times out": lambda: (_ for _ in ()).throw(TimeoutError("the read operation timed out")),
     "exception": lambda: (_ for _ in ()).throw(Broken("in the step")),
@@ -119,7 +124,7 @@ FAULTS = {
 
 
 def train_ps(fault: str, bad: int, step: int) -> None:
-    from trainers import fleet
+    from fleetrun import fleet
     from trainers.ps import SparseEmbedding
 
     begun = threading.Event()
@@ -138,6 +143,8 @@ def train_ps(fault: str, bad: int, step: int) -> None:
     server = Path(sys.argv[5])
     if fleet.is_server():
         server.write_text(str(os.getpid()))
+        if fault == "busy":
+            os.replace = lambda *paths: time.sleep(600)  # all that it saves
         fleet.init_server()
         fleet.run_server()
         return
@@ -148,7 +155,7 @@ def train_ps(fault: str, bad: int, step: int) -> None:
         if number == step and bad == fleet.worker_index():
             FAULTS[fault]()
         if number == step and bad == -1 and fleet.worker_index() == 0:
-            os.kill(int(server.read_text()), signal.Signals[fault])
+            hit_server(fault, server)
         loss = model(torch.arange(8)).square().mean()
         if number == step and fault == "backward" and bad == fleet.worker_index():
             loss.register_hook(lambda grad: (_ for _ in ()).throw(Broken("in backward")))
@@ -157,6 +164,15 @@ def train_ps(fault: str, bad: int, step: int) -> None:
         optimizer.zero_grad()
         time.sleep(0.02)
     fleet.stop_worker()
+
+
+def hit_server(fault: str, server: Path) -> None:
+    from fleetrun import fleet
+
+    if fault == "busy":
+        fleet.save_persistables(tempfile.mkdtemp())
+    else:
+        os.kill(int(server.read_text()), signal.Signals[fault])
 
 
 def fail(fault: str, after: int) -> None:

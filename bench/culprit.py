@@ -38,21 +38,63 @@ SERVED = [
     "sleep", "python loop", "C loop with the GIL", "SIGSTOP", "lock", "slow disk", "thread dies",
     "sys.exit(3)", "SIGKILL", "SIGSEGV", "SIGABRT", "exception", "backward", "data loader",
     "data loader killed", "memory", "storage times out",
-    "server SIGSTOP", "server SIGKILL",
+    "server SIGSTOP", "server SIGKILL", "server busy",
 ]  # fmt: skip
 """Where there are parameter servers."""
 
-SEVERAL = [*FAULTS, "launcher SIGKILL"]
-"""On several nodes; then the node is to be named."""
+GONE = ["launcher SIGKILL", "network cut"]
+SEVERAL = [*FAULTS, *GONE]
+"""On several nodes. Of those of GONE the node is to be named, or its ranks, by the others."""
 
 BOTH = {"operation", "size", "dtype", "order", "group", "recv without send"}
 """Where two ranks differ, or wait for each other, nobody can know which of them is wrong."""
+
+
+class Network:
+    """Two network namespaces on this machine, with a cable between them; for root."""
+
+    def __init__(self) -> None:
+        self._names = [f"culprit{os.getpid()}n{node}" for node in range(2)]
+
+    def __enter__(self) -> "Network":
+        for name in self._names:
+            _ip("netns", "add", name)
+        here, there = self._names
+        _ip("link", "add", "eth0", "netns", here, "type", "veth", "peer", "name", "eth0", "netns", there)
+        for node, name in enumerate(self._names):
+            _ip("-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "eth0")
+            for link in ("lo", "eth0"):
+                _ip("-n", name, "link", "set", "dev", link, "up")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in self._names:
+            _ip("netns", "del", name)
+
+    def address(self, node: int) -> str:
+        return f"10.99.0.{node + 1}"
+
+    def enter(self, node: int) -> list[str]:
+        return ["ip", "netns", "exec", self._names[node], "env", "GLOO_SOCKET_IFNAME=eth0"]
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
 
 
 def ours(folder: Path, ranks: int, nodes: int, words: list[str]) -> tuple[set[int], float | None, str]:
     """Ranks that are named, seconds to the verdict, and the sentence. `nodes`: so many launchers, on this
     machine.
     """
+    if words[0] != "network cut":
+        return _ours(folder, ranks, nodes, words, None)
+    with Network() as network:
+        return _ours(folder, ranks, nodes, words, network)
+
+
+def _ours(
+    folder: Path, ranks: int, nodes: int, words: list[str], network: Network | None
+) -> tuple[set[int], float | None, str]:
     options = ["--max_restart", "0", "--stop_timeout", "1", "--follow", "none"]
     if words[-1] == "ps":
         options += ["--server_num", "1", "--trainer_num", str(ranks), "--hang_timeout", "8"]
@@ -60,17 +102,22 @@ def ours(folder: Path, ranks: int, nodes: int, words: list[str]) -> tuple[set[in
     else:
         options += ["--nproc_per_node", str(ranks // nodes)]
     if nodes > 1:
-        options += ["--nnodes", str(nodes), "--master", f"127.0.0.1:{free_port()}"]
+        host = network.address(0) if network is not None else "127.0.0.1"
+        options += ["--nnodes", str(nodes), "--master", f"{host}:{free_port()}"]
     launches = []
     for node in range(nodes):
         own = ["--rank", str(node)] if nodes > 1 else []
-        launches.append(
-            ["fleetrun", *options, *own, "--log_dir", str(folder / f"log{node}"), str(JOB), *words]
-        )
+        own += ["--host", network.address(node)] if network is not None else []
+        module = ["fleetrun", *options, *own, "--log_dir", str(folder / f"log{node}"), str(JOB), *words]
+        enter = network.enter(node) if network is not None else []
+        launches.append([*enter, sys.executable, "-m", *module])
     run(launches)
+    broken = int(words[1]) * nodes // ranks
+    others = [node for node in range(nodes) if words[0] not in GONE or node != broken]
     records = [
         [json.loads(line) for line in record.read_text().splitlines()]
-        for record in folder.glob("log*/*.events.jsonl")
+        for node in others
+        for record in folder.glob(f"log{node}/*.events.jsonl")
     ]
     events = sorted((each for record in records for each in record), key=lambda each: each["time"])
     first = next(each["time"] for each in events if each["event"] in ("exited", "hung"))
@@ -80,12 +127,17 @@ def ours(folder: Path, ranks: int, nodes: int, words: list[str]) -> tuple[set[in
     if verdict is not None:
         seconds = max(0.0, verdict["time"] - first)
         server = {-1} if verdict["kind"] == "server" else set()
-        return set(verdict["ranks"]) | server, seconds, verdict["sentence"]
-    gone = re.search(r"node (\d+), [^:]* is gone|is gone, with the launcher that (hosted) it", said)
-    if words[0] == "launcher SIGKILL":
-        node = int(words[1]) * nodes // ranks
-        right = gone is not None and (gone[2] or node == int(gone[1]))  # the store's address names a host
-        return ({int(words[1])} if right else {-1} if gone else set()), None, said
+        named = set(verdict["ranks"]) | server
+        there = words[0] in GONE and {each * nodes // ranks for each in named} == {broken}
+        return ({int(words[1])} if there else named), seconds, verdict["sentence"]
+    gone = re.search(
+        r"node (\d+), [^:]* is gone|is gone, with the launcher that (hosted) it"
+        r"|the rendezvous store (\S+) has not answered for",
+        said,
+    )
+    if words[0] in GONE and gone is not None:
+        node = int(gone[1]) if gone[1] else 0  # that of the store
+        return ({int(words[1])} if node == broken else {-1}), None, said
     named = re.search(r"(?:First failure|Began with): (?:node \d+[^:]*: )?(trainer|server) (\d+)", said)
     seconds = next((each["time"] for each in events if each["event"] == "failed"), first) - first
     if named is None:
@@ -101,24 +153,24 @@ def free_port() -> int:
 
 def torchrun(folder: Path, ranks: int, words: list[str]) -> tuple[set[int], float | None, str]:
     options = ["--nproc-per-node", str(ranks), "--max-restarts", "0"]
-    text = run([["torch.distributed.run", *options, str(JOB), *words]])
+    text = run([[sys.executable, "-m", "torch.distributed.run", *options, str(JOB), *words]])
     root = text.rpartition("Root Cause")[2]
     named = re.search(r"rank\s*:\s*(\d+)", root)
     return ({int(named[1])} if named and "Root Cause" in text else set()), None, root[:500]
 
 
-def run(modules: list[list[str]]) -> str:
+def run(commands: list[list[str]]) -> str:
     """What the first one printed; they are ended after a while."""
     env = {**os.environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1", "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", *module],
+            command,
             env=env,
             start_new_session=True,
-            stdout=subprocess.PIPE if module is modules[0] else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if command is commands[0] else subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
         )
-        for module in modules
+        for command in commands
     ]
     said = b""
     for popen in started:

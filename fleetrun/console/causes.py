@@ -108,6 +108,13 @@ _CAUSES = (
         "firewall between the nodes. `fleetrun doctor` with the same --master measures the links.",
     ),
     (
+        r"connectFullMesh failed[^\n]*remote=\[127\.",
+        "Gloo was told that a rank is at an address of its own machine. On several nodes the host name of "
+        "one leads to 127.0.0.1 there: name the interface with GLOO_SOCKET_IFNAME, or give the name its "
+        "address in /etc/hosts (`fleetrun doctor` with the same --master tells). On one node that rank has "
+        "ended.",
+    ),
+    (
         r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|unhandled (?:cuda|system) error",
         "NCCL could not continue; NCCL_DEBUG=WARN shows why, which is often a full /dev/shm,"
         " a network interface, or a GPU that has failed.",

@@ -146,6 +146,8 @@ WORDS = {
     "OpenBLAS blas_thread_init: pthread_create failed for thread 7 of 64": "ulimit -u",
     "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3b000": "LOCAL_RANK",
     "Last error:\nsocketStartConnect: Connect to 192.0.2.14<52> failed : No route": "NCCL_SOCKET_IFNAME",
+    "RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: "
+    "Connection refused, remote=[127.0.0.1]:7065$0": "/etc/hosts",
     "ncclInternalError: \nBootstrap : no socket interface found": "GLOO_SOCKET_IFNAME",
     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed": "NCCL_DEBUG",
     "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered": "Xid",

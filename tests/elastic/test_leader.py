@@ -168,6 +168,17 @@ def test_a_failure_whose_cause_is_known_comes_before_an_older_symptom():
     assert final_cause(seen(symptom, [left]), NODES, FIXED, NOW + 1).rank == 0
 
 
+@pytest.mark.parametrize(("symptom", "closed", "rank"), [(True, (), 2), (True, "c", 0), (False, (), 0)])
+def test_a_wait_that_timed_out_while_a_node_was_not_heard_of_was_for_that_node(symptom, closed, rank):
+    failure = dataclasses.replace(cause(F, 0, age=FIXED.lease - 1), symptom=symptom)
+    view = seen(failure, gone=[("c", NOW)])
+    view.closed.update(closed)
+    assert final_cause(view, NODES, FIXED, NOW + 1).rank == rank
+    view = seen(cause(L, 2), [(NOW - FIXED.lease + 1, failure)])
+    view.closed.update(closed)
+    assert final_cause(view, NODES, FIXED, NOW + 1).rank == rank
+
+
 R = CauseKind.RESTARTED
 
 

@@ -362,11 +362,25 @@ def final_cause(
     if first.cause.why is CauseKind.FAILED:
         failures = [each for each in causes if each.cause.why is CauseKind.FAILED]
         first = min(failures, key=lambda each: (each.cause.symptom, each.at))
-        late = first.at + follows(policy.lease)
-        vanished = [each for each in causes if each.cause.why is CauseKind.LOST and each.at <= late]
+        vanished = [
+            each
+            for each in causes
+            if each.cause.why is CauseKind.LOST and _led_to(view, members, each, first, policy.lease)
+        ]
         first = min(vanished, key=lambda each: each.at, default=first)
     lines = (*_began_with(first, restarted), *first.cause.lines)
     return replace(first.cause, age=max(0.0, now - first.at), lines=lines)
+
+
+def _led_to(
+    view: View, members: Sequence[Node], lost: _DatedCause, failure: _DatedCause, lease: float
+) -> bool:
+    """Whether the loss of a node led to a failure. Where it was not heard of for a lease, others may have
+    waited for it in vain for as long.
+    """
+    closed = any(node.id in view.closed for node in members[lost.cause.rank : lost.cause.rank + 1])
+    silent = lease if failure.cause.symptom and not closed else 0.0
+    return lost.at <= failure.at + max(silent, follows(lease))
 
 
 def _began_with(first: _DatedCause, restarted: Sequence[_DatedCause]) -> Iterator[str]:
