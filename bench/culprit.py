@@ -219,8 +219,8 @@ def attempt(
     if fault.startswith("server "):
         bad = -1
     words = [fault.removeprefix("server "), str(bad), str(step), style]
-    for name in ("fleetrun", "torchrun"):
-        if name == "torchrun" and (asked.peer == "no" or nodes > 1):
+    for name in {"no": ("fleetrun",), "only": ("torchrun",)}.get(asked.peer, ("fleetrun", "torchrun")):
+        if name == "torchrun" and nodes > 1:
             continue
         with tempfile.TemporaryDirectory() as folder:
             if name == "fleetrun":
@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument(
         "--mix", action="store_true", help="one style, ranks and nodes for each seed, at random"
     )
-    parser.add_argument("--peer", default="yes", choices=["yes", "no"])
+    parser.add_argument("--peer", default="yes", choices=["yes", "no", "only"])
     parser.add_argument("-v", action="store_true")
     asked = parser.parse_args()
     total = Tally()
@@ -265,7 +265,8 @@ def main() -> None:
         print(tally.row(fault), flush=True)
         total.add(tally)
     print(total.row("all"))
-    print(f"seconds to the verdict: median {statistics.median(total.seconds):.2f}")
+    if total.seconds:
+        print(f"seconds to the verdict: median {statistics.median(total.seconds):.2f}")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ logs/                     the last MiB of each log on this machine, less of thos
                           that runs
 status.json               its state, if it runs; why.json: where all ranks of all nodes are, with their last
                           collectives, and which one the others wait for; stacks.txt: of this machine
-doctor.json               this machine, as `fleetrun doctor` sees it
+doctor.json               this machine, as `fleetrun doctor` sees it; doctor.NODE.json: what it measures of
+                          another node of a job that runs, as far as that takes no second
 
 Masked: passwords in URLs, what is assigned to names such as API_KEY or TOKEN, and the values of such
 variables of the shell that made this. Whatever else a script has printed is here as it is: look through it
@@ -67,8 +68,8 @@ def command(job: str | None, output: str | None, log_dir: Path | None) -> int:
     record in --log_dir. The file has the failure report, the record, the end of each log, and what `doctor`
     says of this machine; of a job that runs also its status, and where all ranks of all nodes are (`why`,
     `stacks`). The job is not disturbed.
-    Of a job that runs it has the ends of the logs on its other nodes, too, as far as they fit into 32 KiB of
-    each node.
+    Of a job that runs it has the ends of the logs on its other nodes, too, and what `doctor` measures there,
+    as far as they fit into 32 KiB of each node.
 
     Values that look secret are masked, as far as their names tell: look through it before you give it away.
 
@@ -140,7 +141,7 @@ def _parts(history: History, found: object) -> Iterator[Part]:
     if isinstance(found, Running):
         yield "status.json", lambda: _json(found.status)
         others: list[Part] = []
-        yield "why.json", lambda: _json(_without_logs(ask_why(found, states=True), others))
+        yield "why.json", lambda: _json(_without_parts(ask_why(found, states=True), others))
         yield from others
         yield "stacks.txt", lambda: _stacks(found)
     yield "doctor.json", _doctor
@@ -160,14 +161,20 @@ def _json(value: Any) -> str:
     return json.dumps(plain(value), indent=1) + "\n"
 
 
-def _without_logs(answer: dict[str, Any], logs: list[Part]) -> dict[str, Any]:
-    """The ends of logs on other nodes become parts of their own."""
+def _without_parts(answer: dict[str, Any], parts: list[Part]) -> dict[str, Any]:
+    """The ends of logs on other nodes, and the facts of their machines, become parts of their own."""
     for state in answer.get("states", ()):
-        log = state.pop("log", None)
+        log, machine = state.pop("log", None), state.pop("machine", None)
         if isinstance(log, dict):
-            name = re.sub(r"[^\w.-]+", "_", f"{state.get('node')}.{log.get('name')}")
-            logs.append((f"logs/{name}", partial(str, log.get("end"))))
+            name = _file_name(f"{state.get('node')}.{log.get('name')}")
+            parts.append((f"logs/{name}", partial(str, log.get("end"))))
+        if isinstance(machine, dict):
+            parts.append((f"doctor.{_file_name(str(state.get('node')))}.json", partial(_json, machine)))
     return answer
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", text)
 
 
 def _stacks(running: Running) -> str:

@@ -488,7 +488,7 @@ class Control:
         if asked == "why" and self._why is not None:
             find = self._why
             whole = question.get("states") is True
-            detail = Detail.LOGS if whole else Detail.OUTSIDE
+            detail = Detail.ALL if whole else Detail.OUTSIDE
             return lambda say: find(detail, lambda findings: say(_findings_fields(findings, whole)))
         return {"error": f"this fleetrun does not know what to answer to {str(asked)[:40]!r}"}
 

@@ -292,7 +292,7 @@ class Visit:
 
     def document(self, sections: list[Section]) -> str:
         facts = asdict(self._machine) if self._machine is not None else None
-        return findings_json(sections, {"facts": _plain(facts), **self._extra})
+        return findings_json(sections, {"facts": jsonable(facts), **self._extra})
 
 
 def _title(plan: Plan) -> str:
@@ -301,10 +301,10 @@ def _title(plan: Plan) -> str:
     return name if address == name else f"{name} ({address})"
 
 
-def _plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """As JSON can hold it."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: jsonable(each) for key, each in value.items()}
     if isinstance(value, list | tuple | frozenset):
-        return [_plain(each) for each in value]
+        return [jsonable(each) for each in value]
     return value

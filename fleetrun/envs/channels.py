@@ -52,6 +52,16 @@ def tell_probe(name: str, ask: Callable[[], object]) -> None:
         probe.also(name, ask)
 
 
+def take_steps(take: Callable[[int], None], last: Callable[[], object]) -> None:
+    """Have the probe, if this process has one, hand the number of each step of torch's optimizers to `take`
+    instead of reporting it, and answer the launcher with `last`: the number of the last step, how many
+    seconds ago it ended, and how many it took (None: not known); None if there was none.
+    """
+    probe = sys.modules.get("fleetrun_probe")
+    if probe is not None:
+        probe.hand_steps(take, last)
+
+
 # ---- Error file, in torchrun's shape (torch.distributed.elastic.multiprocessing.errors.ErrorHandler), and
 # with `time_ns`: the launcher orders failures by it, and whole seconds are too coarse for that.
 

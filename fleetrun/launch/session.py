@@ -372,13 +372,13 @@ class LaunchSession:
         from fleetrun.stacks.helper import pack_states, quick_taker, with_logs  # late: few jobs are asked
 
         containers = self._pod.containers if self._pod is not None else []
-        asked = time.time()
+        asked, whole = time.time(), detail is Detail.ALL
 
         def taken(lines: tuple[str, ...], states: list[State]) -> None:
-            told = with_logs(states, containers) if detail is Detail.LOGS else states
+            told = with_logs(states, containers) if whole else states
             then(pack_states(told, most, asked))
 
-        quick_taker(self._loop, self.companions, detail).take(containers, taken)
+        quick_taker(self._loop, self.companions, detail, facts=whole).take(containers, taken)
 
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""

@@ -92,12 +92,12 @@ class Late:
 
 class Detail(StrEnum):
     """How much is found out about ranks: what their probes say; and what is read from outside of processes
-    that do not answer; and the ends of logs on other nodes.
+    that do not answer; and, of other nodes, the ends of logs and what `doctor` measures there.
     """
 
     PROBES = "probes"
     OUTSIDE = "outside"
-    LOGS = "logs"
+    ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,15 @@ class Peer:
     number: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class LastStep:
+    """It ended `ago` seconds before the process was asked, and took `seconds`, None if that is not known."""
+
+    number: int
+    ago: float
+    seconds: float | None
+
+
 _COMMUNICATES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/rendezvous.py")
 _ALONE = ("destroy_process_group", "_object_to_tensor", "_tensor_to_object")
 """Functions there that wait for nobody."""
@@ -160,6 +169,7 @@ class RankState:
     calls: tuple[Call, ...] = ()
     peer: Peer | None = None
     served: Served | None = None
+    step: LastStep | None = None
     arrivals: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """When it entered the last collectives of each group, by their numbers; seconds since the epoch."""
     ahead: float = 0.0
@@ -279,6 +289,7 @@ def read_state(said: Mapping[str, Any]) -> RankState:
         calls=tuple(_call(each) for each in calls if not each["point_to_point"]),
         peer=_peer(probe.get("peer")) or _queued_peer(calls, groups),
         served=_served(probe.get("ps")),
+        step=_step(probe.get("step")),
         arrivals={
             str(group): {int(number): int(entered) / 1e6 for number, entered in each}
             for group, each in probe.get("arrivals", {}).items()
@@ -336,6 +347,13 @@ def _served(said: Mapping[str, Any] | None) -> Served | None:
         why=str(said["why"]),
         seconds=float(said["seconds"]),
     )
+
+
+def _step(said: Sequence[Any] | None) -> LastStep | None:
+    if not said:
+        return None
+    number, ago, seconds = said
+    return LastStep(int(number), float(ago), float(seconds) if seconds is not None else None)
 
 
 def _call(said: Mapping[str, Any]) -> Call:

@@ -282,9 +282,13 @@ class _Job:
         if first.place:
             sentence += f". {'The first' if several else 'It'} is at {first.place}"
         last = first.calls[-1] if first.calls and not came else None
+        known = []
         if last is not None and first.now > last.entered:
-            sentence += f". Its last collective was {last.title}, {first.now - last.entered:.1f} s ago"
-        return sentence
+            known.append(f"its last collective was {last.title}, {first.now - last.entered:.1f} s ago")
+        if first.step is not None:
+            known.append(f"its last step, {first.step.number}, ended {first.step.ago:.1f} s ago")
+        said = "; ".join(known)
+        return f"{sentence}. {said[0].upper()}{said[1:]}" if said else sentence
 
     def _other_wait(self, waiting: Sequence[int]) -> str:
         for state in (self.states[rank] for rank in waiting):

@@ -1,7 +1,7 @@
 """`python -m fleetrun.stacks`: the process that a launcher starts when its job hangs, or when a trainer fails
-that may be the victim of another. One line of JSON in (of which processes, why, how long it may take), the
-stacks into the logs if there is a reason to, one line of JSON out for each trainer (where it is: `state`) and
-one for all (where they are).
+that may be the victim of another. One line of JSON in (of which processes, why, how long it may take, whether
+facts of the machine are asked), the stacks into the logs if there is a reason to, one line of JSON out for
+each trainer (where it is: `state`) and one for all (where they are).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from typing import Any
 
 from fleetrun.envs.contract import Role
 from fleetrun.files import open_plain, short_socket_path
+from fleetrun.host.interpreter import helper_command
 from fleetrun.stacks.collect import Collection, collect, find_pyspy
 from fleetrun.stacks.frames import Frame, Taken, Target, groups
 from fleetrun.stacks.text import clean, write_into_logs
@@ -33,13 +35,17 @@ def main() -> None:
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
     targets = [Target.of_json(each) for each in asked["targets"]]
     within = float(asked["within"])
+    facts = _Facts(asked["facts"]) if asked.get("facts") else None
     states = ask_ranks(asked["ranks"], min(1.0, within / 2) if targets else within)
     silent = {each["title"] for each in states if each["alive"] and not each["probe"]} & _wanted(states)
     # All of them for the logs; for a verdict those that do not answer for themselves.
     looked = targets if asked["why"] else [each for each in targets if each.title in silent]
     found = collect(looked, within, find_pyspy())
-    for state in states:
-        sys.stdout.write(json.dumps({"state": completed(state, found.processes)}) + "\n")
+    told = [completed(state, found.processes) for state in states]
+    if facts is not None and told:
+        told[0]["machine"] = facts.taken()
+    for state in told:
+        sys.stdout.write(json.dumps({"state": state}) + "\n")
     written = write_into_logs(found.processes, str(asked["why"]), time.time()) if asked["why"] else 0
     sys.stdout.write(json.dumps({"stacks": summary(found), "written": written}) + "\n")
     sys.stdout.flush()
@@ -50,6 +56,27 @@ def _wanted(states: Sequence[dict[str, Any]]) -> set[str]:
     waits = [(each["probe"] or {}).get("ps") or {} for each in states]
     servers = {each["server"] for each in waits if not each.get("trainers", True)}
     return {each["title"] for each in states if each["role"] != Role.SERVER or each["rank"] in servers}
+
+
+class _Facts:
+    """What `doctor` measures of this machine, as far as it answers soon."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        words = [asked["log_dir"], *asked["devices"]]
+        self._began = time.monotonic()
+        self._doctor = subprocess.Popen(
+            helper_command("fleetrun.doctor", *words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+
+    def taken(self) -> dict[str, Any] | None:
+        left = max(0.1, self._began + _FACTS_WITHIN - time.monotonic())
+        with contextlib.suppress(ValueError, subprocess.TimeoutExpired):
+            return _object(self._doctor.communicate(timeout=left)[0])
+        self._doctor.kill()
+        return None
+
+
+_FACTS_WITHIN = 2.0  # seconds
 
 
 # ---- The probes of the trainers

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleetrun.envs.channels import PROBE_VARIABLE
-from fleetrun.envs.contract import Role
+from fleetrun.envs.contract import VISIBLE_VARIABLE, Role
 from fleetrun.errors import LaunchError
 from fleetrun.files import end_of
 from fleetrun.host.interpreter import helper_command, helper_environment
@@ -50,6 +50,7 @@ class Taker:
     """One for a launch. `companions` gets the pid of the process while it runs, which `argv` starts; `why`
     is printed above the stacks in the logs, where they are not written if it is empty. `outside`: processes
     that do not answer for themselves are read from outside, which may write their stacks into their logs.
+    `facts`: the state of the first rank has what `doctor` measures of this machine, as `machine`.
     """
 
     def __init__(
@@ -60,10 +61,12 @@ class Taker:
         argv: Sequence[str] = (),
         *,
         outside: bool = True,
+        facts: bool = False,
         within: float = WITHIN,
         more: float = _MORE,
     ) -> None:
         self.outside = outside
+        self._facts = facts
         self._argv = argv or helper_command("fleetrun.stacks")
         self._loop = loop
         self._companions = companions
@@ -91,9 +94,16 @@ class Taker:
                 for each in _ranked(containers)
             ],
             "why": self._why,
+            "facts": _facts_asked(containers) if self._facts else None,
             "within": self._within,
         }
         return json.dumps(said).encode() + b"\n"
+
+
+def _facts_asked(containers: Sequence[Container]) -> dict[str, Any]:
+    visible = (each.spec.env.get(VISIBLE_VARIABLE["gpu"], "") for each in containers)
+    devices = {device for each in visible for device in each.split(",") if device}
+    return {"log_dir": str(containers[0].spec.log.parent), "devices": sorted(devices)} if containers else {}
 
 
 def _ranked(containers: Sequence[Container]) -> list[Container]:
@@ -304,7 +314,9 @@ _FEW = 2 * ENOUGH
 
 
 _ENOUGH = ((20, 20, 200, 1 << 18), (20, 20, 60, 1 << 16), (6, 6, 20, 1 << 13), (2, 2, 2, 0), (0, 1, 0, 0))
-"""Frames, calls and arrivals of each rank, and bytes of its log, less and less."""
+"""Frames, calls and arrivals of each rank, and bytes of its log, less and less; the facts of the machine go
+with its last bytes.
+"""
 
 
 def with_logs(states: Sequence[State], containers: Sequence[Container]) -> list[State]:
@@ -336,6 +348,8 @@ def _cut(state: State, frames: int, calls: int, arrivals: int, end: int) -> Stat
     probe, log = state.get("probe"), state.get("log")
     if log:
         state = {**state, "log": {**log, "end": _last_lines(log["end"], end)}}
+    if not end:
+        state = {name: value for name, value in state.items() if name != "machine"}
     if probe:
         last = {group: each[max(0, len(each) - arrivals) :] for group, each in _arrivals(probe).items()}
         probe = {**probe, "stack": [], "calls": probe.get("calls", [])[-calls:], "arrivals": last}
@@ -376,10 +390,10 @@ _SOON = 1.5  # seconds in which processes answer, or are read from outside
 _LATER = 1.5  # more, for a slow machine
 
 
-def quick_taker(loop: Loop, companions: set[int], detail: Detail) -> Taker:
+def quick_taker(loop: Loop, companions: set[int], detail: Detail, *, facts: bool = False) -> Taker:
     """For a failure, or to look how a job fares: it takes 3 seconds at most."""
     outside = detail is not Detail.PROBES
-    return Taker(loop, companions, outside=outside, within=_SOON, more=_LATER)
+    return Taker(loop, companions, outside=outside, facts=facts, within=_SOON, more=_LATER)
 
 
 def watch_for_hangs(

@@ -1,5 +1,6 @@
 """On three hosts: whatever fails on one ends the job on all, and all say which host and process it was."""
 
+import json
 import os
 import signal
 import tarfile
@@ -278,11 +279,15 @@ def test_why_and_stacks_show_the_ranks_of_all_nodes(three: Nodes):
     assert second.endswith("> in all_reduce #2")
     packed = asked.run("bundle")
     with tarfile.open(asked.folder / packed.out.strip()) as archive:
-        logs = {
-            each.name: archive.extractfile(each).read()
-            for each in archive.getmembers()
-            if "/logs/" in each.name
-        }
+        found = {each.name: archive.extractfile(each).read() for each in archive.getmembers()}
+    logs = {path: text for path, text in found.items() if "/logs/" in path}
+    machines = {path.split("/")[-1]: text for path, text in found.items() if "/doctor." in path}
+    assert [name.split("_")[:2] for name in sorted(machines)] == [
+        ["doctor.json"], ["doctor.node", "0"], ["doctor.node", "2"],
+    ]  # fmt: skip
+    for name, text in machines.items():
+        machine = json.loads(text)
+        assert (machine if "_" in name else machine["facts"])["memory"]["total"] > 1 << 20
     for rank, name in ((0, "/logs/node_0_"), (1, "/logs/default."), (2, "/logs/node_2_")):
         (text,) = [text for path, text in logs.items() if name in path]
         assert b"the log of trainer.%d" % rank in text, logs

@@ -45,6 +45,24 @@ assert "torch" not in sys.modules
     assert sockets(fleetrun) == []
 
 
+def test_a_script_of_torch_alone_tells_its_steps_and_goes_on_from_its_checkpoint(fleetrun: Fleetrun):
+    script = fleetrun.script("""
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.Adam(model.parameters())
+if ATTEMPT:
+    optimizer.load_state_dict(torch.load("checkpoint"))
+for _ in range(10):
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+torch.save(optimizer.state_dict(), "checkpoint")
+if not ATTEMPT:
+    raise ValueError("once")
+""")
+    well(fleetrun.run("--max_restart", "1", script))
+    assert [step for _, step in steps(fleetrun)] == [1, 10, 11, 20]
+
+
 def test_a_restarted_process_counts_anew_and_last_words_stand_before_the_end(fleetrun: Fleetrun):
     script = fleetrun.script("""
 from trainers import progress

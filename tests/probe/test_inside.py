@@ -56,7 +56,8 @@ class Torch:
 
 
 @pytest.fixture
-def probe():
+def probe(monkeypatch):
+    monkeypatch.syspath_prepend(INSIDE)
     spec = spec_from_file_location("probe_under_test", INSIDE / "fleetrun_probe.py")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

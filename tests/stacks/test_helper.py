@@ -64,7 +64,7 @@ def test_it_is_asked_and_what_it_says_is_heard(place: Place):
     assert place.run() == ("trainer 0: wait (t.py:3)", "others")
     assert place.companions == set()
     said = json.loads((place.folder / "asked").read_text())
-    assert said == {"targets": [], "ranks": [], "why": "it hangs", "within": WITHIN}
+    assert said == {"targets": [], "ranks": [], "why": "it hangs", "facts": None, "within": WITHIN}
 
 
 @pytest.mark.parametrize(

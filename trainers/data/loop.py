@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypedDict, TypeVar, Unpack
 
 import torch
@@ -101,7 +102,10 @@ def infer_from_dataset(
         return train_from_dataset(step, dataset, prefetch=prefetch, **printing)
 
 
-_steps = progress.Counter()
+@cache
+def _steps() -> progress.Counter:
+    """Not before a loop trains: without a counter the steps of torch's optimizers count."""
+    return progress.Counter()
 
 
 def _trained(given: Mapping[str, Number], examples: int) -> None:
@@ -109,7 +113,7 @@ def _trained(given: Mapping[str, Number], examples: int) -> None:
     progress.meter.seen(examples)
     if _LOSS in given:
         progress.meter.has_loss(given[_LOSS])
-    _steps.tick()
+    _steps().tick()
 
 
 def _alive(given: Mapping[str, Number], examples: int) -> None:

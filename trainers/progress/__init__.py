@@ -18,7 +18,7 @@ import atexit
 import os
 from typing import Any
 
-from fleetrun.envs.channels import CONTAINER_VARIABLE
+from fleetrun.envs.channels import CONTAINER_VARIABLE, take_steps
 from trainers.progress.channel import channel_of
 from trainers.progress.meter import Activity, Meter
 
@@ -28,6 +28,7 @@ meter = Meter(os.environ.get(CONTAINER_VARIABLE, ""), channel_of(os.environ))
 """Of this process."""
 atexit.register(meter.end)
 os.register_at_fork(after_in_child=meter.turn_off)
+take_steps(meter.optimizer_stepped, meter.last_step)
 
 
 class Counter:
@@ -37,6 +38,7 @@ class Counter:
 
     def __init__(self) -> None:
         self._steps = 0
+        meter.has_counter()
 
     def tick(self) -> None:
         self._steps += 1

@@ -2,8 +2,8 @@
 
 Nothing here waits, raises into a training, or needs torch. What a script reports itself has precedence over
 what is counted for it: once a script reports its steps or its samples, those that optimizers and
-loops count are ignored. An `Activity` is something that takes long and is not a step: a load, a save, a
-wait.
+loops count are ignored. Where neither counts, the steps of torch's own optimizers are taken. An `Activity`
+is something that takes long and is not a step: a load, a save, a wait.
 """
 
 from __future__ import annotations
@@ -113,7 +113,11 @@ class Meter:
         self._news = False
         self._before = 0
         self._counted = 0
+        self._optimized: int | None = None
+        self._has_counter = False
         self._said: int | None = None
+        self._ended: float | None = None
+        self._took: float | None = None
         self._samples: int | None = None
         self._seen = self._drawn = 0
         self._given: dict[str, Any] = {}
@@ -125,7 +129,8 @@ class Meter:
     def step(self, samples: Any = None, loss: Any = None, scalars: Mapping[str, Any] | None = None) -> None:
         """One more step is done."""
         if self._channel is not None:
-            self._said = self.steps + 1
+            self._said = (self._before + self._counted if self._said is None else self._said) + 1
+            self._has_stepped()
             self._tell(samples, loss, scalars)
 
     def report(
@@ -138,6 +143,8 @@ class Meter:
         """The number of the step that is done, and what is said of it."""
         if self._channel is not None:
             if step is not None and (number := whole(step)) is not None:
+                if number != self._said:
+                    self._has_stepped()
                 self._said = number
             self._tell(samples, loss, scalars)
 
@@ -161,6 +168,20 @@ class Meter:
             if steps > self._counted:
                 self._counted = steps
                 self._news = True
+                if self._said is None:
+                    self._has_stepped()
+            self._beat()
+
+    def has_counter(self) -> None:
+        """Steps will be `counted`."""
+        self._has_counter = True
+
+    def optimizer_stepped(self, number: int) -> None:
+        """An optimizer of torch has taken its step of this number."""
+        if self._channel is not None and self._said is None and not self._has_counter:
+            self._optimized = number
+            self._has_stepped()
+            self._news = True
             self._beat()
 
     def seen(self, samples: int) -> None:
@@ -183,7 +204,18 @@ class Meter:
     @property
     def steps(self) -> int:
         """The number of the last step."""
-        return self._before + self._counted if self._said is None else self._said
+        if self._said is not None:
+            return self._said
+        if self._has_counter or self._optimized is None:
+            return self._before + self._counted
+        return self._optimized
+
+    def last_step(self) -> tuple[int, float, float | None] | None:
+        """The number of the last step, how many seconds ago it ended, and how many it took, None for the
+        first one; None before it. Another thread asks.
+        """
+        ended = self._ended
+        return None if ended is None else (self.steps, self._clock() - ended, self._took)
 
     # ---- activities
 
@@ -227,6 +259,11 @@ class Meter:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+    def _has_stepped(self) -> None:
+        now = self._clock()
+        self._took = None if self._ended is None else now - self._ended
+        self._ended = now
 
     def _tell(self, samples: Any, loss: Any, scalars: Mapping[str, Any] | None) -> None:
         if samples is not None and (number := whole(samples)) is not None:

@@ -5,6 +5,7 @@
 - A script that has run to its end says so in its error file (`channels.read_finished`), last of all that
   Python runs: a crash after that, while C++ objects are torn down, loses nothing. One that an exception ends
   leaves the exception there, as torchrun's `@record` does.
+- Steps of torch's optimizers are counted and reported (`fleetrun_steps`).
 - From `torch.distributed.init_process_group` on, or from the first call of `also` by fleetrun's own runtime,
   a thread answers on the socket of FLEETRUN_PROBE_SOCKET with a JSON object (`_state`), and closes. It needs
   the interpreter's lock, which a wait in a collective releases. At its end the process leaves its last state
@@ -22,9 +23,12 @@ import os
 import signal
 import sys
 
+import fleetrun_steps
+
 _STACKS_SIGNAL = signal.SIGRTMIN + 12  # channels.STACKS_SIGNAL
 _STDERR = 2
 _TORCH = "torch.distributed.distributed_c10d"
+_OPTIMIZERS = "torch.optim.optimizer"
 _FRAMES = 20
 _CALLS = 20
 _ARRIVALS = 200
@@ -36,8 +40,19 @@ def install(address):
     _home[:] = [address, os.getpid()]
     _Ending(os.environ.get("FLEETRUN_ERROR_FILE", ""), address).watch()
     sys.meta_path.insert(0, _WhenImported(_TORCH, _when_joined))
+    _count_steps(os.environ.get("FLEETRUN_CONTAINER"), os.environ.get("FLEETRUN_PROGRESS"))
 
 
+def _count_steps(mark, path):
+    if mark and path:
+        steps = fleetrun_steps.Steps(mark, path)
+        _steps.append(steps)
+        _more["step"] = steps.last
+        atexit.register(steps.end)
+        sys.meta_path.insert(0, _WhenImported(_OPTIMIZERS, steps.watch))
+
+
+_steps = []
 _home = []  # where to answer, and the process that does: not one that it forks
 _more = {}
 _reading = _thread.allocate_lock()  # held while the text of a script is read
@@ -47,6 +62,15 @@ def also(name, ask):
     """Answer from now on, with what `ask` returns under that name, for JSON; another thread calls it."""
     _more[name] = ask
     _answer_from_now_on()
+
+
+def hand_steps(take, last):
+    """Who reports progress takes the number of each step of torch's optimizers from now on, and knows the
+    last step of all: its number, how many seconds ago it ended, and how many it took.
+    """
+    for steps in _steps:
+        steps.tell = take
+        _more["step"] = last
 
 
 def _show_stacks():
@@ -295,7 +319,7 @@ def _answer(listener):
 def _state(ends=False):
     """`pid`; `time_ns`, now; `error`, the exception that ends it; `stack`, that of the exception, else of the
     main thread; `world_rank`, its rank for torch; `peer`, for whom it waits in send or recv; `groups`,
-    `calls` and `arrivals`; and what `also` has added.
+    `calls` and `arrivals`; `step`, the last one (`fleetrun_steps`); and what `also` has added.
     """
     import threading
 

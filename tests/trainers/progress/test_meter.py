@@ -185,7 +185,7 @@ def test_last_words_wait_a_moment_for_a_launcher_that_is_busy(script, reads, tol
 
 def test_last_words_are_tried_once_more_after_a_time_in_which_nobody_could_look():
     """All the time that there is passes at once; meanwhile the launcher has read."""
-    wire, times = Wire(), iter([0.0] * 4 + [60.0] * 2)
+    wire, times = Wire(), iter([0.0] * 5 + [60.0] * 2)
 
     def clock() -> float:
         now = next(times)
