@@ -162,16 +162,18 @@ def torchrun(folder: Path, ranks: int, words: list[str]) -> tuple[set[int], floa
 def run(commands: list[list[str]]) -> str:
     """What the first one printed; they are ended after a while."""
     env = {**os.environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1", "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            command,
-            env=env,
-            start_new_session=True,
-            stdout=subprocess.PIPE if command is commands[0] else subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
+    started = []
+    for command in commands:
+        time.sleep(0.5 * len(started))  # the first one hosts the rendezvous store
+        started.append(
+            subprocess.Popen(
+                command,
+                env=env,
+                start_new_session=True,
+                stdout=subprocess.PIPE if command is commands[0] else subprocess.DEVNULL,
+                stderr=subprocess.STDOUT,
+            )
         )
-        for command in commands
-    ]
     said = b""
     for popen in started:
         try:

@@ -199,7 +199,7 @@ def heading_lines(
         Text(state, STYLES.get(state, "")),
         *([Text(f"{up} of {there} process{'es' * (there != 1)} up")] if there else []),
         Text(format_duration(number_of(status, "elapsed"))),
-        Text(f"restarts: {text_of(status, 'restarts')} of {text_of(status, 'max_restart')}"),
+        Text(f"restarts: {_restarts(status)}"),
     ]
     where = [
         Text(f"logs in {text_of(status, 'log_dir')}", "dim"),
@@ -209,6 +209,14 @@ def heading_lines(
     reason = [cut(Text(why, "yellow"), width)] if why else []
     nodes = node_lines(status, width, most_node_lines)
     return [*filled(fields, width), *(filled(where, width) if folders else []), *reason, *nodes]
+
+
+def _restarts(status: Mapping[str, Any]) -> str:
+    """After progress there may be more than --max_restart."""
+    made, most = number_of(status, "restarts"), number_of(status, "max_restart")
+    if made is not None and most is not None and made > most:
+        return f"{made:g} (--max_restart {most:g})"
+    return f"{text_of(status, 'restarts')} of {text_of(status, 'max_restart')}"
 
 
 def process_lines(status: Mapping[str, Any], width: int | None, now: float | None = None) -> list[Text]:

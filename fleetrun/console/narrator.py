@@ -107,7 +107,7 @@ class Narrator:
         if isinstance(decision, GiveUp):
             self._console.error(f"{hang.headline}; stopping the job")  # the report follows
             return
-        again = f"; restart {decision.number} of {decision.limit} of all processes {_when(decision)}"
+        again = f"; {_restart(decision, 'all processes')}"
         self._console.error(hang.headline + (again if self._alone else ""))
         self._console.block(hang_places(hang, terminal_columns() or _WIDE), level="ERROR")
 
@@ -122,7 +122,7 @@ class Narrator:
                 else "stopping the rest"
             )
         what = spec.title if self._spec.mode.has_servers or failure.tolerated else "all processes"
-        return f"restart {decision.number} of {decision.limit} of {what} {_when(decision)}; log {spec.log}"
+        return f"{_restart(decision, what)}; log {spec.log}"
 
     def _restarting(self, containers: Sequence[Container]) -> None:
         self._console.debug(f"restarting {', '.join(each.spec.title for each in containers)}")
@@ -135,8 +135,10 @@ class Narrator:
         tell(event.reason)
 
 
-def _when(decision: Restart) -> str:
-    return "now" if decision.after == 0 else f"in {decision.after:g} s"
+def _restart(decision: Restart, what: str) -> str:
+    when = "now" if decision.after == 0 else f"in {decision.after:g} s"
+    since = "" if decision.step is None else f" (after progress to step {decision.step})"
+    return f"restart {decision.number} of {decision.limit} of {what} {when}{since}"
 
 
 # ---- The lines at the start of a launch, as in Paddle's documents: the configuration and, for debugging, the

@@ -32,7 +32,7 @@ from fleetrun.pod.events import (
     why_interrupted,
 )
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.policy import GiveUp, Restart, is_symptom
+from fleetrun.pod.policy import Fault, GiveUp, Restart, Spent, is_symptom
 from fleetrun.pod.supervisor import Supervisor
 
 LEAVE_TIMEOUT = 3.0
@@ -58,6 +58,7 @@ class Assignment:
     rank: int
     attempt: int
     restarts: int
+    spent: Spent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +83,10 @@ class Pods(Protocol):
         """The supervisor of this generation's pod. Raises LaunchError when the pod cannot be made."""
         ...
 
-    def describe(self, ended: Ended, verdict: Verdict | None) -> tuple[str, tuple[str, ...]]:
-        """A failure and on what it follows, if that is known: in one line, and as a report without frame."""
+    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...]]:
+        """A failure, on what it follows, if that is known, and `why` no restart does: in one line, and as a
+        report without frame.
+        """
         ...
 
 
@@ -281,6 +284,7 @@ class Agent:
             rank=rank,
             attempt=self._attempts,
             restarts=round.restarts,
+            spent=round.spent,
         )
         self._loop.stop()
 
@@ -329,24 +333,35 @@ class Agent:
 
     # ---- called by the supervisor (pod.events.Peers)
 
-    def pod_failed(self, ended: Ended, decision: Restart | GiveUp, verdict: Verdict | None = None) -> None:
-        self._post(self._of(ended, verdict), decision)
+    def pod_failed(
+        self, ended: Ended, decision: Restart | GiveUp, fault: Fault, verdict: Verdict | None = None
+    ) -> None:
+        over = decision.reason if isinstance(decision, GiveUp) else ""
+        self._post(_with(self._of(ended, verdict, over=over), fault), decision)
 
-    def pod_hung(self, hang: Hang) -> None:
-        self._post(self._cause(CauseKind.FAILED, hang.headline, TIMEOUT, hang.stacks), hang.decision)
+    def pod_hung(self, hang: Hang, fault: Fault) -> None:
+        cause = self._cause(CauseKind.FAILED, hang.headline, TIMEOUT, hang.stacks)
+        self._post(_with(cause, fault), hang.decision)
 
     def _post(self, cause: Cause, decision: Restart | GiveUp) -> None:
         after = decision.after if isinstance(decision, Restart) else 0.0
         self._membership.failed(cause, isinstance(decision, Restart), after)
 
-    def pod_failed_too(self, ended: Ended) -> None:
-        self._membership.note(self._of(ended))
+    def pod_failed_too(self, ended: Ended, fault: Fault) -> None:
+        self._membership.note(_with(self._of(ended), fault))
 
     def pod_completed(self) -> None:
         self._membership.completed()
 
-    def _of(self, ended: Ended, verdict: Verdict | None = None, why: CauseKind = CauseKind.FAILED) -> Cause:
-        headline, lines = self._pods.describe(ended, verdict)
+    def _of(
+        self,
+        ended: Ended,
+        verdict: Verdict | None = None,
+        why: CauseKind = CauseKind.FAILED,
+        over: str = "",
+    ) -> Cause:
+        """`over`: why no restart follows."""
+        headline, lines = self._pods.describe(ended, verdict, over)
         age = max(0.0, self._wall() - ended.failed_at)
         symptom = verdict is None and is_symptom(ended.exit, ended.message)
         return replace(self._cause(why, headline, code_of(ended), lines, age), symptom=symptom)
@@ -394,3 +409,8 @@ class Agent:
         else:
             self._membership.leave(cause)
             self._finish(TIMEOUT, cause)
+
+
+def _with(cause: Cause, fault: Fault) -> Cause:
+    """What the restart policy has to know of it, for the leader."""
+    return replace(cause, time=fault.time, step=fault.step, error=fault.error)

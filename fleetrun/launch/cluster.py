@@ -41,6 +41,7 @@ from fleetrun.pod import logs
 from fleetrun.pod.container import Ended
 from fleetrun.pod.events import Detail, JobResult, Peers, Verdict, code_of
 from fleetrun.pod.loop import Loop
+from fleetrun.pod.policy import Budget
 from fleetrun.pod.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _policy(settings: LaunchSettings, host: Host, meeting: Meeting) -> Policy:
         rdzv_timeout=settings.rdzv_timeout,
         lease=settings.heartbeat_timeout,
         sort_ip=settings.sort_ip,
-        max_restart=settings.max_restart,
+        budget=Budget(settings.max_restart, settings.restart_window),
         fixed_ranks=host.machines,
         endpoint=meeting.endpoint,
     )
@@ -218,11 +219,11 @@ class PodFactory:
         if place.attempt == 0:
             announce(spec, self._console)
         return self._runner.supervisor(
-            spec, peers=peers, restarts=place.restarts, attempt=place.generation - 1
+            spec, peers=peers, restarts=place.restarts, spent=place.spent, attempt=place.generation - 1
         )
 
-    def describe(self, ended: Ended, verdict: Verdict | None) -> tuple[str, tuple[str, ...]]:
-        alone = JobResult(code=code_of(ended), cause=ended, verdict=verdict)
+    def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...]]:
+        alone = JobResult(code=code_of(ended), cause=ended, verdict=verdict, reason=why)
         lines = failure_report(alone, Path(self._settings.log_dir).absolute(), WIDE)
         log = f"Log: {ended.spec.log}"  # the others' logs are on other machines
         headline = failure_headline(ended) if verdict is None else verdict.sentence

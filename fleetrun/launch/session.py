@@ -54,7 +54,7 @@ from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.kernel_log import OomWatch, gpu_errors
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.policy import decide, is_symptom
+from fleetrun.pod.policy import NOTHING_SPENT, Budget, Spent, is_symptom
 from fleetrun.pod.process import (
     ask_strays,
     descendants,
@@ -380,6 +380,10 @@ class LaunchSession:
 
         quick_taker(self._loop, self.companions, detail, facts=whole).take(containers, taken)
 
+    def last_step(self, containers: Sequence[Container]) -> int | None:
+        """Of these containers in this attempt, as far as they have reported it."""
+        return self.progress.last_step(each.spec.name for each in containers)
+
     def set_pod(self, pod: Pod, restarts: int) -> None:
         """This pod is next, after so many restarts."""
         self._pod = pod
@@ -589,10 +593,11 @@ class PodRunner:
         timeout: float | None = None,
         peers: Peers | None = None,
         restarts: int = 0,
+        spent: Spent = NOTHING_SPENT,
         attempt: int = 0,
     ) -> Supervisor:
         """For one pod. Its log files are in place then, and followed. `attempt` counts the pods before it,
-        `restarts` those that were restarts after a failure.
+        `restarts` those that were restarts after a failure, which have `spent` this of the budget.
         """
         first = self._watch is None
         if first and self._settings.log_overwrite:
@@ -608,13 +613,15 @@ class PodRunner:
         supervisor = Supervisor(
             pod,
             self._loop,
-            partial(decide, limit=self._settings.max_restart),
+            Budget(self._settings.max_restart, self._settings.restart_window),
             self._session.events(narrator, spec).publish,
             stop_timeout=self._settings.stop_timeout,
             out_of_memory=self._oom.killed,
             timeout=timeout,
             peers=peers,
             restarts=restarts,
+            spent=spent,
+            last_step=self._session.last_step,
             hangs=self._session.hangs(),
             inspect=self._session.inspect,
             sweep=partial(end_descendants, but=self._session.companions),

@@ -30,6 +30,7 @@ from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.files import open_plain, replace_file
 from fleetrun.pod import logs
+from fleetrun.pod.policy import Fault, error_at
 from fleetrun.pod.process import Exit, Process
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.values import dataclass
@@ -159,6 +160,17 @@ class Ended:
     def failed_at(self) -> float:
         """When it went wrong: what the process wrote of itself, else when it ended."""
         return self.record.time if self.record is not None else self.ended
+
+    def fault(self, step: int | None) -> Fault:
+        """For the restart policy. `step`: the last one that was made in this attempt."""
+        return Fault(
+            exit=self.exit,
+            time=self.ended,
+            kind=self.message.partition(":")[0],
+            error=error_at(step, self.exit, self.message, self.record.traceback if self.record else ""),
+            step=step,
+            hopeless=self.hopeless,
+        )
 
 
 class Container:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from fleetrun.envs.channels import ErrorRecord
 from fleetrun.envs.contract import Role
 from fleetrun.pod.container import Container, Ended
-from fleetrun.pod.policy import GiveUp, Restart, is_symptom
+from fleetrun.pod.policy import Fault, GiveUp, Restart, is_symptom
 from fleetrun.pod.process import signal_name
 from fleetrun.pod.spec import ContainerSpec
 from fleetrun.values import dataclass
@@ -407,8 +407,14 @@ def _exited(ended: Ended) -> dict[str, Any]:
 
 def _restart(decision: Restart | GiveUp) -> dict[str, Any]:
     if isinstance(decision, GiveUp):
-        return {"restart": False, "after": None, "number": None, "limit": None}
-    return {"restart": True, "after": decision.after, "number": decision.number, "limit": decision.limit}
+        return {"restart": False, "after": None, "number": None, "limit": None, "step": None}
+    return {
+        "restart": True,
+        "after": decision.after,
+        "number": decision.number,
+        "limit": decision.limit,
+        "step": decision.step,
+    }
 
 
 # ---- What a supervisor reports to the other machines of its job
@@ -419,17 +425,19 @@ class Peers(Protocol):
     `Supervisor.finish` and `Supervisor.stop_for`.
     """
 
-    def pod_failed(self, ended: Ended, decision: Restart | GiveUp, verdict: Verdict | None = None) -> None:
-        """This pod stops because of this failure; `decision` is what the policy here says to it, `verdict` on
-        what it follows, if that is known.
+    def pod_failed(
+        self, ended: Ended, decision: Restart | GiveUp, fault: Fault, verdict: Verdict | None = None
+    ) -> None:
+        """This pod stops because of this failure, which is a `fault` for the restart policy; `decision` is
+        what that says here, `verdict` on what the failure follows, if that is known.
         """
         ...
 
-    def pod_failed_too(self, ended: Ended) -> None:
+    def pod_failed_too(self, ended: Ended, fault: Fault) -> None:
         """Another failure, seen while the pod stops; it may be the older one."""
         ...
 
-    def pod_hung(self, hang: Hang) -> None:
+    def pod_hung(self, hang: Hang, fault: Fault) -> None:
         """This pod stops because its trainers give no sign of life."""
         ...
 

@@ -1,10 +1,12 @@
-"""Restart policy: from an exit and a count to a decision. Pure: no clock, no process, no other machine."""
+"""Restart policy: from a failure and what has been spent of the budget to a decision. Pure: no clock, no
+process, no other machine.
+"""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
+from binascii import crc32
 
 from fleetrun.pod.process import Exit
 from fleetrun.values import dataclass
@@ -15,11 +17,14 @@ HOPELESS = frozenset({2, 126, 127})
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start again after so many seconds; this is restart `number` of `limit`."""
+    """Start again after so many seconds; this is restart `number` of `limit` since the last progress.
+    `step`: this attempt came there, further than all before; None if it did not.
+    """
 
     after: float
     number: int
     limit: int
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +32,34 @@ class GiveUp:
     reason: str
 
 
-Policy = Callable[[Exit, int], Restart | GiveUp]
-"""From how a process ended, and how many restarts there have been, to a decision: `decide` with its limit."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """How an attempt ended at `time` (seconds since the epoch). `kind` is the class of its exception, such as
+    `ValueError`; `error` is the same text for the same error at the same step. Both may be empty. `step` is
+    the last one that was made in this attempt, None if none is known. `hopeless`: the process itself said
+    that its next attempt would fail in the same way: a damaged file, no memory.
+    """
+
+    exit: Exit
+    time: float
+    kind: str = ""
+    error: str = ""
+    step: int | None = None
+    hopeless: bool = False
 
 
-HOPELESS_SAID = GiveUp("a restart will not help")
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a job has used of its budget. `times` of the restarts that count, in seconds since the epoch;
+    `step` is the last one of all attempts, None before the first; `error` is that of the last `Fault`.
+    """
 
+    times: tuple[float, ...] = ()
+    step: int | None = None
+    error: str = ""
+
+
+NOTHING_SPENT = Spent()
 
 _SYMPTOMS = re.compile(
     r"timed? ?out|timeout|connection (closed|reset|refused|was)|broken pipe|by peer|watchdog|gloo|nccl"
@@ -48,23 +75,75 @@ def is_symptom(exit: Exit, message: str) -> bool:
     return exit.signal == signal.SIGABRT or _SYMPTOMS.search(message) is not None
 
 
-def after_failure(policy: Policy, exit: Exit, restarts: int, *, hopeless: bool) -> Restart | GiveUp:
-    """What `policy` says, unless the process itself said that its next attempt would fail in the same way
-    (`hopeless`): a damaged file, no memory.
-    """
-    return HOPELESS_SAID if hopeless else policy(exit, restarts)
+def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
+    """`Fault.error`; empty where the step or the error is not known, or may be another process's."""
+    if not traceback or step is None or is_symptom(exit, message):
+        return ""
+    text = re.sub(r"0x[0-9a-f]+", "", traceback)
+    return f"{step} {crc32(text.encode()):08x}"
 
 
-def decide(
-    exit: Exit, restarts: int, *, limit: int, backoff: float = 0.5, longest: float = 30.0
-) -> Restart | GiveUp:
-    """At most `limit` restarts: the first at once, the next after `backoff` seconds, then doubling up to
-    `longest`. `restarts` is how many there have been.
+_MISTAKES = frozenset(
+    {"SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError", "AssertionError"}
+)
+"""What a script raises before its first step because it is wrong, or because its Python is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """At most `limit` restarts in a row without progress, which is a later step than any before; with a
+    `window`, in any so many seconds. The first is made at once, the next after `backoff` seconds, then
+    doubling up to `longest`.
     """
-    if exit.code in HOPELESS:
-        return GiveUp(f"exit code {exit.code}: a restart will not help")
-    if restarts >= limit:
-        return GiveUp(f"--max_restart is {limit}" if restarts else "restarts are off (--max_restart 0)")
-    doublings = min(restarts - 1, 60)  # far past any `longest`, and within what a float can hold
-    after = 0.0 if restarts == 0 else min(longest, backoff * 2**doublings)
-    return Restart(after, restarts + 1, limit)
+
+    limit: int
+    window: float | None = None
+    backoff: float = 0.5
+    longest: float = 30.0
+
+    def decide(self, fault: Fault, spent: Spent) -> Restart | GiveUp:
+        reason = self._no_help(fault, spent)
+        if reason:
+            return GiveUp(reason)
+        counted = len(self._counted(fault, spent))
+        if counted >= self.limit:
+            return GiveUp(self._used_up(counted))
+        doublings = min(counted - 1, 60)  # far past any `longest`, and within what a float can hold
+        after = 0.0 if counted == 0 else min(self.longest, self.backoff * 2**doublings)
+        return Restart(after, counted + 1, self.limit, fault.step if _progressed(fault, spent) else None)
+
+    def after(self, fault: Fault, spent: Spent) -> Spent:
+        """What is spent once it has led to a restart."""
+        step = fault.step if _progressed(fault, spent) else spent.step
+        return Spent((*self._counted(fault, spent), fault.time), step, fault.error)
+
+    def _counted(self, fault: Fault, spent: Spent) -> tuple[float, ...]:
+        if _progressed(fault, spent):
+            return ()
+        since = float("-inf") if self.window is None else fault.time - self.window
+        return tuple(time for time in spent.times if time > since)
+
+    def _used_up(self, counted: int) -> str:
+        if not counted:
+            return "restarts are off (--max_restart 0)"
+        window = "" if self.window is None else f" in --restart_window {self.window:g} s"
+        return f"--max_restart is {self.limit}{window}"
+
+    @staticmethod
+    def _no_help(fault: Fault, spent: Spent) -> str:
+        if fault.hopeless:
+            return "a restart will not help"
+        if fault.exit.code in HOPELESS:
+            return f"exit code {fault.exit.code}: a restart will not help"
+        if fault.kind in _MISTAKES and fault.step is None and spent.step is None:
+            return f"{fault.kind} before the first step: a restart will not help"
+        if fault.error and fault.error == spent.error:
+            return f"the same error twice after step {fault.step}: a restart will not help"
+        return ""
+
+
+NO_RESTARTS = Budget(0)
+
+
+def _progressed(fault: Fault, spent: Spent) -> bool:
+    return fault.step is not None and (spent.step is None or fault.step > spent.step)

@@ -15,7 +15,7 @@ have ended, and in collective mode a failure stops it, whatever the policy says;
 
 `Deployer` starts containers, the pod's hook first. `Stopper` ends them by a ladder: SIGTERM, a deadline,
 SIGKILL; workers first, then their servers. `Strays` are processes that no container owns any more.
-`Evaluators` are started again on their own, and nothing waits for them.
+`Evaluators` (`evaluators.py`) are started again on their own, and nothing waits for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum, auto
 from functools import partial
@@ -32,6 +31,7 @@ from typing import TYPE_CHECKING
 from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended, Pod
+from fleetrun.pod.evaluators import Evaluators
 from fleetrun.pod.events import (
     LOST_GUARD,
     TIMEOUT,
@@ -50,7 +50,7 @@ from fleetrun.pod.events import (
     why_interrupted,
 )
 from fleetrun.pod.loop import Loop, Timer
-from fleetrun.pod.policy import GiveUp, Policy, after_failure
+from fleetrun.pod.policy import NOTHING_SPENT, Budget, Fault, GiveUp, Spent
 from fleetrun.pod.process import Exit, ask_strays, end_descendants, kill_marked
 
 if TYPE_CHECKING:
@@ -124,52 +124,6 @@ class Deployer:
             self._watch(container, lambda ended, container=container: self._exited(container, ended))  # type: ignore[misc]
         self._pod.running()
         self._started(containers)
-
-
-# ---- Evaluators: each is restarted on its own, up to --max_restart, and never decides about the job
-
-
-class Evaluators:
-    """They are started again only while the job `goes_on`."""
-
-    def __init__(
-        self,
-        loop: Loop,
-        policy: Policy,
-        publish: Callable[[PodEvent], None],
-        deployer: Deployer,
-        goes_on: Callable[[], bool],
-    ) -> None:
-        self._loop = loop
-        self._policy = policy
-        self._publish = publish
-        self._deployer = deployer
-        self._goes_on = goes_on
-        self._failures: Counter[str] = Counter()
-
-    def exited(self, container: Container, ended: Ended) -> None:
-        """One that ends well has done its work."""
-        if ended.ok:
-            return
-        failures = self._failures[container.spec.name]
-        decision = after_failure(self._policy, ended.exit, failures, hopeless=ended.hopeless)
-        self._failures[container.spec.name] += 1
-        self._publish(Failure(ended=ended, decision=decision))
-        if not isinstance(decision, GiveUp):
-            self._loop.after(decision.after, partial(self._again, container, ended))
-
-    def _again(self, container: Container, ended: Ended) -> None:
-        """Unless the job ends, or all its processes started again meanwhile."""
-        if not self._goes_on() or container.restarts != ended.attempt:
-            return
-        kill_marked(container.spec.mark)
-        container.renew()
-        self._publish(Restarting([container]))
-        try:
-            self._deployer.start([container])  # a hook is the job's: if it failed, that would end the job
-        except LaunchError as error:
-            decision = GiveUp(f"the restart failed: {error.message}")
-            self._publish(Failure(ended=ended, decision=decision))
 
 
 # ---- The stop ladder: SIGTERM, a deadline, SIGKILL; workers first, then their servers. After Ctrl-C workers
@@ -354,6 +308,11 @@ class Stopper:
 
 # ---- The supervisor
 
+
+LastStep = Callable[[Sequence[Container]], int | None]
+"""The last step that any of these containers has made in this attempt; None if none is known."""
+
+
 Inspect = Callable[[Sequence[Container], Ended, Callable[[Verdict | None], None]], Callable[[], None] | None]
 """Begins to find out on what this failure follows, and calls back exactly once, seconds later at most.
 Returns a function that cancels it; None where the failure explains itself: then it does not call back.
@@ -377,7 +336,7 @@ class Supervisor:
         self,
         pod: Pod,
         loop: Loop,
-        policy: Policy,
+        budget: Budget,
         publish: Callable[[PodEvent], None],
         *,
         stop_timeout: float,
@@ -385,6 +344,8 @@ class Supervisor:
         timeout: float | None = None,
         peers: Peers | None = None,
         restarts: int = 0,
+        spent: Spent = NOTHING_SPENT,
+        last_step: LastStep = lambda containers: None,
         hangs: HangWatch | None = None,
         inspect: Inspect | None = None,
         sweep: Callable[[float], int] = end_descendants,
@@ -392,11 +353,12 @@ class Supervisor:
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`out_of_memory` tells whether the kernel killed this pid for lack of memory. `restarts`: how many
-        there were. `sweep` and `ask` are those of `Strays`.
+        there were, `spent` what they have used of the budget. `sweep` and `ask` are those of `Strays`.
         """
         self._pod = pod
         self._loop = loop
-        self._policy = policy
+        self._wall = wall
+        self._budget = budget
         self._publish = publish
         self._timeout = timeout
         self._strays = Strays(loop.clock, sweep, ask)
@@ -412,8 +374,10 @@ class Supervisor:
             pod, self._watch, exited=self._exited, failed=self._failed, started=self._started,
             goes_on=self._goes_on,
         )  # fmt: skip
-        self._evaluators = Evaluators(loop, policy, publish, self._deployer, self._goes_on)
+        self._evaluators = Evaluators(loop, budget, publish, self._deployer.start, self._goes_on)
         self._restarts = restarts
+        self._spent = spent
+        self._last_step = last_step
         self._hangs = hangs
         self._inspect = inspect
         self._cancel_inspection: Callable[[], None] | None = None
@@ -532,7 +496,7 @@ class Supervisor:
         elif not ended.ok and counts:
             self._failures.append(ended)
             if self._peers is not None:
-                self._peers.pod_failed_too(ended)
+                self._peers.pod_failed_too(ended, self._fault(ended))
         if self._phase is not Phase.ASKING and not self._stopper.step() and not self._pod.alive:
             self._loop.stop()
 
@@ -561,26 +525,39 @@ class Supervisor:
 
     def _follow(self, ended: Ended, together: list[Container]) -> None:
         """A restart or the end."""
-        decision = after_failure(self._policy, ended.exit, self._restarts, hopeless=ended.hopeless)
+        fault = self._fault(ended)
+        decision = self._budget.decide(fault, self._spent)
         self._publish(Failure.of(ended, decision, self._pod.alive))
         together_only = self._peers is not None and not self._pod.spec.mode.has_servers
         if isinstance(decision, GiveUp) or together_only:
             if self._peers is not None:
-                self._peers.pod_failed(ended, decision, self._verdict)
+                self._peers.pod_failed(ended, decision, fault, self._verdict)
             self._reason = decision.reason if isinstance(decision, GiveUp) else ""
             self._end()
             return
-        self._restarts += 1
+        self._count(fault)
         if self._pod.spec.mode.has_servers:
             self._restart(together, decision.after)
         else:
             self._restart_all(decision.after)
 
+    def _fault(self, ended: Ended) -> Fault:
+        """With servers trainers start again one by one: then its own steps tell how far it came."""
+        alone = self._pod.spec.mode.has_servers and ended.spec.role is Role.TRAINER
+        made = [each for each in self._pod.containers if not alone or each.spec is ended.spec]
+        return ended.fault(self._last_step(made))
+
+    def _count(self, fault: Fault) -> None:
+        self._before = self._restarts, self._spent
+        self._restarts += 1
+        self._spent = self._budget.after(fault, self._spent)
+
     def _hung(self, silent_for: float, findings: Findings) -> None:
         """No trainer gives a sign of life, or one that should: all start again."""
         if self._phase is not Phase.WATCHING:
             return
-        decision = self._policy(Exit(TIMEOUT), self._restarts)
+        fault = Fault(exit=Exit(TIMEOUT), time=self._wall(), step=self._last_step(self._pod.containers))
+        decision = self._budget.decide(fault, self._spent)
         running = tuple(each.spec for each in self._pod.alive)
         hang = Hang(
             silent_for=silent_for,
@@ -596,10 +573,10 @@ class Supervisor:
         if isinstance(decision, GiveUp) or self._peers is not None:
             self._hang, self._code, self._reason = hang, TIMEOUT, hang.reason
             if self._peers is not None:
-                self._peers.pod_hung(hang)
+                self._peers.pod_hung(hang, fault)
             self._end()
         else:
-            self._restarts += 1
+            self._count(fault)
             self._restart_all(decision.after)
 
     def _restart_all(self, after: float) -> None:
@@ -630,7 +607,7 @@ class Supervisor:
             self._deployer.deploy(containers)
         except LaunchError as error:
             self._failures = forgiven
-            self._restarts -= 1
+            self._restarts, self._spent = self._before
             self._code = LaunchError.exit_code
             self._reason = f"the restart failed: {error.message}" + (f" ({error.hint})" if error.hint else "")
             self._publish(Ending(f"{self._reason}; stopping the job"))
@@ -701,7 +678,8 @@ class Supervisor:
             self._cancel_inspection()
             self._cancel_inspection = None
             if self._peers is not None and self._inspected_failure is not None:
-                self._peers.pod_failed_too(self._inspected_failure)  # it may be older than what they know
+                failure = self._inspected_failure  # it may be older than what they know
+                self._peers.pod_failed_too(failure, self._fault(failure))
             self._act_on_the_rest()
         self._stopper.stop(then, at_once=at_once)
 

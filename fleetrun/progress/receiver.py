@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,13 @@ class ProgressReceiver:
         """The state of a container: each thing as it was said last by the process that runs now."""
         track = self._tracks.get(name)
         return track.latest if track is not None else None
+
+    def last_step(self, names: Iterable[str]) -> int | None:
+        """The last step that any of these containers has reported; None if none has."""
+        self._read(_QUEUE)
+        reports = [self.latest(name) for name in names]
+        steps = [each.step for each in reports if each is not None and each.step is not None]
+        return max(steps, default=None)
 
     def rate(self, name: str) -> float | None:
         """Samples per second over the last ten seconds or so."""

@@ -50,6 +50,69 @@ def test_three_times_by_default(fleetrun: Fleetrun):
     assert told == [("1", "now"), ("2", "in 0.5 s"), ("3", "in 1 s")]
 
 
+def test_an_attempt_that_came_further_does_not_count(fleetrun: Fleetrun):
+    script = fleetrun.script(f"""
+{START}
+from trainers import progress
+for step in range(10 * ATTEMPT, 10 * ATTEMPT + 12):
+    progress.report(step=step)
+if ATTEMPT < 4:
+    raise ValueError(f"attempt {{ATTEMPT}} failed")
+""")
+    launch = fleetrun.run("--max_restart", "1", script)
+    assert launch.code == 0, launch
+    assert len(starts(launch)) == 5
+    assert [line.partition("; ")[2].partition(";")[0] for line in told_restarts(launch)] == [
+        f"restart 1 of 1 of all processes now (after progress to step {step})" for step in (11, 21, 31, 41)
+    ]
+
+
+def test_one_that_came_no_further_does(fleetrun: Fleetrun):
+    script = fleetrun.script(f"""
+{START}
+from trainers import progress
+progress.report(step=9 - ATTEMPT)
+sys.exit(9)
+""")
+    launch = fleetrun.run("--max_restart", "1", script)
+    assert (launch.code, len(starts(launch))) == (9, 2), launch
+
+
+def test_restarts_of_long_ago_do_not_count(fleetrun: Fleetrun):
+    script = fleetrun.script(f"{START}\ntime.sleep(0.3)\nsys.exit(9 if ATTEMPT < 3 else 0)")
+    launch = fleetrun.run("--max_restart", "1", "--restart_window", "0.1", script)
+    assert (launch.code, len(starts(launch))) == (0, 4), launch
+
+
+def test_the_same_error_at_the_same_step_ends_the_job(fleetrun: Fleetrun):
+    """A script of torch alone; each attempt comes to the same bad batch."""
+    script = fleetrun.script(f"""
+{START}
+import torch
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for batch in range(5):
+    weight.sum().backward()
+    optimizer.step()
+    if batch == 2:
+        raise ValueError(f"bad batch in {{object()}}")
+""")
+    launch = fleetrun.run("--max_restart", "5", script)
+    assert (launch.code, len(starts(launch))) == (1, 2), launch
+    assert "the same error twice after step 3: a restart will not help" in " ".join(launch.err.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [("import no_such_module", "ModuleNotFoundError"), ("exec('a b')", "SyntaxError"),
+     ("import torch\nassert not ATTEMPT < 9", "AssertionError")],
+)  # fmt: skip
+def test_a_mistake_in_the_script_ends_the_job(fleetrun: Fleetrun, line: str, error: str):
+    launch = fleetrun.run(fleetrun.script(f"{START}\n{line}"))
+    assert (launch.code, len(starts(launch))) == (1, 1), launch
+    assert f"{error} before the first step: a restart will not help" in " ".join(launch.err.split())
+
+
 def test_never_with_0(fleetrun: Fleetrun):
     script = fleetrun.script(f"{START}\nsys.exit(9)")
     launch = fleetrun.run("--max_restart", "0", "--nproc_per_node", "2", script)

@@ -102,6 +102,26 @@ def test_all_start_again_and_count_together(fleetrun: Fleetrun):
     assert told(*launches) == ["0 2 0 0", "0 2 0 1", "0 2 0 2", "1 2 1 0", "1 2 1 1", "1 2 1 2"]
 
 
+def test_progress_of_the_node_that_fails_counts(fleetrun: Fleetrun):
+    """Each of three restarts comes after a later step than all before, whichever node fails; a fourth not."""
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--max_restart", "1")
+    script = fleetrun.script(
+        TELL
+        + """
+from trainers import progress
+progress.report(step=100 * min(ATTEMPT + 1, 4))
+meet(2)
+if RANK == ATTEMPT % 2:
+    raise ValueError(f"of attempt {ATTEMPT}")
+stay()
+"""
+    )
+    launches = [nodes.start(script) for _ in range(2)]
+    assert [each.wait() for each in launches] == [1, 1]
+    assert len(told(*launches)) == 2 * 5, launches
+    assert all("--max_restart is 1" in " ".join(each.err.split()) for each in launches), launches
+
+
 def test_ctrl_c_on_one_node_ends_all(fleetrun: Fleetrun):
     nodes = Nodes(fleetrun, "--nnodes", "2")
     script = fleetrun.script('tell("ready", os.getpid())\nleave_on_term()\nstay()')

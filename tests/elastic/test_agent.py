@@ -12,7 +12,8 @@ from fleetrun.errors import RendezvousError, SpawnError
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.events import HUNG, Hang, JobResult
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.policy import GiveUp, Restart
+from fleetrun.pod.policy import Fault, GiveUp, Restart
+from fleetrun.pod.process import Exit
 
 NODE = Node(id="a", host="10.0.0.1", name="h1", offer=Offer())
 OTHER = replace(NODE, id="b", host="10.0.0.2", name="h2")
@@ -118,7 +119,7 @@ def test_a_hang_is_a_failure_of_this_node_with_124(decision, restart, after):
     made = Script(
         lambda: made.agent.start(ROUND, (NODE, OTHER), 1),
         lambda: None,
-        lambda: made.agent.pod_hung(hang),
+        lambda: made.agent.pod_hung(hang, Fault(exit=Exit(124), time=5.0, step=812)),
         lambda: made.agent.stop(CAUSE, False),
         lambda: None,
         lambda: made.agent.ended(124, None),
@@ -129,6 +130,7 @@ def test_a_hang_is_a_failure_of_this_node_with_124(decision, restart, after):
     assert answer == [restart, after]
     assert (cause.why, cause.code, cause.lines, cause.rank) == (CauseKind.FAILED, 124, stacks, 1)
     assert cause.headline.endswith(HUNG)
+    assert (cause.time, cause.step) == (5.0, 812)
 
 
 def test_a_failure_elsewhere_stops_this_pod_and_the_next_generation_starts():

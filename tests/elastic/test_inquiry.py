@@ -7,6 +7,7 @@ import pytest
 from fleetrun.elastic.inquiry import LARGEST, RANKS_WITHIN, WITHIN, Inquiry
 from fleetrun.elastic.rendezvous import records
 from fleetrun.pod.events import Detail
+from fleetrun.pod.policy import Budget
 from fleetrun.stacks.helper import _LATER, _SOON
 from tests.support.simulation import SimulatedJob
 
@@ -265,7 +266,7 @@ def test_answers_of_strangers_and_those_that_are_too_large_are_none():
 
 
 def test_those_of_another_generation_are_asked_too():
-    nodes = Asking(3, max_restart=3)
+    nodes = Asking(3, budget=Budget(3))
     nodes.player(nodes.inquiries[1]).fail(restart=True)
     nodes.job.until(nodes.job.all_run_again(*nodes.job.players))
     found = nodes.ask(0)

@@ -10,6 +10,7 @@ from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, 
 from fleetrun.elastic.rendezvous.view import Candidate, ReceivedReport, View
 from fleetrun.elastic.store import reconnect_grace
 from fleetrun.plan.topology import Offer
+from fleetrun.pod.policy import Budget, Spent
 
 
 def node(text):
@@ -87,8 +88,8 @@ def test_nodes_of_one_address_keep_their_order():
 
 NODES = tuple(Node(id=id, host=id, name="", offer=Offer()) for id in "abc")
 LEASE = 10.0
-FIXED = Policy(fewest=3, most=3, lease=LEASE, max_restart=2)
-ELASTIC = Policy(fewest=2, most=3, lease=LEASE, max_restart=2)
+FIXED = Policy(fewest=3, most=3, lease=LEASE, budget=Budget(2))
+ELASTIC = Policy(fewest=2, most=3, lease=LEASE, budget=Budget(2))
 NOW = 50.0
 """When the round was seen to stop."""
 
@@ -235,7 +236,9 @@ def test_the_age_of_a_cause_counts_to_now():
 )
 def test_whether_there_is_another_generation(why, code, policy, here, restarts, again):
     first = cause(CauseKind.JOINED, 0, code=0)
-    round_ = Round(generation=1, state=State.STOPPING, cause=first, restart=True, restarts=restarts)
+    round_ = Round(
+        generation=1, state=State.STOPPING, cause=first, restart=True, spent=Spent((0.0,) * restarts)
+    )
     assert may_restart(round_, cause(why, 1, code), NODES[:here], policy) is again
 
 

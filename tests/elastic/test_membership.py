@@ -3,6 +3,7 @@
 import pytest
 
 from fleetrun.elastic.rendezvous.records import CauseKind
+from fleetrun.pod.policy import Budget
 from tests.support.simulation import SimulatedJob
 
 
@@ -57,7 +58,7 @@ def test_a_failure_ends_the_job_on_all_nodes():
 
 
 def test_a_failure_restarts_the_job_on_all_nodes():
-    job = running(3, max_restart=2)
+    job = running(3, budget=Budget(2))
     job.players[1].fail(7, restart=True, after=0.5)
     job.until(lambda: all(len(player.runs) == 2 for player in job.players))
     assert [(player.runs[1].rank, player.runs[1].restarts) for player in job.players] == [

@@ -3,6 +3,7 @@
 import pytest
 
 from fleetrun.elastic.rendezvous.records import CauseKind
+from fleetrun.pod.policy import Budget
 from tests.support.simulation import SimulatedJob
 
 LEASE = 10.0
@@ -97,7 +98,7 @@ def test_without_a_replacement_it_names_who_is_missing(level):
 
 
 def test_level_0_a_node_that_fails_leaves_and_the_others_hold():
-    job = running(3, 3, level=0, elastic_timeout=20, max_restart=3)
+    job = running(3, 3, level=0, elastic_timeout=20, budget=Budget(3))
     job.players[1].fail(7, restart=True)
     job.until(lambda: job.players[1].over, within=2)
     assert job.players[1].end[0] == 7
@@ -110,7 +111,7 @@ def test_level_0_a_node_that_fails_leaves_and_the_others_hold():
 
 
 def test_level_0_the_leader_may_be_the_one_that_fails():
-    job = running(2, 2, level=0, elastic_timeout=20, max_restart=3)
+    job = running(2, 2, level=0, elastic_timeout=20, budget=Budget(3))
     job.players[0].fail(7, restart=True)
     job.until(lambda: job.players[0].over, within=2)
     replacement = job.add()
@@ -119,7 +120,7 @@ def test_level_0_the_leader_may_be_the_one_that_fails():
 
 
 def test_level_1_a_node_that_fails_comes_back():
-    job = running(2, 2, level=1, max_restart=3)
+    job = running(2, 2, level=1, budget=Budget(3))
     began = job.loop.now
     job.players[1].fail(7, restart=True)
     job.until(lambda: all(len(player.runs) == 2 for player in job.players))
@@ -184,7 +185,7 @@ def test_a_newcomer_that_dies_while_it_is_taken_in_does_not_keep_the_others():
 
 
 def test_a_failure_of_an_elastic_job_is_restarted_without_waiting_for_more_nodes():
-    job = running(1, 4, 2, elastic_timeout=30, max_restart=1)
+    job = running(1, 4, 2, elastic_timeout=30, budget=Budget(1))
     began = job.loop.now
     job.players[0].fail(7, restart=True)
     job.until(lambda: all(len(player.runs) == 2 for player in job.players))
@@ -192,7 +193,7 @@ def test_a_failure_of_an_elastic_job_is_restarted_without_waiting_for_more_nodes
 
 
 def test_nodes_that_come_and_go_do_not_use_up_restarts():
-    job = running(1, 3, 2, max_restart=1)
+    job = running(1, 3, 2, budget=Budget(1))
     job.add()
     job.until(job.all_run())
     job.players[2].leave()
@@ -215,7 +216,7 @@ def test_processes_of_a_generation_that_went_on_without_them_are_killed():
 
 def test_a_node_that_is_given_up_while_it_stops_kills_what_is_left():
     """It was told to stop by another's failure, with the grace of that stop; then the others went on."""
-    job = running(2, 3, level=1, max_restart=3)
+    job = running(2, 3, level=1, budget=Budget(3))
     away = job.players[2]
     away.stop_takes = 1000.0
     job.players[0].fail(7, restart=True)

@@ -4,6 +4,7 @@ import pytest
 
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind
 from fleetrun.plan.topology import Offer
+from fleetrun.pod.policy import Budget
 from tests.support.simulation import SimulatedJob
 
 LEASE = 10.0
@@ -101,7 +102,7 @@ def test_a_failure_before_the_job_stopped_for_a_newcomer_is_the_cause():
 
 
 def test_a_timeout_of_the_job_is_never_answered_with_a_restart():
-    job = running(2, level=1, max_restart=5)
+    job = running(2, level=1, budget=Budget(5))
     cause = Cause(why=CauseKind.TIMEOUT, node="", headline="the job took longer than 5 s", code=124)
     job.players[0].membership.failed(cause, True, 0.0)
     job.until(job.all_over)
@@ -112,7 +113,7 @@ def test_a_timeout_of_the_job_is_never_answered_with_a_restart():
 
 
 def test_failures_are_answered_as_often_as_allowed():
-    job = running(2, max_restart=2)
+    job = running(2, budget=Budget(2))
     for number in (1, 2):
         job.players[0].fail(7, restart=True)
         job.until(lambda number=number: all(len(player.runs) == number + 1 for player in job.players))
@@ -124,7 +125,7 @@ def test_failures_are_answered_as_often_as_allowed():
 
 @pytest.mark.slow
 def test_a_job_that_restarts_often_does_not_fill_the_store():
-    job = running(3, max_restart=100)
+    job = running(3, budget=Budget(100))
     sizes = []
     for _ in range(20):
         job.players[0].fail(7, restart=True)
@@ -134,7 +135,7 @@ def test_a_job_that_restarts_often_does_not_fill_the_store():
 
 
 def test_a_restart_waits_for_processes_that_stop_slowly():
-    job = running(2, max_restart=1)
+    job = running(2, budget=Budget(1))
     job.players[1].stop_takes = 8
     job.players[0].fail(7, restart=True)
     job.loop.run_for(7.9)
@@ -143,7 +144,7 @@ def test_a_restart_waits_for_processes_that_stop_slowly():
 
 
 def test_a_restart_waits_as_long_as_the_policy_says():
-    job = running(2, max_restart=1)
+    job = running(2, budget=Budget(1))
     began = job.loop.now
     job.players[0].fail(7, restart=True, after=4.0)
     job.until(lambda: all(len(player.runs) == 2 for player in job.players))
@@ -152,7 +153,7 @@ def test_a_restart_waits_as_long_as_the_policy_says():
 
 @pytest.mark.parametrize(("code", "restarts"), [(2, False), (7, True)])
 def test_whether_there_is_a_restart_is_decided_for_the_cause_that_it_turned_out_to_be(code, restarts):
-    job = running(2, max_restart=1)
+    job = running(2, budget=Budget(1))
     job.players[0].fail(1, restart=not restarts)
     job.players[1].fail(code, restart=restarts, age=0.2)
     job.until(lambda: job.all_over() or all(len(player.runs) == 2 for player in job.players))
@@ -293,7 +294,7 @@ def test_no_node_ends_with_0_before_its_servers_have_exited():
 
 def test_every_step_of_a_stop_survives_the_death_of_the_leader():
     for step in range(12):
-        job = running(3, max_restart=1)
+        job = running(3, budget=Budget(1))
         job.players[1].fail(7)
         job.loop.run_for(step * 0.05)
         job.players[0].crash()

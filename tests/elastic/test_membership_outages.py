@@ -7,6 +7,7 @@ import pytest
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import CauseKind
 from fleetrun.errors import LaunchError, RendezvousError
+from fleetrun.pod.policy import Budget
 from tests.support.simulation import LossyStore, SimulatedJob
 
 LEASE = 10.0
@@ -173,7 +174,7 @@ def test_a_failure_in_a_short_outage_reaches_the_others_after_it():
 
 
 def test_a_stop_without_a_store_ends_with_its_cause():
-    job = running(2, max_restart=1)
+    job = running(2, budget=Budget(1))
     job.players[0].fail(7, restart=True)
     job.until(lambda: all(player.stops for player in job.players))
     cut(job)
@@ -323,7 +324,7 @@ def test_something_else_among_the_nodes_is_not_counted():
 
 @pytest.mark.parametrize("when", ["meeting", "running", "stopping", "open again", "ended"])
 def test_a_new_job_starts_where_an_old_one_died(when):
-    job = SimulatedJob(fewest=2, most=2, lease=LEASE, max_restart=3)
+    job = SimulatedJob(fewest=2, most=2, lease=LEASE, budget=Budget(3))
     old = [job.add(), job.add()] if when != "meeting" else [job.add()]
     job.loop.run_for(1)
     if when == "stopping":

@@ -1,7 +1,6 @@
 """Evaluators under the supervisor, as small real processes: what becomes of them decides nothing."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,10 @@ import pytest
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.evaluators import Evaluators
 from fleetrun.pod.events import Failure, PodEvent
-from fleetrun.pod.policy import GiveUp, Restart, decide
+from fleetrun.pod.policy import Budget, GiveUp, Restart
 from fleetrun.pod.process import Exit
-from fleetrun.pod.supervisor import Evaluators
 from tests.support.pods import CARING, OBEDIENT, SLOWLY, Supervision, spec_of
 
 UNTIL_GO = 'tell ready; while [ ! -e "$NOTES/go" ]; do sleep 0.005; done; exit 0'
@@ -127,7 +126,7 @@ class Moment:
         self.told: list[Any] = []
         self.container = Container(spec_of(folder, "exit 0", Role.EVALUATOR))
         self.error = error
-        self.evaluators = Evaluators(self, partial(decide, limit=2), self.handle, self, lambda: goes_on)  # type: ignore[arg-type]
+        self.evaluators = Evaluators(self, Budget(2), self.handle, self.start, lambda: goes_on)  # type: ignore[arg-type]
 
     def ends(self, code: int = 1, attempt: int = 0) -> None:
         ended = Ended(

@@ -1,11 +1,36 @@
-"""From an exit and a count to a decision."""
-
-from functools import partial
+"""From a failure and what has been spent to a decision."""
 
 import pytest
 
-from fleetrun.pod.policy import GiveUp, Restart, decide, is_symptom
+from fleetrun.pod.policy import (
+    NOTHING_SPENT,
+    Budget,
+    Fault,
+    GiveUp,
+    Restart,
+    Spent,
+    error_at,
+    is_symptom,
+)
 from fleetrun.pod.process import Exit
+
+BUDGET = Budget(3)
+
+
+def fault(code=1, time=100.0, **more):
+    return Fault(exit=Exit(code), time=time, **more)
+
+
+def spent(restarts, **more):
+    return Spent((0.0,) * restarts, **more)
+
+
+def after(budget, *faults):
+    """What is spent when all of them have led to a restart."""
+    found = NOTHING_SPENT
+    for each in faults:
+        found = budget.after(each, found)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -26,22 +51,102 @@ from fleetrun.pod.process import Exit
     ],
 )
 def test_decisions(code, restarts, decision):
-    assert decide(Exit(code), restarts, limit=3) == decision
+    assert BUDGET.decide(fault(code), spent(restarts)) == decision
 
 
 def test_restarts_can_be_off():
-    assert decide(Exit(1), 0, limit=0) == GiveUp("restarts are off (--max_restart 0)")
+    assert Budget(0).decide(fault(step=9), NOTHING_SPENT) == GiveUp("restarts are off (--max_restart 0)")
 
 
 def test_the_wait_doubles_up_to_the_longest():
-    policy = partial(decide, limit=1000, backoff=0.5, longest=30.0)
-    waits = [policy(Exit(1), restarts).after for restarts in range(10)]
+    budget = Budget(1000)
+    waits = [budget.decide(fault(), spent(restarts)).after for restarts in range(10)]
     assert waits == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    assert policy(Exit(1), 999).after == 30.0
+    assert budget.decide(fault(), spent(999)).after == 30.0
 
 
 def test_even_a_million_restarts_have_a_wait():
-    assert decide(Exit(1), 999_999, limit=1_000_000).after == 30.0
+    assert Budget(1_000_000).decide(fault(), spent(999_999)).after == 30.0
+
+
+# ---- progress
+
+
+def test_restarts_after_progress_do_not_count():
+    used = after(BUDGET, *(fault(step=100 * number) for number in range(1, 50)))
+    assert BUDGET.decide(fault(step=5000), used) == Restart(0.0, 1, 3, step=5000)
+    assert len(used.times) == 1, "a job of a year has no longer record"
+
+
+def test_an_attempt_that_came_no_further_counts():
+    used = after(BUDGET, fault(step=100), fault(step=80), fault(step=100))
+    assert len(used.times) == 3
+    assert BUDGET.decide(fault(step=100), used) == GiveUp("--max_restart is 3")
+    assert BUDGET.decide(fault(), used) == GiveUp("--max_restart is 3")
+    assert BUDGET.decide(fault(step=101), used) == Restart(0.0, 1, 3, step=101)
+
+
+# ---- --restart_window
+
+
+def test_restarts_before_the_window_do_not_count():
+    budget = Budget(2, window=60.0)
+    used = after(budget, fault(time=100.0), fault(time=130.0))
+    assert budget.decide(fault(time=159.0), used) == GiveUp("--max_restart is 2 in --restart_window 60 s")
+    assert budget.decide(fault(time=165.0), used) == Restart(0.5, 2, 2)
+    assert budget.decide(fault(time=195.0), used) == Restart(0.0, 1, 2)
+
+
+# ---- what a restart cannot help
+
+
+@pytest.mark.parametrize("kind", ["SyntaxError", "IndentationError", "ModuleNotFoundError", "ImportError"])
+def test_mistakes_before_the_first_step(kind):
+    reason = GiveUp(f"{kind} before the first step: a restart will not help")
+    assert BUDGET.decide(fault(kind=kind), NOTHING_SPENT) == reason
+    assert BUDGET.decide(fault(kind=kind), spent(1)) == reason
+
+
+def test_the_same_later_may_be_the_file_system():
+    for case in (
+        (fault(kind="ImportError"), spent(1, step=9)),
+        (fault(kind="ImportError", step=9), spent(0)),
+    ):
+        assert isinstance(BUDGET.decide(*case), Restart)
+
+
+TRACE = "Traceback...\n  File 'train.py', line 3, in <module>\nValueError: bad <Batch at 0x7f{0}>"
+
+
+def error(step=7, code=1, message="ValueError: bad", trace=TRACE):
+    return error_at(step, Exit(code), message, trace)
+
+
+def test_the_same_error_at_the_same_step_twice():
+    assert error() == error(trace=TRACE.replace("0x7f", "0x81")) != ""
+    used = after(BUDGET, fault(step=7, error=error()))
+    decision = BUDGET.decide(fault(step=7, error=error()), used)
+    assert decision == GiveUp("the same error twice after step 7: a restart will not help")
+
+
+@pytest.mark.parametrize(
+    "second",
+    [error(step=8), error(trace=TRACE.replace("line 3", "line 4")), error(step=None), error(trace="")],
+    ids=["a later step", "elsewhere", "no step is known", "no error is known"],
+)
+def test_another_error(second):
+    used = after(BUDGET, fault(step=7, error=error()))
+    assert isinstance(BUDGET.decide(fault(step=7, error=second), used), Restart)
+    assert isinstance(BUDGET.decide(fault(step=7), after(BUDGET, fault(step=7))), Restart)
+
+
+def test_what_may_be_the_fault_of_another_is_no_such_error():
+    assert error(message="RuntimeError: Connection reset by peer") == ""
+    assert error(code=-6) == ""
+
+
+def test_a_process_that_says_so():
+    assert BUDGET.decide(fault(hopeless=True), NOTHING_SPENT) == GiveUp("a restart will not help")
 
 
 @pytest.mark.parametrize(

@@ -521,7 +521,7 @@ class Heard:
     def __init__(self):
         self.too = []
 
-    def pod_failed_too(self, ended):
+    def pod_failed_too(self, ended, fault):
         self.too.append(ended.spec.name)
 
 

@@ -11,7 +11,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from fleetrun.envs.contract import Mode, Role
@@ -29,7 +28,7 @@ from fleetrun.pod.events import (
 )
 from fleetrun.pod.kernel_log import OomWatch
 from fleetrun.pod.loop import Loop
-from fleetrun.pod.policy import GiveUp, Restart, decide
+from fleetrun.pod.policy import Budget, GiveUp, Restart
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Inspect, Supervisor
 
@@ -100,6 +99,7 @@ class Supervision:
         self.failures: list[Failure] = []
         self.hangs: list[Hang] = []
         self.restarted_at: list[float] = []
+        self.step: int | None = None
         self._actions: dict[str, Callable[[], None]] = {}
         self._processes = []
         os.mkfifo(folder / "news")
@@ -109,9 +109,9 @@ class Supervision:
         self.pod = Pod(self._spec(folder, scripts, mode, hook))
         self.pod.prepare()
         self.supervisor = Supervisor(
-            self.pod, self.loop, partial(decide, limit=restarts, backoff=backoff), self.handle,
+            self.pod, self.loop, Budget(restarts, backoff=backoff), self.handle,
             stop_timeout=stop_timeout, timeout=timeout, sweep=self._sweep, ask=self.asked_strays.append,
-            out_of_memory=_OOM.killed, peers=peers, inspect=inspect,
+            out_of_memory=_OOM.killed, peers=peers, inspect=inspect, last_step=lambda containers: self.step,
         )  # fmt: skip
 
     def _spec(self, folder: Path, scripts: Scripts, mode: Mode, hook: str | None) -> PodSpec:

@@ -10,6 +10,7 @@ from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import CauseKind
 from fleetrun.elastic.rendezvous.view import Phase
 from fleetrun.elastic.store import Ledger
+from fleetrun.pod.policy import Budget
 from tests.support.simulation import CountingStore, LossyStore, Player, Run, SimulatedJob
 
 FAULTS_FOR = 60.0
@@ -55,7 +56,7 @@ class FaultyJob(SimulatedJob):
             lease=dice.choice([2.0, 5.0, 10.0]),
             elastic_timeout=dice.choice([0.5, 5.0, 20.0]),
             rdzv_timeout=dice.choice([20.0, 60.0]),
-            max_restart=dice.choice([0, 1, 3]),
+            budget=Budget(dice.choice([0, 1, 3])),
             sort_ip=dice.random() < 0.3,
         )
         self.latest = dice.choice([0.0, 0.001, 0.05, 0.2])
@@ -172,7 +173,7 @@ class FaultyJob(SimulatedJob):
         ]
         if running:
             player = self.random.choice(running)
-            restart = player.running.restarts < self.policy.max_restart
+            restart = player.running.restarts < self.policy.budget.limit
             self.say(f"a process of {player.node.id} fails, {age} s ago")
             player.fail(7, restart=restart, after=self.random.choice([0.0, 0.5]), age=age)
 
@@ -223,7 +224,7 @@ class FaultyJob(SimulatedJob):
                 continue
             if other.running.generation != run.generation:
                 assert self.ledger.get(records.node_key(other.node.id)) is None, "two generations at a time"
-        assert run.restarts <= self.policy.max_restart
+        assert run.restarts <= self.policy.budget.limit
         self._check_ranks_kept(run)
         self.at(self.random.uniform(1, 15), self._complete, player, run)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fleetrun.elastic.rendezvous.records import Cause, Census, Node, Report, Round, Verdict
 from fleetrun.errors import LaunchError
+from fleetrun.pod.policy import NO_RESTARTS, Budget
 
 REFORM_QUIET = 2.0
 """Seconds that a job that has run waits for more nodes, once there are enough: nodes are often lost
@@ -32,7 +33,7 @@ class Policy:
     rdzv_timeout: float = 60.0
     lease: float = 10.0
     sort_ip: bool = False
-    max_restart: int = 0
+    budget: Budget = NO_RESTARTS
     fixed_ranks: tuple[str, ...] = ()
     endpoint: str = ""
 

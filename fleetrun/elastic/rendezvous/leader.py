@@ -38,7 +38,8 @@ from fleetrun.elastic.rendezvous.records import (
 from fleetrun.elastic.rendezvous.view import Candidate, View
 from fleetrun.elastic.store import ABSENT, reconnect_grace
 from fleetrun.pod.events import servers_named_in
-from fleetrun.pod.policy import HOPELESS
+from fleetrun.pod.policy import NOTHING_SPENT, Fault, Restart
+from fleetrun.pod.process import Exit
 
 # ---- Admission: which of the present nodes may take part
 
@@ -300,11 +301,12 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
         ended = replace(round_, state=State.ENDED, cause=cause, code=cause.code or 1, restart=False)
         decision.do(WriteRound(ended, view.round_revision))
     elif all(each is MemberStatus.STOPPED for each in done):
-        restarts = round_.restarts + cause.counts
+        spent = policy.budget.after(_fault(cause), round_.spent) if cause.counts else round_.spent
         opened = Round(
             generation=round_.generation + 1,
             state=State.OPEN,
-            restarts=restarts,
+            restarts=round_.restarts + cause.counts,
+            spent=spent,
             cause=cause,
             after=round_.after,
             topology=round_.topology,
@@ -423,7 +425,11 @@ def _is_the_first(cause: Cause, round_: Round) -> bool:
 def _may_try_again(round_: Round, cause: Cause, policy: Policy) -> bool:
     if _is_the_first(cause, round_):
         return round_.restart
-    return cause.code not in HOPELESS and round_.restarts < policy.max_restart
+    return isinstance(policy.budget.decide(_fault(cause), round_.spent), Restart)
+
+
+def _fault(cause: Cause) -> Fault:
+    return Fault(exit=Exit(cause.code), time=cause.time, error=cause.error, step=cause.step)
 
 
 # ---- The leader's decisions, by the state of the round
@@ -567,6 +573,7 @@ def _form(
         state=State.FORMING,
         size=len(chosen),
         restarts=0 if old_job else round_.restarts,
+        spent=NOTHING_SPENT if old_job else round_.spent,
         topology=f"{round_.generation}/{view.me}.{view.topologies_seen}",
     )
     return Propose(forming, chosen, view.round_revision)

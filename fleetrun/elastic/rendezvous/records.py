@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from fleetrun.plan.topology import Offer
+from fleetrun.pod.policy import NOTHING_SPENT, Spent
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class Cause:
     exited with code 7`, `lines` the failure report of that node, without frame. `age` is how old it was, in
     seconds, when its node wrote it: both times are of that node's clock, so clocks need not agree. `symptom`:
     the process failed because of another one, and its node does not know which. `counts`: whether it counts
-    against --max_restart.
+    against --max_restart; `time`, `step` and `error` are those of `pod.policy.Fault`.
     """
 
     why: CauseKind
@@ -90,6 +91,9 @@ class Cause:
     lines: tuple[str, ...] = ()
     age: float = 0.0
     symptom: bool = False
+    time: float = 0.0
+    step: int | None = None
+    error: str = ""
 
     @property
     def counts(self) -> bool:
@@ -100,17 +104,18 @@ class Cause:
 class Round:
     """One generation of the job. `size` is the number of members; the topology lists them.
 
-    `restarts` counts failures that led to a restart. While STOPPING, `restart` says whether another
-    generation follows, `after` how many seconds later at the earliest. `code` is the exit code of an ENDED
-    round. `topology` names the record with the members (`3/h1-17.0`: of generation 3, the first that this
-    node wrote); in an OPEN round it is the previous one, "" before the first. `cause` of an OPEN or FORMING
-    round is what ended the previous generation.
+    `restarts` counts failures that led to a restart, `spent` is what they have used of --max_restart. While
+    STOPPING, `restart` says whether another generation follows, `after` how many seconds later at the
+    earliest. `code` is the exit code of an ENDED round. `topology` names the record with the members
+    (`3/h1-17.0`: of generation 3, the first that this node wrote); in an OPEN round it is the previous one,
+    "" before the first. `cause` of an OPEN or FORMING round is what ended the previous generation.
     """
 
     generation: int
     state: State
     size: int = 0
     restarts: int = 0
+    spent: Spent = NOTHING_SPENT
     cause: Cause | None = None
     restart: bool = False
     after: float = 0.0
@@ -244,9 +249,18 @@ def _offer_row(offer: Mapping[str, Any]) -> list[Any]:
 
 def _cause(fields: Mapping[str, Any]) -> Cause:
     plain = _only(
-        fields, why=CauseKind, node=str, rank=int, headline=str, code=_code, age=_seconds, symptom=bool
-    )
+        fields, why=CauseKind, node=str, rank=int, headline=str, code=_code, age=_seconds, symptom=bool,
+        time=_seconds, step=_step, error=str,
+    )  # fmt: skip
     return Cause(**plain, lines=tuple(map(str, fields.get("lines", ()))))
+
+
+def _step(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _spent(fields: Mapping[str, Any]) -> Spent:
+    return Spent(tuple(map(_seconds, fields["times"])), _step(fields["step"]), str(fields["error"]))
 
 
 def _round(fields: Mapping[str, Any]) -> Round:
@@ -256,6 +270,7 @@ def _round(fields: Mapping[str, Any]) -> Round:
         state=State,
         size=int,
         restarts=int,
+        spent=_spent,
         restart=bool,
         after=_seconds,
         code=_code,

@@ -386,7 +386,11 @@ class LaunchSettings:
     max_restart: int = _failure(
         3, parsing.whole(0, 1_000_000), "N", aliases=("max_restarts",),
         env=("PADDLE_MAX_RESTART", "PET_MAX_RESTARTS"),
-        help="Number of restarts after failures; 0: none.")
+        help="Number of restarts after failures, since the last step that no attempt had made before; "
+             "0: none.")
+    restart_window: float | None = _failure(
+        None, parsing.seconds, "TIME", env=("FLEETRUN_RESTART_WINDOW",),
+        help="Only restarts in so much time count against --max_restart.", shown_default="all")
     stop_timeout: float = _failure(
         30.0, parsing.seconds, "TIME",
         env=("FLEETRUN_STOP_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),

@@ -154,6 +154,7 @@ EXAMPLES: Mapping[str, str] = {
     "master_addr": '"10.0.0.1"',
     "master_port": "29500",
     "hang_timeout": '"10m"',
+    "restart_window": '"1h"',
     "elastic_pre_hook": '"./prepare.sh --quick"',
     "log_rotate": '"100M"',
     "follow": '["trainer:0", "ps"]',

@@ -106,7 +106,8 @@ class _Ending:
         atexit.register(self._at_exit)  # the first one registered is called last
 
     def _at_exit(self):
-        if "torch" not in sys.modules or os.getpid() != self._pid:
+        mistake = isinstance(getattr(sys, "last_value", None), (ImportError, SyntaxError))
+        if not ("torch" in sys.modules or mistake) or os.getpid() != self._pid:
             return
         for leave in (self._leave_state, self._say_how_it_ends):
             try:

@@ -1,0 +1,57 @@
+"""Evaluators: each is restarted on its own, up to --max_restart, and never decides about the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from fleetrun.errors import LaunchError
+from fleetrun.pod.container import Container, Ended
+from fleetrun.pod.events import Failure, PodEvent, Restarting
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.policy import NOTHING_SPENT, Budget, GiveUp, Spent
+from fleetrun.pod.process import kill_marked
+
+
+class Evaluators:
+    """They are started again only while the job `goes_on`."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        budget: Budget,
+        publish: Callable[[PodEvent], None],
+        start: Callable[[list[Container]], None],
+        goes_on: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._budget = budget
+        self._publish = publish
+        self._start = start
+        self._goes_on = goes_on
+        self._spent: dict[str, Spent] = {}
+
+    def exited(self, container: Container, ended: Ended) -> None:
+        """One that ends well has done its work."""
+        if ended.ok:
+            return
+        spent = self._spent.get(container.spec.name, NOTHING_SPENT)
+        fault = ended.fault(None)
+        decision = self._budget.decide(fault, spent)
+        self._spent[container.spec.name] = self._budget.after(fault, spent)
+        self._publish(Failure(ended=ended, decision=decision))
+        if not isinstance(decision, GiveUp):
+            self._loop.after(decision.after, partial(self._again, container, ended))
+
+    def _again(self, container: Container, ended: Ended) -> None:
+        """Unless the job ends, or all its processes started again meanwhile."""
+        if not self._goes_on() or container.restarts != ended.attempt:
+            return
+        kill_marked(container.spec.mark)
+        container.renew()
+        self._publish(Restarting([container]))
+        try:
+            self._start([container])  # a hook is the job's: if it failed, that would end the job
+        except LaunchError as error:
+            decision = GiveUp(f"the restart failed: {error.message}")
+            self._publish(Failure(ended=ended, decision=decision))
