@@ -144,7 +144,7 @@ def test_a_script_sees_nothing_of_it(fleetrun: Fleetrun, own: bool):
         assert one[:2] == other[:2]
     assert ("helpful" in with_probe[2]) is own
     added = set(with_probe[2]) - set(without[2])
-    assert added - set(sys.stdlib_module_names) == {"fleetrun_probe"}
+    assert added - set(sys.stdlib_module_names) == {"fleetrun_probe", "fleetrun_steps"}
     assert not set(without[2]) - set(with_probe[2])
     assert child[2:] == child_without[2:]
 
