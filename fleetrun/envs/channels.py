@@ -1,6 +1,6 @@
 """The channels between a launcher and a process that it started: the error file, the stop notice, progress
-reports, the signal for stacks and the probe. Formats, limits and variable names for both sides; opens no
-file and no socket.
+reports, the signal for stacks, the probe and standbys. Formats, limits and variable names for both sides;
+opens no file and no socket.
 
 | channel      | written by   | how it gets there                                                         |
 |--------------|--------------|---------------------------------------------------------------------------|
@@ -9,6 +9,8 @@ file and no socket.
 | progress     | process      | JSON datagrams to the unix socket of FLEETRUN_PROGRESS                    |
 | stacks       | process      | text in its log, when the launcher sends STACKS_SIGNAL                    |
 | probe        | process      | JSON on the unix socket of FLEETRUN_PROBE_SOCKET, when the launcher asks  |
+| imports      | process      | JSON in a file beside that socket, where FLEETRUN_STANDBY is `note`       |
+| standby      | both         | JSON on the unix socket whose descriptor is in FLEETRUN_STANDBY           |
 
 Standard library only, and little of it: every script that imports `trainers` loads this module.
 """
@@ -29,6 +31,12 @@ CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
 NOTICE_VARIABLE = "FLEETRUN_NOTICE"
 PROGRESS_VARIABLE = "FLEETRUN_PROGRESS"
 PROBE_VARIABLE = "FLEETRUN_PROBE_SOCKET"
+STANDBY_VARIABLE = "FLEETRUN_STANDBY"
+"""`note`: the probe leaves a list of imports for a standby. A number: this process is one, and the number is
+the descriptor on which it hears from the launcher.
+"""
+IMPORTS_SUFFIX = ".imports"
+"""What the file with that list has after the path of PROBE_VARIABLE."""
 ERROR_FILE_VARIABLES = ("FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
 """fleetrun's variable wins over torchrun's."""
 
@@ -60,6 +68,13 @@ def take_steps(take: Callable[[int], None], last: Callable[[], object]) -> None:
     probe = sys.modules.get("fleetrun_probe")
     if probe is not None:
         probe.hand_steps(take, last)
+
+
+def note_imports() -> None:
+    """Have the probe, if this process has one, leave the list of its imports for a standby."""
+    probe = sys.modules.get("fleetrun_probe")
+    if probe is not None:
+        probe.note_imports()
 
 
 # ---- Error file, in torchrun's shape (torch.distributed.elastic.multiprocessing.errors.ErrorHandler), and

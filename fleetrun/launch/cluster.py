@@ -29,13 +29,13 @@ from fleetrun.host.network import LOOPBACK, Ports
 from fleetrun.launch.prepare import check_followed, equipped, offer_of, pod_name, print_plan
 from fleetrun.launch.session import (
     WIDE,
-    Interrupts,
     LaunchSession,
     PodRunner,
     announce,
     failure_report,
     tell_strays,
 )
+from fleetrun.launch.signals import Interrupts
 from fleetrun.plan.topology import Host, Offer, check_complete, placed, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.container import Ended

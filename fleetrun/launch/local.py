@@ -26,7 +26,8 @@ from fleetrun.launch.prepare import (
     take_token,
     with_writable_logs,
 )
-from fleetrun.launch.session import WIDE, Interrupts, LaunchSession, PodRunner, announce, report_end
+from fleetrun.launch.session import WIDE, LaunchSession, PodRunner, announce, report_end
+from fleetrun.launch.signals import Interrupts
 from fleetrun.plan.topology import Host, pod_spec
 from fleetrun.pod import logs
 from fleetrun.pod.guard import Guard, Signals

@@ -124,6 +124,11 @@ def check_program(settings: LaunchSettings) -> None:
             check_python_script(argv[2])
         else:
             check_executable(argv[0], search)
+            if settings.warm:
+                raise UsageError(
+                    f"--warm is for Python scripts that fleetrun starts itself, and {argv[0]} is a program",
+                    hint="Name the Python script, or leave --warm out.",
+                )
 
 
 def name_clash(settings: LaunchSettings, environ: Mapping[str, str]) -> Shadow | None:

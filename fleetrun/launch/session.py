@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -34,6 +31,7 @@ from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import job_file_parts, words
 from fleetrun.errors import LaunchError
 from fleetrun.host.network import ports_in_use
+from fleetrun.launch.signals import Interrupts, dispatch
 from fleetrun.pod import linux, logs
 from fleetrun.pod.container import Container, Ended, Pod
 from fleetrun.pod.events import (
@@ -50,19 +48,11 @@ from fleetrun.pod.events import (
     record_lines,
     verdict_fields,
 )
-from fleetrun.pod.guard import PASSED_ON, Guard, Signals
 from fleetrun.pod.kernel_log import OomWatch, gpu_errors
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import NOTHING_SPENT, Budget, Spent, is_symptom
-from fleetrun.pod.process import (
-    ask_strays,
-    descendants,
-    end_descendants,
-    reap_adopted,
-    signal_all,
-    signal_name,
-)
+from fleetrun.pod.process import Process, ask_strays, end_descendants, kill_marked
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 from fleetrun.progress.receiver import ProgressReceiver
@@ -72,6 +62,7 @@ from fleetrun.shadow import shadow_of_failure
 if TYPE_CHECKING:
     from fleetrun.exporters.feed import Feed
     from fleetrun.pod.hangs import HangWatch, PodWatch
+    from fleetrun.pod.standby import Standbys
     from fleetrun.stacks.helper import AskOthers, State
 
 
@@ -151,50 +142,6 @@ def _fields_of(spec: ContainerSpec) -> dict[str, Any]:
     }
 
 
-# ---- What ends a job from outside
-
-
-class Interrupts:
-    """Signals, the loss of the guard, and `fleetrun stop`. Made before anything that they end; the supervisor
-    of the pod, or the agent of this machine, listens once there is one.
-    """
-
-    def __init__(self, signals: Signals, guard: Guard) -> None:
-        self.signals = signals
-        self.guard = guard
-        self.job_over = False
-        """No process of the job is left; only the last output has to be shown."""
-        self._urgent = select.epoll()
-        self._urgent.register(signals.fileno(), select.EPOLLIN)
-        self._urgent.register(guard.fileno(), select.EPOLLIN)
-        self._interrupt: Callable[[int, str], None] | None = None
-        self._guard_lost: Callable[[], None] | None = None
-
-    @property
-    def urgent(self) -> int:
-        """A descriptor, readable when the last output cannot wait for a slow reader: a signal ends the job,
-        or its guard is gone.
-        """
-        return self._urgent.fileno()
-
-    def listen(self, interrupt: Callable[[int, str], None], guard_lost: Callable[[], None]) -> None:
-        """From now on `interrupt` gets signals that mean "end", with the command of fleetrun that asked for
-        it (empty: a signal came); `guard_lost` is called when the guard is gone.
-        """
-        self._interrupt, self._guard_lost = interrupt, guard_lost
-
-    def end(self, number: int, command: str = "") -> None:
-        """As if this signal had come, or because a `command` of fleetrun asked for it. Once the job is over,
-        the alarm is for a slow reader of this machine's output: other machines may have more time.
-        """
-        if self._interrupt is not None and not (self.job_over and number == signal.SIGALRM):
-            self._interrupt(number, command)
-
-    def lose_guard(self) -> None:
-        if self._guard_lost is not None:
-            self._guard_lost()
-
-
 # ---- The session: record, control socket, progress socket; one per launch, over all its pods
 
 
@@ -226,6 +173,7 @@ class LaunchSession:
         self._over = False
         self._pod: Pod | None = None
         self._ask_others: AskOthers | None = None
+        self._standbys: Standbys | None = None
         settings = self.settings
         facts = facts_of_launch(settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart)
         self.job_status = JobStatus(facts, self.progress)
@@ -241,6 +189,11 @@ class LaunchSession:
             self._export(spec)
         if (problem := self.progress.open()) is not None:
             self._console.debug(f"no progress can be reported: {problem}")
+        if self.settings.warm:
+            from fleetrun.pod.standby import Standbys  # late: few launches have them
+
+            self._standbys = Standbys(self._loop, self.companions, self._console.info, self._console.warning)
+            self.progress.subscribe(self._standbys.heard)
         self.journal.write("launch", **launch_fields(self._resolved, spec, os.environ))
         self._control = Control(
             self._loop, self.job_status, self._interrupts.end, self._console.info, others, self.why
@@ -307,6 +260,10 @@ class LaunchSession:
 
         taker = quick_taker(self._loop, self.companions, detail)
         return Finder(taker, self._ask_others, detail).begin(containers, then)
+
+    def warm(self, spec: ContainerSpec, env: Mapping[str, str]) -> Process | None:
+        """`TakeWarm` of the pods of this launch."""
+        return self._standbys.take(spec, env) if self._standbys is not None else None
 
     def _note_lateness(self, late: tuple[Late, ...]) -> None:
         if lateness_fields((*late, *self.job_status.late)):
@@ -389,6 +346,8 @@ class LaunchSession:
         self._pod = pod
         self.job_status.set_pod(pod, restarts)
         self.progress.pod(pod.spec)
+        if self._standbys is not None:
+            self._standbys.set_pod(pod)
         if self._feed is not None:
             self._feed.pod(pod.spec)
         self.journal.write(
@@ -419,6 +378,8 @@ class LaunchSession:
         self.marks.close()
         for watch in self._watches:
             watch.close()
+        if self._standbys is not None:
+            self._standbys.close()
         if self._control is not None:
             self._control.close()
         self.progress.close()
@@ -441,98 +402,6 @@ class LaunchSession:
 def _has_first(spec: PodSpec) -> bool:
     """Whether the job's first trainer is on this node, whose warnings are enough for all nodes."""
     return any(each.role is Role.TRAINER and each.rank == 0 for each in spec.containers)
-
-
-# ---- Signals that are meant for the job: passing on, stopping, continuing
-
-
-def dispatch(
-    read: Callable[[], bytes],
-    pod: Pod | None,
-    *,
-    interrupt: Callable[[int], None],
-    written: Callable[[], None],
-    resumed: Callable[[float], None],
-    say: Callable[[str], None],
-    pausing: Callable[[], None] = lambda: None,
-    companions: Collection[int] = (),
-) -> None:
-    """Act on the signals that `read` gives, in the order in which they came; `pod` is None before there is
-    one.
-
-    `interrupt` gets those that mean: end. `written` is called when a log was written to, `pausing` before the
-    job is stopped, and `resumed` afterwards, with the seconds for which it was. `companions` are helper
-    processes of the launcher, which reap themselves.
-    """
-    numbers = bytearray(read())
-    for position, number in enumerate(numbers):  # which may become more on the way
-        if number in (signal.SIGCHLD, signal.SIGIO):
-            continue
-        if number in PASSED_ON:
-            say(pass_on(pod, number) if pod is not None else f"{signal_name(number)}: no process runs yet")
-        elif number == signal.SIGTSTP:
-
-            def called_off(since: int = position) -> bool:
-                numbers.extend(read())
-                return signal.SIGCONT in numbers[since:]
-
-            if not called_off():
-                say("stopping all processes; `fg` continues them")
-                pausing()
-                resumed(suspend(called_off))
-        elif number != signal.SIGCONT:
-            interrupt(number)
-    if signal.SIGCHLD in numbers:
-        reap_adopted({*(pod.pids() if pod is not None else ()), *companions})
-    if signal.SIGIO in numbers:
-        written()
-
-
-def pass_on(pod: Pod, number: int) -> str:
-    """Send a user signal to every process that has a handler for it, and say which got it.
-
-    The default action of SIGUSR1 and SIGUSR2 is to die; a process without a handler is left alone.
-    """
-    reached, spared = [], []
-    for container in pod.alive:
-        process = container.process
-        if process is not None and process.handles(number):
-            process.signal_leader(number)
-            reached.append(container.spec.title)
-        else:
-            spared.append(container.spec.title)
-    text = f"{signal_name(number)} passed on to {', '.join(reached) or 'no process'}"
-    return f"{text}; no handler for it in {', '.join(spared)}" if spared else text
-
-
-def suspend(called_off: Callable[[], bool]) -> float:
-    """Ctrl-Z: stop every process of the job, then this one. Returns when it is continued, and they are too:
-    for how many seconds they stood still.
-
-    SIGSTOP for them, because the kernel does not deliver SIGTSTP to the sessions that the containers lead.
-    """
-    began = time.monotonic()
-    signal_all(descendants(), signal.SIGSTOP)
-    _stop_unless(called_off)
-    signal_all(descendants(), signal.SIGCONT)
-    return time.monotonic() - began
-
-
-def _stop_unless(called_off: Callable[[], bool]) -> None:
-    """A SIGCONT that comes at the last moment must count: no other would come to continue this process.
-
-    So it stops itself by a SIGTSTP that waits while `called_off` looks, and that the kernel takes away when a
-    SIGCONT comes (signal(7)). To this thread alone: in another it would not wait.
-    """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
-    before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-    try:
-        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
-        if called_off():
-            signal.signal(signal.SIGTSTP, signal.SIG_IGN)  # takes it away too
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    finally:
-        signal.signal(signal.SIGTSTP, before)
 
 
 # ---- The runner: loop, signals and guard, log files, and what the console follows
@@ -602,7 +471,7 @@ class PodRunner:
         first = self._watch is None
         if first and self._settings.log_overwrite:
             logs.remove_earlier(spec.log_dir, spec.job_id)
-        pod = Pod(spec, attempt)
+        pod = Pod(spec, attempt, self._session.warm)
         pod.prepare()
         if first:
             files = [(each.name, each.log) for each in spec.containers]
@@ -626,6 +495,7 @@ class PodRunner:
             inspect=self._session.inspect,
             sweep=partial(end_descendants, but=self._session.companions),
             ask=partial(_ask_strays, self._session.companions),
+            end_marked=partial(kill_marked, but=self._session.companions),
         )
         self._pod = pod
         self._session.set_pod(pod, restarts)

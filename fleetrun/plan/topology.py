@@ -15,7 +15,13 @@ from typing import Any
 
 from fleetrun import files
 from fleetrun.envs import contract
-from fleetrun.envs.channels import NOTICE_VARIABLE, PROBE_VARIABLE, PROGRESS_VARIABLE, container_id
+from fleetrun.envs.channels import (
+    NOTICE_VARIABLE,
+    PROBE_VARIABLE,
+    PROGRESS_VARIABLE,
+    STANDBY_VARIABLE,
+    container_id,
+)
 from fleetrun.envs.contract import Cluster, Gloo, Member, Mode, Role, join_endpoint, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, RoleSettings
 from fleetrun.envs.settings.parsing import written_ranks
@@ -493,7 +499,7 @@ def pod_spec(
         env[PROGRESS_VARIABLE] = str(files.progress_socket(runtime, pod))
         if settings.probe == "on":
             container = container_id(pod, member.role, member.rank)
-            env |= _probe(env, files.probe_socket(runtime, container))
+            env |= _probe(env, files.probe_socket(runtime, container), warm=settings.warm)
         argv = (*_binding(host, member), *process_command(settings, member.role))
         spec = _container_spec(placed, argv, log, env)
         if settings.virtual_local_rank and member.role is Role.TRAINER:
@@ -512,12 +518,13 @@ def pod_spec(
 _PROBE = Path(__file__).parents[1] / "probe" / "inside"
 
 
-def _probe(env: Mapping[str, str], address: Path) -> dict[str, str]:
-    """What makes Python load the probe, which will answer at `address`."""
+def _probe(env: Mapping[str, str], address: Path, *, warm: bool) -> dict[str, str]:
+    """What makes Python load the probe, which will answer at `address`. `warm`: it may get a standby."""
     paths = env.get("PYTHONPATH")
     return {
         "PYTHONPATH": f"{_PROBE}{os.pathsep}{paths}" if paths else str(_PROBE),
         PROBE_VARIABLE: str(address),
+        **({STANDBY_VARIABLE: "note"} if warm else {}),
     }
 
 

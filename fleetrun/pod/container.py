@@ -20,7 +20,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -173,11 +173,22 @@ class Ended:
         )
 
 
+TakeWarm = Callable[[ContainerSpec, Mapping[str, str]], Process | None]
+"""A process that has begun as what this spec describes, with this environment: a standby, if there is one."""
+
+
 class Container:
     """The handle of a running spec."""
 
-    def __init__(self, spec: ContainerSpec, restarts: int = 0, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        spec: ContainerSpec,
+        restarts: int = 0,
+        wall: Callable[[], float] = time.time,
+        warm: TakeWarm = lambda spec, env: None,
+    ) -> None:
         self.spec = spec
+        self._warm = warm
         self.status = Status.UNINIT
         self.process: Process | None = None
         self.restarts = restarts
@@ -203,7 +214,7 @@ class Container:
     def start(self) -> Process:
         """Raises what `Process.spawn` raises; the container is FAILED then."""
         probe = self.spec.env.get(channels.PROBE_VARIABLE)
-        probes = (Path(probe), Path(f"{probe}.last")) if probe else ()
+        probes = [Path(probe + end) for end in ("", ".last", channels.IMPORTS_SUFFIX)] if probe else []
         for path in (self.spec.error_file, self.spec.notice_file, *probes):
             if path is not None:
                 with contextlib.suppress(OSError):  # the script may have done anything to its log directory
@@ -214,7 +225,8 @@ class Container:
                 logs.mark(self.spec.log, f"restart {self.restarts} of {self.spec.title}")
             self._started = self._wall()
             self._asked = None
-            self.process = Process.spawn(self.spec.argv, self.spec.environment(self.restarts), output)
+            env = self.spec.environment(self.restarts)
+            self.process = self._warm(self.spec, env) or Process.spawn(self.spec.argv, env, output)
         except LaunchError:
             self._to(Status.FAILED)
             raise
@@ -300,11 +312,11 @@ class Container:
 
 
 class Pod:
-    def __init__(self, spec: PodSpec, attempt: int = 0) -> None:
+    def __init__(self, spec: PodSpec, attempt: int = 0, warm: TakeWarm = lambda spec, env: None) -> None:
         """`attempt` counts the pods of this job that ran on this node before, with the same log files."""
         self.spec = spec
         self.status = Status.UNINIT
-        self.containers = [Container(each, attempt) for each in spec.containers]
+        self.containers = [Container(each, attempt, warm=warm) for each in spec.containers]
         self.hook = Container(spec.pre_hook, attempt) if spec.pre_hook is not None else None
 
     def prepare(self) -> None:

@@ -10,11 +10,10 @@ from fleetrun.pod.container import Container, Ended
 from fleetrun.pod.events import Failure, PodEvent, Restarting
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import NOTHING_SPENT, Budget, GiveUp, Spent
-from fleetrun.pod.process import kill_marked
 
 
 class Evaluators:
-    """They are started again only while the job `goes_on`."""
+    """They are started again only while the job `goes_on`. `end_marked` is `process.kill_marked`."""
 
     def __init__(
         self,
@@ -23,12 +22,14 @@ class Evaluators:
         publish: Callable[[PodEvent], None],
         start: Callable[[list[Container]], None],
         goes_on: Callable[[], bool],
+        end_marked: Callable[[str], None],
     ) -> None:
         self._loop = loop
         self._budget = budget
         self._publish = publish
         self._start = start
         self._goes_on = goes_on
+        self._end_marked = end_marked
         self._spent: dict[str, Spent] = {}
 
     def exited(self, container: Container, ended: Ended) -> None:
@@ -47,7 +48,7 @@ class Evaluators:
         """Unless the job ends, or all its processes started again meanwhile."""
         if not self._goes_on() or container.restarts != ended.attempt:
             return
-        kill_marked(container.spec.mark)
+        self._end_marked(container.spec.mark)
         container.renew()
         self._publish(Restarting([container]))
         try:

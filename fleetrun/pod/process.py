@@ -251,14 +251,15 @@ def children_of(pid: int) -> list[int]:
     return []
 
 
-def kill_marked(mark: str) -> None:
-    """SIGKILL to what is below this process and has `NAME=value` in the environment that it was started with.
+def kill_marked(mark: str, but: Collection[int] = ()) -> None:
+    """SIGKILL to what is below this process, but not the children `but`, and has `NAME=value` in the
+    environment that it was started with.
 
     This tells a container's daemons from those of others, whatever session they are in. What is below
     them goes too: a launch inside a container gives its own containers marks of their own.
     """
     wanted = mark.encode()
-    for pid in descendants():
+    for pid in descendants(but):
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(pid)  # before the look: what is killed is what was looked at
             try:

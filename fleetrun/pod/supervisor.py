@@ -350,10 +350,12 @@ class Supervisor:
         inspect: Inspect | None = None,
         sweep: Callable[[float], int] = end_descendants,
         ask: Callable[[Collection[int]], None] = ask_strays,
+        end_marked: Callable[[str], None] = kill_marked,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`out_of_memory` tells whether the kernel killed this pid for lack of memory. `restarts`: how many
-        there were, `spent` what they have used of the budget. `sweep` and `ask` are those of `Strays`.
+        there were, `spent` what they have used of the budget. `sweep` and `ask` are those of `Strays`;
+        `end_marked` ends what a container has left.
         """
         self._pod = pod
         self._loop = loop
@@ -374,7 +376,8 @@ class Supervisor:
             pod, self._watch, exited=self._exited, failed=self._failed, started=self._started,
             goes_on=self._goes_on,
         )  # fmt: skip
-        self._evaluators = Evaluators(loop, budget, publish, self._deployer.start, self._goes_on)
+        self._end_marked = end_marked
+        self._evaluators = Evaluators(loop, budget, publish, self._deployer.start, self._goes_on, end_marked)
         self._restarts = restarts
         self._spent = spent
         self._last_step = last_step
@@ -596,7 +599,7 @@ class Supervisor:
         if not self._pod.alive:  # a daemon of the last attempt may still hold a port or a device
             self._strays.end_now()
         for container in containers:
-            kill_marked(container.spec.mark)
+            self._end_marked(container.spec.mark)
             container.renew()
         self._timers.append(self._loop.after(after, partial(self._start_again, containers, forgiven)))
 

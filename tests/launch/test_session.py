@@ -13,7 +13,7 @@ import pytest
 
 from fleetrun import __version__
 from fleetrun.envs.contract import Mode, Role
-from fleetrun.launch.session import dispatch, suspend
+from fleetrun.launch.signals import dispatch, suspend
 from fleetrun.pod.container import Pod
 from fleetrun.pod.spec import PodSpec
 from tests.support.isolated import isolated

@@ -126,7 +126,9 @@ class Moment:
         self.told: list[Any] = []
         self.container = Container(spec_of(folder, "exit 0", Role.EVALUATOR))
         self.error = error
-        self.evaluators = Evaluators(self, Budget(2), self.handle, self.start, lambda: goes_on)  # type: ignore[arg-type]
+        self.evaluators = Evaluators(
+            self, Budget(2), self.handle, self.start, lambda: goes_on, lambda mark: None
+        )  # type: ignore[arg-type]
 
     def ends(self, code: int = 1, attempt: int = 0) -> None:
         ended = Ended(

@@ -93,7 +93,7 @@ _LOSS = ""  # next to the names of scalars, which are never empty
 
 class Meter:
     """`mark`: the id of this process. Without a channel there is no launcher, and all of this costs
-    nothing.
+    nothing. `begun` is called at the first step.
     """
 
     def __init__(
@@ -102,8 +102,10 @@ class Meter:
         channel: Channel | None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         self._mark = mark
+        self._begun = begun
         self._channel = channel
         self._clock = clock
         self._wall = wall
@@ -262,6 +264,8 @@ class Meter:
 
     def _has_stepped(self) -> None:
         now = self._clock()
+        if self._ended is None:
+            self._begun()
         self._took = None if self._ended is None else now - self._ended
         self._ended = now
 

@@ -322,6 +322,9 @@ def _check_options(choices: Choices, mode: Mode, reason: Choice | None) -> None:
     host = choices.get("metrics_host")
     if host is not None and (host.typed or host.from_file) and "metrics_port" not in choices:
         raise UsageError(f"{host} needs --metrics_port: without it nothing listens there")
+    probe = choices.get("probe")
+    if _on(choices, "warm") and probe is not None and probe.value == "off":
+        raise UsageError(f"{choices['warm']} needs the probe, but {probe} was given")
     if "save" in choices and not _on(choices, "dry_run"):
         raise UsageError(f"{choices['save']} needs --dry_run: it writes a job file and starts nothing")
     if _on(choices, "legacy"):

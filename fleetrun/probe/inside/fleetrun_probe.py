@@ -6,6 +6,8 @@
   Python runs: a crash after that, while C++ objects are torn down, loses nothing. One that an exception ends
   leaves the exception there, as torchrun's `@record` does.
 - Steps of torch's optimizers are counted and reported (`fleetrun_steps`).
+- With `--warm`, what has been imported is in a file beside the socket from the first step on, for a standby
+  of this process (`fleetrun_standby`).
 - From `torch.distributed.init_process_group` on, or from the first call of `also` by fleetrun's own runtime,
   a thread answers on the socket of FLEETRUN_PROBE_SOCKET with a JSON object (`_state`), and closes. It needs
   the interpreter's lock, which a wait in a collective releases. At its end the process leaves its last state
@@ -34,10 +36,13 @@ _CALLS = 20
 _ARRIVALS = 200
 
 
-def install(address):
-    """In the first Python of a container; what it starts has no probe. `address`: where to answer."""
+def install(address, imported=None):
+    """In the first Python of a container; what it starts has no probe. `address`: where to answer. It may get
+    a standby if there is `imported`, which returns the names of modules for that.
+    """
     _show_stacks()
     _home[:] = [address, os.getpid()]
+    _imported[:] = [imported] if imported is not None else []
     _Ending(os.environ.get("FLEETRUN_ERROR_FILE", ""), address).watch()
     sys.meta_path.insert(0, _WhenImported(_TORCH, _when_joined))
     _count_steps(os.environ.get("FLEETRUN_CONTAINER"), os.environ.get("FLEETRUN_PROGRESS"))
@@ -46,6 +51,7 @@ def install(address):
 def _count_steps(mark, path):
     if mark and path:
         steps = fleetrun_steps.Steps(mark, path)
+        steps.begun = note_imports
         _steps.append(steps)
         _more["step"] = steps.last
         atexit.register(steps.end)
@@ -55,6 +61,7 @@ def _count_steps(mark, path):
 _steps = []
 _home = []  # where to answer, and the process that does: not one that it forks
 _more = {}
+_imported = []  # tells what has been imported, for a standby
 _reading = _thread.allocate_lock()  # held while the text of a script is read
 
 
@@ -80,6 +87,15 @@ def _show_stacks():
             faulthandler.register(_STACKS_SIGNAL, file=_STDERR, all_threads=True)
     except (OSError, ValueError, RuntimeError):  # stderr is closed
         pass
+
+
+def note_imports():
+    """For a standby of this process, once most of its imports are done."""
+    for imported in _imported if os.getpid() in _home else ():
+        try:
+            _leave(_home[0] + ".imports", {"pid": os.getpid(), "modules": imported()})
+        except OSError:  # no room: then there is no standby
+            pass
 
 
 # ---- The end of a script
@@ -270,6 +286,9 @@ def _answer_from_now_on():
         # Not a `threading.Thread`: scripts count those.
         _thread.start_new_thread(_answer, (listener,))
         _answering.append(listener)
+        for steps in _steps if _imported else ():
+            note_imports()
+            steps.alive()
     except (OSError, RuntimeError):
         listener.close()
 

@@ -30,6 +30,8 @@ class Steps:
         self._news = False
         self.tell = self._report
         """Is called with the number of each step, then; for somebody else who reports."""
+        self.begun = None
+        """Is called once, before the first step is told."""
 
     def watch(self, module):
         """`module` is `torch.optim.optimizer`. One of an old torch cannot be watched."""
@@ -77,6 +79,9 @@ class Steps:
         self._number += 1
         self._took = None if self._ended is None else now - self._ended
         self._ended = now
+        if self.begun is not None:
+            begun, self.begun = self.begun, None
+            begun()
         self.tell(self._number)
 
     def _report(self, number):
@@ -85,18 +90,25 @@ class Steps:
         self._news = True
         if now < self._next or os.getpid() != self._pid:
             return
+        self._next = now + _PERIOD
+        self._news = not self._send({"mark": self._mark, "step": number, "time": time.time()})
+
+    def alive(self):
+        """Report that there is a process, without a step."""
+        self._send({"mark": self._mark, "time": time.time()})
+
+    def _send(self, said):
+        """Whether the launcher took it."""
         import json
 
-        self._next = now + _PERIOD
-        said = {"mark": self._mark, "step": number, "time": time.time()}
         try:
             self._forget_stolen()
             if self._socket is None:
                 self._socket = _connected(self._path)
             self._socket[0].send(json.dumps(said).encode())
-            self._news = False
+            return True
         except OSError:
-            pass
+            return False
 
     def _forget_stolen(self):
         """A script may close all descriptors that it does not know, and use this number itself."""

@@ -24,13 +24,23 @@ def _leave_search_path():
 
 
 _address = os.environ.pop("FLEETRUN_PROBE_SOCKET", "")
+_standby = os.environ.pop("FLEETRUN_STANDBY", "")
+_parks = _standby not in ("", "note")
 try:
+    if _standby:
+        import fleetrun_standby
     if _address:
         import fleetrun_probe
 
-        fleetrun_probe.install(_address)
+        fleetrun_probe.install(_address, fleetrun_standby.imported if _standby else None)
 except Exception as _error:  # the script matters more
+    if _parks:
+        os._exit(1)
     sys.stderr.write(f"fleetrun: no probe in this process: {_error!r}\n")
 _leave_search_path()
 del sys.modules["sitecustomize"]
-import sitecustomize  # noqa: E402, F401  # the next one; where there is none, Python takes the error for that
+try:
+    import sitecustomize  # noqa: F401  the next one; where there is none, Python takes the error for that
+finally:
+    if _parks:
+        fleetrun_standby.park(int(_standby), _address + ".imports")

@@ -1,0 +1,181 @@
+"""A standby (`--warm`): started like the process that it may replace, it imports what that one has imported,
+in the same order, and waits before the first statement of the script. When the launcher needs it, it gets the
+variables that are different now, and the script begins.
+
+Whatever goes wrong ends it: the script must never run in it unasked. Standard library only.
+"""
+
+import os
+import sys
+
+ROOM = 1 << 20  # bytes of a list of imports, and of what the launcher says
+
+_LIBRARY = os.path.dirname(os.__file__) + "/"
+_ROOT = os.path.abspath(__file__).rpartition("/fleetrun/")[0]
+_OURS = (_ROOT + "/fleetrun/", _ROOT + "/trainers/")
+_DEVICES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel", "/dev/davinci", "/dev/xpu")
+_ACT_AT_ONCE = frozenset({"mpi4py.MPI", "pycuda.autoinit"})  # importing them joins MPI, takes a GPU
+_NAME = "standby"
+
+
+class Refused(Exception):
+    """Why this process cannot be a standby."""
+
+
+def imported():
+    """The names of installed modules that this process has imported, in that order; not the user's own."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        path = _path(module)
+        if path and _installed(path) and name not in _ACT_AT_ONCE:
+            found.append(name)
+    return found
+
+
+def _path(module):
+    try:
+        path = module.__spec__.origin
+    except Exception:  # whatever a library has put there
+        return None
+    return path if type(path) is str and path.startswith("/") else None
+
+
+def _installed(path):
+    return "-packages/" in path or path.startswith(_LIBRARY) or path.startswith(_OURS)
+
+
+def park(channel, listed):
+    """Import the modules whose names are in the file `listed`; return once the launcher has said so on the
+    socket `channel`, a descriptor. Ends the process if the launcher ends, or if the imports do what a standby
+    must not do.
+    """
+    import json
+
+    try:
+        os.set_inheritable(channel, False)
+        before = _name()
+        _set_name(_NAME)
+        output = _divert()
+        said = {}
+        try:
+            _import_all(json.loads(_contents(listed))["modules"])
+            said["memory"] = _own_memory()
+        except Refused as refusal:
+            said["refused"] = str(refusal)
+        os.write(channel, json.dumps(said).encode() + b"\n")
+        news = _contents(channel)  # waits
+        changes = json.loads(news)  # nothing, if the launcher has ended
+        for name in changes["unset"]:
+            os.environ.pop(name, None)
+        os.environ.update(changes["set"])
+        _restore(output)
+        _set_name(before)
+        os.close(channel)
+    except BaseException:
+        os._exit(1)
+
+
+def _contents(source):
+    with open(source, "rb", closefd=isinstance(source, str)) as file:
+        return file.read(ROOM)
+
+
+def _import_all(names):
+    """As the script will: its own folder comes first, so that what shadows a library does so here, too."""
+    import importlib
+
+    before, open_before = set(sys.modules), _open_files()
+    folder = _folder_of_script()
+    if folder is not None:
+        sys.path.insert(0, folder)
+    for name in names:
+        if name not in sys.modules:
+            try:
+                importlib.import_module(name)
+            except Exception:
+                pass
+    if folder is not None:
+        sys.path.remove(folder)
+        sys.path_importer_cache.pop(folder, None)
+    importlib.invalidate_caches()
+    _check_modules(set(sys.modules) - before)
+    _check_effects(_open_files() - open_before)
+
+
+def _folder_of_script():
+    """What Python will put first into `sys.path`; None: nothing."""
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    if sys.argv[0] == "-m":
+        return os.getcwd()
+    return os.path.dirname(os.path.realpath(sys.argv[0]))
+
+
+def _check_modules(names):
+    for name in names:
+        path = _path(sys.modules.get(name))
+        if path and path.endswith(".py") and not _installed(path):
+            raise Refused("an installed package imports {}".format(path))
+
+
+def _open_files():
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add((number, os.readlink("/proc/self/fd/" + number)))
+        except OSError:  # that of the listing
+            pass
+    return found
+
+
+def _check_effects(opened):
+    for _, target in sorted(opened):
+        if target.startswith(_DEVICES):
+            raise Refused("the imports open {}".format(target))
+        if target.startswith("socket:"):
+            raise Refused("the imports open a connection")
+    with open("/proc/self/task/{}/children".format(os.getpid())) as children:
+        if children.read().strip():
+            raise Refused("the imports start a process")
+
+
+def _own_memory():
+    """Bytes that it shares with no other process."""
+    with open("/proc/self/smaps_rollup") as file:
+        rows = [line.split() for line in file]
+    return sum(int(row[1]) << 10 for row in rows if row[0] in ("Private_Clean:", "Private_Dirty:"))
+
+
+# ---- What it prints while it imports belongs where the script's output begins
+
+
+def _divert():
+    """Stdout and stderr into memory. Returns both as they were, and that memory."""
+    memory = os.memfd_create("output of imports")
+    before = (os.dup(1), os.dup(2))
+    os.dup2(memory, 1)
+    os.dup2(memory, 2)
+    return (*before, memory)
+
+
+def _restore(output):
+    out, err, memory = output
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    size = os.lseek(memory, 0, os.SEEK_END)
+    if size:
+        os.write(1, os.pread(memory, size, 0))
+    for descriptor in output:
+        os.close(descriptor)
+
+
+def _name():
+    with open("/proc/self/comm") as file:
+        return file.read().rstrip("\n")
+
+
+def _set_name(name):
+    with open("/proc/self/comm", "w") as file:
+        file.write(name)

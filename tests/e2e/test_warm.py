@@ -1,0 +1,200 @@
+"""Warm restarts: a standby has done the imports, and the script cannot tell."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Fleetrun, Launch
+from tests.support.ports import free_port
+from tests.support.traces import wait_until
+
+HEAVY = """
+print("importing heavy", flush=True)
+"""
+
+STEPS = """
+import heavy
+from trainers import progress
+progress.report(step=ATTEMPT + 1)
+tell("at", ATTEMPT, os.getpid())
+"""
+
+
+@pytest.fixture
+def installed(fleetrun: Fleetrun) -> Path:
+    """A folder of installed packages, with `heavy`."""
+    return install(fleetrun, HEAVY)
+
+
+def install(fleetrun: Fleetrun, text: str) -> Path:
+    folder = fleetrun.folder / "site-packages"
+    folder.mkdir()
+    (folder / "heavy.py").write_text(text)
+    return folder
+
+
+def start(fleetrun: Fleetrun, folder: Path, *words: str) -> Launch:
+    path = f"{fleetrun._env['PYTHONPATH']}:{folder}"
+    return fleetrun.start("--warm", *words, env={"PYTHONPATH": path})
+
+
+def standbys(launch: Launch) -> list[int]:
+    """Their pids."""
+    below = Path(f"/proc/{launch.launcher}/task/{launch.launcher}/children").read_text().split()
+    names = {int(pid): Path(f"/proc/{pid}/comm").read_text().strip() for pid in below}
+    return [pid for pid, name in names.items() if name == "standby"]
+
+
+READY = "ready for warm restarts"
+
+
+def pids(launch: Launch) -> list[int]:
+    """Of the attempts so far."""
+    return [int(line.split()[3]) for line in launch.told(" at ")]
+
+
+def test_a_restart_continues_in_the_standby(fleetrun: Fleetrun, installed: Path):
+    script = fleetrun.script(f"{STEPS}\nif ATTEMPT < 2: stay()")
+    launch = start(fleetrun, installed, script)
+    for attempt in range(2):
+        launch.until_told(f" at {attempt}")
+        launch.until(lambda: launch.err.count(READY) > attempt, READY)  # noqa: B023
+        (standby,) = standbys(launch)
+        os.kill(pids(launch)[attempt], signal.SIGKILL)
+        launch.until_told(f" at {attempt + 1}")
+        assert pids(launch)[attempt + 1] == standby, launch
+    assert launch.wait() == 0
+    parts = fleetrun.log("trainer.0").split("--- fleetrun: restart ")
+    assert [part.count("importing heavy") for part in parts] == [1, 1, 1], parts
+    assert launch.err.count("peak memory") == 2
+
+
+LOOK = """
+import json, resource, threading, warnings
+def look():
+    import __main__
+    status = Path("/proc/self/status").read_text().splitlines()
+    kept = ("Umask", "NSpid", "SigBlk", "SigIgn", "SigCgt", "Cpus_allowed", "NoNewPrivs", "Threads")
+    return {
+        "environ": {n: v for n, v in os.environ.items() if "RESTART_COUNT" not in n},
+        "argv": sys.argv, "orig": sys.orig_argv, "path": sys.path, "flags": str(sys.flags),
+        "cwd": os.getcwd(), "comm": Path("/proc/self/comm").read_text(),
+        "cmdline": Path("/proc/self/cmdline").read_text(),
+        "main": sorted(n for n in vars(__main__)), "threads": threading.active_count(),
+        "status": [line for line in status if line.split(":")[0] in kept and "NSpid" not in line],
+        "session": os.getsid(0) == os.getpgrp() == os.getpid(),
+        "parent": os.getppid(),
+        "files": {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in ("0", "1", "2")},
+        "open": sorted(os.listdir("/proc/self/fd"), key=int),
+        "limits": [resource.getrlimit(number) for number in range(10)],
+        "filters": str(warnings.filters), "finders": [type(each).__name__ for each in sys.meta_path],
+        "buffered": [sys.stdout.line_buffering, sys.stdout.write_through, sys.stdout.isatty()],
+        "inherited": helper("print(sorted(n for n in os.environ if 'RESTART_COUNT' not in n))",
+                            stdout=-1).communicate()[0].decode(),
+        "modules": [n for n in ("__main__", "site", "heavy") if n in sys.modules],
+    }
+Path(f"look.{ATTEMPT}").write_text(json.dumps(look(), indent=1))
+"""
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_a_script_cannot_tell(fleetrun: Fleetrun, installed: Path, module: bool):
+    script = fleetrun.script(f"import heavy\n{LOOK}\n{STEPS}\nif ATTEMPT < 1: stay()")
+    words = ["-m", script.removesuffix(".py")] if module else [script]
+    launch = start(fleetrun, installed, *words, "--lr", "0.1")
+    launch.until_err(READY)
+    (standby,) = standbys(launch)
+    os.kill(pids(launch)[0], signal.SIGKILL)
+    assert launch.wait() == 0
+    assert pids(launch)[1] == standby
+    cold, warm = ((fleetrun.folder / f"look.{attempt}").read_text() for attempt in range(2))
+    assert cold == warm
+
+
+def test_the_script_of_now_runs_and_nothing_of_the_user_in_advance(fleetrun: Fleetrun, installed: Path):
+    (fleetrun.folder / "mine.py").write_text("from telling import *\ntell('mine', os.getpid())\n")
+    script = fleetrun.script(f"import mine\n{STEPS}\nstay()")
+    launch = start(fleetrun, installed, script)
+    launch.until_err(READY)
+    assert len(launch.told(" mine ")) == 1
+    fleetrun.script("tell('new', ATTEMPT, os.getpid())")
+    (standby,) = standbys(launch)
+    os.kill(pids(launch)[0], signal.SIGKILL)
+    assert launch.wait() == 0
+    assert launch.told(" new ") == [f"trainer.0 new 1 {standby}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_without_its_standby_a_restart_is_cold(fleetrun: Fleetrun, installed: Path, number: int):
+    script = fleetrun.script(f"{STEPS}\nif ATTEMPT < 1: stay()")
+    launch = start(fleetrun, installed, script)
+    launch.until_err(READY)
+    (standby,) = standbys(launch)
+    os.kill(standby, number)
+    wait_until(lambda: state(standby) in ("gone", "T"))
+    os.kill(pids(launch)[0], signal.SIGKILL)
+    assert launch.wait() == 0, launch
+    assert standby not in pids(launch)
+    assert len(pids(launch)) == 2
+
+
+def state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import socket\nkeep = socket.create_server(('127.0.0.1', 0))", "open a connection"),
+        ("import subprocess\nkeep = subprocess.Popen(['sleep', '60'])", "start a process"),
+        ("import mine", "mine.py"),
+    ],
+)
+def test_imports_that_act_keep_restarts_cold(fleetrun: Fleetrun, text: str, why: str):
+    (fleetrun.folder / "mine.py").write_text("")
+    script = fleetrun.script(f"{STEPS}\nif ATTEMPT < 1: stay()")
+    launch = start(fleetrun, install(fleetrun, text), script)
+    launch.until_err("restarts will not be warm: ")
+    assert why in launch.err
+    os.kill(pids(launch)[0], signal.SIGKILL)
+    assert launch.wait() == 0, launch
+    assert len(pids(launch)) == 2
+
+
+def test_a_script_that_another_program_starts_is_refused(fleetrun: Fleetrun):
+    (fleetrun.folder / "run.sh").write_text("#!/bin/sh\nexec python train.py\n")
+    (fleetrun.folder / "run.sh").chmod(0o755)
+    launch = fleetrun.run("--warm", "run.sh")
+    assert launch.code == 2
+    assert "--warm is for Python scripts" in launch.err
+    launch = fleetrun.run("--warm", "--probe", "off", fleetrun.script("pass"))
+    assert launch.code == 2
+    assert "needs the probe" in launch.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_standbys(fleetrun: Fleetrun, installed: Path, number: int):
+    script = fleetrun.script(f"{STEPS}\nleave_on_term()\nstay()")
+    launch = start(fleetrun, installed, "--nproc_per_node", "2", script)
+    launch.until_err(READY)
+    assert len(standbys(launch)) == 2
+    launch.send(number) if number == signal.SIGINT else os.kill(launch.launcher, number)
+    launch.wait()
+    launch.gone()
+
+
+def test_on_several_machines(fleetrun: Fleetrun, installed: Path):
+    script = fleetrun.script(f"{STEPS}\nif ATTEMPT < 1: stay()")
+    many = ["--nnodes", "2", "--master", f"127.0.0.1:{free_port()}"]
+    launches = [start(fleetrun, installed, *many, "--rank", rank, script) for rank in ("0", "1")]
+    for launch in launches:
+        launch.until_err(READY)
+    before = [standbys(launch)[0] for launch in launches]
+    os.kill(pids(launches[0])[0], signal.SIGKILL)
+    assert [launch.wait() for launch in launches] == [0, 0]
+    assert [pids(launch)[1] for launch in launches] == before
