@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -229,3 +230,23 @@ def test_what_an_earlier_program_left_is_gone(tmp_path):
         process.stdin.flush()
         process.stdout.readline()
         assert not there()
+
+
+def test_others_wait_until_the_first_rank_listens(probe, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    opened = []
+    late = threading.Timer(0.2, lambda: opened.append(socket.create_server(("127.0.0.1", port))))
+    late.start()
+    try:
+        probe._await_first("gloo")
+        assert opened, "it went on before there was a listener"
+    finally:
+        late.join()
+        opened[0].close()
+    for others in ({"store": object()}, {"rank": 0}, {"init_method": "file:///x"}):
+        monkeypatch.setenv("MASTER_PORT", "no port: it would raise")
+        probe._await_first("gloo", **others)

@@ -244,12 +244,33 @@ def _when_joined(module):
         _joined_ns.append(_now_ns())
         _answer_from_now_on()  # also while it waits for the others here
         try:
+            _await_first(*args, **kwargs)
+        except Exception:  # torch will say what is wrong
+            pass
+        try:
             return join(*args, **kwargs)
         except BaseException:
             _joined_ns.pop()  # the script may try again
             raise
 
     module.init_process_group = init_process_group
+
+
+def _await_first(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, **rest):
+    """Until rank 0 listens, a second at most: torch waits up to half a second after an attempt in vain."""
+    import socket
+    import time
+
+    if store is not None or init_method not in (None, "env://") or os.environ["RANK"] == "0" or rank == 0:
+        return
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(place, 1.0).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(0.005)
 
 
 _joined_ns = []  # when it joined the group of all
