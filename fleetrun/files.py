@@ -69,6 +69,11 @@ def progress_socket(runtime: Path, pod: str) -> Path:
     return runtime / f"{pod}.progress"
 
 
+def memory_socket(runtime: Path, pod: str) -> Path:
+    """The packet socket for memory that outlives a process of a pod."""
+    return runtime / f"{pod}.memory"
+
+
 def probe_socket(runtime: Path, container: str) -> Path:
     """Where the probe in a container's process answers; `container` is `pod.role.rank`."""
     return runtime / f"{container}.probe"

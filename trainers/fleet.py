@@ -47,6 +47,7 @@ __all__ = [
     "UserDefinedRoleMaker",
     "activity",
     "barrier_worker",
+    "checkpoint",
     "distributed_model",
     "distributed_optimizer",
     "distributed_scaler",
@@ -403,6 +404,30 @@ class Fleet:
             directory, step, model, optimizer, keep=keep, async_save=async_save, state=state
         )
 
+    def checkpoint(
+        self,
+        directory: Where,
+        step: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        keep: int = 2,
+        every: float | None = 60.0,
+        **state: Any,
+    ) -> None:
+        """Keep what `save_checkpoint` saves in memory of this machine, where it outlives the process: one
+        copy, after which training continues. All ranks call it, with a later step than the last.
+
+        A restart under the same launcher, with as many ranks, loads the newest version that all ranks have
+        (`load_checkpoint` of the same directory); without one the newest in `directory`, which is saved
+        beside the training, when the last such save is complete and began `every` seconds ago (None: never).
+        At its end a script saves what it has by `save_checkpoint`. Raises CheckpointError for such a save
+        that has failed.
+        """
+        self._runtime_for("checkpoint").checkpoint(
+            directory, step, model, optimizer, keep=keep, every=every, state=state
+        )
+
     def wait_checkpoint(self) -> str | None:
         """Wait until the last `save_checkpoint(..., async_save=True)` is complete and durable; its path, None
         when there is nothing to wait for; all ranks call it. Raises CheckpointError when it has failed.
@@ -521,6 +546,7 @@ barrier_worker = _fleet.barrier_worker
 prefetch = _fleet.prefetch
 resume_step = _fleet.resume_step
 save_checkpoint = _fleet.save_checkpoint
+checkpoint = _fleet.checkpoint
 wait_checkpoint = _fleet.wait_checkpoint
 load_checkpoint = _fleet.load_checkpoint
 load_latest = _fleet.load_latest

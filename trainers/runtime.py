@@ -98,6 +98,18 @@ class Runtime(Protocol):
         state: dict[str, Any],
     ) -> str | None: ...
 
+    def checkpoint(
+        self,
+        directory: Where,
+        step: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        keep: int,
+        every: float | None,
+        state: dict[str, Any],
+    ) -> None: ...
+
     def wait_checkpoint(self) -> str | None: ...
 
     def load_checkpoint(

@@ -10,6 +10,7 @@ opens no file and no socket.
 | stacks       | process      | text in its log, when the launcher sends STACKS_SIGNAL                    |
 | probe        | process      | JSON on the unix socket of FLEETRUN_PROBE_SOCKET, when the launcher asks  |
 | imports      | process      | JSON in a file beside that socket, where FLEETRUN_STANDBY is `note`       |
+| memory       | both         | descriptors on the unix socket of FLEETRUN_MEMORY: `pod/memory.py`        |
 | standby      | both         | JSON on the unix socket whose descriptor is in FLEETRUN_STANDBY           |
 
 Standard library only, and little of it: every script that imports `trainers` loads this module.
@@ -31,6 +32,7 @@ CONTAINER_VARIABLE = "FLEETRUN_CONTAINER"
 NOTICE_VARIABLE = "FLEETRUN_NOTICE"
 PROGRESS_VARIABLE = "FLEETRUN_PROGRESS"
 PROBE_VARIABLE = "FLEETRUN_PROBE_SOCKET"
+MEMORY_VARIABLE = "FLEETRUN_MEMORY"
 STANDBY_VARIABLE = "FLEETRUN_STANDBY"
 """`note`: the probe leaves a list of imports for a standby. A number: this process is one, and the number is
 the descriptor on which it hears from the launcher.
@@ -196,6 +198,14 @@ LONGEST_NAME = 100
 """Characters of the name of a value."""
 LONGEST_ACTIVITY = 120
 """Characters of the description of an activity."""
+
+
+# ---- Memory that outlives a process
+
+LARGEST_MEMORY_MESSAGE = 1 << 16
+"""Bytes of a request and of an answer."""
+MEMORY_AT_ONCE = 32
+"""Descriptors in an answer."""
 
 
 # ---- Stacks

@@ -51,6 +51,7 @@ from fleetrun.pod.events import (
 from fleetrun.pod.kernel_log import OomWatch, gpu_errors
 from fleetrun.pod.logs import Watch
 from fleetrun.pod.loop import Loop
+from fleetrun.pod.memory import MemoryStore
 from fleetrun.pod.policy import NOTHING_SPENT, Budget, Spent, is_symptom
 from fleetrun.pod.process import Process, ask_strays, end_descendants, kill_marked
 from fleetrun.pod.spec import ContainerSpec, PodSpec
@@ -165,6 +166,7 @@ class LaunchSession:
         if (hear := console.listener) is not None:
             self.journal.subscribe(lambda event: hear(encoded(event)))
         self.progress = ProgressReceiver(loop, files.progress_socket(self._runtime, pod), self.journal.write)
+        self._memory = MemoryStore(loop, files.memory_socket(self._runtime, pod))
         self.companions: set[int] = set()
         """Pids of processes of the launcher's own: they are spared when what containers left is ended."""
         self._feed: Feed | None = None
@@ -189,6 +191,8 @@ class LaunchSession:
             self._export(spec)
         if (problem := self.progress.open()) is not None:
             self._console.debug(f"no progress can be reported: {problem}")
+        if (problem := self._memory.open()) is not None:
+            self._console.debug(f"no checkpoints can be kept in memory: {problem}")
         if self.settings.warm:
             from fleetrun.pod.standby import Standbys  # late: few launches have them
 
@@ -383,6 +387,7 @@ class LaunchSession:
         if self._control is not None:
             self._control.close()
         self.progress.close()
+        self._memory.close()
         files.remove_probe_sockets(self._runtime, self.pod_name)
         if self._feed is not None:
             self._feed.close(self._interrupts.urgent)

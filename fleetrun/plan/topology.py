@@ -16,6 +16,7 @@ from typing import Any
 from fleetrun import files
 from fleetrun.envs import contract
 from fleetrun.envs.channels import (
+    MEMORY_VARIABLE,
     NOTICE_VARIABLE,
     PROBE_VARIABLE,
     PROGRESS_VARIABLE,
@@ -497,6 +498,7 @@ def pod_spec(
         log = log_path(log_dir, settings.job_id, pod, member.role, member.local_rank)
         env = {**base, **dict(own.environment)}
         env[PROGRESS_VARIABLE] = str(files.progress_socket(runtime, pod))
+        env[MEMORY_VARIABLE] = str(files.memory_socket(runtime, pod))
         if settings.probe == "on":
             container = container_id(pod, member.role, member.rank)
             env |= _probe(env, files.probe_socket(runtime, container), warm=settings.warm)

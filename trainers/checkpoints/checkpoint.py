@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trainers import progress
 from trainers.checkpoints import directory as checkpoint_directory
+from trainers.checkpoints import memory
 from trainers.checkpoints import tensors as checkpoint_tensors
 from trainers.checkpoints.directory import CheckpointDirectory, open_directory, step_of
 from trainers.checkpoints.manifest import CheckpointError, Manifest
+from trainers.checkpoints.ranks import Ranks, done
 from trainers.checkpoints.state import Contents
 from trainers.checkpoints.tensors import Staging
 from trainers.errors import FleetError, UsageError
@@ -48,6 +51,11 @@ class Background:
             # After the group's own, so before it: the save needs its peers.
             at_exit(self._end)
         self._under_way = self._threads.submit(work)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way; not the same on all ranks."""
+        return self._under_way is not None and not self._under_way.done()
 
     def wait(self) -> str | None:
         """What the save under way returns, None when there is none; raises what it raises, once."""
@@ -75,69 +83,6 @@ class Background:
             glog(f"warning: the last checkpoint was not saved: {error}")
             return
         raise error
-
-
-# ---- What ranks tell each other: rank 0 decides, all report
-
-T = TypeVar("T")
-
-
-class Ranks:
-    """The ranks of the default process group; a process without one is a rank of one. `group`: another group
-    of the same ranks to talk through.
-
-    Every method is called by all ranks, in the same order.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        joined = dist.is_initialized()
-        self.group = group
-        self.rank = dist.get_rank() if joined else 0
-        self.world = dist.get_world_size() if joined else 1
-
-    def first_tells(self, ask: Callable[[], T]) -> T:
-        """What `ask` returns on the first rank; raises on all of them the FleetError that it raises, and
-        CheckpointError for its OSError.
-        """
-        told: list[Any] = [None, None]
-        if self.rank == 0:
-            told = _tried(ask)
-        if self.world > 1:
-            dist.broadcast_object_list(told, src=0, group=self.group)
-        answer: T = _answer(told)
-        return answer
-
-    def all_tell(self, mine: Callable[[], T]) -> list[T]:
-        """What `mine` returns on each rank, in rank order; raises on all what the first of them raises."""
-        told = _tried(mine)
-        everyone: list[Any] = [told]
-        if self.world > 1:
-            everyone = [None] * self.world
-            dist.all_gather_object(everyone, told, group=self.group)
-        return [_answer(each) for each in everyone]
-
-
-def done(act: Callable[[], T]) -> Callable[[], T]:
-    """Run `act` now; calling the returned function gives its result, or raises its error."""
-    told = _tried(act)
-    return lambda: _answer(told)
-
-
-def _tried(act: Callable[[], Any]) -> list[Any]:
-    """[result, error]"""
-    try:
-        return [act(), None]
-    except FleetError as error:
-        return [None, error]
-    except OSError as error:
-        return [None, CheckpointError(str(error))]
-
-
-def _answer(told: list[Any]) -> Any:
-    result, error = told
-    if error is not None:
-        raise error
-    return result
 
 
 # ---- Saving and loading
@@ -205,6 +150,35 @@ def start(
     _background.start(partial(_write, order, ranks))
 
 
+_written = float("-inf")
+"""When the last save behind `keep_newest` began, by the clock of this process."""
+
+
+def keep_newest(
+    directory: str | os.PathLike[str],
+    step: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    keep: int = KEEP,
+    every: float | None = 60.0,
+    state: Mapping[str, Any] | None = None,
+) -> None:
+    """Keep all of it in memory that outlives this process (`memory`), for `load` of the same directory; and
+    as `start`, if no such save is under way and the last one began `every` seconds ago (None: never).
+    """
+    global _written
+    ranks, contents = Ranks(), Contents(model, optimizer, state or {})
+    kept = {"tensors": contents.everything(ranks.rank), "parts": contents.all_parts()}
+    memory.save(step, kept, name=os.fspath(directory))
+    if every is None:
+        return
+    since = time.monotonic() - _written
+    if ranks.first_tells(lambda: since >= every and not _background.busy):
+        _written = time.monotonic()
+        start(directory, step, model, optimizer, keep=keep, state=state)
+
+
 def wait() -> str | None:
     """The path of the save in the background, once it is complete and durable; None when there is none.
     Raises CheckpointError when it has failed.
@@ -228,6 +202,10 @@ def load(
     wait()
     checkpoints = open_directory(directory)
     contents, ranks = Contents(model, optimizer, state or {}), Ranks()
+    kept = memory.newest(os.fspath(directory))
+    if kept is not None and kept.step >= ranks.first_tells(lambda: _last_step(checkpoints)):
+        _take_kept(kept, contents, ranks)
+        return kept.step
     ranks.first_tells(lambda: _mention_interrupted(checkpoints))
     while True:
         chosen = ranks.first_tells(lambda: _newest(checkpoints))
@@ -244,6 +222,26 @@ def load(
     checkpoint_tensors.read(tensors, checkpoints, name, manifest.index)
     contents.take(manifest, tensors)
     return manifest.step
+
+
+def _take_kept(kept: memory.Version, contents: Contents, ranks: Ranks) -> None:
+    """From memory. As in a checkpoint the small values of rank 0 count."""
+    saved = kept.read({"tensors": contents.everything(ranks.rank)})
+    tensors = saved["tensors"]
+    manifest = Manifest(
+        step=kept.step,
+        world=ranks.world,
+        files={},
+        index={key: {"shape": list(value.shape)} for key, value in tensors.items()},
+        parts=saved["parts"] | {"state": ranks.first_tells(lambda: saved["parts"]["state"])},
+    )
+    contents.check(manifest)
+    contents.take(manifest, tensors)
+
+
+def _last_step(checkpoints: CheckpointDirectory) -> int:
+    """Of those on the disk that look complete; -1 if there are none."""
+    return max(map(step_of, checkpoints.complete()), default=-1)
 
 
 # ---- writing

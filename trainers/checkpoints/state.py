@@ -237,6 +237,12 @@ class Contents:
         mine = share({key: value.nbytes for key, value in alike.items()}, rank, world)
         return found | {key: alike[key] for key in mine}
 
+    def everything(self, rank: int) -> Tensors:
+        """All tensors that this rank has; of sharded ones its part."""
+        found = {f"model.{name}": value for name, value in self._model_tensors().items()}
+        optimizer = {} if self._optimizer is None else self._optimizer.tensors()
+        return found | optimizer | _random_state(rank)
+
     def keys(self) -> set[str]:
         """The tensors that a checkpoint must have, as this rank sees it."""
         optimizer = set() if self._optimizer is None else self._optimizer.tensors().keys()
@@ -250,6 +256,10 @@ class Contents:
             if self._optimizer is None or not self._optimizer.divided:
                 return {}
             return {"optimizer": self._optimizer.values()}
+        return self.all_parts()
+
+    def all_parts(self) -> dict[str, Any]:
+        """Values other than tensors, as this rank has them. Raises UsageError for what JSON cannot hold."""
         state = {
             name: to_json(name, value.state_dict() if _is_stateful(value) else value)
             for name, value in self._state.items()

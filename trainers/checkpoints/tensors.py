@@ -175,7 +175,7 @@ class Staging:
         memory, self._memory = self._memory, {}
         copied = {}
         for key, value in tensors.items():
-            local = _local_part(value.detach())
+            local = local_part(value.detach())
             self._memory[key] = _copied(local, memory.pop(key, None))
             copied[key] = _as_part_of(value, self._memory[key])
         if any(value.is_cuda for value in tensors.values()):
@@ -189,7 +189,7 @@ def _copied(value: torch.Tensor, memory: torch.Tensor | None) -> torch.Tensor:
     return memory.copy_(value, non_blocking=value.is_cuda)
 
 
-def _local_part(value: Any) -> torch.Tensor:
+def local_part(value: Any) -> torch.Tensor:
     local: torch.Tensor = value.to_local() if is_sharded(value) else value
     return local
 

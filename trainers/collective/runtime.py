@@ -262,6 +262,24 @@ class CollectiveRuntime:
         save = checkpoint.start if async_save else checkpoint.save  # either reports its own activity
         return save(directory, step, model, self._with_state(optimizer), keep=keep, state=state)
 
+    def checkpoint(
+        self,
+        directory: Where,
+        step: int,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        keep: int,
+        every: float | None,
+        state: dict[str, Any],
+    ) -> None:
+        from trainers.checkpoints import checkpoint
+
+        for each in self._optimizers.values():
+            each.before_checkpoint()
+        inner = self._with_state(optimizer)
+        checkpoint.keep_newest(directory, step, model, inner, keep=keep, every=every, state=state)
+
     def wait_checkpoint(self) -> str | None:
         from trainers.checkpoints import checkpoint
 

@@ -116,6 +116,8 @@ class Meter:
         self._before = 0
         self._counted = 0
         self._optimized: int | None = None
+        self._resumed: int | None = None
+        self._ahead = 0
         self._has_counter = False
         self._said: int | None = None
         self._ended: float | None = None
@@ -181,7 +183,9 @@ class Meter:
     def optimizer_stepped(self, number: int) -> None:
         """An optimizer of torch has taken its step of this number."""
         if self._channel is not None and self._said is None and not self._has_counter:
-            self._optimized = number
+            if self._resumed is not None:
+                self._ahead, self._resumed = max(0, self._resumed + 1 - number), None
+            self._optimized = number + self._ahead
             self._has_stepped()
             self._news = True
             self._beat()
@@ -200,8 +204,9 @@ class Meter:
             self._given[_LOSS] = kept(loss)
 
     def resumed(self, step: int) -> None:
-        """The next step follows this one."""
+        """The next step follows this one, also where an optimizer of torch counts from 1 again."""
         self._before = step - self._counted
+        self._resumed = step
 
     @property
     def steps(self) -> int:

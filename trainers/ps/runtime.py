@@ -370,6 +370,9 @@ class _ServedRuntime:
     def save_checkpoint(self, *args: object, **options: object) -> NoReturn:
         raise _no_checkpoints("save_checkpoint")
 
+    def checkpoint(self, *args: object, **options: object) -> NoReturn:
+        raise _no_checkpoints("checkpoint")
+
     def wait_checkpoint(self) -> NoReturn:
         raise _no_checkpoints("wait_checkpoint")
 

@@ -1,0 +1,155 @@
+"""Keeps memory of processes beyond their end: they hand in descriptors of shared memory (memfd_create(2)) by
+name, and whoever is started next on this machine asks for them. The bytes never pass through here, and the
+kernel frees them with the launcher, however it ends.
+
+A message is one packet of a SOCK_SEQPACKET socket with one JSON object, the answer too:
+
+    {"keep": name} with a descriptor  ->  {}
+    {"give": prefix}                  ->  {"names": [...], "more": bool} with a descriptor for each name;
+                                          while there is more, the same with {"after": name}
+    {"drop": prefix}                  ->  {}
+    anything else                     ->  {"error": why}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from fleetrun import files
+from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
+from fleetrun.pod.loop import Loop
+
+_MOST = 4096  # descriptors
+_LONGEST_NAME = 512
+_CONNECTIONS = 256
+
+
+class _Refused(ValueError):
+    """The request cannot be met; the text says why."""
+
+
+class MemoryStore:
+    """Of one launch, over all its pods."""
+
+    def __init__(self, loop: Loop, path: Path) -> None:
+        self._loop = loop
+        self._path = path
+        self._listener: socket.socket | None = None
+        self._connections: set[socket.socket] = set()
+        self._kept: dict[str, int] = {}
+
+    def open(self) -> OSError | None:
+        """Make the folder and the socket; what stood in the way, if anything."""
+        try:
+            files.make_run_folder(self._path.parent)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+            self._listener = listener
+            with files.short_socket_path(self._path) as name:
+                listener.bind(name)
+            listener.listen(_CONNECTIONS)
+        except OSError as error:
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
+            return error
+        self._loop.add(listener.fileno(), self._accept)
+        return None
+
+    def close(self) -> None:
+        """All that is kept is freed. May be called twice."""
+        if self._listener is None:
+            return
+        for each in list(self._connections):
+            self._hang_up(each)
+        self._loop.remove(self._listener.fileno())
+        self._listener.close()
+        self._listener = None
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        for descriptor in self._kept.values():
+            os.close(descriptor)
+        self._kept.clear()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it has gone again, or there is no descriptor left
+            return
+        if files.peer(connection)[1] != os.getuid() or len(self._connections) >= _CONNECTIONS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        self._connections.add(connection)
+        self._loop.add(connection.fileno(), lambda: self._read(connection))
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._loop.remove(connection.fileno())
+        self._connections.discard(connection)
+        connection.close()
+
+    def _read(self, connection: socket.socket) -> None:
+        given: list[int] = []
+        try:
+            data, given, _, _ = socket.recv_fds(
+                connection, LARGEST_MEMORY_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC
+            )
+            if not data:
+                self._hang_up(connection)
+                return
+            answer, descriptors = self._answer(data, given)
+            socket.send_fds(connection, [json.dumps(answer).encode()], descriptors)
+        except BlockingIOError:  # nothing there; or it does not read its answers
+            if given:
+                self._hang_up(connection)
+        except OSError:
+            self._hang_up(connection)
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+
+    def _answer(self, data: bytes, given: list[int]) -> tuple[dict[str, Any], list[int]]:
+        try:
+            asked = json.loads(data)
+            if "keep" in asked and given:
+                self._keep(_name(asked["keep"]), given)
+                return {}, []
+            if "give" in asked:
+                return self._give(_name(asked["give"]), _name(asked.get("after", "")))
+            if "drop" in asked:
+                self._drop(_name(asked["drop"]))
+                return {}, []
+            raise _Refused("not a request")
+        except _Refused as error:
+            return {"error": str(error)}, []
+        except (ValueError, TypeError, RecursionError):
+            return {"error": "not a request"}, []
+
+    def _keep(self, name: str, given: list[int]) -> None:
+        """Takes the descriptor out of `given`."""
+        before = self._kept.pop(name, None)
+        if before is not None:
+            os.close(before)
+        elif len(self._kept) >= _MOST:
+            raise _Refused(f"{_MOST} pieces of memory are kept already")
+        self._kept[name] = given.pop()
+
+    def _give(self, prefix: str, after: str) -> tuple[dict[str, Any], list[int]]:
+        names = sorted(name for name in self._kept if name.startswith(prefix) and name > after)
+        now = names[:MEMORY_AT_ONCE]
+        return {"names": now, "more": len(names) > len(now)}, [self._kept[name] for name in now]
+
+    def _drop(self, prefix: str) -> None:
+        for name in [name for name in self._kept if name.startswith(prefix)]:
+            os.close(self._kept.pop(name))
+
+
+def _name(given: object) -> str:
+    if not isinstance(given, str) or len(given) > _LONGEST_NAME:
+        raise _Refused("a name is text of at most 512 characters")
+    return given

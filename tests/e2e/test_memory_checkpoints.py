@@ -1,0 +1,146 @@
+"""Checkpoints in memory of real jobs: killed at any moment they end with the numbers of one that was not."""
+
+from tests.support.command import Fleetrun, Launch
+
+PLAIN = """
+import random
+import torch
+import torch.distributed as dist
+from trainers.checkpoints import memory
+
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+state = {"model": model, "optimizer": optimizer}
+done = memory.load(state) or 0
+tell("from", ATTEMPT, done)
+if RANK == 1 and ATTEMPT < int(sys.argv[1]):
+    import threading
+    threading.Timer(random.Random(ATTEMPT).uniform(0.05, 0.2), os.kill, (os.getpid(), 9)).start()
+for step in range(done + 1, 301):
+    torch.manual_seed(1000 * step + RANK)
+    loss = model(torch.randn(8, 300)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    memory.save(step, state)
+tell("end", RANK, float(model.module.weight.double().sum().detach()))
+"""
+
+
+def ends(launch: Launch) -> set[str]:
+    return {line.split()[3] for line in launch.told(" end ")}
+
+
+def test_killed_again_and_again_a_job_ends_with_the_same_numbers(fleetrun: Fleetrun):
+    script = fleetrun.script(PLAIN)
+    launch = fleetrun.run("--nproc_per_node", "2", script, "0")
+    assert launch.code == 0, launch
+    (whole,) = ends(launch)
+    launch = fleetrun.run("--max_restart", "1", "--nproc_per_node", "2", script, "4")
+    assert launch.code == 0, launch
+    assert ends(launch) == {whole}
+    steps = [int(line.split()[3]) for line in launch.told("trainer.0 from ")]
+    assert len(steps) == 5
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[1] > 0, steps
+
+
+FLEET = """
+import torch
+from trainers import fleet
+
+fleet.init(is_collective=True)
+torch.manual_seed(1)
+model = fleet.distributed_model(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)))
+optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01))
+seen = {"batches": 0}
+where = sys.argv[1]
+fleet.load_checkpoint(where, model, optimizer, seen=seen)
+done = fleet.resume_step()
+tell("from", ATTEMPT, done, seen["batches"])
+for step in range(done + 1, 13):
+    loss = model(torch.full((4, 8), float(step + RANK))).square().mean()
+    optimizer.minimize(loss)
+    seen["batches"] += 2
+    fleet.checkpoint(where, step, model, optimizer, every=None if "never" in sys.argv else 0.0, seen=seen)
+    if step in (5, 9) and RANK == 1 and ATTEMPT == (step == 9) and "die" in sys.argv:
+        os.kill(os.getpid(), 9)
+if "leave" in sys.argv:
+    fleet.wait_checkpoint()
+    sys.exit(3)
+weight = next(model.parameters())
+tell("end", RANK, float(weight.double().sum().detach()))
+"""
+
+
+def test_fleets_checkpoint_restores_all_of_it(fleetrun: Fleetrun):
+    script = fleetrun.script(FLEET)
+    launch = fleetrun.run("--nproc_per_node", "2", script, "whole", "never")
+    (whole,) = ends(launch)
+    launch = fleetrun.run("--nproc_per_node", "2", script, "killed", "never", "die")
+    assert launch.code == 0, launch
+    assert ends(launch) == {whole}
+    assert [line.split()[2:] for line in launch.told("trainer.0 from ")] == [
+        ["0", "0", "0"],
+        ["1", "5", "10"],
+        ["2", "9", "18"],
+    ]
+    assert not (fleetrun.folder / "killed").exists()
+
+
+def test_what_is_written_behind_outlives_the_launcher(fleetrun: Fleetrun):
+    script = fleetrun.script(FLEET)
+    words = ["--max_restart", "0", "--nproc_per_node", "2"]
+    first = fleetrun.run(*words, script, "saved", "leave")
+    assert first.code == 3
+    steps = sorted(int(path.name[-8:]) for path in (fleetrun.folder / "saved").glob("step-????????"))
+    assert 1 <= len(steps) <= 2
+    second = fleetrun.run("--nproc_per_node", "3", script, "saved")
+    assert second.code == 0, second
+    assert second.told("trainer.2 from ") == [f"trainer.2 from 0 {steps[-1]} {2 * steps[-1]}"]
+
+
+SHARDED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from trainers.checkpoints import memory
+
+dist.init_process_group("gloo")
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+for part in (model[0], model[2], model):
+    fully_shard(part, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+state = {"model": model, "optimizer": optimizer}
+done = memory.load(state) or 0
+tell("from", ATTEMPT, done)
+for step in range(done + 1, 9):
+    loss = model(torch.full((4, 10), float(step + RANK))).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    memory.save(step, state)
+    if step == 5 and RANK == 0 and ATTEMPT == 0 and "die" in sys.argv:
+        os.kill(os.getpid(), 9)
+tell("end", RANK, float(sum(p.full_tensor().double().sum() for p in model.parameters())))
+"""
+
+
+def test_shards_come_back_as_shards(fleetrun: Fleetrun):
+    script = fleetrun.script(SHARDED)
+    (whole,) = ends(fleetrun.run("--nproc_per_node", "2", script))
+    launch = fleetrun.run("--nproc_per_node", "2", script, "die")
+    assert launch.code == 0, launch
+    assert ends(launch) == {whole}
+    assert len(launch.told(" from 1 5")) == 2, launch
+
+
+def test_before_the_group_it_is_refused(fleetrun: Fleetrun):
+    script = fleetrun.script("from trainers.checkpoints import memory\nmemory.load({})")
+    launch = fleetrun.run("--max_restart", "0", "--nproc_per_node", "2", script)
+    assert launch.code == 1
+    assert "call init_process_group before" in launch.err

@@ -1,0 +1,114 @@
+"""The launcher's store of memory: what is handed in is given back, and garbage harms nobody."""
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fleetrun.pod import memory
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.memory import MemoryStore
+from trainers.checkpoints.manifest import CheckpointError
+from trainers.checkpoints.memory import Store
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """Of a store that runs."""
+    loop = Loop()
+    folder = tmp_path / ("long" * 30)
+    store = MemoryStore(loop, folder / "p.memory")
+    assert store.open() is None
+    read, write = os.pipe()
+    loop.add(read, loop.stop)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    yield folder / "p.memory"
+    os.write(write, b"x")
+    thread.join()
+    store.close()
+    store.close()
+    assert not (folder / "p.memory").exists()
+    for descriptor in (read, write):
+        os.close(descriptor)
+
+
+def piece(text: bytes) -> int:
+    descriptor = os.memfd_create("test")
+    os.write(descriptor, text)
+    return descriptor
+
+
+def content(descriptor: int) -> bytes:
+    found = os.pread(descriptor, 100, 0)
+    os.close(descriptor)
+    return found
+
+
+def test_what_is_kept_is_given_by_prefix_however_much_it_is(path: Path):
+    store = Store(str(path))
+    for number in range(100):
+        descriptor = piece(b"%d" % number)
+        store.keep(f"a.{number:03}", descriptor)
+        os.close(descriptor)
+    store.keep("b.0", descriptor := piece(b"other"))
+    os.close(descriptor)
+    found = {name: content(fd) for name, fd in store.give("a.").items()}
+    assert found == {f"a.{number:03}": b"%d" % number for number in range(100)}
+    assert store.give("c.") == {}
+    store.keep("b.0", descriptor := piece(b"newer"))
+    os.close(descriptor)
+    assert [content(fd) for fd in store.give("b.").values()] == [b"newer"]
+
+
+def ask(path: Path, data: bytes, descriptors: list[int] | None = None) -> dict[str, object]:
+    folder = os.open(path.parent, os.O_PATH)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        asking.connect(f"/proc/self/fd/{folder}/{path.name}")
+        os.close(folder)
+        socket.send_fds(asking, [data], descriptors or [])
+        return json.loads(asking.recv(1 << 16))
+
+
+@pytest.mark.parametrize(
+    "data", [b"x", b"{}", b"[1]", b"null", b'{"keep": "a"}', b'{"give": 3}', b'{"drop": []}', b"[" * 60_000]
+)
+def test_what_is_not_a_request_is_answered(path: Path, data: bytes):
+    assert "error" in ask(path, data)
+    assert Store(str(path)).give("") == {}
+
+
+def test_pieces_are_limited_and_dropped(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "_MOST", 2)
+    store, descriptor = Store(str(path)), piece(b"x")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    store.keep("a.1", descriptor)
+    store.keep("a.2", descriptor)
+    with pytest.raises(CheckpointError, match="2 pieces"):
+        store.keep("a.3", descriptor)
+    assert ask(path, b'{"keep": "a.4"}', [descriptor, descriptor])["error"]
+    assert ask(path, b'{"drop": "a."}') == {}
+    assert store.give("") == {}
+    os.close(descriptor)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_one_that_only_connects_or_hangs_up_does_no_harm(path: Path):
+    folder = os.open(path.parent, os.O_PATH)
+    idle = []
+    for number in range(20):
+        asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        asking.connect(f"/proc/self/fd/{folder}/{path.name}")
+        if number % 2:
+            asking.send(b'{"give": ""}')
+            asking.close()
+        else:
+            idle.append(asking)
+    os.close(folder)
+    assert Store(str(path)).give("") == {}
+    for asking in idle:
+        asking.close()

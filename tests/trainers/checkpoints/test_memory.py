@@ -1,0 +1,167 @@
+"""Checkpoints in memory: what a killed process leaves, and what the next one makes of it."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from trainers.checkpoints import memory
+from trainers.checkpoints.manifest import CheckpointError
+from trainers.checkpoints.memory import Keeper
+from trainers.errors import UsageError
+
+
+class Kept(dict[str, int]):
+    """The launcher's store, in this process."""
+
+    def keep(self, name: str, descriptor: int) -> None:
+        self[name] = os.dup(descriptor)
+
+    def give(self, prefix: str) -> dict[str, int]:
+        return {name: os.dup(fd) for name, fd in sorted(self.items()) if name.startswith(prefix)}
+
+
+@pytest.fixture
+def store():
+    made = Kept()
+    yield made
+    for descriptor in made.values():
+        os.close(descriptor)
+
+
+def saved(store: Kept, state: dict[str, object]) -> object:
+    """What the next process finds: its step, and the state; None if nothing."""
+    found = Keeper("x", store).newest()
+    return None if found is None else (found.step, found.read(state))
+
+
+def test_a_state_comes_back_as_it_was(store: Kept):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    odd = {
+        "empty": torch.empty(0, 3), "none": None, "half": torch.ones(3, dtype=torch.bfloat16),
+        "flag": torch.tensor(True), "turned": torch.arange(6).view(2, 3).t(), "words": ["a", (1, 2.5)],
+        "grad": torch.nn.Parameter(torch.ones(2)), "twice": [model[0].weight, model[0].weight],
+    }  # fmt: skip
+    state = {"model": model, "optimizer": optimizer, "odd": odd}
+    assert Keeper("x", store).newest() is None
+    assert Keeper("x", store).save(7, state)
+    step, found = saved(store, state)
+    assert step == 7
+    torch.testing.assert_close(dict(found["model"]), dict(model.state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(found["optimizer"]["state"], optimizer.state_dict()["state"], rtol=0, atol=0)
+    for name, value in odd.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(found["odd"][name], value)
+            assert found["odd"][name].dtype == value.dtype
+    assert found["odd"]["words"] == ["a", (1, 2.5)]
+    assert found["odd"]["twice"][0] is found["odd"]["twice"][1]
+
+
+def test_what_was_loaded_is_not_the_memory_itself(store: Kept):
+    keeper = Keeper("x", store)
+    value = torch.zeros(4)
+    keeper.save(1, {"s": {"v": value}})
+    _, found = saved(store, {})
+    for step in (2, 3, 4):
+        keeper.save(step, {"s": {"v": value + step}})
+    assert torch.equal(found["s"]["v"], torch.zeros(4))
+
+
+def test_a_state_that_grows_and_changes(store: Kept):
+    keeper = Keeper("x", store)
+    for step, size in enumerate((10, 100_000, 3, 200_000, 50), 1):
+        assert keeper.save(step, {"s": {f"v{step}": torch.full((size,), step), "n": "x" * size}})
+        _, found = saved(store, {})
+        assert torch.equal(found["s"][f"v{step}"], torch.full((size,), step))
+        assert found["s"]["n"] == "x" * size
+
+
+def test_after_a_kill_at_any_moment_the_version_is_whole(store: Kept):
+    """The process saves as fast as it can, tensors that are all of the number of the step."""
+    random.seed(5)
+    first = Keeper("x", store)
+    for newest in (1, 2):  # from now on the store has both slots
+        first.save(newest, {"s": {"a": torch.full((3,), newest)}, "n": {"n": newest}})
+    for _ in range(60):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            keeper = Keeper("x", store)
+            found = keeper.newest()
+            step = 0 if found is None else found.step
+            while True:
+                step += 1
+                keeper.save(
+                    step, {"s": {name: torch.full((50_000,), step) for name in "abcd"}, "n": {"n": step}}
+                )
+                os.write(write, step.to_bytes(8))
+        os.close(write)
+        os.read(read, 8)  # once it saves
+        time.sleep(random.uniform(0, 0.004))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        told = b""
+        while data := os.read(read, 1 << 16):
+            told += data
+        os.close(read)
+        step, state = saved(store, {})
+        assert {int(value) for tensor in state["s"].values() for value in tensor.unique()} == {step}
+        assert state["n"] == {"n": step}
+        if told:
+            assert step >= int.from_bytes(told[-8:])
+        assert step >= newest
+        newest = step
+    assert newest > 60
+
+
+def test_steps_go_forward_and_names_are_apart(store: Kept):
+    keeper, other = Keeper("x", store), Keeper("y", store)
+    keeper.save(5, {"s": {"a": 1}})
+    for step in (5, 4, -1, 2.0, True):
+        with pytest.raises(UsageError, match="above"):
+            keeper.save(step, {"s": {}})
+    assert other.newest() is None
+    assert Keeper("x", store).newest().step == 5
+
+
+def test_what_cannot_be_kept_is_refused_and_loses_nothing(store: Kept):
+    keeper = Keeper("x", store)
+    keeper.save(1, {"s": {"a": 1}})
+    for wrong in (lambda: 0, torch.eye(3).to_sparse()):
+        with pytest.raises(UsageError, match="cannot be kept"):
+            keeper.save(2, {"s": {"a": wrong}})
+    assert saved(store, {}) == (1, {"s": {"a": 1}})
+
+
+def test_without_a_launcher_nothing_is_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("FLEETRUN_MEMORY", raising=False)
+    assert memory.save(1, {}, "alone") is False
+    assert memory.load({}, "alone") is None
+
+
+def test_a_launcher_that_has_gone_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("FLEETRUN_MEMORY", str(tmp_path / "gone.memory"))
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(memory, "_keepers", {})
+    assert memory.load({}) is None
+    assert memory.save(1, {"s": {}}) is False
+    assert memory.save(2, {"s": {}}) is False
+    assert capfd.readouterr().err.count("no checkpoints in memory") == 1
+
+
+def test_another_state_is_told(monkeypatch: pytest.MonkeyPatch, store: Kept):
+    monkeypatch.setattr(memory, "_keeper_of", lambda name: Keeper(name, store))
+    memory.save(3, {"a": {}})
+    with pytest.raises(CheckpointError, match="has no b"):
+        memory.load({"a": {}, "b": {}})
+    filled = {"old": 1}
+    assert memory.load({"a": filled}) == 3
+    assert filled == {}
