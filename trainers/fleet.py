@@ -413,6 +413,7 @@ class Fleet:
         *,
         keep: int = 2,
         every: float | None = 60.0,
+        neighbour: bool = False,
         **state: Any,
     ) -> None:
         """Keep what `save_checkpoint` saves in memory of this machine, where it outlives the process: one
@@ -421,11 +422,12 @@ class Fleet:
         A restart under the same launcher, with as many ranks, loads the newest version that all ranks have
         (`load_checkpoint` of the same directory); without one the newest in `directory`, which is saved
         beside the training, when the last such save is complete and began `every` seconds ago (None: never).
+        neighbour: a copy goes to the next machine too, beside the training, for the loss of a machine.
         At its end a script saves what it has by `save_checkpoint`. Raises CheckpointError for such a save
         that has failed.
         """
         self._runtime_for("checkpoint").checkpoint(
-            directory, step, model, optimizer, keep=keep, every=every, state=state
+            directory, step, model, optimizer, keep=keep, every=every, neighbour=neighbour, state=state
         )
 
     def wait_checkpoint(self) -> str | None:

@@ -107,6 +107,7 @@ class Runtime(Protocol):
         *,
         keep: int,
         every: float | None,
+        neighbour: bool,
         state: dict[str, Any],
     ) -> None: ...
 

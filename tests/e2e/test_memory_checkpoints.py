@@ -1,6 +1,12 @@
 """Checkpoints in memory of real jobs: killed at any moment they end with the numbers of one that was not."""
 
+import contextlib
+import os
+import signal
+
 from tests.support.command import Fleetrun, Launch
+from tests.support.ports import free_port
+from tests.support.traces import left_behind
 
 PLAIN = """
 import random
@@ -144,3 +150,45 @@ def test_before_the_group_it_is_refused(fleetrun: Fleetrun):
     launch = fleetrun.run("--max_restart", "0", "--nproc_per_node", "2", script)
     assert launch.code == 1
     assert "call init_process_group before" in launch.err
+
+
+NEIGHBOURS = (
+    PLAIN.replace("memory.save(step, state)", "memory.save(step, state, neighbour=True)")
+    .replace("range(done + 1, 301)", "range(done + 1, 401)")
+    .replace(
+        "    loss.backward()\n", "    loss.backward()\n    if step == 200 and not done: tell('half', RANK)\n"
+    )
+    .replace(
+        "tell('half', RANK)",
+        "tell('half', RANK); __import__('time').sleep(0.5); memory.save(step, state, neighbour=True); "
+        "wait_for_go()",
+    )
+)
+
+
+def test_a_lost_machine_is_served_by_its_neighbour(fleetrun: Fleetrun):
+    script = fleetrun.script(NEIGHBOURS)
+    many = ["--nnodes", "2", "--elastic_level", "0", "--heartbeat_timeout", "2", "--stop_timeout", "2"]
+    words = [*many, "--nproc_per_node", "2", "--master", f"127.0.0.1:{free_port()}"]
+
+    def start(rank: int, number: int) -> Launch:
+        return fleetrun.start(*words, "--rank", str(rank), "--log_dir", f"log/{number}", script, "0")
+
+    first = start(0, 0)
+    first.until_err("waiting")  # it serves the store
+    second = start(1, 1)
+    first.until_told(" half ", 2)
+    second.until_told(" half ", 2)
+    for pid in (second.popen.pid, *left_behind(second.token)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    second.wait()
+    second.no_process()
+    first.go()
+    third = start(1, 2)
+    assert [first.wait(), third.wait()] == [0, 0], (first, third)
+    (at,) = {line.split()[3] for line in third.told(" from ")}
+    assert int(at) >= 199, third
+    numbers = ends(first) | ends(third)
+    assert len(numbers) == 1, numbers
+    assert "no copy on the next machine" not in first.err

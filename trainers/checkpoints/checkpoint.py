@@ -162,15 +162,16 @@ def keep_newest(
     *,
     keep: int = KEEP,
     every: float | None = 60.0,
+    neighbour: bool = False,
     state: Mapping[str, Any] | None = None,
 ) -> None:
-    """Keep all of it in memory that outlives this process (`memory`), for `load` of the same directory; and
-    as `start`, if no such save is under way and the last one began `every` seconds ago (None: never).
+    """Keep all of it in memory that outlives this process (`memory.save`), for `load` of the same directory;
+    and as `start`, if no such save is under way and the last one began `every` seconds ago (None: never).
     """
     global _written
     ranks, contents = Ranks(), Contents(model, optimizer, state or {})
     kept = {"tensors": contents.everything(ranks.rank), "parts": contents.all_parts()}
-    memory.save(step, kept, name=os.fspath(directory))
+    memory.save(step, kept, name=os.fspath(directory), neighbour=neighbour)
     if every is None:
         return
     since = time.monotonic() - _written

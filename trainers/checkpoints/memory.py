@@ -9,53 +9,36 @@ that all ranks have.
     ...
     memory.save(step, state)             # all ranks, as often as you like
 
-A version is written into one of two slots, the one that does not hold the newest:
-
-    head      state (0: being written, else the number of the save), step, sizes
-    tensors   one after the other, aligned
-    values    everything else as JSON
-
-The head is written last, so a process that is killed at any moment leaves the version before it. Ranks are
-never more than one save apart, as far as they train together: so the newest version that all have is whole.
+Ranks are never more than one save apart, as far as they train together. So a version that all have is among
+their newest two, and whatever ended them left it whole (`slots`). With `neighbour=True` versions have copies
+on the next machine too, for the loss of one (`neighbour`).
 """
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-import socket
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed as dist
 import xxhash
 
-from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE, MEMORY_VARIABLE
+from fleetrun.envs.channels import MEMORY_VARIABLE
 from trainers import progress
 from trainers.checkpoints.manifest import CheckpointError
+from trainers.checkpoints.neighbour import Neighbour, NoNeighbour, place_on_node
 from trainers.checkpoints.ranks import Ranks
-from trainers.checkpoints.tensors import is_sharded, local_part
+from trainers.checkpoints.slots import Head, Packed, Slot, Store, is_stateful, meshes_of
 from trainers.errors import UsageError
 from trainers.process.log import glog
 
-_HEAD = struct.Struct("<8s6q")  # magic, and the fields of `Head`
-_MAGIC = b"FLEETMEM"
-_FIRST = mmap.PAGESIZE  # where tensors begin
-_ALIGNED = 64
-_SLOTS = 2
-_MORE = 1 << 16  # bytes by which a slot grows: values become longer
+_PIECE = 1 << 26  # bytes that ranks send at once
 
 
-# ---- Saving and loading
-
-
-def save(step: int, state: Mapping[str, Any], name: str = "") -> bool:
+def save(step: int, state: Mapping[str, Any], name: str = "", *, neighbour: bool = False) -> bool:
     """Keep the state as it is after `step` steps: by name, dicts, and objects with `state_dict` and
     `load_state_dict`. `name`: states of different names are kept beside each other. All ranks call it, with a
     later step than the last.
@@ -63,7 +46,7 @@ def save(step: int, state: Mapping[str, Any], name: str = "") -> bool:
     False where no launcher keeps memory, or there is not enough. Raises UsageError for what cannot be kept.
     """
     keeper = _keeper_of(name)
-    return keeper is not None and keeper.save(step, state)
+    return keeper is not None and keeper.save(step, state, neighbour=neighbour)
 
 
 def load(state: Mapping[str, Any], name: str = "") -> int | None:
@@ -74,15 +57,27 @@ def load(state: Mapping[str, Any], name: str = "") -> int | None:
     found = newest(name)
     if found is None:
         return None
-    _taken(state, found.read(state))
+    _take(state, found.read(state))
     progress.meter.resumed(found.step)
     return found.step
 
 
 def newest(name: str = "") -> Version | None:
-    """The newest version that all ranks have, who call it together."""
+    """The newest version that all ranks have; they ask for it together."""
     keeper = _keeper_of(name)
     return None if keeper is None else keeper.newest()
+
+
+def _take(state: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Put what was saved where it belongs. Raises CheckpointError."""
+    if missing := sorted(state.keys() - saved.keys()):
+        raise CheckpointError(f"the state in memory has no {', '.join(missing)}; it was saved without")
+    for name, value in state.items():
+        if is_stateful(value):
+            value.load_state_dict(saved[name])
+        else:
+            value.clear()
+            value.update(saved[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +87,9 @@ class Version:
     step: int
     _slot: Slot
 
-    def read(self, state: Mapping[str, Any]) -> Any:
+    def read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """What was saved; sharded tensors on the meshes of those in this state."""
-        return self._slot.read(cache(lambda: _meshes_of(state)))
+        return self._slot.read(cache(lambda: meshes_of(state)))
 
 
 _keepers: dict[str, Keeper] = {}
@@ -111,73 +106,132 @@ def _keeper_of(name: str) -> Keeper | None:
     return _keepers[name]
 
 
+_Versions = dict[int, list[tuple[int, int]]]
+"""What a machine holds: versions by the rank whose state they are."""
+
+
 class Keeper:
-    """The versions of one state of this rank."""
+    """The versions of one state: in the launcher's store own ones are `NAME.RANK.own.0` and so on, copies of
+    those of other machines `NAME.RANK.copy.0`.
+    """
 
     def __init__(self, name: str, store: Store) -> None:
         self._name = xxhash.xxh3_64_hexdigest(name.encode(errors="surrogateescape"))
         self._store = store
-        self._slots: list[Slot] | None = None
+        self._own: list[Slot] | None = None
+        self._copies: dict[int, list[Slot]] = {}
+        self._neighbour: Neighbour | NoNeighbour | None = None
         self._number = self._run = 0
         self._last = -1
         self._warned = False
 
-    def save(self, step: int, state: Mapping[str, Any]) -> bool:
+    def save(self, step: int, state: Mapping[str, Any], *, neighbour: bool = False) -> bool:
         ranks = Ranks()
-        if self._slots is None:
-            self._begin(ranks, self._found(ranks))
+        if self._own is None:
+            self._begin(ranks, self._held())
         if isinstance(step, bool) or not isinstance(step, int) or step <= self._last:
             raise UsageError(f"the step is {step!r}; it must be a whole number above the last, {self._last}")
-        packed = _Packed(state)
+        packed = Packed(state)
         self._number += 1
         head = Head(self._number, step, self._run, ranks.world, packed.size, len(packed.values))
+        slot: Slot | None = None
         try:
-            self._oldest(ranks).write(head, packed.tensors, packed.values)
+            slot = self._free(ranks.rank)
+            slot.write(head, packed.tensors, packed.values)
         except (CheckpointError, OSError) as error:
             self._warn(error)
-            return False
+            slot = None
+        if neighbour and ranks.world > 1:
+            self._neighbour = self._neighbour or Neighbour.of(ranks, self._room)
+            self._neighbour.offer(slot)
         self._last = step
-        return True
+        return slot is not None
 
     def newest(self) -> Version | None:
         ranks = Ranks()
-        slots = self._found(ranks) if self._slots is None else self._slots
-        mine = {(slot.head.step, slot.head.run): slot for slot in slots if slot.head.world == ranks.world}
-        common = set.intersection(*map(set, ranks.all_tell(lambda: list(mine))))
-        chosen = mine[max(common)] if common else None
-        for slot in slots:
-            if slot is not chosen:  # another run would take it for its own
-                slot.empty()
-        self._begin(ranks, slots)
+        held = self._held()
+        mine = {owner: _versions(slots, ranks.world) for owner, slots in held.items()}
+        first = place_on_node()[1] == 0
+        told: _Versions = {owner: list(versions) for owner, versions in mine.items()} if first else {}
+        everywhere = ranks.all_tell(lambda: told)
+        version = _newest_of(everywhere, ranks.world)
+        chosen = None
+        if version is not None:
+            chosen = mine.get(ranks.rank, {}).get(version)
+            chosen = self._fetched(ranks, version, mine, everywhere) or chosen
+        self._begin(ranks, self._held())
         if chosen is None:
             return None
         self._last = chosen.head.step
         return Version(chosen.head.step, chosen)
 
-    def _found(self, ranks: Ranks) -> list[Slot]:
-        """What an earlier process of this rank has left."""
+    def _held(self) -> dict[int, list[Slot]]:
+        """What is in the memory of this machine, by rank; copies before own ones."""
         try:
-            given = self._store.give(f"{self._name}.{ranks.rank}.")
+            given = self._store.give(f"{self._name}.")
         except CheckpointError as error:
             self._warn(error)
-            return []
-        return [Slot(descriptor) for descriptor in given.values()]
+            return {}
+        held: dict[int, list[Slot]] = {}
+        for name in sorted(given, key=lambda name: name.split(".")[2:]):
+            held.setdefault(int(name.split(".")[1]), []).append(Slot(given[name], name))
+        return held
 
-    def _begin(self, ranks: Ranks, slots: list[Slot]) -> None:
+    def _begin(self, ranks: Ranks, held: Mapping[int, list[Slot]]) -> None:
         """A run, which all ranks begin together."""
         self._run = ranks.first_tells(lambda: int.from_bytes(os.urandom(7)))
-        self._slots = slots
-        self._number = max((slot.head.number for slot in slots), default=0)
+        mine = held.get(ranks.rank, [])
+        self._own = [slot for slot in mine if ".own." in slot.name]
+        self._copies = {
+            owner: [slot for slot in slots if ".copy." in slot.name] for owner, slots in held.items()
+        }
+        self._number = max((slot.head.number for slot in mine), default=0)
 
-    def _oldest(self, ranks: Ranks) -> Slot:
-        """The slot for the next version. Raises CheckpointError or OSError."""
-        assert self._slots is not None
-        while len(self._slots) < _SLOTS:
-            name = f"{self._name}.{ranks.rank}.{len(self._slots)}"
-            slot = Slot.new(name)
-            self._store.keep(name, slot.descriptor)
-            self._slots.append(slot)
-        return min(self._slots, key=lambda slot: slot.head.number)
+    def _free(self, rank: int) -> Slot:
+        """The slot for the next version: not the newest, nor one that is being copied. Raises CheckpointError
+        or OSError.
+        """
+        assert self._own is not None
+        taken = [] if self._neighbour is None else self._neighbour.pinned()
+        if self._own:
+            taken.append(max(self._own, key=lambda slot: slot.head.number))
+        free = [slot for slot in self._own if slot not in taken]
+        return min(free, key=lambda slot: slot.head.number) if free else self._new(self._own, rank, "own")
+
+    def _room(self, owner: int) -> Slot:
+        """For another copy of this rank's: in place of the older of two."""
+        copies = self._copies.setdefault(owner, [])
+        if len(copies) < 2:
+            return self._new(copies, owner, "copy")
+        return min(copies, key=lambda slot: slot.head.number)
+
+    def _new(self, slots: list[Slot], owner: int, kind: str) -> Slot:
+        slot = Slot.new(f"{self._name}.{owner}.{kind}.{len(slots)}")
+        self._store.keep(slot.name, slot.descriptor)
+        slots.append(slot)
+        return slot
+
+    def _fetched(
+        self,
+        ranks: Ranks,
+        version: tuple[int, int],
+        mine: Mapping[int, Mapping[tuple[int, int], Slot]],
+        everywhere: Sequence[_Versions],
+    ) -> Slot | None:
+        """This rank's version from another machine, if this one lacks it; all ranks send what others lack."""
+        there = ranks.all_tell(lambda: version in mine.get(ranks.rank, {}))
+        if all(there):
+            return None
+        group = dist.new_group(backend="gloo")
+        fetched = None
+        for owner in (rank for rank, has in enumerate(there) if not has):
+            holder = next(rank for rank, each in enumerate(everywhere) if version in each.get(owner, []))
+            if holder == ranks.rank:
+                _send(mine[owner][version], owner, group)
+            elif owner == ranks.rank:
+                fetched = self._new([], owner, "own")
+                _receive(fetched, holder, group)
+        return fetched
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
@@ -185,313 +239,33 @@ class Keeper:
             self._warned = True
 
 
-# ---- The launcher's store
+def _versions(slots: Sequence[Slot], world: int) -> dict[tuple[int, int], Slot]:
+    return {slot.head.version: slot for slot in slots if slot.head.number and slot.head.world == world}
 
 
-class Store:
-    """Descriptors of shared memory by name, as the launcher keeps them (`fleetrun.pod.memory`)."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def keep(self, name: str, descriptor: int) -> None:
-        """Raises CheckpointError."""
-        self._ask({"keep": name}, [descriptor])
-
-    def give(self, prefix: str) -> dict[str, int]:
-        """New descriptors by name. Raises CheckpointError."""
-        found: dict[str, int] = {}
-        more, after = True, ""
-        while more:
-            answer, descriptors = self._ask({"give": prefix, "after": after})
-            found |= zip(answer["names"], descriptors, strict=True)
-            more, after = answer["more"], next(reversed(answer["names"]), "")
-        return found
-
-    def _ask(
-        self, request: dict[str, str], descriptors: Sequence[int] = ()
-    ) -> tuple[dict[str, Any], list[int]]:
-        folder, name = os.path.split(self._path)
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-                asking.settimeout(10.0)
-                place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    asking.connect(f"/proc/self/fd/{place}/{name}")  # an address has 107 bytes at most
-                finally:
-                    os.close(place)
-                socket.send_fds(asking, [json.dumps(request).encode()], descriptors)
-                data, given, _, _ = socket.recv_fds(
-                    asking, LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE, socket.MSG_CMSG_CLOEXEC
-                )
-        except OSError as error:
-            raise CheckpointError(f"the launcher's memory cannot be reached: {error}") from None
-        answer = json.loads(data) if data else {"error": "the launcher has hung up"}
-        if "error" in answer:
-            raise CheckpointError(f"the launcher keeps no memory: {answer['error']}")
-        return answer, given
+def _newest_of(everywhere: Sequence[_Versions], world: int) -> tuple[int, int] | None:
+    """The newest version of which there is one of every rank, on whatever machine."""
+    owners: dict[tuple[int, int], set[int]] = {}
+    for held in everywhere:
+        for owner, versions in held.items():
+            for version in versions:
+                owners.setdefault(tuple(version), set()).add(owner)  # type: ignore[arg-type]
+    return max((version for version, of in owners.items() if of >= {*range(world)}), default=None)
 
 
-# ---- One slot: a version of one rank's state
+def _send(slot: Slot, to: int, group: dist.ProcessGroup) -> None:
+    dist.send(torch.tensor(astuple(slot.head)), to, group)
+    with slot.content() as content:
+        for piece in torch.split(torch.frombuffer(content, dtype=torch.uint8), _PIECE):
+            dist.send(piece, to, group)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What a slot holds. `number` counts the saves of its rank; 0: it is being written, or empty. `run` is
-    the same number on all ranks from one load to the next: versions of one step and one run belong together.
-    `tensors` and `values` in bytes.
-    """
+def _receive(slot: Slot, source: int, group: dist.ProcessGroup) -> None:
+    head = torch.zeros(len(astuple(Head())), dtype=torch.int64)
+    dist.recv(head, source, group)
 
-    number: int = 0
-    step: int = 0
-    run: int = 0
-    world: int = 0
-    tensors: int = 0
-    values: int = 0
+    def fill(room: memoryview) -> None:
+        for piece in torch.split(torch.frombuffer(room, dtype=torch.uint8), _PIECE):
+            dist.recv(piece, source, group)
 
-
-class Slot:
-    """Shared memory of one version, which only its rank writes."""
-
-    def __init__(self, descriptor: int) -> None:
-        """Takes the descriptor over."""
-        self.descriptor = descriptor
-        self._memory: mmap.mmap | None = None
-        self._views: list[torch.Tensor] = []
-        self._layout: Any = None
-        self.head = self._read_head()
-
-    @classmethod
-    def new(cls, name: str) -> Slot:
-        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, _FIRST)
-        return cls(descriptor)
-
-    def write(self, head: Head, tensors: Sequence[torch.Tensor], values: bytes) -> None:
-        """Raises OSError for lack of memory: then the slot is empty."""
-        self.empty()
-        layout = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        memory = self._mapped(_FIRST + head.tensors + head.values)
-        if layout != self._layout:
-            self._views = list(_views(memory, layout))
-            self._layout = layout
-        for view, tensor in zip(self._views, tensors, strict=True):
-            view.copy_(tensor)
-        memory[_FIRST + head.tensors : _FIRST + head.tensors + head.values] = values
-        fields = astuple(head)
-        memory[: _HEAD.size] = _HEAD.pack(_MAGIC, 0, *fields[1:])
-        memory[8:16] = struct.pack("<q", head.number)  # from here on it counts
-        self.head = head
-
-    def empty(self) -> None:
-        """It holds nothing from now on."""
-        os.pwrite(self.descriptor, bytes(_HEAD.size), 0)
-        self.head = Head()
-
-    def read(self, meshes: Callable[[], _Meshes]) -> dict[str, Any]:
-        """The state, in memory of its own. `meshes` are those for sharded tensors."""
-        memory = self._mapped(_FIRST + self.head.tensors + self.head.values)
-        start = _FIRST + self.head.tensors
-        return _unpacked(memory[start : start + self.head.values], memory, meshes)
-
-    def _read_head(self) -> Head:
-        data = os.pread(self.descriptor, _HEAD.size, 0)
-        if len(data) < _HEAD.size:
-            return Head()
-        magic, number, *fields = _HEAD.unpack(data)
-        return Head(number, *fields) if magic == _MAGIC else Head()
-
-    def _mapped(self, size: int) -> mmap.mmap:
-        """All of it, at least of this size. The memory is there then: writing cannot fail."""
-        if self._memory is None or len(self._memory) < size:
-            self._views, self._layout, self._memory = [], None, None
-            there = os.fstat(self.descriptor).st_size
-            if there < size:
-                there = -(-size // _MORE) * _MORE
-                os.posix_fallocate(self.descriptor, 0, there)
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            self._memory = mmap.mmap(self.descriptor, there, flags=flags)
-        return self._memory
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED) * _ALIGNED
-
-
-def _views(memory: mmap.mmap, layout: Sequence[tuple[torch.Size, torch.dtype]]) -> Iterator[torch.Tensor]:
-    """Tensors in the memory of a slot, in the order in which they lie there."""
-    at = _FIRST
-    for shape, dtype in layout:
-        yield _view(memory, at, shape, dtype)
-        at += _aligned(shape.numel() * dtype.itemsize)
-
-
-def _view(memory: mmap.mmap, at: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    size = shape.numel() * dtype.itemsize
-    if not size:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at).view(dtype).view(shape)
-
-
-# ---- States: tensors in the slot, everything else as JSON. What JSON does not have is an object of one key:
-# `{"dict": [[key, value], ...]}`, `{"tuple": [...]}`, `{"bytes": hex}`, and `{"tensor": number}` or
-# `{"array": number}` with the number of its place.
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A tensor in a slot: its first byte, and what it is. Of a sharded one `shape` is that of this rank's
-    part; then `placements` are `["shard", dimension]` or `["replicate"]`, `mesh` the shape of its mesh, and
-    `whole` shape and strides of the tensor.
-    """
-
-    at: int
-    shape: list[int]
-    dtype: str
-    placements: list[list[Any]] | None = None
-    mesh: list[int] | None = None
-    whole: list[list[int]] | None = None
-
-
-class _Packed:
-    """A state as tensors and JSON. Raises UsageError for what cannot be kept."""
-
-    def __init__(self, state: Mapping[str, Any]) -> None:
-        self.tensors: list[torch.Tensor] = []
-        self.size = 0
-        self._places: list[Place] = []
-        self._numbers: dict[Any, int] = {}
-        values = {name: self._value(_values_of(value)) for name, value in state.items()}
-        said = {"places": [astuple(place) for place in self._places], "values": values}
-        self.values = json.dumps(said).encode()
-
-    def _value(self, found: Any) -> Any:
-        if found is None or isinstance(found, bool | int | float | str):
-            return found
-        if isinstance(found, torch.Tensor):
-            return {"tensor": self._number(found)}
-        if isinstance(found, Mapping):
-            return {"dict": [[self._value(key), self._value(value)] for key, value in found.items()]}
-        if isinstance(found, tuple):
-            return {"tuple": [self._value(each) for each in found]}
-        if isinstance(found, list):
-            return [self._value(each) for each in found]
-        if isinstance(found, bytes):
-            return {"bytes": found.hex()}
-        if isinstance(found, numpy.ndarray | numpy.generic) and found.dtype.kind in "biufc":
-            if isinstance(found, numpy.generic):
-                return self._value(found.item())
-            return {"array": self._number(torch.from_numpy(numpy.ascontiguousarray(found)))}
-        raise UsageError(
-            f"a value of type {type(found).__name__} cannot be kept in memory: besides tensors and arrays a "
-            "state holds numbers, strings, lists, tuples and dicts"
-        )
-
-    def _number(self, found: torch.Tensor) -> int:
-        local, parted = (local_part(found), True) if is_sharded(found) else (found, False)
-        local = local.detach()
-        if local.layout is not torch.strided or local.is_quantized:
-            raise UsageError(f"a tensor of layout {local.layout} cannot be kept in memory; make it dense")
-        same = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device, parted)
-        number = self._numbers.get(same) if local.numel() else None
-        if number is None:
-            number = len(self.tensors)
-            place = Place(_FIRST + self.size, list(local.shape), str(local.dtype).removeprefix("torch."))
-            self._places.append(replace(place, **_sharding(found)) if parted else place)
-            self.tensors.append(local)
-            self.size += _aligned(local.nbytes)
-            self._numbers[same] = number
-        return number
-
-
-def _sharding(found: Any) -> dict[str, Any]:
-    spec = found._spec
-    placements = []
-    for each in spec.placements:
-        if each.is_shard() and type(each).__name__ == "Shard":
-            placements.append(["shard", each.dim])
-        elif each.is_replicate():
-            placements.append(["replicate"])
-        else:
-            raise UsageError(f"a tensor that is placed as {each} cannot be kept in memory")
-    whole = [list(found.shape), list(found.stride())]
-    return {"placements": placements, "mesh": list(spec.mesh.shape), "whole": whole}
-
-
-def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], _Meshes]) -> dict[str, Any]:
-    """The state, in memory of its own."""
-    said = json.loads(values)
-    tensors = [_read(memory, Place(*fields), meshes) for fields in said["places"]]
-
-    def value(found: Any) -> Any:
-        if isinstance(found, list):
-            return [value(each) for each in found]
-        if not isinstance(found, dict):
-            return found
-        ((kind, content),) = found.items()
-        if kind == "dict":
-            return {value(key): value(each) for key, each in content}
-        if kind == "tuple":
-            return tuple(value(each) for each in content)
-        if kind == "bytes":
-            return bytes.fromhex(content)
-        return tensors[content].numpy() if kind == "array" else tensors[content]
-
-    return {name: value(each) for name, each in said["values"].items()}
-
-
-_Meshes = dict[tuple[int, ...], Any]
-"""Device meshes by their shapes."""
-
-
-def _read(memory: mmap.mmap, place: Place, meshes: Callable[[], _Meshes]) -> torch.Tensor:
-    own = _view(memory, place.at, torch.Size(place.shape), getattr(torch, place.dtype)).clone()
-    if place.placements is None or place.mesh is None or place.whole is None:
-        return own
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    mesh = meshes().get(tuple(place.mesh))
-    if mesh is None:
-        raise CheckpointError(f"the state in memory is sharded over {place.mesh} ranks, and this one is not")
-    placements = [Shard(each[1]) if each[0] == "shard" else Replicate() for each in place.placements]
-    shape, stride = place.whole
-    own = own.to(mesh.device_type)
-    return DTensor.from_local(
-        own, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
-    )
-
-
-def _meshes_of(state: Mapping[str, Any]) -> _Meshes:
-    """Those on which its sharded tensors are."""
-    meshes: _Meshes = {}
-
-    def collect(found: Any) -> None:
-        if isinstance(found, Mapping):
-            for each in found.values():
-                collect(each)
-        elif isinstance(found, torch.Tensor) and is_sharded(found):
-            mesh = found._spec.mesh  # type: ignore[attr-defined]  # a DTensor's
-            meshes[tuple(mesh.shape)] = mesh
-
-    collect({name: _values_of(value) for name, value in state.items()})
-    return meshes
-
-
-def _values_of(value: Any) -> Any:
-    return value.state_dict() if _is_stateful(value) else value
-
-
-def _is_stateful(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def _taken(state: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Put what was saved where it belongs. Raises CheckpointError."""
-    if missing := sorted(state.keys() - saved.keys()):
-        raise CheckpointError(f"the state in memory has no {', '.join(missing)}; it was saved without")
-    for name, value in state.items():
-        if _is_stateful(value):
-            value.load_state_dict(saved[name])
-        else:
-            value.clear()
-            value.update(saved[name])
+    slot.fill(Head(*head.tolist()), fill)

@@ -271,6 +271,7 @@ class CollectiveRuntime:
         *,
         keep: int,
         every: float | None,
+        neighbour: bool,
         state: dict[str, Any],
     ) -> None:
         from trainers.checkpoints import checkpoint
@@ -278,7 +279,9 @@ class CollectiveRuntime:
         for each in self._optimizers.values():
             each.before_checkpoint()
         inner = self._with_state(optimizer)
-        checkpoint.keep_newest(directory, step, model, inner, keep=keep, every=every, state=state)
+        checkpoint.keep_newest(
+            directory, step, model, inner, keep=keep, every=every, neighbour=neighbour, state=state
+        )
 
     def wait_checkpoint(self) -> str | None:
         from trainers.checkpoints import checkpoint

@@ -11,6 +11,8 @@ import torch
 from trainers.checkpoints import memory
 from trainers.checkpoints.manifest import CheckpointError
 from trainers.checkpoints.memory import Keeper
+from trainers.checkpoints.neighbour import neighbours
+from trainers.checkpoints.slots import Slot
 from trainers.errors import UsageError
 
 
@@ -113,6 +115,10 @@ def test_after_a_kill_at_any_moment_the_version_is_whole(store: Kept):
         step, state = saved(store, {})
         assert {int(value) for tensor in state["s"].values() for value in tensor.unique()} == {step}
         assert state["n"] == {"n": step}
+        for slot in (Slot(fd, name) for name, fd in store.give("").items()):
+            if slot.head.number:  # the other one may be what all ranks have: it is whole too, or empty
+                values = {int(v) for t in slot.read(dict)["s"].values() for v in t.unique()}
+                assert values == {slot.head.step}
         if told:
             assert step >= int.from_bytes(told[-8:])
         assert step >= newest
@@ -165,3 +171,29 @@ def test_another_state_is_told(monkeypatch: pytest.MonkeyPatch, store: Kept):
     filled = {"old": 1}
     assert memory.load({"a": filled}) == 3
     assert filled == {}
+
+
+def test_the_newest_version_is_one_that_every_rank_has_somewhere():
+    newest = memory._newest_of
+    assert newest([], 1) is None
+    assert newest([{0: [(5, 1), (4, 1)], 1: [(4, 1), (3, 1)]}], 2) == (4, 1)
+    assert newest([{0: [(5, 1)], 1: [(5, 2)]}], 2) is None, "of two runs"
+    assert newest([{0: [(5, 1), (3, 1)]}, {1: [(4, 1)]}], 2) is None
+    assert newest([{0: [(5, 1)], 1: [(4, 1), (5, 1)]}, {}], 2) == (5, 1), "a copy for a machine that is new"
+    assert newest([{0: [(5, 1)]}], 2) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "targets"),
+    [
+        ([2], None),
+        ([1, 1], [1, 0]),
+        ([2, 2], [2, 3, 0, 1]),
+        ([2, 2, 2], [2, 3, 4, 5, 0, 1]),
+        ([3, 1], [3, 3, 3, 0]),
+        ([1, 3], [1, 0, 0, 0]),
+    ],
+)
+def test_each_rank_has_a_neighbour_on_the_next_machine(sizes: list[int], targets: list[int] | None):
+    places = [(str(node), place) for node, size in enumerate(sizes) for place in range(size)]
+    assert neighbours(places) == targets

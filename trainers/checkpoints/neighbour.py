@@ -1,0 +1,191 @@
+"""Copies of versions in memory on the next machine, so that one that is lost takes none with it: each rank
+sends its versions to a rank of the next machine, in a thread beside the training.
+
+One version at a time, the same on all ranks: it is chosen in a save, once all ranks agree that the copy of
+the one before is complete. Until then that one stays, on both sides: at any moment there is a version of
+which every rank has its own or a copy.
+
+A rank listens for the one before it: 32 bytes of a secret that all ranks know, then for each version its head
+and its content; it answers 8 bytes with the number when the copy is complete.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+
+import torch
+import torch.distributed as dist
+
+from trainers.checkpoints.manifest import CheckpointError
+from trainers.checkpoints.ranks import Ranks
+from trainers.checkpoints.slots import Head, Slot
+from trainers.process.log import glog
+
+_HEAD = struct.Struct("<6q")
+_NUMBER = struct.Struct("<q")
+_LARGEST = 1 << 46  # bytes of a version: more is not one
+_WITHIN = 60.0  # seconds for a piece of a transfer
+
+
+def place_on_node() -> tuple[str, int]:
+    """The machine that this rank is on, and its place there."""
+    return os.environ.get("GROUP_RANK", "0"), int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def neighbours(places: Sequence[tuple[str, int]]) -> list[int] | None:
+    """To whom each rank sends, from the places of all; None on one machine. Ranks of a machine with more than
+    the next one send to the same.
+    """
+    nodes = list(dict.fromkeys(node for node, _ in places))
+    if len(nodes) == 1:
+        return None
+    ranks = {node: [rank for rank, (where, _) in enumerate(places) if where == node] for node in nodes}
+    found = []
+    for rank, (node, _) in enumerate(places):
+        there = ranks[nodes[(nodes.index(node) + 1) % len(nodes)]]
+        found.append(there[ranks[node].index(rank) % len(there)])
+    return found
+
+
+class NoNeighbour:
+    """Of a job on one machine."""
+
+    def pinned(self) -> list[Slot]:
+        return []
+
+    def offer(self, slot: Slot | None) -> None:
+        """It has no copy."""
+
+
+class Neighbour:
+    """Sends versions of this rank, and keeps those that others send. All ranks make it together.
+
+    `room` gives the slot for another version of a rank.
+    """
+
+    @classmethod
+    def of(cls, ranks: Ranks, room: Callable[[int], Slot]) -> Neighbour | NoNeighbour:
+        """All ranks make theirs together."""
+        places = ranks.all_tell(place_on_node)
+        targets = neighbours(places)
+        return NoNeighbour() if targets is None else cls(ranks, room, targets[ranks.rank])
+
+    def __init__(self, ranks: Ranks, room: Callable[[int], Slot], target: int) -> None:
+        self._rank = ranks.rank
+        self._room = room
+        self._group = dist.new_group(backend="gloo")
+        self._sent = -1
+        self._chosen: Slot | None = None
+        self._before: Slot | None = None
+        self._failed = False
+        secret = ranks.first_tells(lambda: secrets.token_bytes(32))
+        host = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")[0].strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server(("", 0), family=family, backlog=64)
+        addresses = ranks.all_tell(lambda: (host, self._listener.getsockname()[1]))
+        self._target: tuple[str, int] = addresses[target]
+        self._secret = secret
+        self._wake = threading.Condition()
+        for work in (self._serve, self._send_all):
+            threading.Thread(target=work, name="fleet-neighbour", daemon=True).start()
+
+    def pinned(self) -> list[Slot]:
+        """What must stay: the version that is being copied, and the last one that has copies everywhere."""
+        return [slot for slot in (self._chosen, self._before) if slot is not None]
+
+    def offer(self, slot: Slot | None) -> None:
+        """The version that all ranks save now, None where that has failed: it is copied next, if the copy
+        before it is complete everywhere.
+        """
+        delivered = self._chosen is None or self._sent == self._chosen.head.number
+        agreed = torch.tensor([int(delivered and slot is not None)])
+        dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._group)
+        if agreed.item():
+            with self._wake:
+                self._before, self._chosen = self._chosen, slot
+                self._wake.notify()
+
+    # ---- sending
+
+    def _send_all(self) -> None:
+        connection: socket.socket | None = None
+        while True:
+            with self._wake:
+                while self._chosen is None or self._sent == self._chosen.head.number:
+                    self._wake.wait()
+                slot = self._chosen
+            try:
+                connection = connection or self._connected()
+                connection.sendall(_HEAD.pack(*astuple(slot.head)))
+                with slot.content() as content:
+                    connection.sendall(content)
+                number = bytearray(_NUMBER.size)
+                _receive(connection, memoryview(number))
+                self._sent = _NUMBER.unpack(number)[0]
+            except OSError as error:
+                if connection is not None:
+                    connection.close()
+                    connection = None
+                self._warn(f"no copy on the next machine: {error}")
+                threading.Event().wait(1.0)
+
+    def _connected(self) -> socket.socket:
+        connection = socket.create_connection(self._target, _WITHIN)
+        connection.sendall(self._secret + _NUMBER.pack(self._rank))
+        return connection
+
+    # ---- receiving
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._take_all, args=(connection,), daemon=True).start()
+
+    def _take_all(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(_WITHIN)
+                begin = bytearray(len(self._secret) + _NUMBER.size)
+                _receive(connection, memoryview(begin))
+                if not hmac.compare_digest(bytes(begin[:32]), self._secret):
+                    return
+                owner = _NUMBER.unpack(begin[32:])[0]
+                while True:
+                    connection.settimeout(None)  # until the next version
+                    if not connection.recv(1, socket.MSG_PEEK):
+                        return
+                    connection.settimeout(_WITHIN)
+                    data = bytearray(_HEAD.size)
+                    _receive(connection, memoryview(data))
+                    head = Head(*_HEAD.unpack(data))
+                    if not (0 <= head.tensors <= _LARGEST and 0 <= head.values <= _LARGEST):
+                        return
+                    self._room(owner).fill(head, lambda room: _receive(connection, room))
+                    connection.sendall(_NUMBER.pack(head.number))
+        except (OSError, CheckpointError) as error:
+            self._warn(f"a copy of another machine did not come: {error}")
+
+    def _warn(self, what: str) -> None:
+        if not self._failed:
+            self._failed = True
+            glog(f"warning: {what}")
+
+
+def _receive(connection: socket.socket, room: memoryview) -> None:
+    """Fill it. Raises OSError, ConnectionError at the end of the connection."""
+    at = 0
+    while at < len(room):
+        count = connection.recv_into(room[at:])
+        if not count:
+            raise ConnectionError("the connection has ended")
+        at += count

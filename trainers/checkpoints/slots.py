@@ -1,0 +1,363 @@
+"""Shared memory for versions of a state: where the launcher keeps it, how a version lies in it, and how a
+state becomes tensors and JSON.
+
+    head      number (0: being written, else that of the save), step, run, world, sizes
+    tensors   one after the other, aligned
+    values    everything else as JSON
+
+The number is written last: a process that is killed at any moment leaves a whole version, or none.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import numpy
+import torch
+
+from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
+from trainers.checkpoints.manifest import CheckpointError
+from trainers.checkpoints.tensors import is_sharded, local_part
+from trainers.errors import UsageError
+
+_HEAD = struct.Struct("<8s6q")  # magic, and the fields of `Head`
+_MAGIC = b"FLEETMEM"
+_FIRST = mmap.PAGESIZE  # where tensors begin
+_ALIGNED = 64
+_MORE = 1 << 16  # bytes by which a slot grows: values become longer
+
+
+# ---- The launcher's store
+
+
+class Store:
+    """Descriptors of shared memory by name, as the launcher keeps them (`fleetrun.pod.memory`)."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def keep(self, name: str, descriptor: int) -> None:
+        """Raises CheckpointError."""
+        self._ask({"keep": name}, [descriptor])
+
+    def give(self, prefix: str) -> dict[str, int]:
+        """New descriptors by name. Raises CheckpointError."""
+        found: dict[str, int] = {}
+        more, after = True, ""
+        while more:
+            answer, descriptors = self._ask({"give": prefix, "after": after})
+            found |= zip(answer["names"], descriptors, strict=True)
+            more, after = answer["more"], next(reversed(answer["names"]), "")
+        return found
+
+    def _ask(
+        self, request: dict[str, str], descriptors: Sequence[int] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        folder, name = os.path.split(self._path)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+                asking.settimeout(10.0)
+                place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    asking.connect(f"/proc/self/fd/{place}/{name}")  # an address has 107 bytes at most
+                finally:
+                    os.close(place)
+                socket.send_fds(asking, [json.dumps(request).encode()], descriptors)
+                data, given, _, _ = socket.recv_fds(
+                    asking, LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE, socket.MSG_CMSG_CLOEXEC
+                )
+        except OSError as error:
+            raise CheckpointError(f"the launcher's memory cannot be reached: {error}") from None
+        answer = json.loads(data) if data else {"error": "the launcher has hung up"}
+        if "error" in answer:
+            raise CheckpointError(f"the launcher keeps no memory: {answer['error']}")
+        return answer, given
+
+
+# ---- One slot: a version of one rank's state
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a slot holds. `number` counts the saves of its rank; 0: it is being written, or empty. `run` is
+    the same number on all ranks from one load to the next: versions of one step and one run belong together.
+    `tensors` and `values` in bytes.
+    """
+
+    number: int = 0
+    step: int = 0
+    run: int = 0
+    world: int = 0
+    tensors: int = 0
+    values: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.tensors + self.values
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """(step, run): the same on all ranks of one version."""
+        return self.step, self.run
+
+
+class Slot:
+    """Shared memory of one version, which one process writes."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        """Takes the descriptor over."""
+        self.descriptor = descriptor
+        self.name = name
+        self._memory: mmap.mmap | None = None
+        self._views: list[torch.Tensor] = []
+        self._layout: Any = None
+        self.head = self._read_head()
+
+    @classmethod
+    def new(cls, name: str) -> Slot:
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _FIRST)
+        return cls(descriptor, name)
+
+    def write(self, head: Head, tensors: Sequence[torch.Tensor], values: bytes) -> None:
+        """Raises OSError for lack of memory: then the slot is empty."""
+        layout = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        memory = self._emptied(head)
+        if layout != self._layout:
+            self._views = list(_views(memory, layout))
+            self._layout = layout
+        for view, tensor in zip(self._views, tensors, strict=True):
+            view.copy_(tensor)
+        memory[_FIRST + head.tensors : _FIRST + head.size] = values
+        self._completed(head, memory)
+
+    def fill(self, head: Head, receive: Callable[[memoryview], None]) -> None:
+        """With the `content` of another slot that has this head. Raises what `receive` raises, and OSError:
+        then the slot is empty.
+        """
+        memory = self._emptied(head)
+        self._layout = None
+        with memoryview(memory)[_FIRST : _FIRST + head.size] as room:
+            receive(room)
+        self._completed(head, memory)
+
+    def content(self) -> memoryview:
+        """All bytes of the version but its head. Release it before the slot is written again."""
+        return memoryview(self._mapped(_FIRST + self.head.size))[_FIRST : _FIRST + self.head.size]
+
+    def _emptied(self, head: Head) -> mmap.mmap:
+        self.empty()
+        return self._mapped(_FIRST + head.size)
+
+    def _completed(self, head: Head, memory: mmap.mmap) -> None:
+        memory[: _HEAD.size] = _HEAD.pack(_MAGIC, 0, *astuple(head)[1:])
+        memory[8:16] = struct.pack("<q", head.number)  # from here on it counts
+        self.head = head
+
+    def empty(self) -> None:
+        """It holds nothing from now on."""
+        os.pwrite(self.descriptor, bytes(_HEAD.size), 0)
+        self.head = Head()
+
+    def read(self, meshes: Callable[[], Meshes]) -> dict[str, Any]:
+        """The state, in memory of its own. `meshes` are those for sharded tensors."""
+        memory = self._mapped(_FIRST + self.head.size)
+        start = _FIRST + self.head.tensors
+        return _unpacked(memory[start : start + self.head.values], memory, meshes)
+
+    def _read_head(self) -> Head:
+        data = os.pread(self.descriptor, _HEAD.size, 0)
+        if len(data) < _HEAD.size:
+            return Head()
+        magic, number, *fields = _HEAD.unpack(data)
+        return Head(number, *fields) if magic == _MAGIC else Head()
+
+    def _mapped(self, size: int) -> mmap.mmap:
+        """All of it, at least of this size. The memory is there then: writing cannot fail."""
+        if self._memory is None or len(self._memory) < size:
+            self._views, self._layout, self._memory = [], None, None
+            there = os.fstat(self.descriptor).st_size
+            if there < size:
+                there = -(-size // _MORE) * _MORE
+                os.posix_fallocate(self.descriptor, 0, there)
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._memory = mmap.mmap(self.descriptor, there, flags=flags)
+        return self._memory
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _views(memory: mmap.mmap, layout: Sequence[tuple[torch.Size, torch.dtype]]) -> Iterator[torch.Tensor]:
+    """Tensors in the memory of a slot, in the order in which they lie there."""
+    at = _FIRST
+    for shape, dtype in layout:
+        yield _view(memory, at, shape, dtype)
+        at += _aligned(shape.numel() * dtype.itemsize)
+
+
+def _view(memory: mmap.mmap, at: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    size = shape.numel() * dtype.itemsize
+    if not size:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at).view(dtype).view(shape)
+
+
+# ---- States: tensors in the slot, everything else as JSON. What JSON does not have is an object of one key:
+# `{"dict": [[key, value], ...]}`, `{"tuple": [...]}`, `{"bytes": hex}`, and `{"tensor": number}` or
+# `{"array": number}` with the number of its place.
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor in a slot: its first byte, and what it is. Of a sharded one `shape` is that of this rank's
+    part; then `placements` are `["shard", dimension]` or `["replicate"]`, `mesh` the shape of its mesh, and
+    `whole` shape and strides of the tensor.
+    """
+
+    at: int
+    shape: list[int]
+    dtype: str
+    placements: list[list[Any]] | None = None
+    mesh: list[int] | None = None
+    whole: list[list[int]] | None = None
+
+
+class Packed:
+    """A state as tensors and JSON. Raises UsageError for what cannot be kept."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.size = 0
+        self._places: list[Place] = []
+        self._numbers: dict[Any, int] = {}
+        values = {name: self._value(values_of(value)) for name, value in state.items()}
+        said = {"places": [astuple(place) for place in self._places], "values": values}
+        self.values = json.dumps(said).encode()
+
+    def _value(self, found: Any) -> Any:
+        if found is None or isinstance(found, bool | int | float | str):
+            return found
+        if isinstance(found, torch.Tensor):
+            return {"tensor": self._number(found)}
+        if isinstance(found, Mapping):
+            return {"dict": [[self._value(key), self._value(value)] for key, value in found.items()]}
+        if isinstance(found, tuple):
+            return {"tuple": [self._value(each) for each in found]}
+        if isinstance(found, list):
+            return [self._value(each) for each in found]
+        if isinstance(found, bytes):
+            return {"bytes": found.hex()}
+        if isinstance(found, numpy.ndarray | numpy.generic) and found.dtype.kind in "biufc":
+            if isinstance(found, numpy.generic):
+                return self._value(found.item())
+            return {"array": self._number(torch.from_numpy(numpy.ascontiguousarray(found)))}
+        raise UsageError(
+            f"a value of type {type(found).__name__} cannot be kept in memory: besides tensors and arrays a "
+            "state holds numbers, strings, lists, tuples and dicts"
+        )
+
+    def _number(self, found: torch.Tensor) -> int:
+        local, parted = (local_part(found), True) if is_sharded(found) else (found, False)
+        local = local.detach()
+        if local.layout is not torch.strided or local.is_quantized:
+            raise UsageError(f"a tensor of layout {local.layout} cannot be kept in memory; make it dense")
+        same = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device, parted)
+        number = self._numbers.get(same) if local.numel() else None
+        if number is None:
+            number = len(self.tensors)
+            place = Place(_FIRST + self.size, list(local.shape), str(local.dtype).removeprefix("torch."))
+            self._places.append(replace(place, **_sharding(found)) if parted else place)
+            self.tensors.append(local)
+            self.size += _aligned(local.nbytes)
+            self._numbers[same] = number
+        return number
+
+
+def _sharding(found: Any) -> dict[str, Any]:
+    spec = found._spec
+    placements = []
+    for each in spec.placements:
+        if each.is_shard() and type(each).__name__ == "Shard":
+            placements.append(["shard", each.dim])
+        elif each.is_replicate():
+            placements.append(["replicate"])
+        else:
+            raise UsageError(f"a tensor that is placed as {each} cannot be kept in memory")
+    whole = [list(found.shape), list(found.stride())]
+    return {"placements": placements, "mesh": list(spec.mesh.shape), "whole": whole}
+
+
+def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], Meshes]) -> dict[str, Any]:
+    """The state, in memory of its own."""
+    said = json.loads(values)
+    tensors = [_read(memory, Place(*fields), meshes) for fields in said["places"]]
+
+    def value(found: Any) -> Any:
+        if isinstance(found, list):
+            return [value(each) for each in found]
+        if not isinstance(found, dict):
+            return found
+        ((kind, content),) = found.items()
+        if kind == "dict":
+            return {value(key): value(each) for key, each in content}
+        if kind == "tuple":
+            return tuple(value(each) for each in content)
+        if kind == "bytes":
+            return bytes.fromhex(content)
+        return tensors[content].numpy() if kind == "array" else tensors[content]
+
+    return {name: value(each) for name, each in said["values"].items()}
+
+
+Meshes = dict[tuple[int, ...], Any]
+"""Device meshes by their shapes."""
+
+
+def _read(memory: mmap.mmap, place: Place, meshes: Callable[[], Meshes]) -> torch.Tensor:
+    own = _view(memory, place.at, torch.Size(place.shape), getattr(torch, place.dtype)).clone()
+    if place.placements is None or place.mesh is None or place.whole is None:
+        return own
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = meshes().get(tuple(place.mesh))
+    if mesh is None:
+        raise CheckpointError(f"the state in memory is sharded over {place.mesh} ranks, and this one is not")
+    placements = [Shard(each[1]) if each[0] == "shard" else Replicate() for each in place.placements]
+    shape, stride = place.whole
+    own = own.to(mesh.device_type)
+    return DTensor.from_local(
+        own, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+    )
+
+
+def meshes_of(state: Mapping[str, Any]) -> Meshes:
+    """Those on which its sharded tensors are."""
+    meshes: Meshes = {}
+
+    def collect(found: Any) -> None:
+        if isinstance(found, Mapping):
+            for each in found.values():
+                collect(each)
+        elif isinstance(found, torch.Tensor) and is_sharded(found):
+            mesh = found._spec.mesh  # type: ignore[attr-defined]  # a DTensor's
+            meshes[tuple(mesh.shape)] = mesh
+
+    collect({name: values_of(value) for name, value in state.items()})
+    return meshes
+
+
+def values_of(value: Any) -> Any:
+    return value.state_dict() if is_stateful(value) else value
+
+
+def is_stateful(value: Any) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
