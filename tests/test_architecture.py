@@ -197,7 +197,7 @@ def test_the_launcher_knows_neither_the_runtime_nor_what_is_slow_to_import():
 
 CHANNEL_USERS = (
     "process.hooks", "notice", "progress", "progress.channel", "progress.meter", "roles.environment",
-    "data.sources", "ps.trainer.worker", "checkpoints.memory",
+    "data.sources", "ps.trainer.worker", "checkpoints.memory", "checkpoints.slots",
 )  # fmt: skip
 
 # Of the contract's variables they need no more than how an endpoint is written.
