@@ -4,10 +4,13 @@ it.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import shutil
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,10 @@ import click
 from fleetrun.commands.find import complete_jobs, find_any, history_of
 from fleetrun.commands.output import print_json, write
 from fleetrun.console.text import describe_duration, format_bytes, printable, wrapped
+from fleetrun.errors import UsageError
 from fleetrun.pod.events import HUNG
-from fleetrun.record.history import History, number
+from fleetrun.record.goodput import Goodput, Kind, goodput_fields, read_fields, sentence, share
+from fleetrun.record.history import History, UnreadableError, names, number, read, records
 from fleetrun.record.journal import Event
 
 _MOST_EVENTS = 40
@@ -81,6 +86,7 @@ def as_json(history: History) -> dict[str, Any]:
         "record": str(history.path),
         "logs": {each.name: str(each.log) for each in history.containers},
         "verdict": _verdict(history),
+        "goodput": goodput_fields(goodput_of(history, time.time())),
         "report": over.get("report") or [],
         "damaged": history.damaged,
     }
@@ -91,6 +97,52 @@ def _verdict(history: History) -> dict[str, Any] | None:
     found = history.last("verdict")
     names = ("time", "kind", "sentence", "ranks", "stack", "call")
     return {name: found.get(name) for name in names} if found is not None else None
+
+
+def goodput_of(history: History, now: float) -> dict[Kind, float]:
+    """As the launcher has counted it, or, while it runs and where it was killed, from all events."""
+    if history.over is not None and "goodput" in history.over:
+        return read_fields(history.over["goodput"])
+    return _recounted(history).seconds(now if history.running else history.ended)
+
+
+def all_launches(histories: Sequence[History], now: float) -> list[str]:
+    """Launches of one job, oldest first: a line for each, and what the time of all went into. Steps that an
+    earlier launch has made are done again, unless that one had completed.
+    """
+    lines, whole = [], dict.fromkeys(Kind, 0.0)
+    best: int | None = None
+    between, until = 0.0, math.inf
+    for history in histories:
+        found = _recounted(history, best)
+        best = None if history.over is not None and history.over.get("code") == 0 else found.best
+        seconds = found.seconds(now if history.running else history.ended)
+        whole = {kind: whole[kind] + seconds.get(kind, 0.0) for kind in Kind}
+        began, ended = history.began or 0.0, now if history.running else history.ended or 0.0
+        between += max(0.0, began - until)
+        until = ended
+        part = share(seconds)
+        told = "" if part is None else f", goodput {100 * part:.1f} %"
+        duration = describe_duration(ended - began)
+        lines.append(f"  {_date(began)}  {duration}, pod {history.pod}: {outcome(history)}{told}")
+    told = sentence(whole, describe_duration)
+    count = f"{len(histories)} launches" if len(histories) > 1 else "1 launch"
+    pauses = f", and {describe_duration(between)} between them" if between >= 1 else ""
+    return [
+        f"Job {histories[0].job}: {count}, {describe_duration(sum(whole.values()))}{pauses}",
+        *([f"  goodput {told}"] if told else []),
+        "",
+        *lines,
+    ]
+
+
+def _recounted(history: History, best: int | None = None) -> Goodput:
+    """From all events; `best` is the last step of the launches before."""
+    found = Goodput(best)
+    with contextlib.suppress(UnreadableError):
+        for event in read(history.path).events:
+            found.take(event)
+    return found
 
 
 def _head(history: History, now: float) -> list[str]:
@@ -108,6 +160,8 @@ def _head(history: History, now: float) -> list[str]:
         lines.append(f"  command: fleetrun {shlex.join(map(str, argv))}")
         lines.append(f"  on {launch.get('host')} in {launch.get('cwd')}")
     lines.append(f"  record: {history.path}")
+    if told := sentence(goodput_of(history, now), describe_duration):
+        lines.append(f"  goodput {told}")
     return lines
 
 
@@ -191,13 +245,15 @@ _HELP = """Show how JOB ended on this machine, and why: the failure report as it
 failures, restarts and hangs before it, from the record log/JOB.POD.events.jsonl.
 
 JOB is the name of a job, a pod, or the beginning of either. Of several launches of one job the newest is
-shown. The default is the job that is running here, else the newest record in --log_dir.
+shown, or, with --all, all of them and what their time went into. The default is the job that is
+running here, else the newest record in --log_dir.
 
 \b
 Examples:
   fleetrun report
   fleetrun report night --log_dir /data/log
   fleetrun report --json | jq .code
+  fleetrun report night --all
 
 \b
 Exit codes:
@@ -215,15 +271,31 @@ def _wrapped(lines: list[str]) -> list[str]:
     return [piece for line in lines for piece in (wrapped(line, width) if line else [line])]
 
 
+def _launches_of(history: History) -> list[History]:
+    """Those of the same job that have their records in the same folder, oldest first."""
+    found = []
+    for path in records(history.path.parent):
+        if (names(path) or ("", ""))[0] == history.job:
+            with contextlib.suppress(UnreadableError):
+                found.append(read(path, but=("progress",)))
+    return sorted(found, key=lambda each: each.began or 0.0)
+
+
 @click.command(help=_HELP, context_settings={"max_content_width": 100, "help_option_names": ["-h", "--help"]})
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON document.")
 @click.option(
     "--log_dir", "--log-dir", type=click.Path(path_type=Path), help="The folder with the logs of the job."
 )
+@click.option("--all", "all_wanted", is_flag=True, help="Show all launches of the job, and their goodput.")
 @click.argument("job", required=False, shell_complete=complete_jobs)
-def command(job: str | None, json_wanted: bool, log_dir: Path | None) -> int:
+def command(job: str | None, json_wanted: bool, log_dir: Path | None, all_wanted: bool) -> int:
+    if all_wanted and json_wanted:
+        raise UsageError("--all and --json exclude each other; pass only one of them")
     history = history_of(find_any(job, log_dir))
-    if json_wanted:
+    if all_wanted:
+        lines = _wrapped([printable(line) for line in all_launches(_launches_of(history), time.time())])
+        write("".join(f"{line}\n" for line in lines))
+    elif json_wanted:
         print_json(as_json(history))
     else:
         lines = _wrapped([printable(line) for line in summary(history, time.time())])

@@ -18,6 +18,7 @@ from fleetrun.commands.output import Cell, Column, cut, filled, percent, size, t
 from fleetrun.console.text import format_count, format_duration, format_loss, format_short, printable
 from fleetrun.control.usage import objects_in
 from fleetrun.pod.process import signal_name
+from fleetrun.record.goodput import read_fields, share
 
 STYLES = {
     "running": "green",
@@ -200,6 +201,7 @@ def heading_lines(
         *([Text(f"{up} of {there} process{'es' * (there != 1)} up")] if there else []),
         Text(format_duration(number_of(status, "elapsed"))),
         Text(f"restarts: {_restarts(status)}"),
+        *_goodput(status),
     ]
     where = [
         Text(f"logs in {text_of(status, 'log_dir')}", "dim"),
@@ -209,6 +211,13 @@ def heading_lines(
     reason = [cut(Text(why, "yellow"), width)] if why else []
     nodes = node_lines(status, width, most_node_lines)
     return [*filled(fields, width), *(filled(where, width) if folders else []), *reason, *nodes]
+
+
+def _goodput(status: Mapping[str, Any]) -> list[Text]:
+    """Nothing before the first steps."""
+    seconds = read_fields(status.get("goodput"))
+    part = share(seconds)
+    return [] if part is None else [Text(f"goodput {100 * part:.1f} %")]
 
 
 def _restarts(status: Mapping[str, Any]) -> str:

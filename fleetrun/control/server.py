@@ -40,6 +40,7 @@ from fleetrun.pod.events import (
 )
 from fleetrun.pod.loop import READ, WRITE, Loop, Timer
 from fleetrun.pod.policy import Restart
+from fleetrun.record.goodput import Goodput, goodput_fields
 from fleetrun.record.journal import plain
 
 if TYPE_CHECKING:
@@ -230,6 +231,8 @@ class JobStatus:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        self.goodput = Goodput()
+        """Takes the events of the record."""
         self.facts = facts
         self._reports = reports
         self._clock = clock
@@ -339,6 +342,7 @@ class JobStatus:
             "waiting": self._waiting,
             "containers": [self._container(each) for each in self._shown()],
             "late": lateness_fields(self.late),
+            "goodput": goodput_fields(self.goodput.seconds(self._wall())),
         }
 
     def packed(self, brief: bool, most: int) -> bytes:

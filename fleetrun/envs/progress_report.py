@@ -2,9 +2,9 @@
 checks and reads them. Opens no socket.
 
 A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
-0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "time": 1e9}`.
-Only the mark is required. Numbers may be NaN or infinite, as Python's json writes them: a loss that became
-NaN must reach the user.
+0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "joined":
+[1e9, 1e9], "time": 1e9}`. Only the mark is required. Numbers may be NaN or infinite, as Python's json writes
+them: a loss that became NaN must reach the user.
 
 Standard library only: every script that reports progress loads this module.
 """
@@ -65,7 +65,8 @@ class Activity:
 class Report:
     """The progress of one process at one moment; None for what the datagram leaves out.
 
-    `samples` counts since the process began. `received` is the launcher's monotonic clock, `time` the
+    `samples` counts since the process began. `joined`: when it began to join its process group, and when it
+    had, in seconds since the epoch. `received` is the launcher's monotonic clock, `time` the
     process's own, in seconds since the epoch.
     """
 
@@ -77,6 +78,7 @@ class Report:
     loss: float | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     activity: Activity | None = None
+    joined: tuple[float, float] | None = None
     received: float = 0.0
     time: float | None = None
 
@@ -107,6 +109,7 @@ def _report(fields: dict[str, Any], received: float) -> Report:
         loss=_number(fields.get("loss")),
         values=_values(fields.get("values")),
         activity=_activity(fields.get("activity")),
+        joined=_span(fields.get("joined")),
         received=received,
         time=_finite(fields.get("time")),
     )
@@ -146,6 +149,15 @@ def _finite(given: object) -> float | None:
     if number is not None and not (math.isfinite(number) and number >= 0):
         raise _InvalidReport
     return number
+
+
+def _span(given: object) -> tuple[float, float] | None:
+    if given is None:
+        return None
+    begin, end = map(_finite, given) if isinstance(given, list) and len(given) == 2 else (None, None)
+    if begin is None or end is None or begin > end:
+        raise _InvalidReport
+    return begin, end
 
 
 def _values(given: object) -> dict[str, float]:

@@ -8,7 +8,7 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +141,10 @@ class Feed:
         line = job_state.event_message(said)
         if line is not None:
             self._write(line)
+
+    def spent(self, seconds: Mapping[str, float]) -> None:
+        """By what the time of the job went into so far."""
+        self._write(job_state.spent_message(seconds))
 
     def close(self, urgent: int | None = None) -> None:
         """Wait until all reports are written, or `urgent` becomes readable. May be called twice."""

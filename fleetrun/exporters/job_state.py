@@ -14,7 +14,7 @@ from fleetrun.envs.progress_report import Report
 from fleetrun.pod.spec import PodSpec
 
 Line = dict[str, Any]
-"""The field `is` has its kind: `begin`, `pod`, `report`, or `event` (of the record)."""
+"""The field `is` has its kind: `begin`, `pod`, `report`, `spent`, or `event` (of the record)."""
 
 _EVENTS = {
     "started": ("container", "pid", "attempt"),
@@ -63,6 +63,11 @@ def report_message(container: str, report: Report, rate: float | None) -> bytes:
             "time": report.time,
         }
     )
+
+
+def spent_message(seconds: Mapping[str, float]) -> bytes:
+    """What the time of the job went into so far."""
+    return _encoded({"is": "spent", "seconds": dict(seconds)})
 
 
 def read_message(line: bytes) -> Line | None:
@@ -167,6 +172,8 @@ class Job:
         self.processes: dict[str, ProcessState] = {}
         self.late: dict[int, float] = {}
         """Of the trainers of the whole job, where this machine has the first one."""
+        self.spent: dict[str, float] = {}
+        """Seconds of the job by what they went into."""
         self.failures = 0
         self.restarts = 0
         self.hangs = 0
@@ -182,6 +189,8 @@ class Job:
             self._pod(line)
         elif kind == "report" and line["container"] in self.processes:
             self.processes[line["container"]].report(line, now)
+        elif kind == "spent":
+            self.spent = {str(kind): float(seconds) for kind, seconds in line["seconds"].items()}
         elif kind == "event":
             self._event(line)
 

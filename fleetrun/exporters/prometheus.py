@@ -75,6 +75,15 @@ class JobMetrics(Collector):
         for rank, share in self._job.late.items():
             late.add_metric(("trainer", str(rank)), share)
         yield late
+        yield self._spent()
+
+    def _spent(self) -> Metric:
+        spent = CounterMetricFamily(
+            "fleetrun_spent_seconds", "Time of the job by what it went into", labels=("on",)
+        )
+        for kind, seconds in self._job.spent.items():
+            spent.add_metric((kind,), seconds)
+        return spent
 
     def _whole(self) -> Iterator[Metric]:
         job = self._job

@@ -57,6 +57,7 @@ from fleetrun.pod.process import Process, ask_strays, end_descendants, kill_mark
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.pod.supervisor import Supervisor
 from fleetrun.progress.receiver import ProgressReceiver
+from fleetrun.record.goodput import goodput_fields
 from fleetrun.record.journal import Journal, Marks, encoded, journal_path, marks_path
 from fleetrun.shadow import shadow_of_failure
 
@@ -143,6 +144,10 @@ def _fields_of(spec: ContainerSpec) -> dict[str, Any]:
     }
 
 
+_SPENDING = frozenset({"ready", "progress", "exited", "over"})
+"""Events after which the time of the job is exported anew."""
+
+
 # ---- The session: record, control socket, progress socket; one per launch, over all its pods
 
 
@@ -179,6 +184,7 @@ class LaunchSession:
         settings = self.settings
         facts = facts_of_launch(settings.job_id, pod, settings.run_mode, log_dir, settings.max_restart)
         self.job_status = JobStatus(facts, self.progress)
+        self.journal.subscribe(self.job_status.goodput.take)
         self._control: Control | None = None
 
     def open(self, spec: PodSpec, others: Others | None = None, ask_others: AskOthers | None = None) -> None:
@@ -366,7 +372,10 @@ class LaunchSession:
         self._over = True
         self.marks.close()
         self.progress.settle()
-        self.journal.write("over", code=code, reason=reason, restarts=restarts, report=report)
+        goodput = goodput_fields(self.job_status.goodput.seconds(time.time()))
+        self.journal.write(
+            "over", code=code, reason=reason, restarts=restarts, report=report, goodput=goodput
+        )
         if code and report:
             _tell_parent(report)
 
@@ -393,6 +402,13 @@ class LaunchSession:
             self._feed.close(self._interrupts.urgent)
         self.journal.close()
 
+    def _exported(self, event: dict[str, Any]) -> None:
+        assert self._feed is not None
+        self._feed.event(event)
+        if event["event"] in _SPENDING:
+            seconds = self.job_status.goodput.seconds(event["time"])
+            self._feed.spent({str(kind): spent for kind, spent in seconds.items()})
+
     def _export(self, spec: PodSpec) -> None:
         from fleetrun.exporters.feed import Feed  # late: most launches export nothing
 
@@ -401,7 +417,7 @@ class LaunchSession:
 
         self._feed = Feed(self._loop, self.companions, self.progress, self._console.info, warn)
         self._feed.open(self.settings, spec)
-        self.journal.subscribe(self._feed.event)
+        self.journal.subscribe(self._exported)
 
 
 def _has_first(spec: PodSpec) -> bool:

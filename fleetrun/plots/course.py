@@ -5,12 +5,12 @@ each process ran, and what happened to the job. The record is not trusted: every
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-Event = Mapping[str, Any]
+from fleetrun.record.goodput import Event, Goodput, Span
+
 RoleAndRank = tuple[str, int]
 """Role and rank."""
 
@@ -85,6 +85,7 @@ class Curve:
 class Course:
     """One launch. `restarts` and `hangs` are times; `code` is the exit code, None if not known. `late`:
     times, and the part of the minute before it for which others waited for a rank; 0 for those not listed.
+    `spans`: what the time went into.
     """
 
     begin: float
@@ -95,6 +96,7 @@ class Course:
     restarts: list[float] = field(default_factory=list)
     hangs: list[float] = field(default_factory=list)
     late: list[tuple[float, dict[int, float]]] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
     code: int | None = None
     reason: str = ""
 
@@ -125,10 +127,12 @@ class _Reader:
     def __init__(self) -> None:
         self.course = Course(math.inf, -math.inf)
         self._open: dict[str, tuple[float, int]] = {}
+        self._goodput = Goodput()
 
     def take(self, event: Event, at: float) -> None:
         self.course.begin = min(self.course.begin, at)
         self.course.end = max(self.course.end, at)
+        self._goodput.take(event)
         handler = _HANDLERS.get(str(event.get("event")))
         if handler is not None:
             handler(self, event, at)
@@ -139,6 +143,7 @@ class _Reader:
             course.begin = course.end = now or 0.0
         if now is not None:
             course.end = max(course.end, now)
+        course.spans = self._goodput.spans(now)
         fate = Fate.UNKNOWN if now is None else Fate.RUNNING
         for name, (begin, attempt) in self._open.items():
             self._lived(name, Life(begin, max(begin, course.end), fate, attempt))

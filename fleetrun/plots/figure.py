@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleetrun.errors import UsageError
 from fleetrun.plots.course import Course, Curve, Fate, course, lonely, median, middle, pace_of_steps, thinned
+from fleetrun.record.goodput import Kind
 from fleetrun.record.history import History, events_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,19 @@ FATES = {
     Fate.STOPPED: "#A6A6A6",
     Fate.FAILED: "#D55E00",
     Fate.UNKNOWN: "#E5E5E5",
+}
+SPENT = {
+    Kind.STEPS: "#009E73",
+    Kind.WAITING: "#CCCCCC",
+    Kind.START: "#BBBBBB",
+    Kind.IMPORTS: "#56B4E9",
+    Kind.RENDEZVOUS: "#0072B2",
+    Kind.SETUP: "#9AD0F0",
+    Kind.CHECKPOINTS: "#E69F00",
+    Kind.AGAIN: "#D55E00",
+    Kind.HANGS: "#CC79A7",
+    Kind.RESTARTS: "#000000",
+    Kind.END: "#E5E5E5",
 }
 _INK, _FAINT, _RESTART, _HANG = "#333333", "#DDDDDD", "#555555", "#CC79A7"
 FEW = len(PALETTE)
@@ -173,8 +187,9 @@ def draw(course: Course, title: str, subtitle: str) -> Figure:
     upper = [panel for panel in (_loss, _pace) if curves and (panel is _pace or course.lossy)]
     upper += [_late] if course.late else []
     rows = max(1, len(course.lives))
+    upper += [_spent] if any(span.kind is Kind.STEPS for span in course.spans) else []
     lives = min(5.0, max(0.9, 0.24 * rows + 0.5))
-    ratios = [*(1.4 if panel is _late else 2.2 for panel in upper), lives]
+    ratios = [*({_late: 1.4, _spent: 0.45}.get(panel, 2.2) for panel in upper), lives]
     figure = Figure(figsize=(10.0, 1.3 + sum(ratios)), layout="constrained")
     panels = list(figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0])
     scale, unit = _scale(course.end - course.begin)
@@ -272,6 +287,20 @@ def _late(panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequenc
     bar.outline.set_visible(False)
 
 
+def _spent(
+    panel: Axes, course: Course, curves: Sequence[Curve], colours: Sequence[str], scale: float
+) -> None:
+    """One bar: what the time went into."""
+    for kind in dict.fromkeys(span.kind for span in course.spans):
+        spans = [span for span in course.spans if span.kind is kind]
+        bars = [((span.begin - course.begin) / scale, (span.end - span.begin) / scale) for span in spans]
+        panel.broken_barh(bars, (-0.4, 0.8), facecolor=SPENT[kind], linewidth=0)
+    panel.set_yticks([0], ["time"])
+    panel.set_ylim(-0.5, 0.5)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(visible=False)
+
+
 def _lives(panel: Axes, course: Course, scale: float) -> None:
     """A bar for each attempt of each process; a cross marks the end of one that failed."""
     from matplotlib.ticker import MaxNLocator
@@ -328,6 +357,13 @@ def _legends(
         marks.append(Line2D([], [], color=_HANG, linestyle=":", label="hang"))
     if any(each.broken for each in curves):
         marks.append(Line2D([], [], color=_INK, linestyle="", marker="x", label="loss is nan or inf"))
+    if any(span.kind is Kind.STEPS for span in course.spans):
+        whole = sum(span.end - span.begin for span in course.spans)
+        for kind in Kind:
+            seconds = sum(span.end - span.begin for span in course.spans if span.kind is kind)
+            if seconds >= 0.005 * whole:
+                label = f"{kind} {100 * seconds / whole:.0f} %"
+                marks.append(Patch(color=SPENT[kind], label=label))
     if len(curves) > FEW:
         marks.append(Line2D([], [], color="black", linewidth=1.6, label="median"))
         _ladder(figure, panels, curves, colours)
@@ -337,7 +373,7 @@ def _legends(
             for curve, colour in zip(curves, colours, strict=True)
         ]
         figure.legend(handles=named, loc="outside right upper")
-    figure.legend(handles=marks, loc="outside lower left", ncols=8)
+    figure.legend(handles=marks, loc="outside lower left", ncols=6)
 
 
 def _ladder(figure: Figure, panels: Sequence[Axes], curves: Sequence[Curve], colours: Sequence[str]) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 64  # datagrams read before others have their turn
 _SENDER = struct.Struct("3i")  # pid, uid, gid
 _SENDER_SPACE = socket.CMSG_SPACE(_SENDER.size)
+_WORTH = 0.1  # seconds of an activity that is worth a line in the record
 _QUEUE = 1024  # datagrams that may wait; the kernel has 10 or 512 (net.unix.max_dgram_qlen)
 
 Listener = Callable[[str, "Report"], None]
@@ -150,7 +151,11 @@ class ProgressReceiver:
         from fleetrun.progress.track import Track
 
         track = self._tracks.setdefault(name, Track())
-        if self._speaks(name, report, pid):
+        if report.joined is not None:
+            self._write("joined", container=name, joining=report.joined[0], joined=report.joined[1])
+            report = track.only_alive(report)
+        elif self._speaks(name, report, pid):
+            self._note_stall(name, report, track)
             track.take(report)
             if track.due:
                 self._note(name)
@@ -167,6 +172,12 @@ class ProgressReceiver:
         if report.step is not None:
             self._speakers[name] = pid
         return True
+
+    def _note_stall(self, name: str, report: Report, track: Track) -> None:
+        """An activity is over, in which there were no steps."""
+        over = track.stall_over(report)
+        if over is not None and over[1] >= _WORTH:
+            self._write("activity", container=name, what=over[0], seconds=round(over[1], 3))
 
     def _note(self, name: str) -> None:
         track = self._tracks.get(name)

@@ -34,6 +34,8 @@ class Track:
         self.latest: Report | None = None
         self._points: deque[_Point] = deque(maxlen=_POINTS)
         self._first = 0.0
+        self._activity: tuple[str, float, int | None] | None = None
+        """What began when, after which step."""
         self._noted: float | None = None
         self._news = False
 
@@ -44,6 +46,21 @@ class Track:
         self._count(report)
         self.latest = report if self.latest is None else _merged(self.latest, report)
         self._news = self._news or _counts(report)
+
+    def stall_over(self, report: Report) -> tuple[str, float] | None:
+        """The activity that ends with this report, before it is taken, and how many seconds it took. None if
+        none does, or if there were steps meanwhile: another thread was at it.
+        """
+        now = report.received if report.time is None else report.time
+        step = self.latest.step if report.step is None and self.latest is not None else report.step
+        what = None if report.activity is None else report.activity.what
+        before = self._activity
+        if before is not None and before[0] == what:
+            return None
+        self._activity = None if what is None else (what, now, step)
+        if before is None or before[2] != step:
+            return None
+        return before[0], max(0.0, now - before[1])
 
     def only_alive(self, report: Report) -> Report:
         """The report of another process of the container: only a sign of life, without its numbers."""

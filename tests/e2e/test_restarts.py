@@ -239,3 +239,28 @@ def test_the_pre_hook_runs_before_every_start(fleetrun: Fleetrun):
     launch = fleetrun.run("--elastic_pre_hook", "python3 hook.py", "--max_restart", "0", script)
     assert launch.code == 4
     assert not launch.told("trained")
+
+
+def test_the_report_tells_what_the_time_went_into(fleetrun: Fleetrun):
+    script = fleetrun.script("""
+import time
+from trainers import progress
+for step in range(1 + 5 * ATTEMPT, 11 + 5 * ATTEMPT):
+    progress.report(step=step)
+    time.sleep(0.15)
+if ATTEMPT < 1:
+    sys.exit(9)
+""")
+    launch = fleetrun.run("--nproc_per_node", "2", script)
+    assert launch.code == 0, launch
+    told = fleetrun.run("report")
+    assert re.search(r"\n  goodput [1-9]\d\.\d %; lost: .*steps done again", told.out), told
+    spent = json.loads(fleetrun.run("report", "--json").out)["goodput"]
+    assert 0.2 < spent["share"] < 0.9
+    seconds = spent["seconds"]
+    assert 0 < seconds["steps done again"] < seconds["steps"]
+    assert seconds["steps"] > 1.5, "of 14 steps"
+    fleetrun.run("--nproc_per_node", "2", script)
+    both = fleetrun.run("report", "default", "--all").out
+    assert "Job default: 2 launches, " in both
+    assert both.count(": completed, goodput ") == 2

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleetrun.exporters.job_state import Job
+from fleetrun.exporters.job_state import Job, read_message, spent_message
 from fleetrun.exporters.prometheus import JobMetrics, serve, usage
 from tests.exporters.messages import BUSY, begin, event, exited, pod, report, started
 from tests.support.traces import wait_until
@@ -99,6 +99,12 @@ def test_ends_failures_and_restarts():
     assert found[("fleetrun_process_up", "0")] == 0
 
 
+def test_what_the_time_went_into():
+    found = scraped(pod(), read_message(spent_message({"steps": 3.0, "imports": 1.5})))
+    assert found[("fleetrun_spent_seconds_total", "steps")] == 3.0
+    assert found[("fleetrun_spent_seconds_total", "imports")] == 1.5
+
+
 def test_what_a_process_uses():
     memory, seconds = usage(os.getpid())
     assert memory > 1 << 20
@@ -113,6 +119,7 @@ def test_every_name_is_documented_and_no_other():
         started(pid=os.getpid()),
         report(step=1, samples=1, loss=1.0, rate=1.0, values={"a": 1.0}, activity=BUSY),
         event("lateness", late=[{"rank": 0, "share": 0.1}]),
+        {"is": "spent", "seconds": {"steps": 3.0}},
     ]
     told = {name for name, *_ in scraped(begin(), *lines)}
     written = set(re.findall(r"^\| `(fleetrun_\w+)", DOCS.read_text(), re.MULTILINE))

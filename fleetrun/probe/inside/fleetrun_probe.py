@@ -241,17 +241,21 @@ def _when_joined(module):
 
     @functools.wraps(join)
     def init_process_group(*args, **kwargs):
-        _joined_ns.append(_now_ns())
+        begun = _now_ns()
+        _joined_ns.append(begun)
         _answer_from_now_on()  # also while it waits for the others here
         try:
             _await_first(*args, **kwargs)
         except Exception:  # torch will say what is wrong
             pass
         try:
-            return join(*args, **kwargs)
+            joined = join(*args, **kwargs)
         except BaseException:
             _joined_ns.pop()  # the script may try again
             raise
+        for steps in _steps:
+            steps.alive(joined=[begun / 1e9, _now_ns() / 1e9])
+        return joined
 
     module.init_process_group = init_process_group
 

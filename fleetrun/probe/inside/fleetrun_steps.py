@@ -93,9 +93,10 @@ class Steps:
         self._next = now + _PERIOD
         self._news = not self._send({"mark": self._mark, "step": number, "time": time.time()})
 
-    def alive(self):
-        """Report that there is a process, without a step."""
-        self._send({"mark": self._mark, "time": time.time()})
+    def alive(self, **more):
+        """Report that there is a process, without a step; and what else is known of it."""
+        if os.getpid() == self._pid:
+            self._send(dict(more, mark=self._mark, time=time.time()))
 
     def _send(self, said):
         """Whether the launcher took it."""

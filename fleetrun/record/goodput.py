@@ -1,0 +1,202 @@
+"""Goodput: which part of a job's time went into steps that count, and what the rest was lost to. Pure: events
+of the record in, seconds by kind out; the same while a job runs and long after it.
+
+Followed is the first trainer of this machine, whose steps the others share:
+
+    launch     started      joining  joined    first step                    it ends    started
+      | waiting, | imports    | ren-   | set-up    | steps, done again,        | restart    |
+      | start-up |            | dezvous|           | checkpoints, a hang       |            |
+
+Between two reports all time belongs to the steps that were made in it, those that an attempt before had made
+already are done again. So what a script does between steps (data, evaluation) is a part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+Event = Mapping[str, Any]
+
+
+class Kind(StrEnum):
+    """What time went into."""
+
+    STEPS = "steps"
+    WAITING = "waiting for nodes"
+    START = "start-up"
+    IMPORTS = "imports"
+    RENDEZVOUS = "rendezvous"
+    SETUP = "set-up"
+    CHECKPOINTS = "checkpoints"
+    AGAIN = "steps done again"
+    HANGS = "hangs"
+    RESTARTS = "restarts"
+    END = "after the last step"
+
+
+class Span(NamedTuple):
+    """Seconds since the epoch."""
+
+    kind: Kind
+    begin: float
+    end: float
+
+
+class Goodput:
+    """Of one launch. `best`: the last step of launches before it of the same training."""
+
+    def __init__(self, best: int | None = None) -> None:
+        self.best = best
+        """The last step of all attempts."""
+        self._spans: list[Span] = []
+        self._seconds: dict[Kind, float] = {}
+        self._kind = Kind.START
+        self._since: float | None = None
+        """All before that is in the ledger."""
+        self._followed: str | None = None
+        self._step: int | None = None
+        """Of the attempt."""
+        self._stall = 0.0
+        self._over = False
+
+    def take(self, event: Event) -> None:
+        """The next one of the record. Lines that are damaged or unknown are passed over."""
+        time = _number(event.get("time"))
+        name = event.get("event")
+        if time is None or self._over:
+            return
+        if self._since is None:
+            self._since = time
+        if name == "launch":
+            self._kind = Kind.WAITING if _several(event.get("nnodes")) else Kind.START
+        elif name == "ready":
+            self._ready(event, time)
+        elif name == "hung":
+            self._until(time, Kind.HANGS)
+            self._kind = Kind.RESTARTS
+        elif name == "over":
+            self._until(time, Kind.END if self._kind is Kind.STEPS else self._kind)
+            self._over = True
+        elif event.get("container") == self._followed and self._followed is not None:
+            self._of_followed(str(name), event, time)
+
+    def _ready(self, event: Event, time: float) -> None:
+        given = event.get("containers")
+        named = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+        trainers = (str(each.get("name")) for each in named if each.get("role") == "trainer")
+        self._followed = next(trainers, None)
+        self._until(time, self._kind)
+
+    def _of_followed(self, name: str, event: Event, time: float) -> None:
+        if name == "started":
+            self._until(time, self._kind)
+            self._kind, self._step, self._stall = Kind.START, None, 0.0
+        elif name == "joined":
+            begin, end = _number(event.get("joining")), _number(event.get("joined"))
+            if begin is not None and end is not None and self._kind is Kind.START:
+                self._until(min(begin, time), Kind.IMPORTS)
+                self._until(min(end, time), Kind.RENDEZVOUS)
+                self._kind = Kind.SETUP
+        elif name == "progress":
+            step = event.get("step")
+            if isinstance(step, int) and not isinstance(step, bool):
+                self._stepped(step, time)
+        elif name == "activity" and self._kind is Kind.STEPS and _saves(event.get("what")):
+            self._stall += _number(event.get("seconds")) or 0.0
+        elif name == "exited":
+            after = Kind.END if event.get("code") == 0 else Kind.RESTARTS
+            self._until(time, after if self._kind is Kind.STEPS else self._kind)
+            self._kind = after
+
+    def _stepped(self, step: int, time: float) -> None:
+        """At least this step of the attempt is done."""
+        if self._step is None:
+            self._until(time, self._kind)
+        elif step > self._step and self._since is not None:
+            seconds = max(0.0, time - self._since)
+            stall = min(self._stall, seconds)
+            known = self._step if self.best is None else max(self._step, self.best)
+            new = max(0, step - known) / (step - self._step)
+            self._until(self._since + stall, Kind.CHECKPOINTS)
+            self._until(self._since + (seconds - stall) * (1 - new), Kind.AGAIN)
+            self._until(time, Kind.STEPS)
+        else:
+            return
+        self._kind, self._stall = Kind.STEPS, 0.0
+        self._step = step
+        self.best = step if self.best is None else max(self.best, step)
+
+    def _until(self, time: float, kind: Kind) -> None:
+        if self._since is None or time <= self._since:
+            return
+        if self._spans and self._spans[-1].kind is kind:
+            self._spans[-1] = self._spans[-1]._replace(end=time)
+        else:
+            self._spans.append(Span(kind, self._since, time))
+        self._seconds[kind] = self._seconds.get(kind, 0.0) + time - self._since
+        self._since = time
+
+    # ---- what it comes to
+
+    def spans(self, now: float | None = None) -> list[Span]:
+        """In their order; the last one goes on until `now`, if the job runs."""
+        spans = list(self._spans)
+        if now is not None and not self._over and self._since is not None and now > self._since:
+            spans.append(Span(self._kind, self._since, now))
+        return spans
+
+    def seconds(self, now: float | None = None) -> dict[Kind, float]:
+        """By what they went into, in the order of `Kind`."""
+        found = dict(self._seconds)
+        if now is not None and not self._over and self._since is not None and now > self._since:
+            found[self._kind] = found.get(self._kind, 0.0) + now - self._since
+        return {kind: found[kind] for kind in Kind if kind in found}
+
+
+def share(seconds: Mapping[Kind, float]) -> float | None:
+    """The part of the time that went into steps that count; None where no step was reported."""
+    whole = sum(seconds.values())
+    return seconds[Kind.STEPS] / whole if whole > 0 and seconds.get(Kind.STEPS) else None
+
+
+def goodput_fields(seconds: Mapping[Kind, float]) -> dict[str, Any]:
+    """For another program."""
+    part = share(seconds)
+    return {
+        "share": None if part is None else round(part, 4),
+        "seconds": {str(kind): round(time, 3) for kind, time in seconds.items()},
+    }
+
+
+def read_fields(fields: object) -> dict[Kind, float]:
+    """The seconds of `goodput_fields`; of a later version those that are known here."""
+    given = fields.get("seconds") if isinstance(fields, Mapping) else None
+    found = given if isinstance(given, Mapping) else {}
+    numbers = {kind: _number(found.get(str(kind))) for kind in Kind}
+    return {kind: time for kind, time in numbers.items() if time is not None}
+
+
+def sentence(seconds: Mapping[Kind, float], describe: Callable[[float], str]) -> str:
+    """`97.1 %; lost: 41 s imports, 12 s steps done again`; empty where no step was reported. `describe` words
+    a duration. Less than a second, or than a hundredth of all, is left out.
+    """
+    part, whole = share(seconds), sum(seconds.values())
+    if part is None:
+        return ""
+    lost = sorted(((time, kind) for kind, time in seconds.items() if kind is not Kind.STEPS), reverse=True)
+    told = ", ".join(f"{describe(time)} {kind}" for time, kind in lost if time >= min(1.0, 0.01 * whole))
+    return f"{100 * part:.1f} %{f'; lost: {told}' if told else ''}"
+
+
+def _several(nnodes: Any) -> bool:
+    return isinstance(nnodes, list) and bool(nnodes) and nnodes[-1] != 1
+
+
+def _saves(what: Any) -> bool:
+    return isinstance(what, str) and what.startswith(("saving", "waiting for the checkpoint"))
+
+
+def _number(given: Any) -> float | None:
+    return float(given) if isinstance(given, int | float) and not isinstance(given, bool) else None
