@@ -107,13 +107,15 @@ class Reminder:
         if waiting is None:
             self._told = None
             return math.inf
-        what = waiting.present, waiting.missing
+        what = waiting.present, (*waiting.missing, *(["spare"] if waiting.spare else []))
         if self._told is None:
             self._since = now
         if what != self._told or now >= self._next:
             self._told = what
             self._next = now + (REMIND_EVERY if now - self._since < 60.0 else REMIND_LATER_EVERY)
             tell(waiting)
+            if waiting.spare:  # which may take days
+                self._next = math.inf
         return self._next
 
 
@@ -433,7 +435,7 @@ class Membership:
         if self._view.up and own.last is None and round_ is not None and own.is_in(round_):
             posted = own.own(cause)
             if own.phase is Phase.RUNNING and round_.state is State.RUNNING:
-                restart = self._policy.elastic and not last
+                restart = self._policy.replaces and not last
                 stopping = round_.stopping(posted, restart=restart)
                 self.store.put(records.ROUND_KEY, records.pack(stopping), expect=self._view.round_revision)
             report = Report(done=MemberStatus.STOPPING, causes=(*own.aged(self._loop.clock()), posted))

@@ -67,7 +67,7 @@ def run_cluster(
     offer = offer_of(settings, host, ports)
     pod = pod_name()
     imagined = pod_spec(
-        settings, host, _imagined(host, offer), max(0, host.rank), pod=pod, environ=os.environ
+        settings, host, _imagined(host, offer), _imagined_rank(host), pod=pod, environ=os.environ
     )
     check_followed(resolved, imagined)
     if settings.dry_run:
@@ -142,6 +142,7 @@ def _policy(settings: LaunchSettings, host: Host, meeting: Meeting) -> Policy:
     return Policy(
         fewest=fewest,
         most=most,
+        spares=settings.spares,
         level=settings.elastic_level,
         elastic_timeout=settings.elastic_timeout,
         rdzv_timeout=settings.rdzv_timeout,
@@ -153,11 +154,16 @@ def _policy(settings: LaunchSettings, host: Host, meeting: Meeting) -> Policy:
     )
 
 
+def _imagined_rank(host: Host) -> int:
+    """A spare, whose rank is beyond those of the job, could get any."""
+    return host.rank if 0 <= host.rank < max(host.nnodes[1], len(host.machines)) else 0
+
+
 def _imagined(host: Host, offer: Offer) -> list[Offer]:
     """For --dry_run: as if every machine made the same offer, under its own address or, if that is not known,
     as node0, node1 and so on.
     """
-    rank = max(0, host.rank)
+    rank = _imagined_rank(host)
     machines = host.machines or tuple(f"node{number}" for number in range(host.nnodes[1]))
 
     def moved(endpoints: tuple[str, ...], to: str) -> tuple[str, ...]:
@@ -277,6 +283,9 @@ class NodeReporter:
 
     def waiting(self, note: Waiting) -> None:
         self._reached = True
+        if note.spare:
+            self._console.info(f"the job runs on {_nodes(note.present)}; this node is a spare, and waits")
+            return
         missing = f"; missing: {_listed(note.missing)}" if note.missing else ""
         if note.fewest <= note.present < note.most:
             joined = "1 node has joined" if note.present == 1 else f"{note.present} nodes have joined"
@@ -331,6 +340,10 @@ def headline_on_node(node: str, rank: int, headline: str) -> str:
     if headline.startswith(f"{node} "):
         return f"{_place(node, rank)}{headline.removeprefix(node)}"
     return f"{_place(node, rank)}: {headline}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -401,7 +414,9 @@ def _report_end(outcome: Outcome, nodes: NodeReporter, console: Console, pod: st
     asked = cause is not None and cause.why in (CauseKind.LEFT, CauseKind.TIMEOUT) and not cause.lines
     if cause is not None and outcome.code and not asked:
         nodes.final(cause.node, cause.rank, cause.headline, cause.lines)
-    if outcome.code == 0:
+    if outcome.code == 0 and outcome.rank < 0:
+        console.info("the job has completed, and this spare was not needed")
+    elif outcome.code == 0:
         console.info(f"Pod completed: {pod}")
     elif cause is not None and asked:
         why = headline_on_node(cause.node, cause.rank, cause.headline)

@@ -17,6 +17,7 @@ from fleetrun.elastic.meeting import CLOSE_TIMEOUT
 from fleetrun.host.network import addresses
 from tests.support.command import Fleetrun, Launch
 from tests.support.ports import free_port
+from tests.support.traces import wait_until
 
 SOON = ("--stop_timeout", "1")
 TELL = 'tell("at", RANK, SIZE, os.environ["GROUP_RANK"], os.environ["PADDLE_RESTART_COUNT"])\n'
@@ -369,3 +370,56 @@ def test_what_is_open_to_everybody_is_said_in_one_line(fleetrun: Fleetrun):
     closed = fleetrun.run(*words, env={"FLEETRUN_TOKEN": "sixteen characters at least"})
     assert "secret" not in closed.err
     assert (open_.code, closed.code) == (124, 124)
+
+
+WAITING = "this node is a spare, and waits"
+
+
+def test_a_spare_takes_the_place_of_a_lost_node(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "1", "--heartbeat_timeout", "2")
+    script = fleetrun.script(f"{TELL}\nif ATTEMPT < 1:\n    leave_on_term()\n    stay()")
+    first = nodes.start("--rank", "0", script)
+    first.until_err("waiting")
+    second = nodes.start("--rank", "1", script)
+    second.until_told(" ready")
+    spare = nodes.start("--rank", "2", script)
+    spare.until_err(WAITING)
+    late = nodes.start(script)
+    assert late.wait() == 125
+    assert "the job is full: 2 of 2 nodes are running" in late.said
+    assert "1 spares wait" in late.said
+    os.kill(second.launcher, signal.SIGKILL)
+    assert second.wait() == 125
+    assert [first.wait(), spare.wait()] == [0, 0], (first, spare)
+    assert told(first) == ["0 2 0 0", "0 2 0 1"]
+    assert told(spare) == ["1 2 1 1"]
+
+
+def test_a_spare_that_is_not_needed_ends_with_the_job(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "2")
+    script = fleetrun.script(f"{TELL}\ntell('ready', os.getpid())\nwait_for_go()\nsys.exit(int(sys.argv[1]))")
+    for code in (0, 3):
+        launches = [nodes.start("--max_restart", "0", script, str(code)) for _ in range(3)]
+        (spare,) = until_one_waits(launches)
+        for each in launches:
+            each.go()
+        assert [each.wait() for each in launches] == [code] * 3, launches
+        assert spare.told(" at ") == []
+        assert ("this spare was not needed" in spare.err) == (code == 0)
+
+
+def until_one_waits(launches: list[Launch]) -> list[Launch]:
+    wait_until(lambda: any(WAITING in each.err for each in launches))
+    return [each for each in launches if WAITING in each.err]
+
+
+def test_without_a_spare_left_the_loss_of_a_node_ends_the_job(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "1", "--heartbeat_timeout", "2")
+    script = fleetrun.script(f"{TELL}\nleave_on_term()\nstay()")
+    first = nodes.start(script)
+    first.until_err("waiting")
+    second = nodes.start(script)
+    second.until_told(" ready")
+    os.kill(second.launcher, signal.SIGKILL)
+    assert [first.wait(), second.wait()] == [125, 125]
+    assert "is gone" in first.said

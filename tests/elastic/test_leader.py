@@ -239,11 +239,11 @@ def test_whether_there_is_another_generation(why, code, policy, here, restarts, 
     round_ = Round(
         generation=1, state=State.STOPPING, cause=first, restart=True, spent=Spent((0.0,) * restarts)
     )
-    assert may_restart(round_, cause(why, 1, code), NODES[:here], policy) is again
+    assert may_restart(round_, cause(why, 1, code), here, policy) is again
 
 
 @pytest.mark.parametrize("wish", [True, False])
 def test_the_node_that_failed_first_decides(wish):
     first = cause(F, 0)
     round_ = Round(generation=1, state=State.STOPPING, cause=first, restart=wish, restarts=0)
-    assert may_restart(round_, dataclasses.replace(first, age=9.0), NODES, FIXED) is wish
+    assert may_restart(round_, dataclasses.replace(first, age=9.0), len(NODES), FIXED) is wish

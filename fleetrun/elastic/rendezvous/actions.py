@@ -21,13 +21,14 @@ together.
 class Policy:
     """What the job requires of its nodes: how many, and what happens when one is lost.
 
-    There are `fewest` to `most` nodes. `level` is --elastic_level: -1, 0 or 1. `lease` is for how many
-    seconds a node may be silent. `fixed_ranks` are the hosts of --ips, so that missing ones can be named.
-    `endpoint` is the address of the rendezvous store.
+    There are `fewest` to `most` nodes; up to `spares` more wait until one of them is lost. `level` is
+    --elastic_level: -1, 0 or 1. `lease` is for how many seconds a node may be silent. `fixed_ranks` are the
+    hosts of --ips, so that missing ones can be named. `endpoint` is the address of the rendezvous store.
     """
 
     fewest: int
     most: int
+    spares: int = 0
     level: int = -1
     elastic_timeout: float = 30.0
     rdzv_timeout: float = 60.0
@@ -39,8 +40,13 @@ class Policy:
 
     @property
     def elastic(self) -> bool:
-        """Whether the job survives the loss of a node."""
+        """Whether the job survives the loss of a node, also without a spare."""
         return self.fewest < self.most or self.level >= 0
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the job may survive the loss of a node."""
+        return self.elastic or self.spares > 0
 
     @property
     def reform_timeout(self) -> float:
@@ -56,7 +62,7 @@ class Policy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """Progress of a rendezvous: how many nodes are present, which are missing (hosts, or `rank 3`; empty when
-    that is unknown), and the seconds left.
+    that is unknown), and the seconds left. `spare`: the job runs on so many other nodes.
     """
 
     present: int
@@ -64,6 +70,7 @@ class Waiting:
     most: int
     missing: tuple[str, ...] = ()
     left: float = 0.0
+    spare: bool = False
 
 
 # ---- Acts of any node at the store

@@ -70,7 +70,7 @@ def admit(view: View, policy: Policy, now: float) -> Admission:
     reference = _reference(view, members)
     holders: dict[int, Candidate] = {}
     for candidate in sorted(view.nodes.values(), key=lambda candidate: candidate.created):
-        if candidate.node.rank >= policy.most:
+        if candidate.node.rank >= policy.most + policy.spares:
             result.refused.append(Refuse(candidate.node.id, _rank_too_high(candidate.node, policy)))
         elif reference is not None and candidate.fits != reference.fits:
             _differs(result, candidate, reference, view, policy, now, settled=bool(members))
@@ -93,8 +93,8 @@ def _reference(view: View, members: tuple[Node, ...]) -> Candidate | None:
 def _rank_too_high(node: Node, policy: Policy) -> Verdict:
     return Verdict(
         code=USAGE,
-        message=f"--rank {node.rank} is out of range: this job has at most {policy.most} nodes, "
-        f"0 to {policy.most - 1}",
+        message=f"--rank {node.rank} is out of range: this job has at most {policy.most} nodes"
+        f"{f' and {policy.spares} spares' if policy.spares else ''}, 0 to {policy.most + policy.spares - 1}",
         hint="Give every node another --rank, or none.",
     )
 
@@ -163,7 +163,8 @@ def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdic
     etcd = policy.endpoint.startswith("etcd://")
     return Verdict(
         code=REFUSED,
-        message=f"the job is full: {len(members)} of {policy.most} nodes are running ({names}{more})",
+        message=f"the job is full: {len(members)} of {policy.most} nodes are running ({names}{more})"
+        + (f", and {policy.spares} spares wait" if policy.spares else ""),
         hint=f"Another job needs another {'--job_id' if etcd else 'port in --master'}.",
     )
 
@@ -179,12 +180,16 @@ def choose(
 
     A node that asks for a rank gets it. The other members of the previous generation keep theirs. A missing
     member's rank goes to a new node of its machine, else the last ranks move into the gaps; new nodes follow,
-    by address with `sort_ip`, else by arrival.
+    by address with `sort_ip`, else by arrival. A rank of `most` or above, a spare's, is any.
     """
     ranks = {node.id: rank for rank, node in enumerate(previous)}
     there = sorted(
         nodes,
-        key=lambda candidate: (candidate.node.id not in ranks, candidate.node.rank < 0, candidate.created),
+        key=lambda candidate: (
+            candidate.node.id not in ranks,
+            not 0 <= candidate.node.rank < most,
+            candidate.created,
+        ),
     )[:most]
     slots = _RankSlots(len(there))
     for candidate in there:
@@ -294,7 +299,7 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
         decision.look_at(decided)
         return decision
     cause = final_cause(view, members, policy, now)
-    restart = may_restart(round_, cause, here, policy)
+    restart = may_restart(round_, cause, len(here) + len(spares(view, members, policy, now)), policy)
     if not restart and cause.why is CauseKind.JOINED:
         cause = final_cause(view, members, policy, now, but=CauseKind.JOINED)
     if not restart:
@@ -399,9 +404,17 @@ def _began_with(first: _DatedCause, restarted: Sequence[_DatedCause]) -> Iterato
         yield f"Began with: {ended}, {first.at - last.at:.1f} s before"
 
 
-def may_restart(round_: Round, cause: Cause, here: Sequence[Node], policy: Policy) -> bool:
-    """Whether another generation follows. The round has the decision of the node with the first cause; it
-    does not count if the final cause is another one.
+def spares(view: View, members: Sequence[Node], policy: Policy, now: float) -> list[Candidate]:
+    """Nodes that wait for the loss of another, in order of arrival."""
+    if not policy.spares:
+        return []
+    known = {node.id for node in members}
+    return [each for each in admit(view, policy, now).eligible if each.node.id not in known][: policy.spares]
+
+
+def may_restart(round_: Round, cause: Cause, there: int, policy: Policy) -> bool:
+    """Whether another generation follows, of nodes of which so many are there. The round has the decision of
+    the node with the first cause; it does not count if the final cause is another one.
     """
     if cause.why in (CauseKind.TIMEOUT, CauseKind.REFUSED):
         return False
@@ -411,9 +424,9 @@ def may_restart(round_: Round, cause: Cause, here: Sequence[Node], policy: Polic
         return False
     if policy.level >= 0:
         return True
-    if cause.why in (CauseKind.LOST, CauseKind.LEFT) and not policy.elastic:
+    if cause.why in (CauseKind.LOST, CauseKind.LEFT) and not policy.replaces:
         return False
-    return len(here) >= policy.fewest
+    return there >= policy.fewest
 
 
 def _is_the_first(cause: Cause, round_: Round) -> bool:
@@ -670,7 +683,8 @@ def _running(view: View, round_: Round, members: Sequence[Node], policy: Policy,
     if cause is None and len(view.nodes) > sum(node.id in view.nodes for node in members):
         cause = _newcomers(view, round_, members, policy, now, decision)
     if cause is not None:
-        restart = cause.why is CauseKind.JOINED or policy.elastic
+        left = len(members) - 1 + len(spares(view, members, policy, now))
+        restart = cause.why is CauseKind.JOINED or policy.elastic or left >= policy.fewest
         decision.do(WriteRound(round_.stopping(cause, restart=restart), view.round_revision))
     return decision
 
@@ -703,8 +717,8 @@ def _newcomers(
         names = ", ".join(candidate.node.title for candidate in joining[:4])
         return Cause(why=CauseKind.JOINED, node=joining[0].node.title, headline=f"{names} joins", code=0)
     verdict = job_is_full(view, tuple(members), policy)
-    for candidate in joining:
-        sure = candidate.since + policy.ghost if policy.elastic else now  # it may replace one that is lost
+    for candidate in joining[policy.spares :]:
+        sure = candidate.since + policy.ghost if policy.replaces else now  # it may replace one that is lost
         if now >= sure:
             decision.do(Refuse(candidate.node.id, verdict))
         else:

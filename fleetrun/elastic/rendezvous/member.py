@@ -93,7 +93,7 @@ def follow(view: View, own: MemberState, policy: Policy, now: float) -> Decision
             decision.do(Close())
         return decision
     if own.last is not None:
-        _end(view, own, own.last, decision)
+        _end(view, own, own.last, policy, decision)
         return decision
     if view.verdict is not None and own.phase in (Phase.IDLE, Phase.READY):
         decision.do(Fail(error_of(view.verdict)))
@@ -168,7 +168,7 @@ def _take_part(view: View, own: MemberState, policy: Policy, now: float, decisio
     elif view.up and round_ is not None and own.phase is not Phase.IDLE:
         _continue(view, own, round_, policy, now, decision)
     elif view.up and round_ is not None and round_.state in TAKING_PART:
-        _accept_place(view, own, round_, decision)
+        _accept_place(view, own, round_, policy, decision)
     give_up(view, own, policy, now, decision)
 
 
@@ -187,7 +187,7 @@ def _without_round(view: View, own: MemberState, decision: Decision) -> None:
         decision.do(Propose(own.round, own.members, ABSENT))
 
 
-def _accept_place(view: View, own: MemberState, round_: Round, decision: Decision) -> None:
+def _accept_place(view: View, own: MemberState, round_: Round, policy: Policy, decision: Decision) -> None:
     members = view.members
     if members is None:
         decision.do(ReadTopology(round_.topology))
@@ -195,6 +195,10 @@ def _accept_place(view: View, own: MemberState, round_: Round, decision: Decisio
     for rank, node in enumerate(members):
         if node.id == own.node.id:
             decision.do(Accept(round_, rank))
+            return
+    if policy.spares and round_.state is State.RUNNING:
+        there = len(members)
+        decision.waiting = Waiting(present=there, fewest=policy.fewest, most=policy.most, spare=True)
 
 
 def _continue(
@@ -253,10 +257,12 @@ def disconnected(own: MemberState) -> Cause:
 # ---- The end of the job
 
 
-def _end(view: View, own: MemberState, last: Round, decision: Decision) -> None:
+def _end(view: View, own: MemberState, last: Round, policy: Policy, decision: Decision) -> None:
     if view.up and view.registered:
         decision.do(Unregister())
-    if last.code == 0 and own.phase in (Phase.IDLE, Phase.READY):
+    if last.code == 0 and own.phase is Phase.IDLE and policy.spares:
+        decision.do(End(0, None))
+    elif last.code == 0 and own.phase in (Phase.IDLE, Phase.READY):
         decision.do(Fail(LaunchError("the job completed before this node could take part in it")))
     elif not own.is_in(last):
         if own.active and not own.killed:

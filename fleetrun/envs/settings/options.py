@@ -457,6 +457,9 @@ class LaunchSettings:
         (1, 1), parsing.node_range, "N|MIN:MAX", aliases=("np",),
         env=("PADDLE_NNODES", "PADDLE_ELASTIC_NP", "PET_NNODES"),
         help="Number of machines. MIN:MAX: elastic, machines may join and leave.", shown_default="1")
+    spares: int = _machine(
+        0, parsing.whole(0, 65534), "N", env=("FLEETRUN_SPARES",),
+        help="Machines beyond --nnodes that may wait: one takes the place of a machine that is lost.")
     ips: tuple[str, ...] = _machine(
         (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
         help="The machines in order of rank. They meet at the first.", shown_default="this one")

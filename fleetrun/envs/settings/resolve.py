@@ -455,6 +455,9 @@ def _check_alone(choices: Choices) -> None:
     listed = "servers" in choices
     if rank and rank.value > 0:
         raise UsageError(f"{rank} needs --nnodes, the number of machines")
+    spares = choices.get("spares")
+    if spares and spares.value > 0 and not listed:
+        raise UsageError(f"{spares} needs --nnodes: a spare replaces another machine")
     if level and level.value >= 0 and not listed:
         raise UsageError(f"{level} needs --nnodes: no other machine can replace a single one")
     if master and not listed and "nnodes" not in choices:
@@ -468,8 +471,18 @@ def _check_agreement(choices: Choices) -> None:
     nodes, ips, rank = choices.get("nnodes"), choices.get("ips"), choices.get("rank")
     if nodes and ips and nodes.value != (len(ips.value),) * 2:
         raise UsageError(f"{nodes} and {ips} do not agree: the list has {len(ips.value)} machines")
-    if nodes and rank and rank.value >= nodes.value[1]:
-        raise UsageError(f"{rank} is out of range for {nodes}: ranks go from 0 to {nodes.value[1] - 1}")
+    spares = choices.get("spares")
+    more = spares.value if spares else 0
+    if more and ips:
+        raise UsageError(f"{spares} and {ips} exclude each other: which machine is a spare?")
+    if more and "scheduler" in choices and choices["scheduler"].value != "local":
+        raise UsageError(
+            f"{spares} is for machines that you start; {choices['scheduler']} starts them itself"
+        )
+    if nodes and rank and rank.value >= nodes.value[1] + more:
+        raise UsageError(
+            f"{rank} is out of range for {nodes}: ranks go from 0 to {nodes.value[1] + more - 1}"
+        )
     if nodes and nodes.value[1] > 1 and rank and rank.value > 0 and not _has_rendezvous(choices):
         raise UsageError(f"{rank} needs --master, the address of the first machine")
 
