@@ -1,31 +1,25 @@
 """What is told of the other nodes."""
 
-from dataclasses import dataclass
-
 import pytest
 
+from fleetrun.elastic.rendezvous.actions import Waiting
 from fleetrun.launch.cluster import NodeReporter
 
 
-@dataclass
-class Note:
-    present: int
-    fewest: int
-    most: int
-    missing: tuple[str, ...] = ()
-    left: float = 59.6
+def _waiting(present: int, fewest: int, most: int, missing: tuple[str, ...] = ()) -> Waiting:
+    return Waiting(present=present, fewest=fewest, most=most, missing=missing, left=59.6)
 
 
 @pytest.mark.parametrize(
     ("note", "line"),
     [
-        (Note(2, 2, 2), "all 2 nodes have joined"),
-        (Note(1, 3, 3), "1 of 3 nodes have joined; waiting up to 60 s more"),
-        (Note(1, 2, 4, ("h2",)), "1 of 2 to 4 nodes have joined; waiting up to 60 s more; missing: h2"),
-        (Note(1, 1, 4), "1 node has joined; waiting 60 s for more, up to 4"),
-        (Note(2, 2, 4), "2 nodes have joined; waiting 60 s for more, up to 4"),
+        (_waiting(2, 2, 2), "all 2 nodes have joined"),
+        (_waiting(1, 3, 3), "1 of 3 nodes have joined; waiting up to 60 s more"),
+        (_waiting(1, 2, 4, ("h2",)), "1 of 2 to 4 nodes have joined; waiting up to 60 s more; missing: h2"),
+        (_waiting(1, 1, 4), "1 node has joined; waiting 60 s for more, up to 4"),
+        (_waiting(2, 2, 4), "2 nodes have joined; waiting 60 s for more, up to 4"),
         (
-            Note(1, 10, 10, tuple(f"h{n}" for n in range(9))),
+            _waiting(1, 10, 10, tuple(f"h{n}" for n in range(9))),
             "1 of 10 nodes have joined; waiting up to 60 s more; "
             "missing: h0, h1, h2, h3, h4, h5, h6 and 2 more",
         ),
@@ -35,6 +29,12 @@ def test_waiting(said, note, line):
     made = said()
     NodeReporter(made.console, 100).waiting(note)
     assert made.err.endswith(f" {line}\n")
+
+
+def test_a_spare_waits(said):
+    made = said()
+    NodeReporter(made.console, 100).waiting(Waiting(present=2, fewest=2, most=2, spare=True))
+    assert made.err.endswith(" the job runs on 2 nodes; this node is a spare, and waits\n")
 
 
 def test_a_stop_names_the_node_once(said):
@@ -97,7 +97,7 @@ def test_what_other_machines_are_called_does_nothing_to_a_terminal(said):
     made = said()
     voice = NodeReporter(made.console, 60)
     evil = "h\033]0;x\007\033[2J\n2"
-    voice.waiting(Note(1, 2, 2, (evil,)))
+    voice.waiting(_waiting(1, 2, 2, (evil,)))
     voice.met(1, 1, 0, [evil])
     voice.stopping(evil, 1, "trainer 1 exited with code 7", "stopping the job")
     voice.ending(evil)

@@ -67,7 +67,7 @@ def test_what_the_plan_says_is_what_a_script_gets(fleetrun: Fleetrun):
     same = {name for name in plan if plan[name] == found.get(name)}
     assert plan.keys() - same <= {
         "POD_NAME", "FLEETRUN_CONTAINER", "FLEETRUN_MASTER", "FLEETRUN_ERROR_FILE", "TORCHELASTIC_ERROR_FILE",
-        "FLEETRUN_NOTICE", "FLEETRUN_PROGRESS", "FLEETRUN_PROBE_SOCKET", "PYTHONPATH",
+        "FLEETRUN_NOTICE", "FLEETRUN_PROGRESS", "FLEETRUN_MEMORY", "FLEETRUN_PROBE_SOCKET", "PYTHONPATH",
         "MASTER_PORT", "PADDLE_MASTER", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT",
     }  # fmt: skip
 
