@@ -22,6 +22,7 @@ ASKING: Mapping[str, str] = {
     "bundle": "Pack all that is known of a job into one file, to ask for help.",
     "plot": "Plot loss and speed of a job over time, and when its processes ran.",
     "doctor": "Check machines before a launch.",
+    "nodes": "List the faults of machines, and which are left out for them.",
     "init": "Write a commented job file.",
 }
 """Commands that launch no job."""

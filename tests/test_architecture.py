@@ -33,8 +33,8 @@ PARTS = {
     "stacks": {"probe", "files", "proc", "host", "pod", "envs", "errors"},
     "exporters": {"progress", "proc", "host", "pod", "envs", "errors"},
     "plots": {"record", "errors"},
-    "elastic": {"plan", "host", "pod", "envs", "errors"},
-    "schedulers": {"pod", "envs", "errors"},
+    "elastic": {"record", "plan", "host", "pod", "envs", "errors"},
+    "schedulers": {"record", "pod", "envs", "errors"},
     "launch": {
         "schedulers", "elastic", "exporters", "stacks", "control", "progress", "record", "console", "pod",
         "plan", "host", "files", "shadow", "values", "envs", "errors",

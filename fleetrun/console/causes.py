@@ -8,6 +8,8 @@ import re
 import signal
 from collections.abc import Sequence
 
+from fleetrun.pod.policy import BROKEN_GPU
+
 _CAUSES = (
     # Memory, of the GPU and of the host
     (
@@ -125,8 +127,7 @@ _CAUSES = (
     ),
     # GPUs and their driver
     (
-        r"uncorrectable (?:NVLink|ECC) error|GPU has fallen off the bus|GPU is lost"
-        r"|Unable to determine the device handle",
+        BROKEN_GPU + r"|Unable to determine the device handle",
         "The GPU has failed: `nvidia-smi -q` and `dmesg | grep Xid` name it. Take the node out, or "
         "reset the GPU.",
     ),

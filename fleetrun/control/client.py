@@ -206,10 +206,10 @@ def _is_socket(path: Path) -> bool:
 
 
 def remove_dead_sockets(path: Path) -> None:
-    """Remove what a dead launcher has left: its control socket, on which no process listens, and its progress
-    socket.
+    """Remove what a dead launcher has left: its control socket, on which no process listens, and those for
+    progress and memory.
     """
-    for left in (path, path.with_suffix(".progress")):
+    for left in (path, path.with_suffix(".progress"), path.with_suffix(".memory")):
         if _is_socket(left) and _dead(left):
             with contextlib.suppress(OSError):
                 left.unlink()
@@ -217,7 +217,7 @@ def remove_dead_sockets(path: Path) -> None:
 
 def _dead(path: Path) -> bool:
     """Whether no process has this socket open."""
-    kind = socket.SOCK_STREAM if path.suffix == SUFFIX else socket.SOCK_DGRAM
+    kind = {SUFFIX: socket.SOCK_STREAM, ".memory": socket.SOCK_SEQPACKET}.get(path.suffix, socket.SOCK_DGRAM)
     with socket.socket(socket.AF_UNIX, kind) as probe, contextlib.suppress(OSError):
         probe.setblocking(False)
         try:

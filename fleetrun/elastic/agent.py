@@ -34,6 +34,7 @@ from fleetrun.pod.events import (
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Fault, GiveUp, Restart, Spent, is_symptom
 from fleetrun.pod.supervisor import Supervisor
+from fleetrun.record.faults import MachineFaults
 
 LEAVE_TIMEOUT = 3.0
 """Seconds that a node waits at the end of the job for the others to see it."""
@@ -45,6 +46,9 @@ _NOTICES = {
     CauseKind.LOST: "lost",
 }
 """The kind of notice that processes get before they are stopped."""
+
+_STUCK = frozenset({"stopped", "not entered", "silent", "transport"})
+"""Kinds of verdicts on a rank that does not go on: its machine may be to blame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,7 @@ class AgentEvents(Protocol):
     def store_down(self, why: str) -> None: ...
     def store_up(self) -> None: ...
     def ending(self, why: str, requested: bool = False) -> None: ...
+    def noted(self, faults: MachineFaults) -> None: ...
 
 
 class SuspensionWatch:
@@ -241,16 +246,18 @@ class Agent:
         self._place = place
         self._stopping = False
         self._attempts += 1
+        step = None
         try:
             self._supervisor = self._pods.supervisor(place, self)
             self._events.met(place)
             self._result = self._supervisor.run()
+            step = self._supervisor.last_step
         except LaunchError as error:
             headline = error.message + (f" ({error.hint})" if error.hint else "")
             self._membership.failed(self._cause(CauseKind.FAILED, headline, error.exit_code), False, 0.0)
         finally:
             self._supervisor = None
-        self._membership.stopped()
+        self._membership.stopped(step)
 
     def _cause(
         self, why: CauseKind, headline: str, code: int, lines: tuple[str, ...] = (), age: float = 0.0
@@ -325,6 +332,9 @@ class Agent:
             self._supervisor.stop_for(error.message, "stop")
         self._finish(error.exit_code, error=error)
 
+    def noted(self, faults: MachineFaults) -> None:
+        self._events.noted(faults)
+
     def store_down(self, why: str) -> None:
         self._events.store_down(why)
 
@@ -341,7 +351,8 @@ class Agent:
 
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
         cause = self._cause(CauseKind.FAILED, hang.headline, TIMEOUT, hang.stacks)
-        self._post(_with(cause, fault), hang.decision)
+        machine = self._node.known_as if hang.alone else self._blamed(hang.verdict)
+        self._post(replace(_with(cause, fault), machine=machine), hang.decision)
 
     def _post(self, cause: Cause, decision: Restart | GiveUp) -> None:
         after = decision.after if isinstance(decision, Restart) else 0.0
@@ -364,7 +375,22 @@ class Agent:
         headline, lines = self._pods.describe(ended, verdict, over)
         age = max(0.0, self._wall() - ended.failed_at)
         symptom = verdict is None and is_symptom(ended.exit, ended.message)
-        return replace(self._cause(why, headline, code_of(ended), lines, age), symptom=symptom)
+        machine = self._blamed(verdict)
+        if verdict is None and ended.may_be_machine:
+            machine = self._node.known_as
+        cause = self._cause(why, headline, code_of(ended), lines, age)
+        return replace(cause, symptom=symptom, machine=machine)
+
+    def _blamed(self, verdict: Verdict | None) -> str:
+        """The machine of the rank that others wait for; empty where they wait for what the script does."""
+        if verdict is None or verdict.kind not in _STUCK or not verdict.ranks or self._place is None:
+            return ""
+        first = 0
+        for member in self._place.members:
+            first += len(member.offer.trainers)
+            if verdict.ranks[0] < first:
+                return member.known_as
+        return ""
 
     # ---- signals, a killed guard, the timeout
 

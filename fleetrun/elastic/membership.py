@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -53,6 +54,7 @@ from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT, Entry, Store
 from fleetrun.errors import LaunchError
 from fleetrun.pod.loop import Loop, Timer
+from fleetrun.record.faults import MachineFaults
 
 
 class Events(Protocol):
@@ -80,6 +82,10 @@ class Events(Protocol):
 
     def failed(self, error: LaunchError) -> None:
         """This node cannot take part, or cannot continue. No call follows."""
+        ...
+
+    def noted(self, faults: MachineFaults) -> None:
+        """What is now known of the job's machines."""
         ...
 
     def store_down(self, why: str) -> None: ...
@@ -329,6 +335,7 @@ class Membership:
         self._policy = policy
         self._events = events
         self._view = View(node.id, loop.clock())
+        self._view.epoch = time.time() - loop.clock()
         self._own = MemberState(node, loop.clock())
         self._writer = StoreWriter(store, loop, self._view, self._own, self._look)
         self._reminder = Reminder()
@@ -338,6 +345,7 @@ class Membership:
         self._look_again = False
         self._whole = False
         self._had_others = False
+        self._faults_known: MachineFaults = ()
         self._looked_at = 0.0
         self._left: End | None = None
         self._ended = False
@@ -417,8 +425,9 @@ class Membership:
         if not self.closed:
             self.store.read(records.ROUND_KEY, read)
 
-    def stopped(self) -> None:
-        """None of this node's processes is left, after `stop` or `finish`."""
+    def stopped(self, step: int | None = None) -> None:
+        """None of this node's processes is left, after `stop` or `finish`; the last step that they made."""
+        self._own.step = step
         if self._own.phase in (Phase.STOPPING, Phase.FINISHING):
             self._own.phase = Phase.STOPPED
         if self._left is not None and not self._ended:
@@ -557,6 +566,9 @@ class Membership:
             own.last = None if of_another_job and own.members else round_
         if round_ is not None and own.is_in(round_):
             own.round = round_
+        if round_ is not None and round_.faults != self._faults_known:
+            self._faults_known = round_.faults
+            self._events.noted(round_.faults)
 
     def _watch(self) -> None:
         """The leader watches all nodes, and the reports of the generation."""

@@ -43,6 +43,7 @@ from fleetrun.pod.events import Detail, JobResult, Peers, Verdict, code_of
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Budget
 from fleetrun.pod.supervisor import Supervisor
+from fleetrun.record.faults import MachineFaults, excluded, faults_path, keep, read_kept
 
 if TYPE_CHECKING:
     from fleetrun.stacks.helper import State
@@ -75,7 +76,8 @@ def run_cluster(
         return 0
     logs.make_log_dir(Path(settings.log_dir))
     show_settings()
-    node = _node(resolved, host, offer)
+    faults = _read_faults(settings, console)
+    node = _node(resolved, host, offer, faults)
     session = LaunchSession(resolved, pod, console, loop, interrupts)
     runner = PodRunner(session, console, loop, interrupts)
     nodes = NodeReporter(console, terminal_columns() or WIDE)
@@ -113,7 +115,20 @@ def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
     return reason, restarts, list(cause.lines) if cause is not None else []
 
 
-def _node(resolved: Resolved, host: Host, offer: Offer) -> Node:
+def _read_faults(settings: LaunchSettings, console: Console) -> MachineFaults:
+    """What earlier launches have left."""
+    try:
+        return read_kept(faults_path(Path(settings.log_dir))).faults
+    except (OSError, ValueError) as error:
+        console.warning(f"nothing is known of earlier faults of machines: {printable(str(error))}")
+        return ()
+
+
+_MACHINE_NAMES = ("FLEETRUN_NODE_NAME", "SLURMD_NODENAME")
+"""By which an engine knows this machine; the first is set by our own manifests for Kubernetes."""
+
+
+def _node(resolved: Resolved, host: Host, offer: Offer, faults: MachineFaults) -> Node:
     return Node(
         id=os.urandom(8).hex(),
         host=host.address,
@@ -121,7 +136,9 @@ def _node(resolved: Resolved, host: Host, offer: Offer) -> Node:
         rank=host.rank,
         offer=offer,
         version=__version__,
+        machine=next(filter(None, map(os.environ.get, _MACHINE_NAMES)), "") or "",
         options=agreed(resolved),
+        faults=faults,
     )
 
 
@@ -149,6 +166,7 @@ def _policy(settings: LaunchSettings, host: Host, meeting: Meeting) -> Policy:
         lease=settings.heartbeat_timeout,
         sort_ip=settings.sort_ip,
         budget=Budget(settings.max_restart, settings.restart_window),
+        exclude_after=settings.exclude_after,
         fixed_ranks=host.machines,
         endpoint=meeting.endpoint,
     )
@@ -363,6 +381,21 @@ class _NodeEvents:
         self._note = note
         self._settings = settings
         self._job_status = job_status
+        self._known: MachineFaults = ()
+
+    def noted(self, faults: MachineFaults) -> None:
+        """Written for the next launch; a machine that is left out from now on is told."""
+        before, self._known = self._known, faults
+        after = self._settings.exclude_after
+        for node, own in excluded(faults, after).items():
+            if node not in excluded(before, after):
+                text = f"{node} has {len(own)} faults: it is left out where there are enough others"
+                self.nodes.ending(text)
+                self._note(text=text, faults=[fault.what for fault in own])
+        try:
+            keep(faults_path(Path(self._settings.log_dir)), faults, after)
+        except (OSError, ValueError) as error:
+            self.nodes.ending(f"the faults of machines cannot be kept for the next launch: {error}")
 
     def waiting(self, note: Waiting) -> None:
         self._job_status.waiting(note.present, note.fewest, note.missing)

@@ -75,6 +75,18 @@ def is_symptom(exit: Exit, message: str) -> bool:
     return exit.signal == signal.SIGABRT or _SYMPTOMS.search(message) is not None
 
 
+BROKEN_GPU = r"uncorrectable (?:NVLink|ECC) error|GPU has fallen off the bus|GPU is lost"
+
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGKILL})
+
+
+def may_be_machine(exit: Exit, message: str) -> bool:
+    """Whether the machine may be to blame for an end that nobody asked for: a crash, which a script seldom
+    makes by itself, or what the driver says of a GPU. An exception is the script's, as far as anyone knows.
+    """
+    return exit.signal in _CRASHES or re.search(BROKEN_GPU, message) is not None
+
+
 def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
     """`Fault.error`; empty where the step or the error is not known, or may be another process's."""
     if not traceback or step is None or is_symptom(exit, message):

@@ -544,6 +544,11 @@ class Supervisor:
         else:
             self._restart_all(decision.after)
 
+    @property
+    def last_step(self) -> int | None:
+        """That its trainers have made in the last attempt; None if none is known."""
+        return self._last_step(self._pod.containers)
+
     def _fault(self, ended: Ended) -> Fault:
         """With servers trainers start again one by one: then its own steps tell how far it came."""
         alone = self._pod.spec.mode.has_servers and ended.spec.role is Role.TRAINER

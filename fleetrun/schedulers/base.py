@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Protocol
 
 from fleetrun.envs.settings.options import OPTIONS, LaunchSettings
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.pod.guard import JOB_CONTROL, PASSED_ON, Guard, Signals
 from fleetrun.pod.loop import Loop
+from fleetrun.record.faults import excluded, faults_path, read_kept
 
 # ---- The interface of an engine. Each is a file in this folder, imported when it is needed
 
@@ -177,6 +179,15 @@ def gpus(settings: LaunchSettings, options: Options) -> int:
             hint="Add --gpus 0,1 or --scheduler_option gpus=2.",
         )
     return len(settings.devices)
+
+
+def excluded_nodes(settings: LaunchSettings) -> tuple[str, ...]:
+    """The engine's names of the machines that earlier launches have left out. Raises UsageError."""
+    try:
+        faults = read_kept(faults_path(Path(settings.log_dir))).faults
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error), hint="Move that file away to begin anew.") from None
+    return tuple(name for name in excluded(faults, settings.exclude_after) if " " not in name)
 
 
 # ---- Client programs (sbatch, scontrol, kubectl): run to their end, or until a signal

@@ -15,14 +15,16 @@ from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.envs.settings.resolve import STORE_PORT
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
-from fleetrun.schedulers.base import Options, Submission, gpus
+from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus
 
 # ---- The pod of a job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """`grace` is in seconds; `python` runs the probes (None: there are none); `shm` bounds /dev/shm."""
+    """`grace` is in seconds; `python` runs the probes (None: there are none); `shm` bounds /dev/shm. It
+    is not placed on nodes of `but`.
+    """
 
     image: str
     command: tuple[str, ...]
@@ -32,6 +34,7 @@ class Pod:
     token_secret: str = ""
     python: str | None = None
     shm: str = ""
+    but: tuple[str, ...] = ()
 
     def spec(self, *, subdomain: str | None) -> dict[str, Any]:
         """With /dev/shm in memory: the 64 MB of a container are too few for data loaders."""
@@ -40,11 +43,18 @@ class Pod:
         container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
         return {
             **({} if subdomain is None else {"subdomain": subdomain}),
+            **({"affinity": self._affinity()} if self.but else {}),
             "restartPolicy": "Never",  # a policy on exit codes needs it
             "terminationGracePeriodSeconds": self.grace,
             "containers": [container],
             "volumes": [{"name": "shm", "emptyDir": memory}],
         }
+
+    def _affinity(self) -> dict[str, Any]:
+        """A field takes one value for each expression."""
+        fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in self.but]
+        terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
+        return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
     def container(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -60,7 +70,8 @@ class Pod:
 
     def _env(self) -> list[dict[str, Any]]:
         env: list[dict[str, Any]] = [
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "FLEETRUN_NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ]
         env += [{"name": name, "value": value} for name, value in self.environment.items()]
         if self.token_secret:
@@ -164,7 +175,7 @@ def _metadata(name: str) -> Document:
 
 
 def _nodes(job: Submission) -> int:
-    return job.settings.nnodes[1]
+    return job.settings.nnodes[1] + job.settings.spares
 
 
 def _pod(job: Submission, options: Options, name: str, first: str) -> Pod:
@@ -187,6 +198,7 @@ def _pod(job: Submission, options: Options, name: str, first: str) -> Pod:
         grace=math.ceil(groups * settings.stop_timeout) + 20,
         python=options.given.get("python", "python3") if options.take("probes") != "0" else None,
         shm=options.take("shm"),
+        but=excluded_nodes(job.settings),
     )
 
 
@@ -297,6 +309,8 @@ def _jobset(job: Submission, options: Options, name: str) -> list[Document]:
 
 def _trainjob(job: Submission, options: Options, name: str) -> list[Document]:
     """The runtime sets rank, number of nodes and rendezvous address in torchrun's variables (PET_*)."""
+    if job.settings.spares:
+        raise UsageError(f"--spares {job.settings.spares}: a TrainJob takes part with all of its nodes")
     pod = _pod(job, options, name, "")
     container = pod.container()
     trainer = {

@@ -14,8 +14,8 @@ from fleetrun.envs.contract import agreed_port, join_endpoint
 from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
-from fleetrun.schedulers.base import FLEETRUN, Options, Submission, gpus, processes
-from fleetrun.schedulers.srun import SETTLED, SRUN, is_switch
+from fleetrun.schedulers.base import FLEETRUN, Options, Submission, excluded_nodes, gpus, processes
+from fleetrun.schedulers.srun import SRUN, is_switch, settled_by_step
 
 # ---- Slurm's short way to write hosts: `n[1-2,07],m3` is n1, n2, n07 and m3. Pure.
 
@@ -191,7 +191,7 @@ def batch_script(job: Submission) -> str:
     options = job.options
     program = options.program(FLEETRUN)
     lines = ["#!/bin/bash", *_directives(job, options)]
-    settled = ("rank", "devices", *SETTLED[bool(job.settings.master)])
+    settled = ("rank", "devices", *settled_by_step(job))
     unset = job.variables(*settled)
     if unset:
         lines.append(f"unset {' '.join(unset)}")
@@ -205,15 +205,22 @@ def batch_script(job: Submission) -> str:
 
 
 def _elastic(job: Submission) -> bool:
-    """Whether the job continues with fewer nodes: then the rendezvous store must not be on one of them."""
-    return job.settings.nnodes[0] < job.settings.nnodes[1] and job.settings.master is not None
+    """Whether the job continues when a node is lost: with a spare; or with fewer, where the rendezvous store
+    is not on one of them.
+    """
+    fewest, most = job.settings.nnodes
+    return job.settings.spares > 0 or (fewest < most and job.settings.master is not None)
 
 
 def _directives(job: Submission, options: Options) -> Iterator[str]:
     """The #SBATCH lines: ours, with those of --scheduler_option in their place or after them."""
     settings = job.settings
     wanted: dict[str, str] = {"job-name": _name(job)}
-    wanted["nodes"] = "-".join(map(str, dict.fromkeys(settings.nnodes)))
+    nodes = [number + settings.spares for number in settings.nnodes]
+    wanted["nodes"] = "-".join(map(str, dict.fromkeys(nodes)))
+    bad = excluded_nodes(settings)
+    if bad:
+        wanted["exclude"] = ",".join(bad)
     wanted["ntasks-per-node"] = "1"
     devices, count = gpus(settings, options), processes(settings)
     if devices:

@@ -16,10 +16,14 @@ SRUN = (
     "--wait=60",  # but if the others do not end, Slurm ends them
 )
 
-SETTLED = {False: ("ips", "nnodes", "master"), True: ("ips",)}
-"""Options that a step of Slurm sets, by whether the user gave a rendezvous: with one, the user gives the
-number of machines too.
-"""
+
+def settled_by_step(job: Submission) -> tuple[str, ...]:
+    """Options that a step of Slurm sets: with a rendezvous of the user's, the user gives the number of
+    machines too; with spares the number of tasks is another.
+    """
+    if job.settings.master:
+        return ("ips",)
+    return ("ips", "master") if job.settings.spares else ("ips", "nnodes", "master")
 
 
 class Srun:
@@ -36,7 +40,7 @@ class Srun:
             job.print(f"{shlex.join(argv)}\n")
             return 0
         job.console.info(f"On the nodes of Slurm job {job.environ['SLURM_JOB_ID']}: srun")
-        unset = job.variables("rank", *SETTLED[bool(job.settings.master)])
+        unset = job.variables("rank", *settled_by_step(job))
         environ = {name: value for name, value in job.environ.items() if name not in unset}
         try:
             os.execvpe(argv[0], argv, environ)
@@ -61,7 +65,7 @@ def command(job: Submission) -> list[str]:
             hint="--scheduler slurm submits one.",
         )
     if job.settings.nnodes != (1, 1):
-        nodes = str(job.settings.nnodes[1])
+        nodes = str(job.settings.nnodes[1] + job.settings.spares)
     program = options.program(FLEETRUN)
     cpus = environ.get("SLURM_CPUS_PER_TASK")
     return [
@@ -73,7 +77,7 @@ def command(job: Submission) -> list[str]:
         *([f"--cpus-per-task={cpus}"] if cpus else []),
         *(f"--{name}" if is_switch(value) else f"--{name}={value}" for name, value in options.rest().items()),
         *program,
-        *job.command("rank", *SETTLED[bool(job.settings.master)]),
+        *job.command("rank", *settled_by_step(job)),
     ]
 
 

@@ -312,7 +312,7 @@ def test_a_timeout_while_a_generation_stops_for_something_else_ends_the_next_one
         if "--timeout" in reason:
             made.loop.stop()
 
-    def stopped():
+    def stopped(step):
         made.loop.after(0.0, lambda: made.agent.start(replace(ROUND, generation=4), (NODE, OTHER), 1))
 
     def failed(cause, restart, after):

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from fleetrun.elastic.rendezvous.actions import Policy
-from fleetrun.elastic.rendezvous.leader import LATEST, choose, final_cause, may_restart
+from fleetrun.elastic.rendezvous.admission import choose
+from fleetrun.elastic.rendezvous.leader import LATEST, final_cause, may_restart
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, MemberStatus, Node, Report, Round, State
 from fleetrun.elastic.rendezvous.view import Candidate, ReceivedReport, View
 from fleetrun.elastic.store import reconnect_grace

@@ -17,6 +17,7 @@ from fleetrun.elastic.store import Ledger
 from fleetrun.errors import LaunchError
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.loop import Timer
+from fleetrun.record.faults import MachineFaults
 
 
 class SimulatedLoop:
@@ -187,6 +188,9 @@ class Player:
     left: bool = False
     downs: list[str] = field(default_factory=list)
     ups: int = 0
+    step: int | None = None
+    """The last step of its trainers."""
+    faults: MachineFaults = ()
 
     def __post_init__(self) -> None:
         loop = self.job.loop
@@ -242,7 +246,7 @@ class Player:
     def _stopped(self) -> None:
         if not self.crashed:
             self.running, self.stopping = None, False
-            self.membership.stopped()
+            self.membership.stopped(self.step)
 
     def ended(self, code: int, cause: Cause | None) -> None:
         if not self.crashed:
@@ -262,6 +266,9 @@ class Player:
     def store_up(self) -> None:
         self.ups += 1
 
+    def noted(self, faults: MachineFaults) -> None:
+        self.faults = faults
+
     # ---- what happens to it
 
     def complete(self) -> None:
@@ -270,7 +277,9 @@ class Player:
             self.completed = True
             self.membership.completed()
 
-    def fail(self, code: int = 7, *, restart: bool = False, after: float = 0.0, age: float = 0.0) -> None:
+    def fail(
+        self, code: int = 7, *, restart: bool = False, after: float = 0.0, age: float = 0.0, machine: str = ""
+    ) -> None:
         """A process fails, and the launcher stops the others of this node."""
         assert self.running is not None
         cause = Cause(
@@ -279,6 +288,7 @@ class Player:
             headline=f"trainer {self.running.rank} exited with code {code}",
             code=code,
             age=age,
+            machine=machine,
         )
         self.membership.failed(cause, restart, after)
 

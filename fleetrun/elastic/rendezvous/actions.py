@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleetrun.elastic.rendezvous.records import Cause, Census, Node, Report, Round, Verdict
 from fleetrun.errors import LaunchError
@@ -17,13 +17,18 @@ together.
 """
 
 
+_LOSSES = 3
+"""At least so many nodes may be lost before the next step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What the job requires of its nodes: how many, and what happens when one is lost.
 
     There are `fewest` to `most` nodes; up to `spares` more wait until one of them is lost. `level` is
     --elastic_level: -1, 0 or 1. `lease` is for how many seconds a node may be silent. `fixed_ranks` are the
-    hosts of --ips, so that missing ones can be named. `endpoint` is the address of the rendezvous store.
+    hosts of --ips, so that missing ones can be named. `endpoint` is the address of the rendezvous store. A
+    machine is left out after `exclude_after` faults; 0: never.
     """
 
     fewest: int
@@ -35,6 +40,7 @@ class Policy:
     lease: float = 10.0
     sort_ip: bool = False
     budget: Budget = NO_RESTARTS
+    exclude_after: int = 0
     fixed_ranks: tuple[str, ...] = ()
     endpoint: str = ""
 
@@ -47,6 +53,13 @@ class Policy:
     def replaces(self) -> bool:
         """Whether the job may survive the loss of a node."""
         return self.elastic or self.spares > 0
+
+    @property
+    def losses(self) -> Budget:
+        """Of lost nodes, with a step or without: a job that loses all of its nodes one by one before its next
+        step may be what breaks them.
+        """
+        return replace(self.budget, limit=max(_LOSSES, self.most))
 
     @property
     def reform_timeout(self) -> float:

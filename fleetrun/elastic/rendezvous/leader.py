@@ -1,15 +1,13 @@
-"""What the leader of a round does next: which nodes it admits, in which order of ranks, when they become a
-generation, why that generation stopped, and whether another follows. Pure: from a view and the time to acts
-and the time of the next look.
+"""What the leader of a round does next: when nodes become a generation, why that generation stopped, and
+whether another follows. Pure: from a view and the time to acts and the time of the next look.
 
-Which node leads, and what every other node does, is in `member.py`.
+Which nodes it admits is in `admission.py`; which node leads, and what every other node does, in `member.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from fleetrun.elastic.rendezvous.actions import (
     REFORM_QUIET,
@@ -25,6 +23,7 @@ from fleetrun.elastic.rendezvous.actions import (
     WriteCensus,
     WriteRound,
 )
+from fleetrun.elastic.rendezvous.admission import admit, choose, job_is_full, known_faults, leave_out
 from fleetrun.elastic.rendezvous.records import (
     Cause,
     CauseKind,
@@ -33,221 +32,13 @@ from fleetrun.elastic.rendezvous.records import (
     Node,
     Round,
     State,
-    Verdict,
 )
 from fleetrun.elastic.rendezvous.view import Candidate, View
 from fleetrun.elastic.store import ABSENT, reconnect_grace
 from fleetrun.pod.events import servers_named_in
-from fleetrun.pod.policy import NOTHING_SPENT, Fault, Restart
+from fleetrun.pod.policy import NOTHING_SPENT, Fault, Restart, Spent
 from fleetrun.pod.process import Exit
-
-# ---- Admission: which of the present nodes may take part
-
-USAGE = 2
-REFUSED = 125
-
-
-@dataclass(slots=True)
-class Admission:
-    """`eligible` are in order of arrival. `conflict`: the job cannot run, because its nodes were started
-    differently.
-    """
-
-    eligible: list[Candidate] = field(default_factory=list)
-    refused: list[Refuse] = field(default_factory=list)
-    conflict: Cause | None = None
-    until: float = float("inf")
-
-
-def admit(view: View, policy: Policy, now: float) -> Admission:
-    """Nodes must have the options of the round's members; where it has none, those of the leader.
-
-    Of two nodes that ask for the same rank the older gets it. The younger is refused once the older is still
-    present when the lease of a dead node would have ended: until then the younger may be its replacement.
-    """
-    result = Admission()
-    members = view.members or ()
-    reference = _reference(view, members)
-    holders: dict[int, Candidate] = {}
-    for candidate in sorted(view.nodes.values(), key=lambda candidate: candidate.created):
-        if candidate.node.rank >= policy.most + policy.spares:
-            result.refused.append(Refuse(candidate.node.id, _rank_too_high(candidate.node, policy)))
-        elif reference is not None and candidate.fits != reference.fits:
-            _differs(result, candidate, reference, view, policy, now, settled=bool(members))
-        elif candidate.node.rank >= 0 and candidate.node.rank in holders:
-            _same_rank(result, candidate, holders[candidate.node.rank], view, policy, now)
-        else:
-            result.eligible.append(candidate)
-            if candidate.node.rank >= 0:
-                holders[candidate.node.rank] = candidate
-    return result
-
-
-def _reference(view: View, members: tuple[Node, ...]) -> Candidate | None:
-    for node in members:
-        if node.id in view.nodes:
-            return view.nodes[node.id]
-    return view.nodes.get(view.me)
-
-
-def _rank_too_high(node: Node, policy: Policy) -> Verdict:
-    return Verdict(
-        code=USAGE,
-        message=f"--rank {node.rank} is out of range: this job has at most {policy.most} nodes"
-        f"{f' and {policy.spares} spares' if policy.spares else ''}, 0 to {policy.most + policy.spares - 1}",
-        hint="Give every node another --rank, or none.",
-    )
-
-
-def _differs(
-    result: Admission,
-    candidate: Candidate,
-    reference: Candidate,
-    view: View,
-    policy: Policy,
-    now: float,
-    *,
-    settled: bool,
-) -> None:
-    """A node that came under this leader is alive; the entry of an older one may be left from an earlier
-    start.
-    """
-    what = difference(reference.node, candidate.node)
-    hint = "Start all nodes with the same command."
-    alive = candidate.created > view.leader_created
-    if settled:
-        result.refused.append(Refuse(candidate.node.id, Verdict(code=USAGE, message=what, hint=hint)))
-    elif alive or now >= candidate.since + policy.ghost:
-        result.conflict = Cause(
-            why=CauseKind.REFUSED, node=candidate.node.title, headline=what, code=USAGE, lines=(hint,)
-        )
-    else:
-        result.until = min(result.until, candidate.since + policy.ghost)
-
-
-def _same_rank(
-    result: Admission, candidate: Candidate, holder: Candidate, view: View, policy: Policy, now: float
-) -> None:
-    sure = now if holder.node.id == view.me else candidate.since + policy.ghost
-    if now < sure:
-        result.until = min(result.until, sure)
-        return
-    message = f"--rank {candidate.node.rank} is taken by {holder.node.title}"
-    hint = "Give every node its own --rank, or none."
-    if candidate.node.rank < len(policy.fixed_ranks):
-        message = (
-            f"{policy.fixed_ranks[candidate.node.rank]} of the list is here already: {holder.node.title}"
-        )
-        hint = "Is --host or POD_IP the same on two machines?"
-    result.refused.append(Refuse(candidate.node.id, Verdict(code=REFUSED, message=message, hint=hint)))
-
-
-def difference(one: Node, other: Node) -> str:
-    """`--max_restart is 3 on h1 (10.0.0.1) and 5 on h2 (10.0.0.2)`; at most three of them."""
-    pairs = []
-    if one.version != other.version:
-        pairs.append(("fleetrun", one.version or "unknown", other.version or "unknown"))
-    for name in sorted(one.options.keys() | other.options.keys()):
-        here, there = (each.options.get(name, "not given") for each in (one, other))
-        if here != there:
-            pairs.append((name, here, there))
-    differences = [f"{name} is {a} on {one.title} and {b} on {other.title}" for name, a, b in pairs[:3]]
-    if len(pairs) > len(differences):
-        differences.append(f"{len(pairs) - len(differences)} more")
-    return "; ".join(differences)
-
-
-def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdict:
-    names = ", ".join(node.title for node in members[:4])
-    more = ", ..." if len(members) > 4 else ""
-    etcd = policy.endpoint.startswith("etcd://")
-    return Verdict(
-        code=REFUSED,
-        message=f"the job is full: {len(members)} of {policy.most} nodes are running ({names}{more})"
-        + (f", and {policy.spares} spares wait" if policy.spares else ""),
-        hint=f"Another job needs another {'--job_id' if etcd else 'port in --master'}.",
-    )
-
-
-# ---- Ranks: from the admitted nodes to the members of a generation
-
-
-def choose(
-    nodes: Iterable[Candidate], previous: Sequence[Node], most: int, *, sort_ip: bool = False
-) -> tuple[Node, ...]:
-    """At most `most` of these in rank order. Members of the previous generation are preferred, then those
-    that ask for a rank, then by arrival. No two of them may ask for the same rank.
-
-    A node that asks for a rank gets it. The other members of the previous generation keep theirs. A missing
-    member's rank goes to a new node of its machine, else the last ranks move into the gaps; new nodes follow,
-    by address with `sort_ip`, else by arrival. A rank of `most` or above, a spare's, is any.
-    """
-    ranks = {node.id: rank for rank, node in enumerate(previous)}
-    there = sorted(
-        nodes,
-        key=lambda candidate: (
-            candidate.node.id not in ranks,
-            not 0 <= candidate.node.rank < most,
-            candidate.created,
-        ),
-    )[:most]
-    slots = _RankSlots(len(there))
-    for candidate in there:
-        slots.take(candidate.node.rank, candidate.node)
-    for candidate in there:
-        slots.take(ranks.get(candidate.node.id, -1), candidate.node)
-    empty = _empty_places({candidate.node.id for candidate in there}, previous)
-    for candidate in there:
-        if candidate.node.id not in ranks:
-            slots.take(empty.get((candidate.node.host, candidate.node.name), -1), candidate.node)
-    movers = [candidate.node for candidate in there if candidate.node.id in ranks]
-    newcomers = [candidate for candidate in there if candidate.node.id not in ranks]
-    newcomers.sort(
-        key=lambda candidate: (_address(candidate.node.host) if sort_ip else (), candidate.created)
-    )
-    slots.fill(sorted(movers, key=lambda node: ranks[node.id]))
-    slots.fill(candidate.node for candidate in newcomers)
-    return slots.nodes()
-
-
-class _RankSlots:
-    def __init__(self, size: int) -> None:
-        self._slots: list[Node | None] = [None] * size
-        self._placed: set[str] = set()
-
-    def take(self, rank: int, node: Node) -> None:
-        """If the rank is free, and the node has none."""
-        if 0 <= rank < len(self._slots) and self._slots[rank] is None and node.id not in self._placed:
-            self._slots[rank] = node
-            self._placed.add(node.id)
-
-    def fill(self, nodes: Iterable[Node]) -> None:
-        free = (rank for rank, node in enumerate(self._slots) if node is None)
-        for node in nodes:
-            if node.id not in self._placed:
-                self.take(next(free), node)
-
-    def nodes(self) -> tuple[Node, ...]:
-        return tuple(node for node in self._slots if node is not None)
-
-
-def _empty_places(there: set[str], previous: Sequence[Node]) -> dict[tuple[str, str], int]:
-    """Ranks of the previous generation whose nodes are missing, by machine."""
-    empty: dict[tuple[str, str], int] = {}
-    for rank, node in enumerate(previous):
-        if node.id not in there:
-            empty.setdefault((node.host, node.name), rank)
-    return empty
-
-
-def _address(host: str) -> tuple[int, int, str]:
-    """Numbers in numeric order, then names."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return (9, 0, host)
-    return (address.version, int(address), "")
-
+from fleetrun.record.faults import MachineFault, MachineFaults, merged
 
 # ---- After a generation: why it stopped, and whether another follows
 #
@@ -282,6 +73,7 @@ def lost(view: View, node: Node, rank: int, lease: float, age: float) -> Cause:
         headline=f"{node.title} is gone: {why}",
         code=LOST_CODE,
         age=max(0.0, age),
+        machine=node.known_as,
     )
 
 
@@ -302,22 +94,57 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
     restart = may_restart(round_, cause, len(here) + len(spares(view, members, policy, now)), policy)
     if not restart and cause.why is CauseKind.JOINED:
         cause = final_cause(view, members, policy, now, but=CauseKind.JOINED)
-    if not restart:
-        ended = replace(round_, state=State.ENDED, cause=cause, code=cause.code or 1, restart=False)
-        decision.do(WriteRound(ended, view.round_revision))
-    elif all(each is MemberStatus.STOPPED for each in done):
-        spent = policy.budget.after(_fault(cause), round_.spent) if cause.counts else round_.spent
-        opened = Round(
+    if restart and not all(each is MemberStatus.STOPPED for each in done):
+        return decision
+    noted = merged(known_faults(view), _faults(view, cause, now))
+    spent, losses = round_.spent, round_.losses
+    if restart and cause.counts:
+        spent = policy.budget.after(_fault(cause), spent)
+    elif restart and cause.why in (CauseKind.LOST, CauseKind.LEFT):
+        loss = Fault(exit=Exit(LOST_CODE), time=view.epoch + now, step=_last_step(view))
+        over = _too_many_lost(loss, losses, policy)
+        losses = policy.losses.after(loss, losses)
+        if over:
+            restart, cause = False, replace(cause, lines=(*cause.lines, over))
+    if restart:
+        following = Round(
             generation=round_.generation + 1,
             state=State.OPEN,
             restarts=round_.restarts + cause.counts,
             spent=spent,
+            losses=losses,
+            faults=noted,
             cause=cause,
             after=round_.after,
             topology=round_.topology,
         )
-        decision.do(WriteRound(opened, view.round_revision))
+    else:
+        code = cause.code or 1
+        following = replace(round_, state=State.ENDED, cause=cause, code=code, restart=False, faults=noted)
+    decision.do(WriteRound(following, view.round_revision))
     return decision
+
+
+def _faults(view: View, cause: Cause, now: float) -> MachineFaults:
+    if not cause.machine:
+        return ()
+    return (MachineFault(round(view.epoch + now - cause.age, 1), cause.machine, cause.headline),)
+
+
+def _last_step(view: View) -> int | None:
+    """Of all nodes in this generation."""
+    steps = [heard.report.step for heard in view.reports.values()]
+    return max((step for step in steps if step is not None), default=None)
+
+
+def _too_many_lost(loss: Fault, before: Spent, policy: Policy) -> str:
+    """Why no generation follows a loss; empty if one may. Where steps are not known, nothing is counted."""
+    if loss.step is None and before.step is None:
+        return ""
+    if isinstance(policy.losses.decide(loss, before), Restart):
+        return ""
+    lost = f"{policy.losses.limit} nodes were lost before"
+    return f"No restart: {lost}, and no step after {before.step} was made"
 
 
 def gone_at(view: View, node: Node, policy: Policy, now: float, decision: Decision) -> float | None:
@@ -507,12 +334,13 @@ def _open(view: View, round_: Round, members: Sequence[Node], policy: Policy, no
     if admission.conflict is not None:
         decision.do(_ended(view, round_, admission.conflict))
         return decision
-    nodes = [
-        candidate
-        for candidate in admission.eligible
-        if candidate.node.id != _not_again(round_, members, policy)
-    ]
     deadline = view.unformed_since + meeting_time(round_, policy)
+    here = admission.eligible
+    if len(here) >= policy.fewest:
+        decision.do(*leave_out(admission, view, policy))
+    elif not policy.spares or now >= deadline:  # better than none; else one of the spares may still come
+        here = [*here, *admission.left_out]
+    nodes = [candidate for candidate in here if candidate.node.id != _not_again(round_, members, policy)]
     form_at = _form_at(view, round_, members, nodes, deadline, policy)
     if form_at <= now < deadline + 2 * policy.lease:  # after that, no proposal was ever accepted
         decision.do(_form(view, round_, members, nodes, policy))
@@ -587,6 +415,8 @@ def _form(
         size=len(chosen),
         restarts=0 if old_job else round_.restarts,
         spent=NOTHING_SPENT if old_job else round_.spent,
+        losses=NOTHING_SPENT if old_job else round_.losses,
+        faults=known_faults(view),
         topology=f"{round_.generation}/{view.me}.{view.topologies_seen}",
     )
     return Propose(forming, chosen, view.round_revision)
@@ -708,7 +538,8 @@ def _newcomers(
     """A node that may join starts a new generation; others are refused, because the job is full."""
     admission = admit(view, policy, now)
     known = {node.id for node in members}
-    decision.do(*(refuse for refuse in admission.refused if refuse.id not in known))
+    left_out = leave_out(admission, view, policy) if admission.left_out else []
+    decision.do(*(refuse for refuse in (*admission.refused, *left_out) if refuse.id not in known))
     decision.look_at(admission.until)
     joining = [candidate for candidate in admission.eligible if candidate.node.id not in known]
     if not joining:

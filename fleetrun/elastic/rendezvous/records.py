@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.policy import NOTHING_SPENT, Spent
+from fleetrun.record.faults import MachineFaults, read_faults
 
 T = TypeVar("T")
 
@@ -54,8 +55,9 @@ class CauseKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` is its address,
-    `name` its machine's own name. `options` are those that must be equal on all nodes, as they would be
-    typed.
+    `name` its machine's own name, `machine` the name by which an engine knows it, if there is one. `options`
+    are those that must be equal on all nodes, as they would be typed; `faults` are those that earlier
+    launches have left on this machine.
     """
 
     id: str
@@ -64,7 +66,14 @@ class Node:
     offer: Offer
     rank: int = -1
     version: str = ""
+    machine: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
+    faults: MachineFaults = ()
+
+    @property
+    def known_as(self) -> str:
+        """The machine's name in `faults`."""
+        return self.machine or self.title
 
     @property
     def title(self) -> str:
@@ -80,7 +89,8 @@ class Cause:
     exited with code 7`, `lines` the failure report of that node, without frame. `age` is how old it was, in
     seconds, when its node wrote it: both times are of that node's clock, so clocks need not agree. `symptom`:
     the process failed because of another one, and its node does not know which. `counts`: whether it counts
-    against --max_restart; `time`, `step` and `error` are those of `pod.policy.Fault`.
+    against --max_restart; `time`, `step` and `error` are those of `pod.policy.Fault`. `machine` is
+    the machine that may be to blame (`Node.known_as`); empty where a script is, or that is not known.
     """
 
     why: CauseKind
@@ -94,6 +104,7 @@ class Cause:
     time: float = 0.0
     step: int | None = None
     error: str = ""
+    machine: str = ""
 
     @property
     def counts(self) -> bool:
@@ -104,7 +115,8 @@ class Cause:
 class Round:
     """One generation of the job. `size` is the number of members; the topology lists them.
 
-    `restarts` counts failures that led to a restart, `spent` is what they have used of --max_restart. While
+    `restarts` counts failures that led to a restart, `spent` is what they have used of --max_restart,
+    `losses` what lost nodes have used of their own budget. `faults` are those of all machines. While
     STOPPING, `restart` says whether another generation follows, `after` how many seconds later at the
     earliest. `code` is the exit code of an ENDED round. `topology` names the record with the members
     (`3/h1-17.0`: of generation 3, the first that this node wrote); in an OPEN round it is the previous one,
@@ -116,6 +128,8 @@ class Round:
     size: int = 0
     restarts: int = 0
     spent: Spent = NOTHING_SPENT
+    losses: Spent = NOTHING_SPENT
+    faults: MachineFaults = ()
     cause: Cause | None = None
     restart: bool = False
     after: float = 0.0
@@ -137,10 +151,13 @@ class MemberStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Of one member in one generation; rewritten on progress."""
+    """Of one member in one generation; rewritten on progress. `step` is the last that a STOPPED member's
+    trainers made.
+    """
 
     done: MemberStatus
     causes: tuple[Cause, ...] = ()
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,8 +206,10 @@ def read_census(data: bytes) -> Census:
 
 def pack_topology(members: Sequence[Node]) -> bytes:
     """The members in rank order, without what is equal in all (options, version)."""
-    rows = [[each.id, each.host, each.name, each.rank, each.offer.packed()] for each in members]
-    return zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
+    table = [
+        [each.id, each.host, each.name, each.machine, each.rank, each.offer.packed()] for each in members
+    ]
+    return zlib.compress(json.dumps(table, separators=(",", ":")).encode(), 1)
 
 
 @lru_cache(maxsize=1)
@@ -202,8 +221,15 @@ def read_topology(data: bytes) -> tuple[Node, ...]:
         if unpacker.unconsumed_tail:
             raise BadRecordError(f"a topology of more than {MOST_BYTES} bytes")
         return tuple(
-            Node(id=str(id_), host=str(host), name=str(name), rank=int(rank), offer=Offer.unpacked(offer))
-            for id_, host, name, rank, offer in json.loads(text)
+            Node(
+                id=str(id_),
+                host=str(host),
+                name=str(name),
+                machine=str(machine),
+                rank=int(rank),
+                offer=Offer.unpacked(offer),
+            )
+            for id_, host, name, machine, rank, offer in json.loads(text)
         )
     except (zlib.error, *WRONG) as error:
         raise BadRecordError(str(error) or type(error).__name__) from None
@@ -238,7 +264,7 @@ def _only(fields: Mapping[str, Any], **kinds: Any) -> dict[str, Any]:
 
 
 def _node(fields: Mapping[str, Any]) -> Node:
-    plain = _only(fields, id=str, host=str, name=str, rank=int, version=str)
+    plain = _only(fields, id=str, host=str, name=str, rank=int, version=str, machine=str, faults=read_faults)
     options = {str(name): str(value) for name, value in fields["options"].items()}
     return Node(**plain, options=options, offer=Offer.unpacked(_offer_row(fields["offer"])))
 
@@ -250,7 +276,7 @@ def _offer_row(offer: Mapping[str, Any]) -> list[Any]:
 def _cause(fields: Mapping[str, Any]) -> Cause:
     plain = _only(
         fields, why=CauseKind, node=str, rank=int, headline=str, code=_code, age=_seconds, symptom=bool,
-        time=_seconds, step=_step, error=str,
+        time=_seconds, step=_step, error=str, machine=str,
     )  # fmt: skip
     return Cause(**plain, lines=tuple(map(str, fields.get("lines", ()))))
 
@@ -271,6 +297,8 @@ def _round(fields: Mapping[str, Any]) -> Round:
         size=int,
         restarts=int,
         spent=_spent,
+        losses=_spent,
+        faults=read_faults,
         restart=bool,
         after=_seconds,
         code=_code,
@@ -284,7 +312,8 @@ def _round(fields: Mapping[str, Any]) -> Round:
 
 
 def _report(fields: Mapping[str, Any]) -> Report:
-    return Report(done=MemberStatus(fields["done"]), causes=tuple(map(_cause, fields.get("causes", ()))))
+    causes = tuple(map(_cause, fields.get("causes", ())))
+    return Report(done=MemberStatus(fields["done"]), causes=causes, step=_step(fields.get("step")))
 
 
 def _census(fields: Mapping[str, Any]) -> Census:

@@ -90,6 +90,8 @@ class View:
         """Entries that are not records of the rendezvous, such as those of `inquiry.py`."""
         self.topologies_seen = 0
         """How many topologies this node has learned: makes the names of those that it writes unique."""
+        self.epoch = 0.0
+        """What to add to this node's clock for seconds since the epoch."""
         self._topology: tuple[str, tuple[Node, ...]] | None = None
         self._known: dict[str, Entry] = {}
 
@@ -327,6 +329,8 @@ class MemberState:
     down_since: float | None = None
     why_down: str = ""
     downs: int = 0
+    step: int | None = None
+    """The last step that its trainers made in this generation."""
     reported: tuple[int, MemberStatus, int] | None = None
     """What was last reported: generation, how far, how many causes."""
     renew: set[str] = field(default_factory=set)
@@ -352,7 +356,7 @@ class MemberState:
         """Become a member of a generation."""
         self.phase, self.round, self.members, self.rank = Phase.READY, round_, members, rank
         self.completed, self.failure, self.causes, self.stop_cause = False, None, [], None
-        self.killed = False
+        self.killed, self.step = False, None
 
     def rest(self) -> None:
         self.phase, self.round, self.members, self.rank = Phase.IDLE, None, (), -1
@@ -372,5 +376,5 @@ class MemberState:
         if self.phase is Phase.STOPPING:
             return Report(done=MemberStatus.STOPPING, causes=self.aged(now))
         if self.phase is Phase.STOPPED:
-            return Report(done=MemberStatus.STOPPED, causes=self.aged(now))
+            return Report(done=MemberStatus.STOPPED, causes=self.aged(now), step=self.step)
         return None

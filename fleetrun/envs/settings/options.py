@@ -460,6 +460,10 @@ class LaunchSettings:
     spares: int = _machine(
         0, parsing.whole(0, 65534), "N", env=("FLEETRUN_SPARES",),
         help="Machines beyond --nnodes that may wait: one takes the place of a machine that is lost.")
+    exclude_after: int = _machine(
+        2, parsing.whole(0, 1_000), "N", env=("FLEETRUN_EXCLUDE_AFTER",),
+        help="Leave a machine out after so many faults, if there are enough others; 0: never. See "
+             "`fleetrun nodes`.")
     ips: tuple[str, ...] = _machine(
         (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
         help="The machines in order of rank. They meet at the first.", shown_default="this one")

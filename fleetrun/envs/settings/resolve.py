@@ -475,10 +475,6 @@ def _check_agreement(choices: Choices) -> None:
     more = spares.value if spares else 0
     if more and ips:
         raise UsageError(f"{spares} and {ips} exclude each other: which machine is a spare?")
-    if more and "scheduler" in choices and choices["scheduler"].value != "local":
-        raise UsageError(
-            f"{spares} is for machines that you start; {choices['scheduler']} starts them itself"
-        )
     if nodes and rank and rank.value >= nodes.value[1] + more:
         raise UsageError(
             f"{rank} is out of range for {nodes}: ranks go from 0 to {nodes.value[1] + more - 1}"

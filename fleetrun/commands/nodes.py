@@ -1,0 +1,99 @@
+"""`fleetrun nodes`: the faults of machines, which are left out for them, and how to forget that."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetrun.commands.find import LOG_DIR
+from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
+from fleetrun.console.text import describe_duration, printable
+from fleetrun.errors import LaunchError, UsageError, similar
+from fleetrun.record.faults import Kept, MachineFault, counted, excluded, faults_path, keep, read_kept
+
+_COLUMNS = (
+    Column("MACHINE"),
+    Column("FAULTS", right=True),
+    Column("STATE", 8),
+    Column("LAST", 7),
+    Column("WHAT", 6, rest=True),
+)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--log_dir", "--log-dir", metavar="DIR", help="Log directory of the launches. [default: log]")
+@click.option("--reset", metavar="MACHINE", help="Forget the faults of this machine; all: of every one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(log_dir: str | None, reset: str | None, as_json: bool) -> int:
+    """List the faults of machines, and which are left out for them.
+
+    A machine has a fault when it is lost, when a process on it is killed by SIGSEGV, SIGBUS, SIGILL or a
+    SIGKILL that nobody explains, when its GPU fails, when others wait for its trainer in vain, and when a
+    check before a start fails there (--check). After --exclude_after of them (2) it is left out of jobs with
+    the same log directory where there are enough other machines.
+
+    \b
+    Examples:
+      fleetrun nodes
+      fleetrun nodes --reset h2
+
+    \b
+    Exit codes:
+      0  the list is printed, empty or not
+      2  no machine of this name has a fault
+    """
+    path = faults_path(Path(log_dir) if log_dir else LOG_DIR)
+    try:
+        if reset is not None:
+            _forget(path, read_kept(path), reset)
+        kept = read_kept(path)
+    except (OSError, ValueError) as error:
+        raise LaunchError(str(error), hint="Move that file away to begin anew.") from None
+    found = counted(kept.faults)
+    out = excluded(kept.faults, kept.exclude_after)
+    if as_json:
+        print_json([_as_json(node, faults, node in out) for node, faults in found.items()])
+    elif not found:
+        click.echo(f"No machine has a fault in {path.parent}.", err=True)
+    else:
+        now = time.time()
+        lines = [_row(node, faults, node in out, now) for node, faults in found.items()]
+        print_lines(table(_COLUMNS, lines, output_width()))
+    return 0
+
+
+def _forget(path: Path, kept: Kept, name: str) -> None:
+    """`name` is that of a machine as it is listed, its first word or its address. Raises UsageError, OSError
+    and ValueError.
+    """
+    there = counted(kept.faults)
+    named = [node for node in there if name in (node, *node.replace("(", "").replace(")", "").split())]
+    if name != "all" and len(named) != 1:
+        what = f"{len(named)} machines" if named else "no machine with a fault"
+        near = similar(name, there)
+        hint = f"Did you mean {printable(near[0])}?" if near else None
+        raise UsageError(f"--reset {name}: {what} of this name in {path}", hint=hint)
+    now = round(time.time(), 1)
+    keep(path, tuple(MachineFault(now, node) for node in ([""] if name == "all" else named)))
+
+
+def _as_json(node: str, faults: list[MachineFault], out: bool) -> dict[str, Any]:
+    return {
+        "machine": node,
+        "left_out": out,
+        "faults": [{"time": each.time, "what": each.what} for each in faults],
+    }
+
+
+def _row(node: str, faults: list[MachineFault], out: bool, now: float) -> list[Cell]:
+    last = faults[-1]
+    return [
+        Cell(node),
+        Cell(str(len(faults))),
+        Cell("left out", "red") if out else Cell(""),
+        Cell(f"{describe_duration(max(0.0, now - last.time))} ago"),
+        Cell(last.what),
+    ]

@@ -1,0 +1,250 @@
+"""Which of the present nodes take part, and as which rank: admission, the machines that are left out for
+their faults, and the order of ranks. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+from fleetrun.elastic.rendezvous.actions import Policy, Refuse
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Verdict
+from fleetrun.elastic.rendezvous.view import Candidate, View
+from fleetrun.record.faults import MachineFault, MachineFaults, excluded, merged
+
+# ---- Admission: which of the present nodes may take part
+
+USAGE = 2
+REFUSED = 125
+
+
+@dataclass(slots=True)
+class Admission:
+    """`eligible` are in order of arrival, and so are those `left_out` for their faults. `conflict`: the job
+    cannot run, because its nodes were started differently.
+    """
+
+    eligible: list[Candidate] = field(default_factory=list)
+    refused: list[Refuse] = field(default_factory=list)
+    conflict: Cause | None = None
+    until: float = float("inf")
+    left_out: list[Candidate] = field(default_factory=list)
+
+
+def admit(view: View, policy: Policy, now: float) -> Admission:
+    """Nodes must have the options of the round's members; where it has none, those of the leader.
+
+    Of two nodes that ask for the same rank the older gets it. The younger is refused once the older is still
+    present when the lease of a dead node would have ended: until then the younger may be its replacement.
+    """
+    result = Admission()
+    bad = excluded(known_faults(view), policy.exclude_after)
+    members = view.members or ()
+    reference = _reference(view, members)
+    holders: dict[int, Candidate] = {}
+    for candidate in sorted(view.nodes.values(), key=lambda candidate: candidate.created):
+        if candidate.node.rank >= policy.most + policy.spares:
+            result.refused.append(Refuse(candidate.node.id, _rank_too_high(candidate.node, policy)))
+        elif reference is not None and candidate.fits != reference.fits:
+            _differs(result, candidate, reference, view, policy, now, settled=bool(members))
+        elif candidate.node.rank >= 0 and candidate.node.rank in holders:
+            _same_rank(result, candidate, holders[candidate.node.rank], view, policy, now)
+        elif candidate.node.known_as in bad:
+            result.left_out.append(candidate)
+        else:
+            result.eligible.append(candidate)
+            if candidate.node.rank >= 0:
+                holders[candidate.node.rank] = candidate
+    return result
+
+
+def _reference(view: View, members: tuple[Node, ...]) -> Candidate | None:
+    for node in members:
+        if node.id in view.nodes:
+            return view.nodes[node.id]
+    return view.nodes.get(view.me)
+
+
+def known_faults(view: View) -> MachineFaults:
+    """Of the job: what its round has, and what nodes have brought along."""
+    known = view.round.faults if view.round is not None else ()
+    brought = [candidate.node.faults for candidate in view.nodes.values() if candidate.node.faults]
+    return merged(known, *brought) if brought else known
+
+
+def leave_out(admission: Admission, view: View, policy: Policy) -> list[Refuse]:
+    """For when there are enough other nodes."""
+    faults = excluded(known_faults(view), policy.exclude_after)
+    return [
+        Refuse(candidate.node.id, _is_excluded(candidate.node, faults[candidate.node.known_as]))
+        for candidate in admission.left_out
+    ]
+
+
+def _is_excluded(node: Node, faults: Sequence[MachineFault]) -> Verdict:
+    said = "; ".join(fault.what for fault in faults[-2:])
+    return Verdict(
+        code=REFUSED,
+        message=f"{node.known_as} is left out of this job after {len(faults)} faults: {said}",
+        hint="`fleetrun nodes --reset` forgets them; --exclude_after says how many are too many.",
+    )
+
+
+def _rank_too_high(node: Node, policy: Policy) -> Verdict:
+    return Verdict(
+        code=USAGE,
+        message=f"--rank {node.rank} is out of range: this job has at most {policy.most} nodes"
+        f"{f' and {policy.spares} spares' if policy.spares else ''}, 0 to {policy.most + policy.spares - 1}",
+        hint="Give every node another --rank, or none.",
+    )
+
+
+def _differs(
+    result: Admission,
+    candidate: Candidate,
+    reference: Candidate,
+    view: View,
+    policy: Policy,
+    now: float,
+    *,
+    settled: bool,
+) -> None:
+    """A node that came under this leader is alive; the entry of an older one may be left from an earlier
+    start.
+    """
+    what = difference(reference.node, candidate.node)
+    hint = "Start all nodes with the same command."
+    alive = candidate.created > view.leader_created
+    if settled:
+        result.refused.append(Refuse(candidate.node.id, Verdict(code=USAGE, message=what, hint=hint)))
+    elif alive or now >= candidate.since + policy.ghost:
+        result.conflict = Cause(
+            why=CauseKind.REFUSED, node=candidate.node.title, headline=what, code=USAGE, lines=(hint,)
+        )
+    else:
+        result.until = min(result.until, candidate.since + policy.ghost)
+
+
+def _same_rank(
+    result: Admission, candidate: Candidate, holder: Candidate, view: View, policy: Policy, now: float
+) -> None:
+    sure = now if holder.node.id == view.me else candidate.since + policy.ghost
+    if now < sure:
+        result.until = min(result.until, sure)
+        return
+    message = f"--rank {candidate.node.rank} is taken by {holder.node.title}"
+    hint = "Give every node its own --rank, or none."
+    if candidate.node.rank < len(policy.fixed_ranks):
+        message = (
+            f"{policy.fixed_ranks[candidate.node.rank]} of the list is here already: {holder.node.title}"
+        )
+        hint = "Is --host or POD_IP the same on two machines?"
+    result.refused.append(Refuse(candidate.node.id, Verdict(code=REFUSED, message=message, hint=hint)))
+
+
+def difference(one: Node, other: Node) -> str:
+    """`--max_restart is 3 on h1 (10.0.0.1) and 5 on h2 (10.0.0.2)`; at most three of them."""
+    pairs = []
+    if one.version != other.version:
+        pairs.append(("fleetrun", one.version or "unknown", other.version or "unknown"))
+    for name in sorted(one.options.keys() | other.options.keys()):
+        here, there = (each.options.get(name, "not given") for each in (one, other))
+        if here != there:
+            pairs.append((name, here, there))
+    differences = [f"{name} is {a} on {one.title} and {b} on {other.title}" for name, a, b in pairs[:3]]
+    if len(pairs) > len(differences):
+        differences.append(f"{len(pairs) - len(differences)} more")
+    return "; ".join(differences)
+
+
+def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdict:
+    names = ", ".join(node.title for node in members[:4])
+    more = ", ..." if len(members) > 4 else ""
+    etcd = policy.endpoint.startswith("etcd://")
+    return Verdict(
+        code=REFUSED,
+        message=f"the job is full: {len(members)} of {policy.most} nodes are running ({names}{more})"
+        + (f", and {policy.spares} spares wait" if policy.spares else ""),
+        hint=f"Another job needs another {'--job_id' if etcd else 'port in --master'}.",
+    )
+
+
+# ---- Ranks: from the admitted nodes to the members of a generation
+
+
+def choose(
+    nodes: Iterable[Candidate], previous: Sequence[Node], most: int, *, sort_ip: bool = False
+) -> tuple[Node, ...]:
+    """At most `most` of these in rank order. Members of the previous generation are preferred, then those
+    that ask for a rank, then by arrival. No two of them may ask for the same rank.
+
+    A node that asks for a rank gets it. The other members of the previous generation keep theirs. A missing
+    member's rank goes to a new node of its machine, else the last ranks move into the gaps; new nodes follow,
+    by address with `sort_ip`, else by arrival. A rank of `most` or above, a spare's, is any.
+    """
+    ranks = {node.id: rank for rank, node in enumerate(previous)}
+    there = sorted(
+        nodes,
+        key=lambda candidate: (
+            candidate.node.id not in ranks,
+            not 0 <= candidate.node.rank < most,
+            candidate.created,
+        ),
+    )[:most]
+    slots = _RankSlots(len(there))
+    for candidate in there:
+        slots.take(candidate.node.rank, candidate.node)
+    for candidate in there:
+        slots.take(ranks.get(candidate.node.id, -1), candidate.node)
+    empty = _empty_places({candidate.node.id for candidate in there}, previous)
+    for candidate in there:
+        if candidate.node.id not in ranks:
+            slots.take(empty.get((candidate.node.host, candidate.node.name), -1), candidate.node)
+    movers = [candidate.node for candidate in there if candidate.node.id in ranks]
+    newcomers = [candidate for candidate in there if candidate.node.id not in ranks]
+    newcomers.sort(
+        key=lambda candidate: (_address(candidate.node.host) if sort_ip else (), candidate.created)
+    )
+    slots.fill(sorted(movers, key=lambda node: ranks[node.id]))
+    slots.fill(candidate.node for candidate in newcomers)
+    return slots.nodes()
+
+
+class _RankSlots:
+    def __init__(self, size: int) -> None:
+        self._slots: list[Node | None] = [None] * size
+        self._placed: set[str] = set()
+
+    def take(self, rank: int, node: Node) -> None:
+        """If the rank is free, and the node has none."""
+        if 0 <= rank < len(self._slots) and self._slots[rank] is None and node.id not in self._placed:
+            self._slots[rank] = node
+            self._placed.add(node.id)
+
+    def fill(self, nodes: Iterable[Node]) -> None:
+        free = (rank for rank, node in enumerate(self._slots) if node is None)
+        for node in nodes:
+            if node.id not in self._placed:
+                self.take(next(free), node)
+
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(node for node in self._slots if node is not None)
+
+
+def _empty_places(there: set[str], previous: Sequence[Node]) -> dict[tuple[str, str], int]:
+    """Ranks of the previous generation whose nodes are missing, by machine."""
+    empty: dict[tuple[str, str], int] = {}
+    for rank, node in enumerate(previous):
+        if node.id not in there:
+            empty.setdefault((node.host, node.name), rank)
+    return empty
+
+
+def _address(host: str) -> tuple[int, int, str]:
+    """Numbers in numeric order, then names."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return (9, 0, host)
+    return (address.version, int(address), "")

@@ -1,0 +1,128 @@
+"""Faults of machines: which count, who is left out for them and when, and how many losses a job survives."""
+
+from fleetrun.elastic.rendezvous.actions import Policy
+from fleetrun.pod.policy import Budget
+from fleetrun.record.faults import MachineFault, counted, excluded, merged
+from tests.support.simulation import Player, SimulatedJob
+
+LEASE = 10.0
+TWICE = (MachineFault(1.0, "h2 (10.0.0.2)", "it was lost"), MachineFault(2.0, "h2 (10.0.0.2)", "lost again"))
+
+
+def job_of(count: int, *, spares: int = 1, fewest: int = 2, most: int = 2, **policy) -> SimulatedJob:
+    job = SimulatedJob(fewest=fewest, most=most, spares=spares, lease=LEASE, exclude_after=2, **policy)
+    for _ in range(count):
+        job.add()
+    return job
+
+
+def running(job: SimulatedJob) -> set[str]:
+    return {player.node.id for player in job.players if player.running}
+
+
+def lose(job: SimulatedJob, player: Player, step: int | None = None) -> None:
+    for each in job.players:
+        each.step = step
+    player.crash()
+    there = [each for each in job.players if each.running and not each.over]
+    job.until(lambda: any(len(each.runs) > len(each.stops) > 0 for each in there) or job.all_over())
+    job.loop.run_for(30)
+
+
+def test_a_machine_that_was_lost_twice_is_left_out_when_it_comes_again():
+    job = job_of(3)
+    job.until(lambda: running(job) == {"n1", "n2"})
+    lose(job, job.players[1])
+    assert running(job) == {"n1", "n3"}
+    again = job.add(host="10.0.0.2", name="h2")
+    job.loop.run_for(LEASE + 5)
+    assert again.error is None
+    lose(job, job.players[2])
+    assert running(job) == {"n1", again.node.id}
+    job.add()
+    lose(job, again)
+    assert running(job) == {"n1", "n5"}
+    bad = job.add(host="10.0.0.2", name="h2")
+    job.loop.run_for(5)
+    assert bad.error.exit_code == 125
+    assert "h2 (10.0.0.2) is left out of this job after 2 faults" in bad.error.message
+    assert "--reset" in bad.error.hint
+    assert counted(job.players[0].faults).keys() == {"h2 (10.0.0.2)", "h3 (10.0.0.3)"}
+
+
+def test_faults_of_earlier_launches_count_and_the_others_hear_of_them():
+    job = job_of(0)
+    job.add()
+    bad = job.add(faults=TWICE)
+    job.loop.run_for(5)
+    assert running(job) == set()
+    job.add()
+    job.until(lambda: len(running(job)) == 2)
+    assert running(job) == {"n1", "n3"}
+    assert "lost again" in bad.error.message
+    assert job.players[0].faults == TWICE
+
+
+def test_a_bad_machine_is_better_than_none():
+    """At once where no spare is to come, else when the time for one is over."""
+    for spares, within in ((0, 1.0), (1, 61.0)):
+        job = job_of(0, spares=spares, rdzv_timeout=60.0)
+        job.add()
+        job.add(faults=TWICE)
+        job.until(lambda: len(running(job)) == 2, within=within)  # noqa: B023
+
+
+def test_an_elastic_job_goes_on_without_the_bad_machine():
+    job = job_of(0, spares=0, fewest=1, most=2, elastic_timeout=5.0)
+    job.add()
+    job.until(lambda: len(running(job)) == 1)
+    bad = job.add(host="10.0.0.2", name="h2", faults=TWICE)
+    job.loop.run_for(30)
+    assert bad.error.exit_code == 125
+    assert len(job.players[0].runs) == 1
+
+
+def test_a_crash_counts_for_its_machine_and_an_exception_for_none():
+    job = job_of(2, spares=0)
+    job.until(job.all_run())
+    job.players[1].fail(1, restart=True)
+    job.until(job.all_run_again(*job.players))
+    assert job.players[0].faults == ()
+    job.players[1].fail(139, restart=True, machine="h2 (10.0.0.2)")
+    job.until(lambda: len(job.players[0].runs) == 3)
+    (fault,) = job.players[0].faults
+    assert (fault.node, fault.what) == ("h2 (10.0.0.2)", "trainer 1 exited with code 139")
+
+
+def test_a_job_that_loses_its_nodes_one_by_one_without_a_step_ends():
+    job = job_of(6, spares=4, fewest=2, most=2)
+    job.until(lambda: len(running(job)) == 2)
+    for _ in range(4):
+        player = next(each for each in job.players if each.running and each is not job.players[0])
+        lose(job, player, step=7)
+    code, cause = job.players[0].end
+    assert code == 125
+    assert cause.lines[-1] == "No restart: 3 nodes were lost before, and no step after 7 was made"
+
+
+def test_losses_with_steps_between_them_do_not_end_a_job():
+    job = job_of(8, spares=6, fewest=2, most=2)
+    job.until(lambda: len(running(job)) == 2)
+    for number in range(6):
+        player = next(each for each in job.players if each.running and each is not job.players[0])
+        lose(job, player, step=number)
+    assert len(running(job)) == 2
+
+
+def test_the_losses_of_a_job_have_a_budget_of_their_own():
+    assert Policy(fewest=2, most=2, budget=Budget(0)).losses.limit == 3
+    assert Policy(fewest=2, most=64, budget=Budget(3)).losses.limit == 64
+
+
+def test_an_acquittal_forgets_what_was_before():
+    faults = merged(TWICE, [MachineFault(1.5, "h3", "crash")])
+    assert excluded(faults, 2).keys() == {"h2 (10.0.0.2)"}
+    assert excluded(faults, 0) == {}
+    once = merged(faults, [MachineFault(1.7, "h2 (10.0.0.2)")])
+    assert {node: len(own) for node, own in counted(once).items()} == {"h2 (10.0.0.2)": 1, "h3": 1}
+    assert counted(merged(faults, [MachineFault(3.0, "")])) == {}
