@@ -11,7 +11,7 @@ import click
 from fleetrun.commands.find import LOG_DIR
 from fleetrun.commands.output import Cell, Column, output_width, print_json, print_lines, table
 from fleetrun.console.text import describe_duration, printable
-from fleetrun.errors import LaunchError, UsageError, similar
+from fleetrun.errors import LaunchError, UsageError
 from fleetrun.record.faults import Kept, MachineFault, counted, excluded, faults_path, keep, read_kept
 
 _COLUMNS = (
@@ -73,8 +73,7 @@ def _forget(path: Path, kept: Kept, name: str) -> None:
     named = [node for node in there if name in (node, *node.replace("(", "").replace(")", "").split())]
     if name != "all" and len(named) != 1:
         what = f"{len(named)} machines" if named else "no machine with a fault"
-        near = similar(name, there)
-        hint = f"Did you mean {printable(near[0])}?" if near else None
+        hint = f"Those with faults: {printable(', '.join(there))}" if there else None
         raise UsageError(f"--reset {name}: {what} of this name in {path}", hint=hint)
     now = round(time.time(), 1)
     keep(path, tuple(MachineFault(now, node) for node in ([""] if name == "all" else named)))

@@ -43,7 +43,7 @@ from fleetrun.pod.events import Detail, JobResult, Peers, Verdict, code_of
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.policy import Budget
 from fleetrun.pod.supervisor import Supervisor
-from fleetrun.record.faults import MachineFaults, excluded, faults_path, keep, read_kept
+from fleetrun.record.faults import MachineFaults, excluded, faults_path, keep, read_kept, said_faults
 
 if TYPE_CHECKING:
     from fleetrun.stacks.helper import State
@@ -389,7 +389,7 @@ class _NodeEvents:
         after = self._settings.exclude_after
         for node, own in excluded(faults, after).items():
             if node not in excluded(before, after):
-                text = f"{node} has {len(own)} faults: it is left out where there are enough others"
+                text = f"{node} has {said_faults(own)}: it is left out where there are enough others"
                 self.nodes.ending(text)
                 self._note(text=text, faults=[fault.what for fault in own])
         try:

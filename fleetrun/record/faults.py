@@ -57,6 +57,11 @@ def excluded(faults: Iterable[MachineFault], after: int) -> Mapping[str, Sequenc
     return {node: own for node, own in counted(faults).items() if len(own) >= after}
 
 
+def said_faults(faults: Sequence[MachineFault]) -> str:
+    """`2 faults`."""
+    return "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+
+
 def read_faults(value: Any) -> MachineFaults:
     """From JSON. Raises ValueError or TypeError."""
     found = []

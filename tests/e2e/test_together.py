@@ -423,3 +423,60 @@ def test_without_a_spare_left_the_loss_of_a_node_ends_the_job(fleetrun: Fleetrun
     os.kill(second.launcher, signal.SIGKILL)
     assert [first.wait(), second.wait()] == [125, 125]
     assert "is gone" in first.said
+
+
+def test_a_bad_machine_is_left_out_and_taken_back_when_it_was_repaired(fleetrun: Fleetrun):
+    nodes = Nodes(
+        fleetrun, "--nnodes", "2", "--spares", "1", "--exclude_after", "1", "--heartbeat_timeout", "2"
+    )
+    script = fleetrun.script(f"{TELL}\nif ATTEMPT < 1:\n    leave_on_term()\n    stay()\nwait_for_go()")
+    good = nodes.start("--rank", "0", script, env={"FLEETRUN_NODE_NAME": "good"})
+    good.until_err("waiting")
+    bad = nodes.start("--rank", "1", script, env={"FLEETRUN_NODE_NAME": "bad"})
+    bad.until_told(" ready")
+    spare = nodes.start(script, env={"FLEETRUN_NODE_NAME": "spare"})
+    spare.until_err(WAITING)
+    os.kill(bad.launcher, signal.SIGKILL)
+    spare.until_told(" at ")
+    again = nodes.start(script, env={"FLEETRUN_NODE_NAME": "bad"})
+    assert again.wait() == 125
+    assert re.search(r"bad is left out of this job after 1 fault: .* is gone", again.said), again.said
+    assert "bad has 1 fault: it is left out where there are enough others" in good.err
+    for each in (good, spare):
+        each.go()
+    assert [good.wait(), spare.wait()] == [0, 0]
+    for log_dir in ("log/1", "log/3"):  # of both machines that were there to the end
+        listed = fleetrun.run("nodes", "--json", "--log_dir", log_dir)
+        (row,) = json.loads(listed.out)
+        assert (row["machine"], row["left_out"], len(row["faults"])) == ("bad", True, 1)
+    assert re.match(
+        r"MACHINE +FAULTS +STATE +LAST +WHAT\nbad +1 +left out +",
+        fleetrun.run("nodes", "--log_dir", "log/1").out,
+    )
+    assert (
+        fleetrun.run("nodes", "--log_dir", "log/1", "--reset", "bat").err.count("Those with faults: bad") == 1
+    )
+    assert fleetrun.run("nodes", "--log_dir", "log/1", "--reset", "bad").code == 0
+    assert fleetrun.run("nodes", "--log_dir", "log/1", "--json").out == "[]\n"
+
+
+def test_the_next_launch_begins_without_the_bad_machine(fleetrun: Fleetrun):
+    write_faults = {"exclude_after": 2, "faults": [[1.0, "bad", "it was lost"], [2.0, "bad", "lost again"]]}
+    Path(fleetrun.folder, "log", "1").mkdir(parents=True)
+    Path(fleetrun.folder, "log", "1", "nodes.json").write_text(json.dumps(write_faults))
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "1")
+    script = fleetrun.script(TELL)
+    first = nodes.start(script, env={"FLEETRUN_NODE_NAME": "first"})
+    first.until_err("waiting")
+    bad = nodes.start(script, env={"FLEETRUN_NODE_NAME": "bad"})
+    bad.until_err("waiting")
+    third = nodes.start(script, env={"FLEETRUN_NODE_NAME": "third"})
+    assert [first.wait(), bad.wait(), third.wait()] == [0, 125, 0]
+    assert "lost again" in bad.said
+    assert told(first, third) == ["0 2 0 0", "1 2 1 0"]
+    plan = fleetrun.run(
+        "--scheduler", "slurm", "--dry_run", "--nnodes", "2", "--spares", "1", "--log_dir", "log/1", "x.sh"
+    )
+    assert "#SBATCH --exclude=bad\n" in plan.out
+    assert "#SBATCH --nodes=3\n" in plan.out
+    assert "--nnodes=2" in plan.out

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from fleetrun.elastic.rendezvous.actions import Policy, Refuse
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Verdict
 from fleetrun.elastic.rendezvous.view import Candidate, View
-from fleetrun.record.faults import MachineFault, MachineFaults, excluded, merged
+from fleetrun.record.faults import MachineFault, MachineFaults, excluded, merged, said_faults
 
 # ---- Admission: which of the present nodes may take part
 
@@ -86,7 +86,7 @@ def _is_excluded(node: Node, faults: Sequence[MachineFault]) -> Verdict:
     said = "; ".join(fault.what for fault in faults[-2:])
     return Verdict(
         code=REFUSED,
-        message=f"{node.known_as} is left out of this job after {len(faults)} faults: {said}",
+        message=f"{node.known_as} is left out of this job after {said_faults(faults)}: {said}",
         hint="`fleetrun nodes --reset` forgets them; --exclude_after says how many are too many.",
     )
 
