@@ -192,7 +192,10 @@ def test_the_launcher_knows_neither_the_runtime_nor_what_is_slow_to_import():
         for module, target in edges()
         if package_of(module) == "fleetrun" and package_of(target) in banned
     ]
-    assert wrong == ["fleetrun.shadow -> trainers.fleet"], "only for `from fleetrun import fleet`"
+    assert wrong == [
+        "fleetrun.doctor.check -> torch",  # in a process of its own
+        "fleetrun.shadow -> trainers.fleet",  # for `from fleetrun import fleet`
+    ]
 
 
 CHANNEL_USERS = (

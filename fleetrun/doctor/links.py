@@ -41,12 +41,12 @@ class LinkError(Exception):
     """The other side is gone, or sent something invalid."""
 
 
-def measure_link(sock: socket.socket, clock: Clock = time.time) -> Link:
-    """Raises LinkError, and OSError of the socket."""
+def measure_link(sock: socket.socket, clock: Clock = time.time, longest: float = LONGEST) -> Link:
+    """Each side sends for at most `longest` seconds. Raises LinkError, and OSError of the socket."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     trip, ahead = min(_ping(sock, clock) for _ in range(PINGS))
     sock.sendall(b"u")
-    _send(sock)
+    _send(sock, longest)
     amount, seconds = _COUNTED.unpack(_exactly(sock, _COUNTED.size))
     sock.sendall(b"d")
     back = _count(sock)
@@ -54,7 +54,7 @@ def measure_link(sock: socket.socket, clock: Clock = time.time) -> Link:
     return Link(round_trip=trip, there=_speed(amount, seconds), back=_speed(*back), ahead=ahead)
 
 
-def serve_link(sock: socket.socket, clock: Clock = time.time) -> None:
+def serve_link(sock: socket.socket, clock: Clock = time.time, longest: float = LONGEST) -> None:
     """The other side of `measure`. Raises LinkError, and OSError of the socket."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for _ in range(10 * PINGS):
@@ -64,7 +64,7 @@ def serve_link(sock: socket.socket, clock: Clock = time.time) -> None:
             case b"u":
                 sock.sendall(_COUNTED.pack(*_count(sock)))
             case b"d":
-                _send(sock)
+                _send(sock, longest)
             case b"q":
                 return
             case other:
@@ -86,10 +86,10 @@ def _ping(sock: socket.socket, clock: Clock) -> tuple[float, float]:
     return trip, theirs - (sent + trip / 2)
 
 
-def _send(sock: socket.socket) -> None:
+def _send(sock: socket.socket, longest: float) -> None:
     chunk = _LENGTH.pack(CHUNK) + bytes(CHUNK)
     began, sent = time.perf_counter(), 0
-    while not sent or (sent < MOST and time.perf_counter() - began < LONGEST):  # it may block here
+    while not sent or (sent < MOST and time.perf_counter() - began < longest):  # it may block here
         sock.sendall(chunk)
         sent += CHUNK
     sock.sendall(_LENGTH.pack(0))

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Waiting
+from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.errors import LaunchError
 from fleetrun.pod.container import Ended
@@ -53,14 +54,15 @@ _STUCK = frozenset({"stopped", "not entered", "silent", "transport"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """This node's place in one generation. `attempt` counts the generations that it ran before, `restarts`
-    the failures of the job so far.
+    """This node's place in one generation. `attempts` counts the generations that ran before, of all nodes,
+    `restarts` the failures of the job so far; `first`: this node ran in none of them.
     """
 
     generation: int
     members: tuple[Node, ...]
     rank: int
-    attempt: int
+    first: bool
+    attempts: int
     restarts: int
     spent: Spent
 
@@ -85,6 +87,14 @@ class Pods(Protocol):
 
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         """The supervisor of this generation's pod. Raises LaunchError when the pod cannot be made."""
+        ...
+
+    def check(
+        self, round: Round, members: Sequence[Node], rank: int, then: Callable[[Measured], None]
+    ) -> Callable[[], None]:
+        """Take part in the check of this round; call back once, unless it is cancelled by what this
+        returns.
+        """
         ...
 
     def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...]]:
@@ -162,7 +172,7 @@ class Agent:
         self._wall = wall
         self._next: Assignment | None = None
         self._place: Assignment | None = None
-        self._attempts = 0
+        self._ran = False
         self._stopping = False
         self._supervisor: Supervisor | None = None
         self._result: JobResult | None = None
@@ -171,6 +181,7 @@ class Agent:
         self._requested = False
         self._expired: Cause | None = None
         self._serves = False
+        self._cancel_check: Callable[[], None] = lambda: None
         self._membership: Membership  # from `run`; the loop, which calls this agent, runs only in there
 
     @property
@@ -245,7 +256,7 @@ class Agent:
     def _run_pod(self, place: Assignment) -> None:
         self._place = place
         self._stopping = False
-        self._attempts += 1
+        self._ran = True
         step = None
         try:
             self._supervisor = self._pods.supervisor(place, self)
@@ -267,6 +278,7 @@ class Agent:
 
     def _finish(self, code: int, cause: Cause | None = None, error: LaunchError | None = None) -> None:
         """Only the first outcome counts. The loop is left once no pod runs in it."""
+        self._cancel_check()
         if self._outcome is None:
             rank = self._place.rank if self._place is not None else -1
             code = code if self._own_code is None else self._own_code
@@ -281,6 +293,12 @@ class Agent:
     def waiting(self, note: Waiting) -> None:
         self._events.waiting(note)
 
+    def check(
+        self, round: Round, members: tuple[Node, ...], rank: int, then: Callable[[Measured], None]
+    ) -> None:
+        self._cancel_check()
+        self._cancel_check = self._pods.check(round, members, rank, then)
+
     def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
         if self._expired is not None:  # while the previous generation stopped for another cause
             self._membership.failed(self._expired, False, 0.0)
@@ -289,7 +307,8 @@ class Agent:
             generation=round.generation,
             members=members,
             rank=rank,
-            attempt=self._attempts,
+            first=not self._ran,
+            attempts=round.attempts,
             restarts=round.restarts,
             spent=round.spent,
         )

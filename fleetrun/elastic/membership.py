@@ -40,6 +40,7 @@ from fleetrun.elastic.rendezvous.actions import (
     WriteReport,
     WriteRound,
 )
+from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.member import decide, left_for_good, store_lost
 from fleetrun.elastic.rendezvous.records import (
     BadRecordError,
@@ -62,6 +63,12 @@ class Events(Protocol):
 
     def waiting(self, note: Waiting) -> None:
         """Nodes are missing: called on every change, then at intervals."""
+        ...
+
+    def check(
+        self, round: Round, members: tuple[Node, ...], rank: int, then: Callable[[Measured], None]
+    ) -> None:
+        """Take part in the check of this round, in place of one that is under way."""
         ...
 
     def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
@@ -586,8 +593,17 @@ class Membership:
     # ---- acts of this node
 
     def _accept(self, act: Accept) -> None:
-        self._own.take(act.round, self._view.members or (), act.rank)
+        own, round_ = self._own, act.round
+        own.take(round_, self._view.members or (), act.rank)
         self._look_again = True
+
+        def checked(measured: Measured) -> None:
+            if own.is_in(round_):
+                own.measured = measured
+                self._look()
+
+        if round_.check.turn:
+            self._events.check(round_, own.members, own.rank, checked)
 
     def _start(self, act: Start) -> None:
         own = self._own

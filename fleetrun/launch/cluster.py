@@ -21,11 +21,13 @@ from fleetrun.elastic.inquiry import Answers, Inquiry
 from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, open_meeting
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
-from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node
+from fleetrun.elastic.rendezvous.checks import Measured
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.envs.contract import TOKEN, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import agreed, words
 from fleetrun.host.network import LOOPBACK, Ports
+from fleetrun.launch.node_check import NodeCheck
 from fleetrun.launch.prepare import check_followed, equipped, offer_of, pod_name, print_plan
 from fleetrun.launch.session import (
     WIDE,
@@ -82,7 +84,8 @@ def run_cluster(
     runner = PodRunner(session, console, loop, interrupts)
     nodes = NodeReporter(console, terminal_columns() or WIDE)
     events = _NodeEvents(nodes, settings, session.job_status, partial(session.journal.write, "node"))
-    pods = PodFactory(settings, host, pod, runner, console)
+    check = partial(NodeCheck, loop, session.companions, console, host, settings.check)
+    pods = PodFactory(settings, host, pod, runner, console, check)
     lease = settings.heartbeat_timeout
     agent = Agent(loop, node, pods, events, timeout=settings.timeout, lease=lease)
     interrupts.listen(agent.interrupt, agent.guard_lost)
@@ -167,6 +170,7 @@ def _policy(settings: LaunchSettings, host: Host, meeting: Meeting) -> Policy:
         sort_ip=settings.sort_ip,
         budget=Budget(settings.max_restart, settings.restart_window),
         exclude_after=settings.exclude_after,
+        check=settings.check,
         fixed_ranks=host.machines,
         endpoint=meeting.endpoint,
     )
@@ -228,22 +232,34 @@ class PodFactory:
     """Pods of this machine, one for each generation, all with the same name and log files."""
 
     def __init__(
-        self, settings: LaunchSettings, host: Host, pod: str, runner: PodRunner, console: Console
+        self,
+        settings: LaunchSettings,
+        host: Host,
+        pod: str,
+        runner: PodRunner,
+        console: Console,
+        check: Callable[[Round, Sequence[Node], int, Callable[[Measured], None]], NodeCheck],
     ) -> None:
         self._pod = pod
+        self._check = check
         self._settings = settings
         self._host = host
         self._runner = runner
         self._console = console
 
+    def check(
+        self, round: Round, members: Sequence[Node], rank: int, then: Callable[[Measured], None]
+    ) -> Callable[[], None]:
+        return self._check(round, members, rank, then).cancel
+
     def supervisor(self, place: Assignment, peers: Peers) -> Supervisor:
         offers = [each.offer for each in place.members]
         check_complete(self._settings, offers)
         spec = pod_spec(self._settings, self._host, offers, place.rank, pod=self._pod, environ=os.environ)
-        if place.attempt == 0:
+        if place.first:
             announce(spec, self._console)
         return self._runner.supervisor(
-            spec, peers=peers, restarts=place.restarts, spent=place.spent, attempt=place.generation - 1
+            spec, peers=peers, restarts=place.restarts, spent=place.spent, attempt=place.attempts
         )
 
     def describe(self, ended: Ended, verdict: Verdict | None, why: str) -> tuple[str, tuple[str, ...]]:

@@ -61,6 +61,15 @@ def three(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
 
 
 @pytest.fixture
+def five(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    """Five hosts. For modules that say `needs_hosts`."""
+    with nodes(5, tmp_path) as found:
+        yield found
+        for command in found.commands:
+            command.failed = failed(request)
+
+
+@pytest.fixture
 def as_nobody(request: pytest.FixtureRequest) -> Iterator[Fleetrun]:
     """The command run by a user who may write into its folder and nowhere else."""
     shut = [folder for folder in (_ROOT, *_ROOT.parents) if not folder.stat().st_mode & 0o001]

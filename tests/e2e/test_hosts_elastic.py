@@ -128,3 +128,28 @@ sys.exit(9)
     in_world(launches[:2], 2)
     launches[0].go()
     assert codes(launches[:2]) == [9, 9], launches
+
+
+@pytest.mark.parametrize("bad", [1, 3])
+def test_a_host_that_loses_packets_is_left_out_before_the_start(five: Nodes, bad: int):
+    """Of four nodes and a spare, by two turns: its partner in the first is not blamed."""
+    five.script('tell("at", RANK, SIZE)\nwait_for_go()')
+    five.hosts[bad].lossy(20)
+    words = ("--spares", "1", "--check", "fast")
+    launches = [five.start(number, "--rank", str(number), *words, nnodes="4") for number in range(4)]
+    launches[0].until_err("checking this machine and the way to")
+    launches.append(five.start(4, *words, nnodes="4"))
+    assert launches[bad].wait() == 125
+    assert (
+        f"{five.title(bad)} is left out of this job after 2 faults: check 1 of 2: the way to its partner"
+        in launches[bad].said
+    )
+    others = [each for number, each in enumerate(launches) if number != bad]
+    go(others)
+    assert codes(others) == [0] * 4
+    assert sorted(line.partition(" at ")[2] for each in others for line in each.told(" at ")) == [
+        "0 4",
+        "1 4",
+        "2 4",
+        "3 4",
+    ]

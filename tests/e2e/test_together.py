@@ -480,3 +480,30 @@ def test_the_next_launch_begins_without_the_bad_machine(fleetrun: Fleetrun):
     assert "#SBATCH --exclude=bad\n" in plan.out
     assert "#SBATCH --nodes=3\n" in plan.out
     assert "--nnodes=2" in plan.out
+
+
+SLOW = """
+import hashlib, time
+fast = hashlib.blake2b
+def blake2b(data):
+    time.sleep(0.07)
+    return fast(data)
+hashlib.blake2b = blake2b
+"""
+"""A processor that is much slower, for Python programs that find this as their sitecustomize."""
+
+
+def test_a_slow_machine_is_found_before_the_start(fleetrun: Fleetrun):
+    (Path(fleetrun.folder) / "slow").mkdir()
+    (Path(fleetrun.folder) / "slow" / "sitecustomize.py").write_text(SLOW)
+    slow = {"PYTHONPATH": f"{fleetrun.folder}/slow"}
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "1", "--check", "fast")
+    script = fleetrun.script(TELL)
+    first = nodes.start(script, env={"FLEETRUN_NODE_NAME": "first"})
+    first.until_err("waiting")
+    bad = nodes.start(script, env={"FLEETRUN_NODE_NAME": "bad", **slow})
+    bad.until_err("joined")
+    third = nodes.start(script, env={"FLEETRUN_NODE_NAME": "third"})
+    assert [first.wait(), bad.wait(), third.wait()] == [0, 125, 0]
+    assert re.search(r"check 1 of 2: its processor computes \d+\.\d times slower than the others'", bad.said)
+    assert told(first, third) == ["0 2 0 0", "1 2 1 0"]

@@ -107,7 +107,7 @@ def test_a_job_that_completes():
     assert words[:5] == ["join", "waiting", "supervisor", "met", "run"]
     assert words[-4:] == ["completed", "finish", "stopped", "close"]
     place = made.heard[2][1]
-    assert (place.generation, place.rank, place.attempt, place.restarts) == (3, 0, 0, 1)
+    assert (place.generation, place.rank, place.first, place.restarts) == (3, 0, True, 1)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_failure_elsewhere_stops_this_pod_and_the_next_generation_starts():
     outcome = outcome_of(made)
     assert (outcome.code, outcome.cause) == (7, CAUSE)
     assert ("stop_for", CAUSE.headline, "failure", False) in made.heard
-    assert [each[1].attempt for each in made.heard if each[0] == "supervisor"] == [0, 1]
+    assert [each[1].first for each in made.heard if each[0] == "supervisor"] == [True, False]
     assert made.words().count("stopped") == 2
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.memory_store import Expiry, MemoryStore
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
+from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
 from fleetrun.elastic.store import Ledger
 from fleetrun.errors import LaunchError
@@ -191,6 +192,9 @@ class Player:
     step: int | None = None
     """The last step of its trainers."""
     faults: MachineFaults = ()
+    checks: list[tuple[int, int]] = field(default_factory=list)
+    """Generation and turn of each."""
+    measure: Callable[[Round, tuple[Node, ...], int], Measured] = lambda round, members, rank: Measured()
 
     def __post_init__(self) -> None:
         loop = self.job.loop
@@ -211,6 +215,13 @@ class Player:
 
     def waiting(self, note: Waiting) -> None:
         self.notes.append(note)
+
+    def check(
+        self, round: Round, members: tuple[Node, ...], rank: int, then: Callable[[Measured], None]
+    ) -> None:
+        if not self.crashed:
+            self.checks.append((round.generation, round.check.turn))
+            self.job.loop.after(0.4, lambda: then(self.measure(round, members, rank)))
 
     def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
         if self.crashed:

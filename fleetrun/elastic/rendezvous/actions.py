@@ -28,7 +28,7 @@ class Policy:
     There are `fewest` to `most` nodes; up to `spares` more wait until one of them is lost. `level` is
     --elastic_level: -1, 0 or 1. `lease` is for how many seconds a node may be silent. `fixed_ranks` are the
     hosts of --ips, so that missing ones can be named. `endpoint` is the address of the rendezvous store. A
-    machine is left out after `exclude_after` faults; 0: never.
+    machine is left out after `exclude_after` faults; 0: never. `check` is --check.
     """
 
     fewest: int
@@ -41,6 +41,7 @@ class Policy:
     sort_ip: bool = False
     budget: Budget = NO_RESTARTS
     exclude_after: int = 0
+    check: str = "off"
     fixed_ranks: tuple[str, ...] = ()
     endpoint: str = ""
 

@@ -24,6 +24,16 @@ from fleetrun.elastic.rendezvous.actions import (
     WriteRound,
 )
 from fleetrun.elastic.rendezvous.admission import admit, choose, job_is_full, known_faults, leave_out
+from fleetrun.elastic.rendezvous.checks import (
+    MARGIN,
+    NO_CHECK,
+    SECONDS,
+    Check,
+    alone,
+    digest,
+    suspects,
+    usual_speed,
+)
 from fleetrun.elastic.rendezvous.records import (
     Cause,
     CauseKind,
@@ -110,6 +120,7 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
         following = Round(
             generation=round_.generation + 1,
             state=State.OPEN,
+            attempts=round_.attempts + 1,
             restarts=round_.restarts + cause.counts,
             spent=spent,
             losses=losses,
@@ -411,8 +422,10 @@ def _form(
     old_job = bool(known) and not any(node.id in known for node in chosen)
     forming = replace(
         round_,
+        check=_check(round_.check, chosen, policy),
         state=State.FORMING,
         size=len(chosen),
+        attempts=0 if old_job else round_.attempts,
         restarts=0 if old_job else round_.restarts,
         spent=NOTHING_SPENT if old_job else round_.spent,
         losses=NOTHING_SPENT if old_job else round_.losses,
@@ -487,13 +500,15 @@ def _count(view: View, decision: Decision, census: Census, now: float) -> None:
 def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
     done = [view.done(node.id) for node in members]
     if all(each is MemberStatus.READY for each in done):
-        return _only(
-            WriteRound(replace(round_, state=State.RUNNING, cause=None, after=0.0), view.round_revision)
-        )
+        running = replace(round_, state=State.RUNNING, cause=None, after=0.0, check=NO_CHECK)
+        again = _checked(view, round_, members, now) if round_.check.turn else None
+        return _only(WriteRound(again or running, view.round_revision))
     vanished = any(node.id in view.gone for node in members)
     patient_until = max(view.round_since, view.led_since, view.whole_since) + max(
         1.0, policy.lease / 2, len(members) * ROOM
     )
+    if round_.check.turn:
+        patient_until += SECONDS[policy.check] + MARGIN
     if not vanished and now < patient_until:
         return Decision(until=patient_until)
     decision = Decision()
@@ -503,6 +518,42 @@ def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy,
                 decision.do(DropNode(node.id, view.nodes[node.id].revision))
     decision.do(WriteRound(_again(round_), view.round_revision))
     return decision
+
+
+def _check(check: Check, members: Sequence[Node], policy: Policy) -> Check:
+    """What these nodes do before they are ready."""
+    ids = [node.id for node in members]
+    if policy.check == "off" or check.done == digest(ids):
+        return replace(NO_CHECK, done=check.done)
+    suspected = set(check.suspects).intersection(ids)
+    if suspected and suspected != set(ids):
+        return replace(check, turn=2)
+    return Check(turn=1, done=check.done)
+
+
+def _checked(view: View, round_: Round, members: Sequence[Node], now: float) -> Round | None:
+    """The round that follows a turn in which something was wrong; None: nothing was, or nobody can tell with
+    which node.
+    """
+    ids, check = [node.id for node in members], round_.check
+    heard = {rank: view.reports[id_].report.measured for rank, id_ in enumerate(ids)}
+    found = {rank: measured for rank, measured in heard.items() if measured is not None}
+    wrong = suspects(ids, found, check)
+    if len(wrong) == len(ids):  # two nodes, and the way between them
+        wrong = alone(found)
+    if not wrong or len(wrong) == len(ids):
+        return None
+    if check.turn == 1:
+        suspected = tuple(ids[rank] for rank in wrong)
+        next_turn = Check(suspects=suspected, usual=usual_speed(found), done=check.done)
+        return replace(_again(round_), check=next_turn)
+    time = view.epoch + now
+    faults = [
+        MachineFault(round(time + turn / 10, 1), members[rank].known_as, f"check {turn} of 2: {why}")
+        for rank, why in wrong.items()
+        for turn in (1, 2)
+    ]
+    return replace(_again(round_), check=Check(done=digest(ids)), faults=merged(round_.faults, faults))
 
 
 def _running(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:

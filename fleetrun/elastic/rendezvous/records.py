@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from fleetrun.elastic.rendezvous.checks import NO_CHECK, Check, Measured
 from fleetrun.plan.topology import Offer
 from fleetrun.pod.policy import NOTHING_SPENT, Spent
 from fleetrun.record.faults import MachineFaults, read_faults
@@ -115,6 +116,7 @@ class Cause:
 class Round:
     """One generation of the job. `size` is the number of members; the topology lists them.
 
+    `attempts` counts the generations that ran before: others were not accepted, or only checked nodes.
     `restarts` counts failures that led to a restart, `spent` is what they have used of --max_restart,
     `losses` what lost nodes have used of their own budget. `faults` are those of all machines. While
     STOPPING, `restart` says whether another generation follows, `after` how many seconds later at the
@@ -126,6 +128,7 @@ class Round:
     generation: int
     state: State
     size: int = 0
+    attempts: int = 0
     restarts: int = 0
     spent: Spent = NOTHING_SPENT
     losses: Spent = NOTHING_SPENT
@@ -135,6 +138,7 @@ class Round:
     after: float = 0.0
     code: int = 0
     topology: str = ""
+    check: Check = NO_CHECK
 
     def stopping(self, cause: Cause, *, restart: bool, after: float = 0.0) -> Round:
         return replace(self, state=State.STOPPING, cause=cause, restart=restart, after=after)
@@ -152,12 +156,13 @@ class MemberStatus(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Of one member in one generation; rewritten on progress. `step` is the last that a STOPPED member's
-    trainers made.
+    trainers made, `measured` what a READY one found in a check.
     """
 
     done: MemberStatus
     causes: tuple[Cause, ...] = ()
     step: int | None = None
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +300,7 @@ def _round(fields: Mapping[str, Any]) -> Round:
         generation=int,
         state=State,
         size=int,
+        attempts=int,
         restarts=int,
         spent=_spent,
         losses=_spent,
@@ -303,6 +309,7 @@ def _round(fields: Mapping[str, Any]) -> Round:
         after=_seconds,
         code=_code,
         topology=str,
+        check=_check,
     )
     cause = fields.get("cause")
     round_ = Round(**plain, cause=None if cause is None else _cause(cause))
@@ -313,7 +320,31 @@ def _round(fields: Mapping[str, Any]) -> Round:
 
 def _report(fields: Mapping[str, Any]) -> Report:
     causes = tuple(map(_cause, fields.get("causes", ())))
-    return Report(done=MemberStatus(fields["done"]), causes=causes, step=_step(fields.get("step")))
+    measured = fields.get("measured")
+    return Report(
+        done=MemberStatus(fields["done"]),
+        causes=causes,
+        step=_step(fields.get("step")),
+        measured=None if measured is None else read_measured(measured),
+    )
+
+
+def read_measured(fields: Mapping[str, Any]) -> Measured:
+    """What `doctor.check` prints. Raises one of `WRONG`."""
+    numbers = dict.fromkeys(("compute", "gpu", "memory", "link"), _measure)
+    return Measured(**_only(fields, **numbers, error=str, link_error=str))
+
+
+def _measure(value: Any) -> float:
+    number = _seconds(value)
+    if number < 0:
+        raise ValueError(f"{number} is less than nothing")
+    return number
+
+
+def _check(fields: Mapping[str, Any]) -> Check:
+    plain = _only(fields, turn=int, usual=_measure, done=int)
+    return Check(**plain, suspects=tuple(map(str, fields.get("suspects", ()))))
 
 
 def _census(fields: Mapping[str, Any]) -> Census:

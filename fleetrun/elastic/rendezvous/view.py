@@ -10,6 +10,7 @@ from enum import Enum, auto
 from itertools import chain
 
 from fleetrun.elastic.rendezvous import records
+from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import (
     BadRecordError,
     Cause,
@@ -331,6 +332,8 @@ class MemberState:
     downs: int = 0
     step: int | None = None
     """The last step that its trainers made in this generation."""
+    measured: Measured | None = None
+    """What it found in the check of this generation."""
     reported: tuple[int, MemberStatus, int] | None = None
     """What was last reported: generation, how far, how many causes."""
     renew: set[str] = field(default_factory=set)
@@ -356,7 +359,7 @@ class MemberState:
         """Become a member of a generation."""
         self.phase, self.round, self.members, self.rank = Phase.READY, round_, members, rank
         self.completed, self.failure, self.causes, self.stop_cause = False, None, [], None
-        self.killed, self.step = False, None
+        self.killed, self.step, self.measured = False, None, None
 
     def rest(self) -> None:
         self.phase, self.round, self.members, self.rank = Phase.IDLE, None, (), -1
@@ -370,7 +373,10 @@ class MemberState:
 
     def report(self, now: float) -> Report | None:
         if self.phase is Phase.READY:
-            return Report(done=MemberStatus.READY)
+            checks = self.round is not None and self.round.check.turn
+            if checks and self.measured is None:
+                return None
+            return Report(done=MemberStatus.READY, measured=self.measured)
         if self.phase is Phase.RUNNING:
             return Report(done=MemberStatus.COMPLETED if self.completed else MemberStatus.READY)
         if self.phase is Phase.STOPPING:

@@ -464,6 +464,11 @@ class LaunchSettings:
         2, parsing.whole(0, 1_000), "N", env=("FLEETRUN_EXCLUDE_AFTER",),
         help="Leave a machine out after so many faults, if there are enough others; 0: never. See "
              "`fleetrun nodes`.")
+    check: str = _machine(
+        "off", parsing.choice("off", "fast", "full"), "HOW", choices=("off", "fast", "full"),
+        env=("FLEETRUN_CHECK",),
+        help="Before each start, measure processor, memory and the ways between machines, in 3 s at most; "
+             "full: also GPUs, which takes longer. What is slow or broken has a fault.")
     ips: tuple[str, ...] = _machine(
         (), parsing.host_list, "LIST", env=("PADDLE_IPS",),
         help="The machines in order of rank. They meet at the first.", shown_default="this one")

@@ -85,7 +85,7 @@ def words(resolved: Resolved, but: Collection[str] = ()) -> tuple[str, ...]:
 
 
 _AGREED = (
-    "run_mode", "backend", "nnodes", "spares", "exclude_after", "ips", "servers", "trainers",
+    "run_mode", "backend", "nnodes", "spares", "exclude_after", "check", "ips", "servers", "trainers",
     "heter_workers", "coordinators",
     "max_restart", "elastic_level", "heartbeat_timeout", "with_gloo", "module",
 )  # fmt: skip

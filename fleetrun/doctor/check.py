@@ -1,0 +1,160 @@
+"""`python -m fleetrun.doctor.check`: a node's part in a check before a start (--check). Reads one line of
+JSON, measures, and prints one line. Imports little: others wait for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fleetrun.doctor.links import LinkError, measure_link, open_door, serve_link
+
+_ROUNDS, _BLOCK = 12, 8 << 20
+_COPIED = 64 << 20
+_LONGEST = 0.15
+"""Seconds of sending in each direction."""
+
+_RETRY = 0.02
+_GREETING, _GREETED = 200, 0.3
+"""Bytes and seconds that a visitor has to say who it is."""
+
+
+class _LateError(Exception):
+    """The time is over, wherever the process waits."""
+
+
+def compute(rounds: int) -> float:
+    """Seconds."""
+    data = bytes(_BLOCK)
+    began = time.perf_counter()
+    for _ in range(rounds):
+        hashlib.blake2b(data)
+    return time.perf_counter() - began
+
+
+def memory(rounds: int) -> tuple[float, str]:
+    """Bytes/s of a copy, and what is wrong with it."""
+    source = bytearray(os.urandom(1 << 20) * (_COPIED >> 20))
+    seconds = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        copy = bytes(source)
+        seconds.append(time.perf_counter() - began)
+        if copy != source:
+            return 0.0, "a copy in memory differs from what was copied"
+    return _COPIED / min(seconds), ""
+
+
+def gpus(count: int, kind: str = "cuda") -> tuple[float, str]:
+    """Seconds of products of matrices on the slowest GPU, and what is wrong with one."""
+    import torch
+
+    slowest = 0.0
+    for number in range(count):
+        device = torch.device(kind, number) if kind != "cpu" else torch.device(kind)
+        size = 4096 if kind != "cpu" else 256
+        try:
+            matrix = torch.randn(size, size, device=device)
+            expected = matrix @ matrix
+            began = time.perf_counter()
+            same = [bool(torch.equal(matrix @ matrix, expected)) for _ in range(10)]  # which waits for it
+            slowest = max(slowest, time.perf_counter() - began)
+        except RuntimeError as error:
+            return 0.0, f"GPU {number}: {str(error).splitlines()[0]}"
+        if not all(same):
+            return 0.0, f"GPU {number} computes differently each time"
+    return slowest, ""
+
+
+def way(said: Mapping[str, Any], seconds: float) -> tuple[float, str]:
+    """Bytes/s of the slower direction as the visitor sees it, and what is wrong with it."""
+    met = False
+
+    def late(number: int, frame: object) -> None:
+        raise _LateError("it is too slow to be measured" if met else "no answer")
+
+    def meet() -> None:
+        nonlocal met
+        met = True
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        if said["visit"] is not None:
+            return _visit(tuple(said["visit"]), said["ticket"], meet), ""
+        if said["serve"] is not None:
+            _serve(tuple(said["serve"]), said["ticket"], meet)
+    except (LinkError, _LateError) as error:
+        return 0.0, str(error)
+    except OSError as error:
+        return 0.0, error.strerror or str(error)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    return 0.0, ""
+
+
+def _visit(address: tuple[str, int], ticket: str, meet: Callable[[], None]) -> float:
+    while True:
+        try:
+            with socket.create_connection(address) as sock:
+                sock.sendall(f"{ticket}\n".encode())
+                if sock.recv(1) == b"!":
+                    meet()
+                    found = measure_link(sock, longest=_LONGEST)
+                    return min(found.there, found.back)
+        except (ConnectionRefusedError, ConnectionResetError):  # it does not listen yet
+            pass
+        time.sleep(_RETRY)
+
+
+def _serve(address: tuple[str, int], ticket: str, meet: Callable[[], None]) -> None:
+    """Others than the partner, who have no ticket, are sent away."""
+    with open_door(*address) as door:
+        while True:
+            sock, _ = door.accept()
+            with sock:
+                sock.settimeout(_GREETED)
+                try:
+                    greeted = _line(sock)
+                except OSError:
+                    continue
+                if hmac.compare_digest(greeted, ticket.encode()):
+                    meet()
+                    sock.settimeout(None)
+                    sock.sendall(b"!")
+                    serve_link(sock, longest=_LONGEST)
+                    return
+
+
+def _line(sock: socket.socket) -> bytes:
+    text = b""
+    while not text.endswith(b"\n") and len(text) < _GREETING:
+        data = sock.recv(1)
+        if not data:
+            break
+        text += data
+    return text.strip()
+
+
+def main() -> None:
+    said = json.loads(sys.stdin.readline())
+    full = said["full"]
+    found: dict[str, Any] = {}
+    found["link"], found["link_error"] = way(said, said["within"] / 2)
+    found["compute"] = compute(_ROUNDS * (4 if full else 1))
+    found["memory"], found["error"] = memory(3)
+    if full and said["gpus"] and not found["error"]:
+        found["gpu"], found["error"] = gpus(said["gpus"])
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

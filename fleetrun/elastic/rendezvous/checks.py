@@ -1,0 +1,124 @@
+"""The check of nodes before a generation (--check): which two measure the way between them, and from what all
+have found to the nodes that are slow or broken. Pure; `doctor/check.py` measures.
+
+A check has up to two turns. In the first every node computes, copies memory and measures the way to a
+neighbour. A way has two ends: so in the second each suspect does it again, with a node that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+UNEVEN = 4.0
+"""So many times slower than the middle one is too slow."""
+
+SECONDS = {"fast": 3.0, "full": 60.0}
+"""How long a turn takes at most; `full` imports torch."""
+
+MARGIN = 2.0
+"""Seconds beyond that in which a node must have reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Of a round. `turn`: 0: none, 1 or 2. `suspects` of the first turn, by id, and `usual`, the speed of the
+    middle way there (bytes/s). `done`: the `digest` of the nodes whose check is over.
+    """
+
+    turn: int = 0
+    suspects: tuple[str, ...] = ()
+    usual: float = 0.0
+    done: int = 0
+
+
+NO_CHECK = Check()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one node found in a turn: the seconds of a fixed computation, of one on its slowest GPU, the speed
+    of its memory and of the way to its partner (bytes/s); 0: not measured. `error`: what is wrong with it,
+    `link_error`: with the way.
+    """
+
+    compute: float = 0.0
+    gpu: float = 0.0
+    memory: float = 0.0
+    link: float = 0.0
+    error: str = ""
+    link_error: str = ""
+
+
+def digest(ids: Sequence[str]) -> int:
+    return crc32(",".join(sorted(ids)).encode()) or 1
+
+
+def pairs(ids: Sequence[str], suspects: Sequence[str]) -> list[tuple[int, int]]:
+    """Ranks, each at most once; the first of a pair measures. Neighbours; or each suspect and another."""
+    if not suspects:
+        return [(rank, rank + 1) for rank in range(0, len(ids) - 1, 2)]
+    bad = [rank for rank, id_ in enumerate(ids) if id_ in suspects]
+    good = [rank for rank, id_ in enumerate(ids) if id_ not in suspects]
+    return list(zip(bad, good, strict=False))
+
+
+def measures(ids: Sequence[str], suspects: Sequence[str], rank: int) -> bool:
+    """Whether this node has something to do in this turn."""
+    return not suspects or ids[rank] in suspects or any(rank in pair for pair in pairs(ids, suspects))
+
+
+def usual_speed(found: Mapping[int, Measured]) -> float:
+    seconds = _middle([1 / each.link for each in found.values() if each.link])
+    return 1 / seconds if seconds else 0.0
+
+
+def suspects(ids: Sequence[str], found: Mapping[int, Measured], check: Check) -> dict[int, str]:
+    """The ranks with which something is wrong, and what; of a way both ends, unless one was none before."""
+    wrong = alone(found)
+    usual = check.usual or usual_speed(found)
+    for pair in pairs(ids, check.suspects):
+        why = _way(found, pair, usual)
+        for rank in pair if why else ():
+            other = ids[pair[1] if rank == pair[0] else pair[0]]
+            if not check.suspects or (ids[rank] in check.suspects and other not in check.suspects):
+                wrong.setdefault(rank, why)
+    return {rank: why for rank, why in wrong.items() if not check.suspects or ids[rank] in check.suspects}
+
+
+def alone(found: Mapping[int, Measured]) -> dict[int, str]:
+    """The ranks with which something is wrong whatever the ways are, and what."""
+    return dict(_alone(found))
+
+
+def _alone(found: Mapping[int, Measured]) -> Iterator[tuple[int, str]]:
+    for rank, each in found.items():
+        if each.error:
+            yield rank, each.error
+    for what, values in (
+        ("its processor computes", {rank: each.compute for rank, each in found.items()}),
+        ("its GPU computes", {rank: each.gpu for rank, each in found.items()}),
+        ("its memory is", {rank: each.memory and 1 / each.memory for rank, each in found.items()}),
+    ):
+        there = {rank: seconds for rank, seconds in values.items() if seconds}
+        usual = _middle(list(there.values()))
+        for rank, seconds in there.items():
+            if seconds > UNEVEN * usual:
+                yield rank, f"{what} {seconds / usual:.1f} times slower than the others'"
+
+
+def _way(found: Mapping[int, Measured], pair: tuple[int, int], usual: float) -> str:
+    there = [found[rank] for rank in pair if rank in found]
+    for each in there:
+        if each.link_error:
+            return f"the way to its partner: {each.link_error}"
+    speed = min((each.link for each in there if each.link), default=0.0)
+    if speed and speed * UNEVEN < usual:
+        return f"the way to its partner is {usual / speed:.1f} times slower than the others"
+    return ""
+
+
+def _middle(values: Sequence[float]) -> float:
+    """Of two seconds the smaller."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0

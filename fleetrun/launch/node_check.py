@@ -1,0 +1,122 @@
+"""This node's part in a check before a start (--check): a helper process measures, and the launcher waits for
+no longer than the check may take.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+
+from fleetrun.console.console import Console
+from fleetrun.console.text import printable
+from fleetrun.elastic.rendezvous.checks import SECONDS, Measured, measures, pairs
+from fleetrun.elastic.rendezvous.records import WRONG, Node, Round, read_measured
+from fleetrun.envs.contract import VISIBLE_VARIABLE, split_endpoint
+from fleetrun.errors import LaunchError
+from fleetrun.host.interpreter import helper_command, helper_environment
+from fleetrun.plan.topology import Host
+from fleetrun.pod.companion import Companion
+from fleetrun.pod.loop import Loop
+from fleetrun.pod.process import Exit
+
+_LATE = 1.0
+"""Seconds beyond its time until the process is given up."""
+
+
+class NodeCheck:
+    """One turn. `then` gets what was found, once, unless it is cancelled."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        companions: set[int],
+        console: Console,
+        host: Host,
+        how: str,
+        round_: Round,
+        members: Sequence[Node],
+        rank: int,
+        then: Callable[[Measured], None],
+    ) -> None:
+        self._console = console
+        self._then: Callable[[Measured], None] | None = then
+        self._companion: Companion | None = None
+        self._last = b""
+        self._seconds = SECONDS[how]
+        self._timer = loop.after(self._seconds + _LATE, self._too_long)
+        ids = [node.id for node in members]
+        if not measures(ids, round_.check.suspects, rank):
+            loop.after(0.0, lambda: self._finish(Measured()))
+            return
+        partner, visits = _partner(pairs(ids, round_.check.suspects), rank)
+        self._partner = members[partner].title if partner >= 0 else ""
+        way = f" and the way to {printable(self._partner)}" if self._partner else ""
+        console.info(f"checking this machine{way} (--check {how})")
+        env = helper_environment(os.environ)
+        if host.devices:
+            env[VISIBLE_VARIABLE[host.device_kind]] = ",".join(host.devices)
+        try:
+            self._companion = Companion(
+                loop, companions, helper_command("fleetrun.doctor.check"), env,
+                heard=self._heard, ended=self._ended,
+            )  # fmt: skip
+        except LaunchError as error:
+            failure = Measured(error=f"the check cannot be started: {error.message}")
+            loop.after(0.0, lambda: self._finish(failure))
+            return
+        services = [split_endpoint(node.offer.service) if node.offer.service else None for node in members]
+        meets = partner >= 0 and services[rank] is not None and services[partner] is not None
+        said = {
+            "visit": services[partner] if meets and visits else None,
+            "serve": services[rank] if meets and not visits else None,
+            "ticket": f"{round_.topology}/{round_.generation}",
+            "full": how == "full",
+            "gpus": len(host.devices) if host.device_kind == "gpu" else 0,
+            "within": SECONDS["fast"],
+        }
+        self._companion.write(json.dumps(said).encode() + b"\n")
+
+    def cancel(self) -> None:
+        self._then = None
+        self._timer.cancel()
+        self._kill()
+
+    def _heard(self, line: bytes) -> None:
+        self._last = line
+
+    def _ended(self, exit: Exit) -> None:
+        self._companion = None
+        try:
+            measured = read_measured(json.loads(self._last))
+        except WRONG:
+            measured = Measured(error=f"the check {exit} on it")
+        if measured.link_error:
+            way = f"the way to {printable(self._partner)}: {printable(measured.link_error)}"
+            self._console.warning(f"check: {way}")
+        self._finish(measured)
+
+    def _too_long(self) -> None:
+        self._kill()
+        self._finish(Measured(error=f"the check took longer than {self._seconds + _LATE:g} s"))
+
+    def _finish(self, measured: Measured) -> None:
+        self._timer.cancel()
+        if measured.error:
+            self._console.warning(f"check: this machine: {printable(measured.error)}")
+        if self._then is not None:
+            then, self._then = self._then, None
+            then(measured)
+
+    def _kill(self) -> None:
+        if self._companion is not None:
+            companion, self._companion = self._companion, None
+            companion.close()
+
+
+def _partner(turn: Sequence[tuple[int, int]], rank: int) -> tuple[int, bool]:
+    """The partner's rank, -1 without one, and whether this node measures."""
+    for one, other in turn:
+        if rank in (one, other):
+            return (other, True) if rank == one else (one, False)
+    return -1, False
