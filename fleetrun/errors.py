@@ -72,3 +72,7 @@ class StoreError(LaunchError):
 
 class StoreLostError(StoreError):
     """The connection to the rendezvous store is lost."""
+
+
+class StoreSilentError(StoreLostError):
+    """It has not answered for as long as a lease: others may go on without this node."""

@@ -1,5 +1,5 @@
-"""Opens the rendezvous store of a job: an etcd, the embedded store of another node, or one that this node
-hosts.
+"""Opens the rendezvous store of a job: an etcd, an etcd that machines of the job run together, the embedded
+store of another node, or one that this node hosts.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ CLOSE_TIMEOUT = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingOptions:
-    """Which store: `master` is host:port, etcd://... or None (this node chooses a port and hosts the store).
+    """Which store: `master` is host:port, several of these with commas (the machines run an etcd), etcd://...
+    or None (this node chooses a port and hosts the store).
 
     `address` is this machine's, `lease` is in seconds. `late_names`: the name in `master` may get its address
-    only after this node has started.
+    only after this node has started. Helper processes are put into `companions`; `tell` gets what the user
+    should know of them.
     """
 
     master: str | None
@@ -42,6 +44,8 @@ class MeetingOptions:
     lease: float
     token: str = ""
     late_names: bool = False
+    companions: set[int] = field(default_factory=set)
+    tell: Callable[[str], None] = field(default=lambda text: None)
 
 
 StartCheck = Callable[[], LaunchError | None]
@@ -51,12 +55,14 @@ StartCheck = Callable[[], LaunchError | None]
 @dataclass(slots=True, kw_only=True)
 class Meeting:
     """An open rendezvous store. `endpoint` is its address for the other nodes. `hosted`: this process hosts
-    it. `start_checks`: checks, and the seconds from the start after which each is made.
+    it, and it ends with this process. `open_to_all`: any program that reaches `endpoint` can write into it.
+    `start_checks`: checks, and the seconds from the start after which each is made.
     """
 
     store: Store
     endpoint: str
     hosted: bool = False
+    open_to_all: bool = False
     close: Callable[[], None] = field(default=lambda: None)
     start_checks: tuple[tuple[float, StartCheck], ...] = ()
 
@@ -78,6 +84,8 @@ def open_meeting(options: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
             loop, options.master, job_id=options.job_id, node_id=options.node_id, lease=options.lease
         )
         return Meeting(store=etcd, endpoint=options.master.partition("?")[0])
+    if options.master is not None and "," in options.master:
+        return _together(options, options.master, loop, ports)
     endpoint = options.master or join_endpoint(options.address, _free_port(ports))
     holder = _host_or_holder(endpoint, ports) if options.master is not None else None
     if holder is None:
@@ -104,6 +112,28 @@ def open_meeting(options: MeetingOptions, loop: Loop, ports: Ports) -> Meeting:
 
     checks = ((START_CHECK_AFTER, held), (START_CHECK_AFTER, nameless))
     return Meeting(store=store, endpoint=endpoint, start_checks=checks)
+
+
+def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) -> Meeting:
+    """The machines of the list run an etcd."""
+    from fleetrun.elastic.etcd.store import EtcdStore  # isort: skip  first: it tells which package is missing
+    from fleetrun.elastic.etcd.member import Member, own_member
+    from fleetrun.elastic.etcd.tls import Certificate
+
+    endpoints = master.split(",")
+    url, certificate = f"etcd://{master}", None
+    if options.token:
+        certificate = Certificate(options.token, endpoints)
+        files = {"cacert": certificate.certificate, "cert": certificate.certificate, "key": certificate.key}
+        url += f"?{'&'.join(f'{name}={path}' for name, path in files.items())}"
+    own = own_member(endpoints, ports)
+    place = endpoints.index(own) if own is not None else None
+    job, lease = options.job_id, options.lease
+    store = EtcdStore(loop, url, job_id=job, node_id=options.node_id, lease=lease, fenced=True, own=place)
+    if own is None:
+        return Meeting(store=store, endpoint=master)
+    member = Member(loop, options.companions, endpoints, own, job, lease, certificate, options.tell)
+    return Meeting(store=store, endpoint=master, open_to_all=certificate is None, close=member.close)
 
 
 def _free_port(ports: Ports) -> int:
@@ -149,7 +179,7 @@ def _hosted(options: MeetingOptions, endpoint: str, loop: Loop) -> Meeting:
         server.close()
 
     store = MemoryStore(ledger, loop, options.node_id, lease=options.lease)
-    return Meeting(store=store, endpoint=endpoint, hosted=True, close=close)
+    return Meeting(store=store, endpoint=endpoint, hosted=True, open_to_all=not options.token, close=close)
 
 
 def _keys(options: MeetingOptions) -> CurveKeys | None:

@@ -53,7 +53,7 @@ from fleetrun.elastic.rendezvous.records import (
 )
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT, Entry, Store
-from fleetrun.errors import LaunchError
+from fleetrun.errors import LaunchError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 from fleetrun.record.faults import MachineFaults
 
@@ -520,7 +520,9 @@ class Membership:
             self._end(End(cause.code or 1, cause))
         elif own.last is None and own.phase is not Phase.OVER:
             if own.phase is Phase.RUNNING:
-                self._stop(Stop(store_lost(error.message), False))
+                # If others may run without this node, its processes take no further step.
+                apart = isinstance(error, StoreSilentError) and self._policy.replaces
+                self._stop(Stop(store_lost(error.message), False, at_once=apart))
             self._fail(Fail(error))
         self._look()
 

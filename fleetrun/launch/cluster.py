@@ -93,7 +93,8 @@ def run_cluster(
     meeting = None
     try:
         session.open(imagined, others, OtherRanks(others, agent).ask)
-        meeting = open_meeting(_meeting_options(settings, host, node), loop, ports)
+        options = _meeting_options(settings, host, node, session.companions, console.warning)
+        meeting = open_meeting(options, loop, ports)
         _tell_meeting(resolved, host, meeting, console)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
         membership.when_looked, others.membership = others.look, membership
@@ -145,7 +146,9 @@ def _node(resolved: Resolved, host: Host, offer: Offer, faults: MachineFaults) -
     )
 
 
-def _meeting_options(settings: LaunchSettings, host: Host, node: Node) -> MeetingOptions:
+def _meeting_options(
+    settings: LaunchSettings, host: Host, node: Node, companions: set[int], tell: Callable[[str], None]
+) -> MeetingOptions:
     return MeetingOptions(
         master=host.master,
         address=host.address,
@@ -154,6 +157,8 @@ def _meeting_options(settings: LaunchSettings, host: Host, node: Node) -> Meetin
         lease=settings.heartbeat_timeout,
         token=os.environ.get(TOKEN, ""),
         late_names="KUBERNETES_SERVICE_HOST" in os.environ,  # a pod's name is known when it runs
+        companions=companions,
+        tell=tell,
     )
 
 
@@ -211,11 +216,11 @@ def _tell_meeting(resolved: Resolved, host: Host, meeting: Meeting, console: Con
         console.info(f"Machines meet at {meeting.endpoint}. Run on the others:")
         line = words(resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port"})
         console.block([f"  fleetrun --master={meeting.endpoint} {_typed(line)}"])
-    name = "" if "://" in meeting.endpoint else split_endpoint(meeting.endpoint)[0]
+    name = "" if "://" in meeting.endpoint else split_endpoint(meeting.endpoint.split(",")[0])[0]
     loopback = name in (LOOPBACK, "::1", "localhost")
-    if meeting.hosted and loopback:
+    if loopback and (meeting.hosted or meeting.open_to_all):
         console.info(f"Only nodes on this machine can come to {meeting.endpoint}")
-    elif meeting.hosted and not os.environ.get(TOKEN):
+    elif meeting.open_to_all:
         console.warning(
             f"no secret is set (--token_file or {TOKEN}): anyone who can reach {meeting.endpoint} can join "
             "or end this job"

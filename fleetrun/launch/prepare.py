@@ -12,8 +12,7 @@ from pathlib import Path
 
 from fleetrun.envs.contract import TOKEN, Role, join_endpoint, split_endpoint, token_flaw
 from fleetrun.envs.settings.options import LaunchSettings, Resolved, normal
-from fleetrun.envs.settings.parsing import written_ranks
-from fleetrun.envs.settings.resolve import STORE_PORT
+from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT, written_ranks
 from fleetrun.errors import LaunchError, ScriptNotExecutableError, ScriptNotFoundError, UsageError, similar
 from fleetrun.host import devices, numa
 from fleetrun.host.network import (
@@ -179,7 +178,7 @@ def locate(settings: LaunchSettings) -> Host:
     """Raises UsageError when this machine is not in the list, or matches more than one entry."""
     listed = settings.ips or _listed(settings)
     if not listed:
-        master = settings.master if _several(settings) else None
+        master = _store(settings, ()) if _several(settings) else None
         address = _address(settings, master)
         return Host(address=address, nnodes=settings.nnodes, rank=settings.rank, master=master)
     mine = _mine(settings, listed)
@@ -203,8 +202,23 @@ def locate(settings: LaunchSettings) -> Host:
         machines=listed,
         hosts=mine,
         rank=rank,
-        master=settings.master or join_endpoint(listed[0], STORE_PORT),
+        master=_store(settings, listed) or join_endpoint(listed[0], STORE_PORT),
     )
+
+
+def _store(settings: LaunchSettings, listed: tuple[str, ...]) -> str | None:
+    """--master, where `embedded:3` is the first three machines of the list."""
+    master = settings.master or ""
+    if not master.startswith(EMBEDDED):
+        return settings.master
+    count = int(master.removeprefix(EMBEDDED))
+    if len(listed) < count:
+        have = f"the list has {len(listed)}" if listed else "no machines are listed"
+        raise UsageError(
+            f"--master {master} means the first {count} machines of --ips, and {have}",
+            hint="Name the machines that serve the store: --master H1,H2,H3",
+        )
+    return ",".join(join_endpoint(each, STORE_PORT) for each in listed[:count])
 
 
 def _refuse_loopback(settings: LaunchSettings, listed: tuple[str, ...]) -> None:

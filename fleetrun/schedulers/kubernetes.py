@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetrun.envs.settings.command_line import EngineValue
-from fleetrun.envs.settings.resolve import STORE_PORT
+from fleetrun.envs.settings.parsing import EMBEDDED, STORE_PORT
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import Options, Submission, excluded_nodes, gpus
@@ -178,14 +178,21 @@ def _nodes(job: Submission) -> int:
     return job.settings.nnodes[1] + job.settings.spares
 
 
-def _pod(job: Submission, options: Options, name: str, first: str) -> Pod:
-    """`first` is the host name of the first pod."""
+def _store(master: str, host: Callable[[int], str]) -> str:
+    """`embedded:3` is the first three pods."""
+    if not master.startswith(EMBEDDED):
+        return master
+    return ",".join(f"{host(number)}:{STORE_PORT}" for number in range(int(master.removeprefix(EMBEDDED))))
+
+
+def _pod(job: Submission, options: Options, name: str, host: Callable[[int], str]) -> Pod:
+    """`host` gives the host name of a pod by its number."""
     settings = job.settings
     nnodes = ":".join(map(str, dict.fromkeys(settings.nnodes)))
     place = {}
     if _nodes(job) > 1:
         place["FLEETRUN_PLACE_NNODES"] = nnodes
-        place["FLEETRUN_PLACE_MASTER"] = settings.master or f"{first}:{STORE_PORT}"
+        place["FLEETRUN_PLACE_MASTER"] = _store(settings.master or f"{host(0)}:{STORE_PORT}", host)
     place["FLEETRUN_PLACE_JOB"] = name
     # One group of processes after the other: trainers, then their servers.
     groups = 2 if settings.run_mode.has_servers else 1
@@ -262,7 +269,7 @@ def _deadline(job: Submission) -> Document:
 
 
 def _job(job: Submission, options: Options, name: str) -> list[Document]:
-    pod = _pod(job, options, name, f"{name}-0.{name}")
+    pod = _pod(job, options, name, lambda number: f"{name}-{number}.{name}")
     retries = {"backoffLimitPerIndex": job.settings.max_restart, "maxFailedIndexes": 0}
     spec = _deadline(job) | retries | _job_spec(job, pod, subdomain=name)
     service = {
@@ -281,7 +288,7 @@ def _job(job: Submission, options: Options, name: str) -> list[Document]:
 
 def _jobset(job: Submission, options: Options, name: str) -> list[Document]:
     """All pods are created again when one has failed for good: up to --max_restart times."""
-    pod = _pod(job, options, name, f"{name}-node-0-0.{name}")
+    pod = _pod(job, options, name, lambda number: f"{name}-node-0-{number}.{name}")
     # JobSet sets the subdomain itself.
     node = {"backoffLimit": 0} | _deadline(job) | _job_spec(job, pod, subdomain=None)
     spec = {
@@ -311,7 +318,7 @@ def _trainjob(job: Submission, options: Options, name: str) -> list[Document]:
     """The runtime sets rank, number of nodes and rendezvous address in torchrun's variables (PET_*)."""
     if job.settings.spares:
         raise UsageError(f"--spares {job.settings.spares}: a TrainJob takes part with all of its nodes")
-    pod = _pod(job, options, name, "")
+    pod = _pod(job, options, name, lambda number: "")
     container = pod.container()
     trainer = {
         "image": pod.image,

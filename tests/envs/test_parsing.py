@@ -62,6 +62,8 @@ GOOD = [
     (parsing.rendezvous_address, "http://host:8090", "host:8090"),
     (parsing.rendezvous_address, "etcd://etcd:2379", "etcd://etcd:2379"),
     (parsing.rendezvous_address, "etcd://a:1,b:1", "etcd://a:1,b:1"),
+    (parsing.rendezvous_address, "a,b:7, [::1]", "a:6768,b:7,[::1]:6768"),
+    (parsing.rendezvous_address, "embedded:3", "embedded:3"),
 ]
 
 
@@ -121,8 +123,13 @@ BAD = [
     *((parsing.node_range, text, "N or MIN:MAX") for text in ("a:b", "", "0", "1:", ":2", "1:2:3")),
     *(
         (parsing.rendezvous_address, text, "host:port")
-        for text in ("", "a", "etcd://", "etcd://a", "tcp://a:1")
+        for text in ("", "a", "etcd://", "etcd://a", "tcp://a:1", "a,b,")
     ),
+    *(
+        (parsing.rendezvous_address, text, "3, 5 or 7 machines")
+        for text in ("a,b", "embedded:2", "embedded:")
+    ),
+    (parsing.rendezvous_address, "a,b,a", "listed twice"),
 ]
 
 

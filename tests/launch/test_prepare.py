@@ -166,6 +166,13 @@ def test_a_list_with_a_meeting_point_of_its_own():
     assert site(f"--ips {NOWHERE},192.0.2.8 --host {NOWHERE} --master 192.0.2.9:7").master == "192.0.2.9:7"
 
 
+def test_the_first_machines_of_a_list_serve_the_store_together():
+    listed = f"--ips {NOWHERE},192.0.2.8,192.0.2.9,192.0.2.10 --host {NOWHERE}"
+    assert site(f"{listed} --master embedded:3").master == f"{NOWHERE}:6768,192.0.2.8:6768,192.0.2.9:6768"
+    assert "the list has 4" in refusal(f"{listed} --master embedded:5")
+    assert "--ips" in refusal("--nnodes 4 --master embedded:3")
+
+
 def test_an_ipv6_list():
     found = site("--ips [2001:db8::1],[2001:db8::2] --host 2001:db8::2")
     assert (found.rank, found.master) == (1, "[2001:db8::1]:6768")

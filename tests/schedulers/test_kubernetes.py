@@ -125,6 +125,11 @@ def test_the_first_pod_is_where_they_meet():
     assert environ["FLEETRUN_PLACE_MASTER"] == "train-node-0-0.train:6768"
 
 
+def test_the_first_pods_serve_the_store_together():
+    environ = environment_of(pod_of(documents(*BASE, "--master=embedded:3")[1])["containers"][0])
+    assert environ["FLEETRUN_PLACE_MASTER"] == "train-0.train:6768,train-1.train:6768,train-2.train:6768"
+
+
 def test_what_a_pod_finds_are_its_options():
     environ = environment_of(pod_of(documents(*BASE)[1])["containers"][0])
     texts = {name: value for name, value in environ.items() if isinstance(value, str)}

@@ -17,7 +17,7 @@ from fleetrun.elastic.embedded import wire
 from fleetrun.elastic.embedded.connection import StoreConnection
 from fleetrun.elastic.store import Entry, Listener, Mirror
 from fleetrun.envs.curve import Context, CurveKeys
-from fleetrun.errors import LaunchError, StoreError, StoreLostError
+from fleetrun.errors import LaunchError, StoreError, StoreLostError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 
 
@@ -148,7 +148,7 @@ class Heartbeat:
 
 # ---- Errors of a store that will never answer
 
-_HINT = "With --master etcd://... a job survives the loss of any node."
+_HINT = "With --master H1,H2,H3 or etcd://... a job survives the loss of any node."
 
 
 def store_gone(endpoint: str) -> StoreLostError:
@@ -158,8 +158,8 @@ def store_gone(endpoint: str) -> StoreLostError:
     )
 
 
-def store_silent(endpoint: str, lease: float) -> StoreLostError:
-    return StoreLostError(
+def store_silent(endpoint: str, lease: float) -> StoreSilentError:
+    return StoreSilentError(
         f"the rendezvous store {endpoint} has not answered for {lease:g} s: its machine or network is down",
         hint=_HINT,
     )

@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import threading
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.wire import Change, parse_address, password_for
 from fleetrun.elastic.store import Entry, Listener, covers
-from fleetrun.errors import LaunchError, NotSupportedError
+from fleetrun.errors import LaunchError, NotSupportedError, StoreSilentError
 from fleetrun.pod.loop import Loop, Timer
 
 
@@ -130,7 +131,7 @@ class EtcdMirror:
 
 
 try:
-    from fleetrun.elastic.etcd.client import Access, Client
+    from fleetrun.elastic.etcd.client import Access, Client, Unreachable
     from fleetrun.elastic.etcd.threads import Request, Watcher, Worker
 except ModuleNotFoundError as error:
     raise NotSupportedError(
@@ -141,6 +142,7 @@ except ModuleNotFoundError as error:
 LAST_MOMENT = 1.0
 """Seconds that `close` waits for an etcd with a slow disk."""
 _SHORTEST_LEASE = 2  # seconds; etcd grants none that is shorter
+_START = 5.0  # seconds that machines of the job have for their etcd until they are missing
 _TOGETHER = 0.01  # seconds; changes within them are reported at once
 
 
@@ -159,18 +161,31 @@ class EtcdStore:
         node_id: str,
         lease: float,
         environ: Mapping[str, str] = os.environ,
+        fenced: bool = False,
+        own: int | None = None,
     ) -> None:
+        """`fenced`: the cluster is that of the job's machines (`member.py`). The store is lost once the lease
+        of this client may have ended: from then on others may go on without this node. `own` is the place of
+        this machine's member in `url`.
+        """
         address = parse_address(url)
         seconds = max(_SHORTEST_LEASE, math.ceil(lease))
-        access = Access(address, password_for(address, environ), timeout=min(max(lease / 4, 0.5), 5.0))
+        longest = min(max(lease / (8 if fenced else 4), 0.5), 5.0)
+        access = Access(address, password_for(address, environ), timeout=longest)
         self._seconds = seconds
-        first = zlib.crc32(node_id.encode())  # spreads the nodes over the members
+        self._job_id = job_id
+        self._members = address.endpoints
+        self._fence: Timer | None = None
+        self._fenced = fenced
+        self._opened = 0.0
+        first = zlib.crc32(node_id.encode()) if own is None else own  # spreads the nodes over the members
         self._keys = wire.Keys(job_id)
         self._loop = loop
         self._listener: Listener | None = None
         self._mirror = EtcdMirror()
         self._mailbox: Mailbox | None = None
-        self._worker = Worker(Client(access, first), seconds, self, access.prove)
+        check = self._check_complete if fenced else lambda client: None
+        self._worker = Worker(Client(access, first), seconds, self, access.prove, check)
         self._watcher = Watcher(Client(access, first), self._keys, seconds * 0.75, self)
         self._request_thread = self._thread("etcd requests", self._worker.run)
         self._watch_thread = self._thread("etcd watch", self._watcher.run)
@@ -197,6 +212,7 @@ class EtcdStore:
 
     def open(self, listener: Listener) -> None:
         self._listener = listener
+        self._opened = self._loop.clock()
         self._mailbox = Mailbox(self._loop, self._settle)
         # Threads inherit this mask: signals go to the main thread, which handles them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -265,8 +281,9 @@ class EtcdStore:
         self._listener = None
         if self._mailbox is not None:
             self._mailbox.close()
-        if self._together is not None:
-            self._together.cancel()
+        for timer in (self._together, self._fence):
+            if timer is not None:
+                timer.cancel()
         self._watcher.end()
 
     # ---- called by the threads
@@ -337,8 +354,31 @@ class EtcdStore:
         self._turn = self._watcher.watch(tuple(self._mirror.prefixes))
         self._whole = not self._mirror.prefixes
 
+    def _check_complete(self, client: Client) -> None:
+        """In the worker's thread, before each lease."""
+        job = wire.completed_for(client.ask("/kv/range", wire.COMPLETE))
+        if job is None:
+            there = {each.get("name", "") for each in client.ask("/cluster/member/list", {})["members"]}
+            missing = [each for each in self._members if not any(name.endswith(f"/{each}") for name in there)]
+            raise Unreachable(f"it needs all machines of --master to begin; missing: {', '.join(missing)}")
+        if job != self._job_id:
+            raise LaunchError(
+                f"{client.name} serves the store of another job, {job}", hint="Give other ports in --master."
+            )
+
+    def _check_fence(self) -> None:
+        left = self._worker.heard + self._seconds - time.monotonic()
+        if left > 0:
+            self._fence = self._loop.after(left, self._check_fence)
+            return
+        why = next(iter(self._failures.values()), "no answer")
+        text = f"no majority of the machines in --master has answered for {self._seconds} s: {why}"
+        self._lost(StoreSilentError(text))
+
     def _now_leased(self, fresh: bool) -> None:
         self._has_lease = True
+        if self._fenced and self._fence is None:
+            self._check_fence()
         self._fresh |= fresh
         if self._failures.pop("requests", None) is not None:
             self._read_again()  # the stream's connection may be dead too, without an error yet
@@ -364,6 +404,8 @@ class EtcdStore:
         listener = self._listener
         self._stop()
         self._worker.end(0.0)
+        if self._fenced and "TLS" in error.message:
+            error.hint = "Give all nodes the same FLEETRUN_TOKEN or --token_file, or give none to any."
         if listener is not None:
             listener.lost(error)
 
@@ -371,7 +413,9 @@ class EtcdStore:
         """Call the listener after the calls from the threads."""
         if self._listener is None:
             return
-        if self._failures:
+        if self._failures and self._members_start():
+            pass
+        elif self._failures:
             why = self._failures.get("requests") or self._failures["watch"]
             self._is_up = False
             if why != self._reported:
@@ -382,6 +426,10 @@ class EtcdStore:
             fresh, self._fresh = self._fresh, False
             self._listener.up(fresh=fresh)
         self._tell_changes()
+
+    def _members_start(self) -> bool:
+        """Whether no member can be expected to answer yet: they begin with the nodes."""
+        return self._fenced and self._fence is None and self._loop.clock() < self._opened + _START
 
     def _tell_changes(self) -> None:
         if self._together is not None and self._together.pending and not self._different:

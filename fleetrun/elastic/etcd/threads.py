@@ -79,13 +79,23 @@ class WorkerEvents(Protocol):
 
 class Worker:
     def __init__(
-        self, client: Client, seconds: int, events: WorkerEvents, proven: Callable[[], None]
+        self,
+        client: Client,
+        seconds: int,
+        events: WorkerEvents,
+        proven: Callable[[], None],
+        check: Callable[[Client], None] = lambda client: None,
     ) -> None:
-        """`seconds`: of the lease. `proven` is called when etcd has carried out a write."""
+        """`seconds`: of the lease. `proven` is called when etcd has carried out a write; `check`, which may
+        raise what a request raises, before each new lease.
+        """
         self._client = client
         self._seconds = seconds
         self._events = events
         self._proven = proven
+        self._check = check
+        self.heard = time.monotonic()
+        """When the request was sent by which the lease was last renewed."""
         self._changed = threading.Condition()
         self._requests: deque[Request] = deque()
         self._until: float | None = None  # after `end`: when to give up
@@ -150,18 +160,22 @@ class Worker:
                 self._send(self._requests[0])
 
     def _grant(self) -> None:
+        self._check(self._client)
+        sent = time.monotonic()
         answer = self._client.ask("/lease/grant", {"TTL": self._seconds, "ID": 0})
         self._lease = str(answer["ID"])
-        self._lease_kept(fresh=True)
+        self._lease_kept(sent, fresh=True)
 
     def _renew(self) -> None:
+        sent = time.monotonic()
         answer = self._client.ask("/lease/keepalive", {"ID": self._lease})
         if int(answer.get("result", {}).get("TTL", 0)) > 0:
-            self._lease_kept(fresh=False)
+            self._lease_kept(sent, fresh=False)
         else:
             self._lease = ""
 
-    def _lease_kept(self, *, fresh: bool) -> None:
+    def _lease_kept(self, sent: float, *, fresh: bool) -> None:
+        self.heard = sent
         self._renew_at = time.monotonic() + self._seconds / 4
         if fresh or self._failing:
             self._events.leased(fresh=fresh)

@@ -50,6 +50,10 @@ class Keys:
         return b64decode(key).decode().removeprefix(self.root)
 
 
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
 # ---- requests
 
 
@@ -89,6 +93,23 @@ def watches(keys: Keys, prefixes: Iterable[str]) -> list[Body]:
     return [{"create_request": keys.span(prefix)} for prefix in prefixes]
 
 
+# ---- A cluster that machines of a job run (`member.py`) has one key outside of the job's: the id of its job,
+# written once it may be used.
+
+_COMPLETE_KEY = _base64(b"/fleetrun-members")
+COMPLETE: Body = {"key": _COMPLETE_KEY}
+
+
+def complete(job_id: str) -> Body:
+    return {"key": _COMPLETE_KEY, "value": _base64(job_id.encode())}
+
+
+def completed_for(answer: Mapping[str, Any]) -> str | None:
+    """The job for which it may be used; None: it may not be used yet. `answer`: to a range of `COMPLETE`."""
+    found = answer.get("kvs", ())
+    return b64decode(found[0].get("value", "")).decode() if found else None
+
+
 # ---- answers
 
 
@@ -126,10 +147,6 @@ def _change(keys: Keys, event: Mapping[str, Any]) -> Change:
 
 def _entry(kv: Mapping[str, Any]) -> Entry:
     return Entry(b64decode(kv.get("value", "")), int(kv["create_revision"]), int(kv["mod_revision"]))
-
-
-def _base64(data: bytes) -> str:
-    return b64encode(data).decode()
 
 
 _PIECE = 512  # bytes that the gateway's decoder reads first; each further read is twice as large

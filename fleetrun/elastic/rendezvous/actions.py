@@ -17,6 +17,9 @@ together.
 """
 
 
+ELECTION = 4.0
+"""Seconds in which the members of an etcd have another leader."""
+
 _LOSSES = 3
 """At least so many nodes may be lost before the next step."""
 
@@ -69,8 +72,10 @@ class Policy:
 
     @property
     def ghost(self) -> float:
-        """Seconds until the lease of a dead node has ended for certain: its replacement may have to wait."""
-        return self.lease + 1.0
+        """Seconds until the lease of a dead node has ended for certain: its replacement may have to wait.
+        Where several machines serve the store, it may have been their leader: all leases begin again then.
+        """
+        return self.lease + 1.0 + ("," in self.endpoint) * ELECTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -475,7 +475,8 @@ class LaunchSettings:
     master: str | None = _machine(
         None, parsing.rendezvous_address, "ADDRESS", aliases=("elastic_server",),
         env=("PADDLE_MASTER", "PADDLE_ELASTIC_SERVER"),
-        help="Where machines meet: host:port (served by the launcher there) or etcd://host:port,...",
+        help="Where machines meet: host:port (served by the launcher there), H1,H2,H3 (by those three, of "
+             "which any one may be lost; embedded:3: the first three of --ips), or etcd://host:port,...",
         shown_default="this machine says")
     rank: int = _machine(
         -1, parsing.whole(-1, 65534), "N", aliases=("node_rank",), env=("PADDLE_RANK", "PET_NODE_RANK"),

@@ -425,15 +425,44 @@ def node_range(text: str) -> tuple[int, int]:
     return least, most
 
 
+STORE_PORT = 6768
+"""Where machines meet, if no port is given; the port of Paddle's documents."""
+
+EMBEDDED = "embedded:"
+
+
 def rendezvous_address(text: str) -> str:
-    """`host:port`, `http://host:port` (the same), or `etcd://host:port[,host:port][?NAME=VALUE&...]`."""
+    """`host:port`, `http://host:port` (the same), `etcd://host:port[,host:port][?NAME=VALUE&...]`,
+    `host[:port],host[:port],...`, or `embedded:N`.
+    """
     scheme, _, rest = text.rpartition("://")
     if scheme not in ("", "http", "etcd"):
-        raise InvalidValue("it must be host:port or etcd://host:port")
+        raise InvalidValue("it must be host:port, host,host,host or etcd://host:port")
     if scheme == "etcd":
         members, question, parameters = rest.partition("?")
         return f"etcd://{','.join(endpoint_list(members) or _missing())}{question}{parameters}"
+    if rest.startswith(EMBEDDED):
+        count = rest.removeprefix(EMBEDDED)
+        _check_majority(int(count) if count.isdecimal() and count.isascii() else 0)
+        return rest
+    if "," in rest:
+        members = ",".join(_with_store_port(part.strip()) for part in rest.split(","))
+        _check_majority(len(endpoint_list(members)))
+        return members
     return endpoint(rest)
+
+
+def _with_store_port(text: str) -> str:
+    try:
+        return endpoint(f"{text}:{STORE_PORT}")
+    except InvalidValue:
+        return text
+
+
+def _check_majority(machines: int) -> None:
+    """Of an even number half is no majority: one machine more would only be one more to lose."""
+    if machines not in (3, 5, 7):
+        raise InvalidValue("3, 5 or 7 machines can serve a store together, or one")
 
 
 def _missing() -> tuple[str, ...]:

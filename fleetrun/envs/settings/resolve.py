@@ -37,9 +37,6 @@ from fleetrun.envs.settings.parsing import PROCESSES_PER_NODE, with_ports
 from fleetrun.errors import UsageError
 from fleetrun.values import replace
 
-STORE_PORT = 6768
-"""Where machines of a list meet on the first of them; the port of Paddle's documents."""
-
 TORCHRUN_PORT = 29500
 FIRST_TRAINER_PORT = 6170
 """Paddle numbers trainers that were listed without ports from here, plus the number of servers."""

@@ -1,0 +1,433 @@
+"""A member of an etcd that machines of a job run together (`--master H1,H2,H3`): this launcher's part of it,
+and (`python -m fleetrun.elastic.etcd.member`) the process that starts etcd and lets it enter the cluster.
+
+    launcher --(one line of JSON, then the end of its input)--> this process --> etcd
+             <--(lines for the user)---------------------------
+
+The cluster is etcd's own: it elects, and a majority of its members decides. Around it there are three rules.
+
+1. The first machine of the list begins a cluster, the others enter it. Nodes use a cluster only once all
+   listed machines have been in it at the same time (`complete`).
+2. A machine is in one cluster at a time, because the port of its member is reserved.
+3. The data of a member end with its launcher, or when it has had no leader for longer than a lease. Then the
+   machine enters again: its old member is removed and another one added, with another id and no data.
+
+By 1 and 2 a second cluster can be used only when every machine has left the first one, so that there are
+never two; by 3 no member forgets what it has voted for. Where no majority is left, nothing is decided, and
+nodes end (`fenced` in `EtcdStore`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fleetrun.elastic.etcd import wire
+from fleetrun.elastic.etcd.client import Access, Client, Rejected, Unreachable
+from fleetrun.elastic.etcd.threads import Backoff
+from fleetrun.elastic.etcd.tls import Certificate
+from fleetrun.elastic.etcd.wire import Body, EtcdAddress
+from fleetrun.elastic.rendezvous import records
+from fleetrun.envs.contract import join_endpoint, split_endpoint
+from fleetrun.errors import LaunchError, NotSupportedError, PortError, ReservedPortError
+from fleetrun.host.interpreter import helper_command, helper_environment
+from fleetrun.host.network import Ports, is_this_host
+from fleetrun.pod.companion import Companion
+from fleetrun.pod.loop import Loop, Timer
+from fleetrun.pod.process import Exit
+
+PROGRAM = "etcd"
+_FOLDER = "fleetrun-etcd-"
+_LEAVE = 3.0
+"""Seconds that a member waits at the end of the job for the other nodes to read how it ended."""
+_STOP = 2.0
+"""Seconds that etcd has to hand over the lead of its cluster."""
+_AGAIN = 0.5
+"""Seconds until this process is started again."""
+
+# ---- Which of the members is this machine's
+
+
+def own_member(endpoints: Sequence[str], ports: Ports) -> str | None:
+    """The endpoint of the member that this launcher runs, and whose ports it holds from now on. None: this is
+    none of the machines, or other launchers on it run their members. Raises PortError for a port that another
+    program has.
+    """
+    for each in endpoints:
+        host, port = split_endpoint(each)
+        if not is_this_host(host):
+            continue
+        try:
+            ports.fixed(port)
+            ports.fixed(port + 1)
+        except ReservedPortError:
+            continue
+        except PortError as error:
+            raise PortError(f"machines cannot meet at {each}: {error.message}", hint=error.hint) from None
+        return each
+    return None
+
+
+# ---- In the launcher
+
+
+class Member:
+    """From its creation until `close`. `tell` gets what the user should know. Raises LaunchError where it
+    cannot be started.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        companions: set[int],
+        endpoints: Sequence[str],
+        own: str,
+        job_id: str,
+        lease: float,
+        certificate: Certificate | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        if shutil.which(PROGRAM) is None:
+            raise NotSupportedError(
+                f"{own} in --master is this machine, and there is no program {PROGRAM} on its PATH",
+                hint="apt-get install etcd-server, or name a single machine in --master.",
+            )
+        _remove_left_folders()
+        self._loop = loop
+        self._companions = companions
+        self._tell = tell
+        made = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}"))
+        self._lock = (made / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._folder = made.rename(
+            made.with_name(made.name[1:])
+        )  # locked before another launcher looks for it
+        said = {
+            "endpoints": list(endpoints),
+            "own": own,
+            "job": job_id,
+            "lease": lease,
+            "folder": str(self._folder),
+            "certificate": [certificate.certificate, certificate.key] if certificate is not None else [],
+        }
+        self._keep = certificate.fds if certificate is not None else ()
+        self._said = json.dumps(said)
+        self._companion: Companion | None = None
+        self._timer: Timer | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._companion = Companion(
+            self._loop, self._companions, helper_command("fleetrun.elastic.etcd.member"),
+            helper_environment(os.environ), heard=self._heard, ended=self._ended, keep=self._keep,
+        )  # fmt: skip
+        self._companion.write(self._said.encode() + b"\n")
+
+    def _heard(self, line: bytes) -> None:
+        self._tell(line.decode(errors="replace"))
+
+    def _ended(self, exit: Exit) -> None:
+        """Its etcd was in its process group, and has ended with it; the data are still there."""
+        self._tell(f"the process that runs this machine's part of the store {exit}; it is started again")
+        self._timer = self._loop.after(_AGAIN, self._restart)
+
+    def _restart(self) -> None:
+        try:
+            self._start()
+        except LaunchError as error:
+            self._tell(f"this machine's part of the store is gone: {error.message}")
+
+    def close(self) -> None:
+        """Waits until the others have read the end of the job, but not long. May be called twice."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._companion is not None:
+            companion, self._companion = self._companion, None
+            companion.close(_LEAVE + _STOP + 1.0)
+            self._lock.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _remove_left_folders() -> None:
+    """Of launchers that were killed. Their locks are free."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid():
+                with (folder / "lock").open() as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+# ---- In the process of its own
+
+_ASK = 1.0
+"""Seconds until another member counts as not there."""
+_SOON = 10.0
+"""Seconds: an etcd that has run for less may not get along with its data."""
+_LOOK, _LOOK_COMPLETE = 0.2, 2.0
+"""Seconds between two looks at the own member: etcd does not tell that its leader has gone."""
+_STRANDED = 3.0
+"""Seconds without a leader, beyond a lease once the cluster was complete, until the machine enters again."""
+_MOST_BYTES = 64 << 20  # of a request: the topology of a large job
+_TUNING = (
+    "--logger", "zap", "--log-level", "warn",
+    "--heartbeat-interval", "100", "--election-timeout", "1000",
+    "--max-request-bytes", str(_MOST_BYTES),
+    "--auto-compaction-mode", "revision", "--auto-compaction-retention", "1000",
+    # The check wants all members to be healthy for five seconds before another enters; here the place of the
+    # one that enters is empty.
+    "--strict-reconfig-check=false",
+)  # fmt: skip
+_NO_FSYNC = "--unsafe-no-fsync"
+
+
+class Runner:
+    """Runs one member until the input ends."""
+
+    def __init__(self, said: Mapping[str, Any]) -> None:
+        self._endpoints: list[str] = said["endpoints"]
+        self._own: str = said["own"]
+        self._job: str = said["job"]
+        self._job_name = f"{quote(self._job, safe='')}/"
+        self._lease: float = said["lease"]
+        self._certificate: list[str] = said["certificate"]
+        self._folder = Path(said["folder"])
+        self._data = self._folder / "data"
+        self._log = self._folder / "etcd.log"
+        self._no_fsync = _knows(_NO_FSYNC)
+
+    def run(self) -> None:
+        backoff, early = Backoff(), 0
+        while True:
+            begun = time.monotonic()
+            try:
+                etcd = self._start()
+            except (Unreachable, Rejected, LaunchError):
+                if _input_ends(None, backoff.next()):
+                    return
+                continue
+            if self._watch(etcd):
+                self._leave(etcd)
+                return
+            early = early + 1 if time.monotonic() - begun < _SOON else 0
+            if stranded := etcd.poll() is None:
+                _say("this machine's part of the store had no majority for too long, and begins again")
+                etcd.kill()
+            else:
+                _say(f"etcd ended with code {etcd.returncode}, and is started again: {self._last_words()}")
+            etcd.wait()
+            if stranded or early > 1:
+                shutil.rmtree(self._data, ignore_errors=True)
+            if _input_ends(None, backoff.next()):
+                return
+
+    # ---- beginning
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Raises Unreachable, Rejected and LaunchError where it cannot enter the cluster yet."""
+        clients, peers = self._url(_bound(self._own)), self._url(_bound(_peer(self._own)))
+        command = [
+            PROGRAM, "--name", self._name(self._own), "--data-dir", str(self._data), *_TUNING,
+            "--listen-client-urls", clients, "--advertise-client-urls", self._url(self._own),
+            "--listen-peer-urls", peers, "--initial-advertise-peer-urls", self._peer_url(self._own),
+        ]  # fmt: skip
+        if self._no_fsync:  # what is in memory of the kernel is lost with the machine, and so are these data
+            command.append(_NO_FSYNC)
+        if self._certificate:
+            command += _secured(*self._certificate)
+        if not self._data.exists():
+            command += self._entry()
+        env = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+        with self._log.open("wb") as log:
+            fds = [int(path.rpartition("/")[2]) for path in self._certificate]
+            return subprocess.Popen(
+                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=fds
+            )
+
+    def _entry(self) -> list[str]:
+        """How an etcd without data begins."""
+        others = [each for each in self._endpoints if each != self._own]
+        found = {each: complete for each in others if (complete := self._complete(each)) is not None}
+        for each, complete in found.items():
+            if complete or each == self._endpoints[0]:
+                members = self._entered(self._client(each))
+                return ["--initial-cluster", self._written(members), "--initial-cluster-state", "existing"]
+        if self._own != self._endpoints[0]:
+            raise Unreachable(f"{self._endpoints[0]} has not begun the cluster yet")
+        alone = f"{self._name(self._own)}={self._peer_url(self._own)}"
+        return ["--initial-cluster", alone, "--initial-cluster-token", secrets.token_hex(16)]
+
+    def _entered(self, client: Client) -> list[Body]:
+        """The members with this one, under a new id."""
+        mine = self._peer_url(self._own)
+        present: list[Body] = client.ask("/cluster/member/list", {})["members"]
+        names = [name for each in present if (name := each.get("name"))]
+        if not all(name.startswith(self._job_name) for name in names):
+            raise Unreachable(f"{client.name} serves the store of another job: {', '.join(names)}")
+        for each in present:
+            if mine in each.get("peerURLs", ()):
+                client.ask("/cluster/member/remove", {"ID": each["ID"]})
+        members: list[Body] = client.ask("/cluster/member/add", {"peerURLs": [mine]})["members"]
+        return members
+
+    def _url(self, endpoint: str) -> str:
+        return f"{'https' if self._certificate else 'http'}://{endpoint}"
+
+    def _peer_url(self, endpoint: str) -> str:
+        return self._url(_peer(endpoint))
+
+    def _name(self, endpoint: str) -> str:
+        """Of a member: with the job, so that no machine enters another job's cluster."""
+        return f"{self._job_name}{endpoint}"
+
+    def _written(self, members: Sequence[Body]) -> str:
+        """For `--initial-cluster`: a member that was added has no name before its first start."""
+        names = {self._peer_url(each): self._name(each) for each in self._endpoints}
+        return ",".join(f"{names[url]}={url}" for each in members for url in each["peerURLs"])
+
+    # ---- running
+
+    def _watch(self, etcd: subprocess.Popen[bytes]) -> bool:
+        """Until the input ends: then True; or until etcd has ended, or has had no leader for too long."""
+        heard, complete = time.monotonic(), False
+        while not _input_ends(etcd, _LOOK_COMPLETE if complete else _LOOK):
+            if etcd.poll() is not None:
+                return False
+            found = self._complete(self._own)
+            if found is False:
+                self._note_complete()
+            if found is not None:
+                heard, complete = time.monotonic(), found
+            elif time.monotonic() - heard > _STRANDED + (self._lease if complete else 0.0):
+                return False
+        return True
+
+    def _note_complete(self) -> None:
+        """If each listed machine has a member that has started."""
+        client = self._client(self._own)
+        with contextlib.suppress(Unreachable, Rejected, LaunchError):
+            members = client.ask("/cluster/member/list", {})["members"]
+            if {each.get("name") for each in members} == {self._name(each) for each in self._endpoints}:
+                client.ask("/kv/put", wire.complete(self._job))
+
+    def _complete(self, member: str) -> bool | None:
+        """None: it is not there, or has no leader."""
+        try:
+            return wire.completed_for(self._client(member).ask("/kv/range", wire.COMPLETE)) is not None
+        except (Unreachable, Rejected, LaunchError):
+            return None
+
+    def _client(self, member: str) -> Client:
+        certificate, key = self._certificate or ("", "")
+        address = EtcdAddress((member,), cacert=certificate, cert=certificate, key=key)
+        return Client(Access(address, "", timeout=_ASK), 0)
+
+    # ---- the end
+
+    def _leave(self, etcd: subprocess.Popen[bytes]) -> None:
+        until = time.monotonic() + _LEAVE
+        while time.monotonic() < until and etcd.poll() is None and self._is_needed():
+            time.sleep(_LOOK)
+        etcd.terminate()
+        try:
+            etcd.wait(_STOP)
+        except subprocess.TimeoutExpired:
+            etcd.kill()
+            etcd.wait()
+
+    def _is_needed(self) -> bool:
+        """Whether the job is over and other nodes may not have read it yet. In a job that goes on, the other
+        members are a majority.
+        """
+        client = self._client(self._own)
+        keys = wire.Keys(self._job)
+        try:
+            answer = client.ask("/kv/txn", wire.read_one(keys, records.ROUND_KEY))
+            entry = wire.entries(keys, answer).get(records.ROUND_KEY)
+            if entry is not None and records.read_round(entry.value).state is not records.State.ENDED:
+                return False
+            return bool(client.ask("/lease/leases", {}).get("leases"))
+        except (Unreachable, Rejected, LaunchError, records.BadRecordError):
+            return False
+
+    def _last_words(self) -> str:
+        """The last message in its log."""
+        with contextlib.suppress(OSError, IndexError, ValueError, AttributeError):
+            last = json.loads(self._log.read_bytes().splitlines()[-1])
+            return " ".join(str(last[name]) for name in ("msg", "error") if name in last)
+        return "it said nothing"
+
+
+def _secured(certificate: str, key: str) -> list[str]:
+    """Only nodes and members with the job's certificate are let in, from any address."""
+    found = [
+        "--client-cert-auth",
+        "--peer-client-cert-auth",
+        "--experimental-peer-skip-client-san-verification",
+    ]
+    for peer in ("", "peer-"):
+        found += [f"--{peer}cert-file", certificate, f"--{peer}key-file", key]
+        found += [f"--{peer}trusted-ca-file", certificate]
+    return found
+
+
+def _peer(endpoint: str) -> str:
+    """Where members talk to each other: the next port."""
+    host, port = split_endpoint(endpoint)
+    return join_endpoint(host, port + 1)
+
+
+def _bound(endpoint: str) -> str:
+    """etcd binds addresses only. A machine's name may lead to a loopback address there: bind all then."""
+    host, port = split_endpoint(endpoint)
+    literal = host.replace(".", "").isdecimal() or ":" in host
+    return endpoint if literal else f"0.0.0.0:{port}"
+
+
+def _knows(option: str) -> bool:
+    return subprocess.run([PROGRAM, option, "--version"], check=False, capture_output=True).returncode == 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(" ".join(text.split()) + "\n")
+    sys.stdout.flush()
+
+
+def _input_ends(etcd: subprocess.Popen[bytes] | None, seconds: float) -> bool:
+    """Waits until the input ends: then True; or until etcd does, or the time is over."""
+    poll = select.poll()
+    poll.register(sys.stdin.fileno(), select.POLLIN)
+    fd = os.pidfd_open(etcd.pid) if etcd is not None and etcd.returncode is None else -1
+    if fd >= 0:
+        poll.register(fd, select.POLLIN)
+    ready = [which for which, _ in poll.poll(seconds * 1000)]
+    if fd >= 0:
+        os.close(fd)
+    return sys.stdin.fileno() in ready
+
+
+def main() -> None:
+    line = b""
+    while not line.endswith(b"\n"):  # without a buffer, which would hide the end of the input from poll
+        piece = os.read(sys.stdin.fileno(), 1)
+        if not piece:
+            return
+        line += piece
+    Runner(json.loads(line)).run()
+
+
+if __name__ == "__main__":
+    main()
