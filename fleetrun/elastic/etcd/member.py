@@ -224,7 +224,7 @@ class Runner:
                 return
             early = early + 1 if time.monotonic() - begun < _SOON else 0
             if stranded := etcd.poll() is None:
-                _say("this machine's part of the store had no majority for too long, and begins again")
+                _say("this machine's part of the store is not in the majority, and enters it again")
                 etcd.kill()
             else:
                 _say(f"etcd ended with code {etcd.returncode}, and is started again: {self._last_words()}")
@@ -301,7 +301,9 @@ class Runner:
     # ---- running
 
     def _watch(self, etcd: subprocess.Popen[bytes]) -> bool:
-        """Until the input ends: then True; or until etcd has ended, or has had no leader for too long."""
+        """Until the input ends: then True; or until etcd has ended, has had no leader for too long, or there
+        is another cluster, and that is complete.
+        """
         heard, complete = time.monotonic(), False
         while not _input_ends(etcd, _LOOK_COMPLETE if complete else _LOOK):
             if etcd.poll() is not None:
@@ -309,6 +311,11 @@ class Runner:
             found = self._complete(self._own)
             if found is False:
                 self._note_complete()
+                # That had not answered when this one began. This one is asked again: another member may have
+                # written meanwhile that they are all there.
+                others = (each for each in self._endpoints if each != self._own)
+                if any(map(self._complete, others)) and self._complete(self._own) is False:
+                    return False
             if found is not None:
                 heard, complete = time.monotonic(), found
             elif time.monotonic() - heard > _STRANDED + (self._lease if complete else 0.0):
