@@ -206,6 +206,21 @@ def pull(index: Index, rows: Rows, keys: Keys, out: Floats, missing: Keys) -> in
 
 
 @compiled
+def without_row(index: Index, rows: Rows, keys: Keys, missing: Keys) -> int:
+    """Writes the positions of keys without a row to `missing` and returns their number."""
+    count = np.int64(0)  # with a literal 0 numba would compile every callee twice
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, np.int64(1), bases, tags, slots)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+    return int(count)
+
+
+@compiled
 def gather(rows: Rows, slots: Keys, positions: Keys, out: Floats) -> None:
     """out[positions[i]] = the values of slots[i]."""
     stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]

@@ -16,6 +16,7 @@ from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.saving import SaveRequest, SaveRunner
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Gradient, Store
+from trainers.ps.tables.spec import FullError
 from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, bytes_part
 
 MAX_PENDING = 4096
@@ -195,7 +196,7 @@ class Service:
         if loaded:
             self._require_ready()
         if not (request.sequence in member.applied if loaded else self._store.ready):
-            self._store.read_assign(request.parts)
+            self._store.make_room(self._store.read_assign(request.parts), filtered=False)
             self._record(request)
             if loaded:
                 member.applied.add(request.sequence)
@@ -231,6 +232,7 @@ class Service:
             return
         gradients = self._store.check(gradients)
         if self._steps.counts(member, request.number):
+            self._steps.make_room(member, self._members.active(), gradients)
             self._record(request)
             self._steps.push(member, request.number, gradients)
             self._steps.close(self._members.active())
@@ -244,8 +246,15 @@ class Service:
         counts = self._store.counts_pulls(parts)
         if counts and request.sequence in member.counted:
             parts = [part._replace(field=Field.PEEK) if part.field is Field.KEYS else part for part in parts]
-        values = self._steps.pull(member, number, parts)
-        if counts and request.sequence not in member.counted:
+            counts = False
+        try:
+            values = self._steps.pull(member, number, parts)
+        except Refusal as refusal:
+            if counts and refusal.code is Code.NO_MEMORY:
+                # Some keys were counted, and no record says so: a replay would admit them later.
+                raise FullError(str(refusal)) from refusal
+            raise
+        if counts:
             # A record of its own: the push that carried these keys was recorded before they are answered.
             self._record(request._replace(kind=Kind.PULL, number=number, parts=tuple(parts)))
             member.counted.add(request.sequence)
@@ -253,6 +262,7 @@ class Service:
 
     def _finish(self, member: Member, request: Message) -> Message | None:
         if not member.finished:
+            self._steps.make_room(member, self._members.active())
             self._record(request)
             self._members.finish(member)
         self._steps.close(self._members.active())
@@ -265,6 +275,7 @@ class Service:
         return request.reply(Kind.DONE, number=self._steps.step)
 
     def _leave(self, member: Member, request: Message) -> Message:
+        self._steps.make_room(member, self._members.active())
         self._record(request)
         member.left = True
         self._members.finish(member)

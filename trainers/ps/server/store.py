@@ -320,6 +320,22 @@ class Store:
             raise Refusal(Code.BAD_MESSAGE, "a push names the same table twice")
         return gradients
 
+    def make_room(self, gradients: Sequence[Gradient], *, filtered: bool = True) -> None:
+        """Ensure that `apply` (or, not `filtered`, `assign`) of these will have memory for their rows. Raises
+        Refusal when there is none.
+        """
+        keys: dict[int, list[torch.Tensor]] = {}
+        for each in gradients:
+            if each.keys is not None:
+                keys.setdefault(each.table, []).append(each.keys)
+        try:
+            for number, some in keys.items():
+                table = self._tables[number]
+                if isinstance(table, SparseTable):
+                    table.make_room(some, filtered=filtered)
+        except TableError as error:
+            raise _refusal(error) from error
+
     def apply(self, gradients: Sequence[Gradient]) -> None:
         for each in gradients:
             if each.keys is None:

@@ -7,6 +7,7 @@ as it was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ from trainers.ps.kernels.rows import (
     revise,
     settle_flags,
     shrink,
+    without_row,
     write,
 )
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, numbers_of
@@ -207,6 +209,20 @@ class SparseTable:
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
             raise NotFiniteError(f"a gradient for table {self.spec.name!r} has NaN or infinity")
 
+    def make_room(self, keys: Sequence[torch.Tensor], *, filtered: bool) -> None:
+        """Ensure that these keys get their rows in an `apply` or, not `filtered`, in an `assign`: where the
+        memory for them is not certain, the rows are made now. Raises FullError when there is none.
+        """
+        if self._storage.has_room(sum(map(len, keys))):
+            return
+        for some in map(self._array, keys):
+            if not filtered:
+                self._storage.insert(some, self._fresh)
+                continue
+            missing = np.empty(len(some), np.int64)
+            count = without_row(self._storage.index, self._storage.rows, some, missing)
+            self._insert_pushed(some, missing[:count])
+
     def apply(
         self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
     ) -> None:
@@ -214,7 +230,8 @@ class SparseTable:
         rows are. A key without a row gets one first, or is dropped if the entry filter does not admit it.
 
         stats: (n, 2) float32, shows and clicks to add; for tables with statistics. Raises TableError for
-        other shapes, and FullError when there is no room for new rows: then part of the push was applied.
+        other shapes, and FullError when there is no room for new rows, which `make_room` rules out: then part
+        of the push was applied.
         """
         self.check_assign(keys, grad)
         update = self._update_of(grad, stats)
@@ -340,14 +357,19 @@ class SparseTable:
         gather(self._storage.rows, slots, positions, out)
 
     def _apply_missing(self, keys: Keys, grad: Floats, options: Floats, positions: Keys) -> None:
-        admitted = self._filter.pushed(keys[positions])
-        if admitted is not None:
-            positions = positions[admitted]
+        positions = self._insert_pushed(keys, positions)
         some = keys[positions]
-        self._storage.insert(some, self._fresh)
         assert self._update is not None
         missing = np.empty(len(some), np.int64)
         self._update(self._storage.index, self._storage.rows, some, grad[positions], options, missing)
+
+    def _insert_pushed(self, keys: Keys, positions: Keys) -> Keys:
+        """Make the rows that a push makes of keys without one; those of `positions` that now have one."""
+        admitted = self._filter.pushed(keys[positions])
+        if admitted is not None:
+            positions = positions[admitted]
+        self._storage.insert(keys[positions], self._fresh)
+        return positions
 
     def _write(self, keys: Keys, values: Floats, state: Floats, statistics: Floats) -> None:
         slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))

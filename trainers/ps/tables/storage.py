@@ -32,7 +32,7 @@ from trainers.ps.kernels.index import (
     laid_out,
 )
 from trainers.ps.kernels.memory import touch_pages
-from trainers.ps.kernels.rows import COUNT, READ, TAKEN, Fresh, Rows, insert, read
+from trainers.ps.kernels.rows import COUNT, READ, TAKEN, Fresh, Rows, insert, read, without_row
 from trainers.ps.tables.spec import FullError, TableError
 
 # ---- Touching memory before it is written.
@@ -186,8 +186,11 @@ class Storage:
         """The slots of `keys`, (n,); a key without a row gets one. Raises FullError; rows inserted before
         that stay.
         """
-        self._make_room(len(self) + len(keys))
         slots = np.empty(len(keys), np.int64)
+        try:
+            self._make_room(len(self) + len(keys))
+        except FullError:  # most of them may have a row
+            self._make_room(len(self) + without_row(self.index, self.rows, keys, slots))
         done = 0
         while done < len(keys):
             done, needs = insert(self.index, self.rows, fresh, keys, done, slots)
@@ -196,6 +199,18 @@ class Storage:
             elif needs:
                 self._more_segments()
         return slots
+
+    def has_room(self, rows: int) -> bool:
+        """Whether so many new rows certainly fit into the memory that is reserved. Each splits a segment of
+        the index at worst.
+        """
+        total, segments = len(self) + rows, int(self.index.numbers[SEGMENTS]) + rows
+        return (
+            total <= min(_MAX_ROWS, self._flags.size)
+            and total * self.stride * _WORD <= self._records.size
+            and segments * SEGMENT * _WORD <= self._entries.size
+            and int(self.index.numbers[DEPTH]) < DEEPEST
+        )
 
     def expect(self, rows: int) -> None:
         """Prepare for `rows` rows in all: get memory in the background and, if the table is empty, lay out
