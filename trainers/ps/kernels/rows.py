@@ -417,12 +417,13 @@ def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
 
 @compiled
 def count_up(rows: Rows, slots: Keys, needed: Scalar, admitted: Mask) -> None:
-    """Count the candidates in `slots` (the first value of a record is its count); admitted[i] = whether it
-    has been seen often enough.
+    """Count the candidates in `slots` (the first value of a record is its count, the second its unseen days);
+    admitted[i] = whether it has been seen often enough.
     """
     for i in range(len(slots)):
         place = slots[i] * rows.numbers[STRIDE] * 2 + 2
         rows.floats[place] += np.float32(1)
+        rows.floats[place + 1] = np.float32(0)
         admitted[i] = rows.floats[place] >= needed
 
 
@@ -464,6 +465,20 @@ def remove_keys(index: Index, rows: Rows, keys: Keys) -> None:
         entry = index.entries[position_of(index, rows, key)]
         if entry != np.uint64(0):
             remove_slot(index, rows, np.int64(entry & np.uint64(0xFFFFFFFF)) - 1)
+
+
+@compiled
+def expire(index: Index, rows: Rows, oldest: Scalar) -> None:
+    """One day passes for candidates, and those are removed that were unseen for more than `oldest` days."""
+    numbers, floats = rows.numbers, rows.floats
+    slot = np.int64(0)  # with a literal 0 numba would compile every callee twice
+    while slot < numbers[COUNT]:
+        place = slot * numbers[STRIDE] * 2 + 3
+        floats[place] += np.float32(1)
+        if floats[place] > oldest:
+            remove_slot(index, rows, slot)
+        else:
+            slot += 1
 
 
 @compiled

@@ -15,7 +15,6 @@ import torch
 
 from trainers.process.log import glog
 from trainers.ps.kernels.batch import all_finite, merge_rows
-from trainers.ps.saves.write import counts_of
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.dense import DenseRun, DenseTable
 from trainers.ps.tables.sparse import SparseTable, make_table
@@ -361,7 +360,7 @@ class Store:
             table = self._table(part.table)
             if part.field is not Field.VALUES or len(part.data) != len(_POLICY):
                 raise Refusal(Code.BAD_MESSAGE, f"a SHRINK has a {part.field.name} part")
-            if not isinstance(table, SparseTable) or not counts_of(table.spec):
+            if not isinstance(table, SparseTable) or not table.spec.ages:
                 raise Refusal(
                     Code.FAILED,
                     f"table {table.spec.name!r} has no statistics, which shrink needs; enable them with "

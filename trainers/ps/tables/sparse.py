@@ -22,6 +22,7 @@ from trainers.ps.kernels.rows import (
     add_seen,
     count_up,
     drawn,
+    expire,
     gather,
     initial_rows,
     pull,
@@ -84,12 +85,12 @@ class AdmitByProbability:
 
 class AdmitByCount:
     """Admits a key that was pulled in training `needed` times; until then it is counted here, in about 30
-    bytes. A push admits no key.
+    bytes, and forgotten when it was not pulled for some days. A push admits no key.
     """
 
     def __init__(self, needed: float) -> None:
         self._needed = np.float32(needed)
-        self._storage = Storage(1, 0, 0)
+        self._storage = Storage(2, 0, 0)  # how often it was pulled, and days since then
 
     def __len__(self) -> int:
         return len(self._storage)
@@ -105,16 +106,23 @@ class AdmitByCount:
     def pushed(self, keys: Keys) -> Mask | None:
         return np.zeros(len(keys), np.bool_)
 
-    def counts(self) -> tuple[Keys, Floats]:
-        """The candidates (n,) int64 and how often each was pulled, (n,) float32: copies."""
+    def pass_day(self, oldest: np.float32) -> None:
+        """Forget the candidates that were not pulled for more than `oldest` days."""
+        expire(self._storage.index, self._storage.rows, oldest)
+        self._storage.give_back()
+
+    def counts(self) -> tuple[Keys, Floats, Floats]:
+        """The candidates (n,) int64, how often each was pulled and its unseen days, (n,) float32: copies."""
         rows, size, stride = self._storage.rows, len(self), self._storage.stride
         keys = rows.words[: size * stride : stride].copy()
-        return keys, rows.floats[2 : 2 + 2 * size * stride : 2 * stride].copy()
+        floats = rows.floats[: 2 * size * stride]
+        return keys, floats[2 :: 2 * stride].copy(), floats[3 :: 2 * stride].copy()
 
-    def load(self, keys: Keys, counts: Floats) -> None:
-        """Candidates and their counts, as `counts` gave them."""
-        slots = self._storage.insert(keys, _UNINITIALIZED)
-        self._storage.rows.floats[slots * (2 * self._storage.stride) + 2] = counts
+    def load(self, keys: Keys, counts: Floats, days: Floats) -> None:
+        """Candidates as `counts` gave them."""
+        places = self._storage.insert(keys, _UNINITIALIZED) * (2 * self._storage.stride)
+        self._storage.rows.floats[places + 2] = counts
+        self._storage.rows.floats[places + 3] = days
 
 
 _UNINITIALIZED = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
@@ -251,12 +259,17 @@ class SparseTable:
 
     def shrink(self, policy: ShrinkPolicy) -> int:
         """A day has passed (see ShrinkPolicy); returns how many rows were removed. Their memory is returned
-        to the system. Raises TableError without statistics, and while a cut is open: slots move.
+        to the system. Raises TableError without statistics and candidates, and while a cut is open: slots
+        move.
         """
-        if not self._counts:
+        if not self.spec.ages:
             raise TableError(f"table {self.spec.name!r} has no statistics, which shrink needs")
         if self._cut is not None:
             raise TableError(f"table {self.spec.name!r} is being saved; shrink it when its cut is closed")
+        if isinstance(self._filter, AdmitByCount):
+            self._filter.pass_day(policy.numbers()[-1])
+        if not self._counts:
+            return 0
         removed = int(shrink(self._storage.index, self._storage.rows, policy.numbers()))
         self._storage.give_back()
         return removed
@@ -305,21 +318,23 @@ class SparseTable:
             stacked = _NO_STATE if not state else state[0][None] if len(state) == 1 else np.stack(state)
             self._write(keys[some], values[some], stacked, statistics[some])
 
-    def candidates(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys (n,) int64 that wait for admission by an entry filter of kind COUNT, and how often each was
-        pulled, (n,) float32. Copies; none for other filters.
+    def candidates(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys (n,) int64 that wait for admission by an entry filter of kind COUNT, how often each was pulled
+        and how many days ago the last time was, (n,) float32. Copies; none for other filters.
         """
         if not isinstance(self._filter, AdmitByCount):
-            return torch.empty(0, dtype=torch.int64), torch.empty(0)
-        keys, counts = self._filter.counts()
-        return torch.from_numpy(keys), torch.from_numpy(counts)
+            return torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0)
+        keys, counts, days = self._filter.counts()
+        return torch.from_numpy(keys), torch.from_numpy(counts), torch.from_numpy(days)
 
-    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
+    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor, days: torch.Tensor) -> None:
         """Load candidates as `candidates` returned them."""
-        if counts.shape != keys.shape:
-            raise ShapeError(f"{len(counts)} counts for {len(keys)} candidates of {self.spec.name!r}")
+        if counts.shape != keys.shape or days.shape != keys.shape:
+            raise ShapeError(
+                f"{len(counts)} counts and {len(days)} days for {len(keys)} candidates of {self.spec.name!r}"
+            )
         if isinstance(self._filter, AdmitByCount):
-            self._filter.load(self._array(keys), array_of(counts))
+            self._filter.load(self._array(keys), array_of(counts), array_of(days))
 
     def _array(self, keys: torch.Tensor | None) -> Keys:
         return array_of(self._checked(keys))

@@ -97,6 +97,7 @@ def use_rest() -> None:
     table.pull(_KEYS)
     table.shrink(ShrinkPolicy())
     table.pull(_KEYS, insert=False)
+    _table(SGD(), EntryKind.COUNT).shrink(ShrinkPolicy())
 
 
 EVERYTHING: tuple[Callable[[], None], ...] = use_rows, use_batches, use_saves, use_every_table, use_rest

@@ -24,7 +24,6 @@ from trainers.process.log import glog
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.saves.manifest import SaveMode, abandon_save, check_target, commit_save, new_id
-from trainers.ps.saves.write import counts_of
 from trainers.ps.server.saving import SaveRequest
 from trainers.ps.tables.spec import ShrinkPolicy, describe_job, start_of
 from trainers.ps.trainer.embedding import ServedEmbedding
@@ -322,10 +321,10 @@ class Worker:
         self._saver.save(absolute_path(where), mode, self._exchange.step)
 
     def shrink(self, policy: ShrinkPolicy) -> int:
-        """A day has passed in all tables with statistics; returns how many rows were removed."""
+        """A day has passed in all tables that age; returns how many rows were removed."""
         self._exchange.flush()
-        counted = [table.sparse.table for table in self._tables if counts_of(table.sparse.spec)]
-        return self._saver.shrink(counted, policy)
+        ageing = [table.sparse.table for table in self._tables if table.sparse.spec.ages]
+        return self._saver.shrink(ageing, policy)
 
     def finish(self) -> None:
         """Push nothing more: wait for the other trainers, then load all trained values into the model."""

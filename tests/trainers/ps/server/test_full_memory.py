@@ -109,7 +109,7 @@ COUNTED = """
 limit()
 bench = Logged()
 table = bench.store.tables[1]
-keys, counts = table.candidates()
+keys, counts, _ = table.candidates()
 print(len(table) // 2000, len(keys) // 2000, counts.unique().tolist())
 bench.kill()
 """

@@ -33,6 +33,11 @@ def numbers(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
+def waiting(table: SparseTable) -> dict[int, float]:
+    keys, counts, _ = table.candidates()
+    return dict(zip(keys.tolist(), counts.tolist(), strict=True))
+
+
 def everything(table: SparseTable) -> SparseRows:
     with table.cut() as cut:
         return cut.read(0, cut.rows)
@@ -86,7 +91,7 @@ def test_a_key_is_admitted_when_it_was_pulled_often_enough() -> None:
     table.apply(numbers(1, 2), torch.ones(2, 2), 1.0)  # nor does a push, which is dropped
     table.pull(numbers(2, 3))
     assert (len(table), table.step) == (0, 1)
-    assert dict(zip(*(each.tolist() for each in table.candidates()), strict=True)) == {1: 1, 2: 2, 3: 1}
+    assert waiting(table) == {1: 1, 2: 2, 3: 1}
     table.pull(numbers(2))
     assert stored(table) == [2]
     assert sorted(table.candidates()[0].tolist()) == [1, 3]
@@ -106,17 +111,48 @@ def test_many_candidates() -> None:
         for key in some.tolist():
             counts[key] = counts.get(key, 0) + 1
     assert stored(table) == sorted(key for key, count in counts.items() if count >= 3)
-    waiting = dict(zip(*(each.tolist() for each in table.candidates()), strict=True))
-    assert waiting == {key: count for key, count in counts.items() if count < 3}
+    assert waiting(table) == {key: count for key, count in counts.items() if count < 3}
 
 
 def test_candidates_are_saved_and_loaded() -> None:
     table, other = sparse(EntryKind.COUNT, 2), sparse(EntryKind.COUNT, 2)
     table.pull(torch.arange(100))
+    table.shrink(ShrinkPolicy())
+    table.pull(numbers(100))
     other.load_candidates(*table.candidates())
+    assert all(map(torch.equal, other.candidates(), table.candidates()))
     other.pull(numbers(5, 500))
     assert stored(other) == [5]
+    other.shrink(ShrinkPolicy(delete_after_unseen_days=1))
+    assert waiting(other) == {100: 1, 500: 1}
     assert len(sparse().candidates()[0]) == 0
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+def test_candidates_that_are_not_pulled_again_are_forgotten(statistics: bool) -> None:
+    """Else every key that was ever seen would be there forever: 20,000 more a day."""
+    table, often = sparse(EntryKind.COUNT, 5, statistics=statistics), numbers(-1, -2)
+    policy = ShrinkPolicy(delete_after_unseen_days=2)
+    many = []
+    for day in range(6):
+        table.pull(torch.arange(20_000) + 20_000 * day)
+        if day in (0, 2):
+            table.pull(often)
+        assert table.shrink(policy) == 0
+        many.append(len(table.candidates()[0]))
+    assert many == [20_002, 40_002, 40_002, 40_002, 40_000, 40_000]
+    assert waiting(table).keys() == set(range(80_000, 120_000))
+    table.pull(often)
+    assert waiting(table)[-1] == 1, "it begins anew"
+
+
+def test_a_candidate_that_is_pulled_every_now_and_then_is_admitted() -> None:
+    table = sparse(EntryKind.COUNT, 3)
+    for day in range(7):
+        if day % 3 == 0:
+            table.pull(numbers(5))
+        table.shrink(ShrinkPolicy(delete_after_unseen_days=3))
+    assert stored(table) == [5]
 
 
 def test_assigned_rows_pass_every_filter() -> None:
