@@ -30,6 +30,7 @@ from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, Exchange, SyncExchange
 from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedRows, GeoExchange
+from trainers.ps.trainer.modules import row_limit
 from trainers.ps.trainer.remote import RemoteTable
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import (
@@ -344,8 +345,13 @@ class Worker:
 
     def _take_values(self) -> None:
         self.refresh()
+        whose = self._configs.rows_at_end
+        mine = whose == "all" or (whose == "first" and self._identity.index == 0)
         for serving, table in zip(self._servings, self._tables, strict=True):
-            serving.end(table.pull_all())
+            if mine or row_limit(table.sparse.module) is None:
+                serving.end(table.pull_all())
+            else:
+                serving.end_without_rows()
 
     def leave(self) -> None:
         """Leave all servers; one that has already exited does not matter."""
