@@ -144,7 +144,11 @@ class Arena:
         self._block, self.words = block, np.frombuffer(block, np.int64)
 
 
-_MAX_ROWS = (1 << 32) - 2  # rows: an entry of the index has 32 bits for slot + 1
+MAX_ROWS = 2_000_000_000
+"""Rows of one table on one server. The directory of an index ends at 2**DEEPEST segments, and hashes fill the
+densest of them at about 2.14e9 rows: a little earlier or later in each process, as each has its own secret.
+So the limit is a good deal below, where every process finds room for what another had.
+"""
 _WORD = 8
 _NO_IMAGES = np.empty(0, np.int64), np.empty(0, np.uint32), np.zeros(4, np.int64)
 
@@ -206,17 +210,16 @@ class Storage:
         """
         total, segments = len(self) + rows, int(self.index.numbers[SEGMENTS]) + rows
         return (
-            total <= min(_MAX_ROWS, self._flags.size)
+            total <= min(MAX_ROWS, self._flags.size)
             and total * self.stride * _WORD <= self._records.size
             and segments * SEGMENT * _WORD <= self._entries.size
-            and int(self.index.numbers[DEPTH]) < DEEPEST
         )
 
     def expect(self, rows: int) -> None:
         """Prepare for `rows` rows in all: get memory in the background and, if the table is empty, lay out
         the index so that no segment needs to be split meanwhile.
         """
-        rows = min(rows, _MAX_ROWS)
+        rows = min(rows, MAX_ROWS)
         if not len(self):
             self.index = laid_out(self.index, rows)
             self._entries.grow(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
@@ -255,9 +258,10 @@ class Storage:
         )
 
     def _make_room(self, rows: int) -> None:
-        if rows > _MAX_ROWS:
+        if rows > MAX_ROWS:
             raise FullError(
-                f"{rows} rows are too many for one server (at most {_MAX_ROWS} a table); start more servers"
+                f"{rows:,} rows are too many for one server (at most {MAX_ROWS:,} a table); start more "
+                "servers"
             )
         size = rows * self.stride * _WORD
         if size > self._records.size or rows > self._flags.size:
