@@ -6,6 +6,7 @@ All trainers must describe the same model. `steps` decides when a push is applie
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -216,6 +217,8 @@ class Store:
         self._row_dtype = row_dtype
         self._skip_bad = skip_bad
         self._declared = False
+        self._shrinking: deque[SparseTable] = deque()
+        self._removed = 0
         self.ready = False
         self.skipped = 0
 
@@ -370,11 +373,36 @@ class Store:
                 found.append((table, ShrinkPolicy(**dict(zip(_POLICY, part.data.tolist(), strict=True)))))
             except ValueError as error:
                 raise Refusal(Code.BAD_MESSAGE, str(error)) from error
+        if len({part.table for part in parts}) != len(parts):
+            raise Refusal(Code.BAD_MESSAGE, "a SHRINK names the same table twice")
         return found
 
-    def shrink(self, checked: Sequence[tuple[SparseTable, ShrinkPolicy]]) -> int:
-        """How many rows were removed."""
-        return sum(table.shrink(policy) for table, policy in checked)
+    def begin_shrink(self, checked: Sequence[tuple[SparseTable, ShrinkPolicy]]) -> None:
+        """From now on the tables are as if they had been shrunk here; `shrink_some` does it."""
+        self._removed = 0
+        for table, policy in checked:
+            table.begin_shrink(policy)
+            self._shrinking.append(table)
+
+    def shrink_some(self, rows: int) -> int | None:
+        """A slice of about so many rows; how many were removed in all, once everything is done."""
+        while self._shrinking:
+            if rows <= 0:
+                return None
+            table = self._shrinking[0]
+            size = len(table)
+            removed = table.shrink_some(rows)
+            if removed is None:
+                return None
+            self._shrinking.popleft()
+            self._removed += removed
+            rows -= size
+        return self._removed
+
+    @property
+    def shrinking(self) -> bool:
+        """Whether tables are being shrunk: they cannot be cut then."""
+        return bool(self._shrinking)
 
     def _table(self, number: int) -> AnyTable:
         table = self._tables.get(number)

@@ -16,13 +16,14 @@ import torch
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.rows import (
+    DAY,
+    EVEN_DAY,
     NOTHING,
     UNIFORM,
     Fresh,
     add_seen,
     count_up,
     drawn,
-    expire,
     gather,
     initial_rows,
     pull,
@@ -30,6 +31,7 @@ from trainers.ps.kernels.rows import (
     revise,
     settle_flags,
     shrink,
+    shrink_keys,
     without_row,
     write,
 )
@@ -46,6 +48,45 @@ from trainers.ps.tables.spec import (
     TableSpec,
 )
 from trainers.ps.tables.storage import Cut, SparseRows, Storage
+
+# ---- A day that passes, in slices between requests.
+
+
+class PassingDay:
+    """A day passes in the rows of a storage, some at a time. A row that is used before its turn has its day
+    first: so the rows are at any time as if the whole day had passed when this was made. Then no cut may be
+    open before `over`. `removed`: how many rows so far.
+    """
+
+    def __init__(self, storage: Storage, policy: Floats) -> None:
+        self._storage, self._policy = storage, policy
+        self._next = self.removed = 0
+        storage.rows.numbers[DAY] ^= EVEN_DAY
+
+    @property
+    def over(self) -> bool:
+        return self._next >= len(self._storage)
+
+    def pass_some(self, rows: int) -> None:
+        """For so many rows more; at the end, memory is returned to the system."""
+        storage = self._storage
+        self._next, removed = shrink(storage.index, storage.rows, self._policy, self._next, rows)
+        self.removed += removed
+        if self.over:
+            storage.give_back()
+
+    def pass_for(self, keys: Keys) -> None:
+        """For the rows of these keys, which are about to be used."""
+        self.removed += shrink_keys(self._storage.index, self._storage.rows, self._policy, keys)
+
+    def pass_for_last(self, rows: int) -> None:
+        """For so many last rows, which are about to take the places of others."""
+        before = -1
+        while before != self.removed:  # others are the last then
+            before, count, stride = self.removed, len(self._storage), self._storage.stride
+            last = self._storage.rows.words[max(0, count - rows) * stride : count * stride : stride]
+            self.pass_for(last.copy())
+
 
 # ---- Entry filters: which keys get a row.
 
@@ -91,25 +132,37 @@ class AdmitByCount:
     def __init__(self, needed: float) -> None:
         self._needed = np.float32(needed)
         self._storage = Storage(2, 0, 0)  # how often it was pulled, and days since then
+        self._day: PassingDay | None = None
 
     def __len__(self) -> int:
         return len(self._storage)
 
     def pulled(self, keys: Keys) -> Mask | None:
         admitted = np.empty(len(keys), np.bool_)
+        if self._day is not None:
+            self._day.pass_for(keys)
         slots = self._storage.insert(keys, _UNINITIALIZED)  # before `rows`: it may grow
         count_up(self._storage.rows, slots, self._needed, admitted)
         if admitted.any():
+            if self._day is not None:
+                self._day.pass_for_last(len(keys))
             remove_keys(self._storage.index, self._storage.rows, keys[admitted])
         return admitted
 
     def pushed(self, keys: Keys) -> Mask | None:
         return np.zeros(len(keys), np.bool_)
 
-    def pass_day(self, oldest: np.float32) -> None:
-        """Forget the candidates that were not pulled for more than `oldest` days."""
-        expire(self._storage.index, self._storage.rows, oldest)
-        self._storage.give_back()
+    def begin_day(self, policy: Floats) -> None:
+        """See PassingDay."""
+        self._day = PassingDay(self._storage, policy)
+
+    def pass_some(self, rows: int) -> bool:
+        """Part of a day for so many candidates; whether it is over."""
+        if self._day is not None:
+            self._day.pass_some(rows)
+            if self._day.over:
+                self._day = None
+        return self._day is None
 
     def counts(self) -> tuple[Keys, Floats, Floats]:
         """The candidates (n,) int64, how often each was pulled and its unseen days, (n,) float32: copies."""
@@ -141,6 +194,8 @@ def filter_of(options: RowOptions) -> EntryFilter:
 _AT_ONCE = 4096
 """Rows that are inserted and then written: few enough to be in the caches still."""
 
+_MANY = 1 << 40
+
 _NO_STATE = np.empty((0, 0, 0), np.float32)
 _NO_STATISTICS = np.empty((0, 3), np.float32)
 _NO_STATS = np.empty((0, 2), np.float32)
@@ -171,6 +226,8 @@ class SparseTable:
             state=np.float32(spec.rule.initial_state),
         )
         self._cut: Cut | None = None
+        self._day: PassingDay | None = None
+        self._shrinking = False
 
     def __len__(self) -> int:
         return len(self._storage)
@@ -193,6 +250,7 @@ class SparseTable:
         """As `assign`, but state and statistics stay."""
         self.check_assign(keys, values)
         found = self._array(keys)
+        self._before_use(found)
         if self._cut is not None:
             self._cut.expect(len(found))
         slots = self._storage.insert(found, self._fresh)  # before `rows`: it may grow
@@ -203,6 +261,7 @@ class SparseTable:
         if `insert` and the entry filter admits it. Raises FullError when there is no room for it.
         """
         wanted = self._array(keys)
+        self._before_use(wanted)
         out = np.empty((len(wanted), self.spec.size), np.float32)
         missing = np.empty(len(wanted), np.int64)
         count = pull(self._storage.index, self._storage.rows, wanted, out, missing)
@@ -247,6 +306,7 @@ class SparseTable:
         numbers = numbers_of(self.spec.rule, self.step, lr)
         options = np.array((self.spec.rows.low, self.spec.rows.high, *numbers), np.float32)
         updated, gradients = self._array(keys), array_of(grad)
+        self._before_use(updated)
         if self._cut is not None:
             self._cut.expect(len(updated))
         missing = np.empty(len(updated), np.int64)
@@ -262,16 +322,36 @@ class SparseTable:
         to the system. Raises TableError without statistics and candidates, and while a cut is open: slots
         move.
         """
+        self.begin_shrink(policy)
+        while (removed := self.shrink_some(_MANY)) is None:
+            pass
+        return removed
+
+    def begin_shrink(self, policy: ShrinkPolicy) -> None:
+        """As `shrink`, in slices: `shrink_some` is to be called until it returns the number of removed rows.
+        Meanwhile the table may be used, and is as if everything had been done here; but not cut.
+        """
         if not self.spec.ages:
             raise TableError(f"table {self.spec.name!r} has no statistics, which shrink needs")
-        if self._cut is not None:
-            raise TableError(f"table {self.spec.name!r} is being saved; shrink it when its cut is closed")
+        if self._cut is not None or self._shrinking:
+            raise TableError(f"table {self.spec.name!r} is being saved or shrunk; shrink it after that")
+        self._shrinking = True
         if isinstance(self._filter, AdmitByCount):
-            self._filter.pass_day(policy.numbers()[-1])
-        if not self._counts:
-            return 0
-        removed = int(shrink(self._storage.index, self._storage.rows, policy.numbers()))
-        self._storage.give_back()
+            self._filter.begin_day(policy.numbers())
+        if self._counts:
+            self._day = PassingDay(self._storage, policy.numbers())
+
+    def shrink_some(self, rows: int) -> int | None:
+        """A slice of so many rows; how many rows were removed in all, once everything is done."""
+        if isinstance(self._filter, AdmitByCount) and not self._filter.pass_some(rows):
+            return None
+        removed = 0
+        if self._day is not None:
+            self._day.pass_some(rows)
+            if not self._day.over:
+                return None
+            removed, self._day = self._day.removed, None
+        self._shrinking = False
         return removed
 
     def cut(self, *, changed_only: bool = False, mark: bool = False) -> Cut:
@@ -282,6 +362,8 @@ class SparseTable:
         """
         if self._cut is not None:
             raise TableError(f"table {self.spec.name!r} is already being saved; close that cut first")
+        if self._shrinking:
+            raise TableError(f"table {self.spec.name!r} is being shrunk; save it after that")
         states = self.spec.rule.states
 
         def ended(saved: bool) -> None:
@@ -386,7 +468,12 @@ class SparseTable:
         self._storage.insert(keys[positions], self._fresh)
         return positions
 
+    def _before_use(self, keys: Keys) -> None:
+        if self._day is not None:
+            self._day.pass_for(keys)
+
     def _write(self, keys: Keys, values: Floats, state: Floats, statistics: Floats) -> None:
+        self._before_use(keys)
         slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))
         write(self._storage.rows, slots, values, state, statistics, self._fresh.state)
 

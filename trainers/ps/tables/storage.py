@@ -172,7 +172,7 @@ class Storage:
         self._records = Arena(reserve)
         self._flags = Arena(reserve // (_WORD * self.stride))
         self._entries = Arena(min(reserve, _WORD * SEGMENT << DEEPEST))
-        numbers = np.array([0, self.stride, dim, states, statistics], np.int64)
+        numbers = np.array([0, self.stride, dim, states, statistics, 0], np.int64)
         self._view_rows(numbers, *_NO_IMAGES)
         self.index = Index(
             entries=self._entries.words.view(np.uint64),

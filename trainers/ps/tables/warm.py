@@ -95,8 +95,9 @@ def use_rest() -> None:
     """The kernels of shrink and of evaluation."""
     table = _table(SGD(), EntryKind.SHOW_CLICK)
     table.pull(_KEYS)
-    table.shrink(ShrinkPolicy())
+    table.begin_shrink(ShrinkPolicy())
     table.pull(_KEYS, insert=False)
+    table.shrink_some(len(_KEYS))
     _table(SGD(), EntryKind.COUNT).shrink(ShrinkPolicy())
 
 
