@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from trainers.ps.durable.journal import DurabilityError
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.saving import SaveRequest, SaveRunner
 from trainers.ps.server.steps import Steps
@@ -274,7 +275,10 @@ class Service:
             raise
         if counts:
             # A record of its own: the push that carried these keys was recorded before they are answered.
-            self._record(request._replace(kind=Kind.PULL, number=number, parts=tuple(parts)))
+            try:
+                self._record(request._replace(kind=Kind.PULL, number=number, parts=tuple(parts)))
+            except Refusal as refusal:  # as above
+                raise DurabilityError(str(refusal)) from refusal
             member.counted.add(request.sequence)
         return request.reply(Kind.DATA, number=self._steps.step, parts=values)
 

@@ -1,4 +1,4 @@
-"""A server whose memory is full, and what it recovers: a real limit, in processes of their own."""
+"""A server whose memory or disk is full, and what it recovers: real limits, in processes of their own."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import resource
 import sys
 import torch
 from tests.trainers.ps.server.test_state_saver import Kept
+from trainers.ps.durable.journal import DurabilityError
 from trainers.ps.tables.rules import Adam
 from trainers.ps.tables.spec import Entry, EntryKind, FullError, RowOptions, TableKind, TableSpec
 from trainers.ps.wire import LOADED, Field, Kind, Part
@@ -105,6 +106,19 @@ except FullError:
 bench.saver._durable.close()
 """
 
+FULL_DISK = """
+bench = Logged()
+bench.opened(PARTS)
+print(pulled(bench, keys_of(0)))
+(log,) = (folder / "server-0").glob("journal-*")
+resource.setrlimit(resource.RLIMIT_FSIZE, (log.stat().st_size + 100,) * 2)
+try:
+    print(pulled(bench, keys_of(0)))
+except DurabilityError as error:
+    print("DurabilityError", "free some space" in str(error))
+bench.saver._durable.close()
+"""
+
 COUNTED = """
 limit()
 bench = Logged()
@@ -166,3 +180,9 @@ def test_a_server_that_cannot_keep_what_it_counted_ends(tmp_path: Path) -> None:
     ((steps, ended),) = map(str.split, run(tmp_path, COUNT, "async", "counted"))
     assert ended == "FullError"
     assert run(tmp_path, COUNTED, "async", "counted") == [f"{steps} 1 [1.0]"]
+
+
+def test_a_server_that_cannot_record_what_it_counted_ends(tmp_path: Path) -> None:
+    """Else it would admit keys, and acknowledge pushes for them, that a recovery would not admit."""
+    assert run(tmp_path, FULL_DISK, "async", "counted") == ["DATA", "DurabilityError True"]
+    assert run(tmp_path, COUNTED, "async", "counted") == ["0 1 [1.0]"]
