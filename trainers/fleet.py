@@ -265,8 +265,9 @@ class Fleet:
         self._runtime_for("init_worker").init_worker()
 
     def shrink(self, policy: ShrinkPolicy | None = None) -> int:
-        """A day has passed: age the statistics of all tables that keep them, and remove the rows that are
-        not worth their memory. For one trainer to call; returns how many rows went.
+        """A day has passed: age the statistics of all tables that keep them, remove the rows that are not
+        worth their memory, and forget ids that a CountFilterEntry has not seen for long. For one trainer to
+        call; returns how many rows went.
         """
         return self._runtime_for("shrink").shrink(policy)
 

@@ -19,6 +19,7 @@ SPLIT_METHODS = ("RoundRobin", "HashName")
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
 NONFINITE = ("refuse", "skip")
 DURABILITIES = ("none", "snapshot", "log")
+ROWS_AT_END = ("all", "first", "none")
 MAX_IN_FLIGHT = 1024
 """Pushes of one trainer; a server remembers the last 4096 applied ones, to recognize late repetitions."""
 LOG_FSYNCS = ("no", "everysec", "always")
@@ -40,6 +41,9 @@ class PsConfigs:
     acknowledged push ("log"). A snapshot is taken every `snapshot_interval_s`. `log_fsync`: when the log is
     written to the disk itself, which matters when the machine fails, not the process. `durability_dir`:
     where; by default a folder for this job in the log directory.
+
+    `rows_at_end`: whose model gets the rows of embeddings of a known size in `stop_worker`: that of every
+    trainer, of the first one, or of none, because the servers have saved them.
     """
 
     split_method: str = "RoundRobin"
@@ -53,6 +57,7 @@ class PsConfigs:
     snapshot_interval_s: float = 300.0
     log_fsync: str = "everysec"
     durability_dir: str = ""
+    rows_at_end: str = "all"
 
     def __post_init__(self) -> None:
         one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
@@ -60,6 +65,7 @@ class PsConfigs:
         one_of("ps_configs nonfinite", self.nonfinite, NONFINITE)
         one_of("ps_configs durability", self.durability, DURABILITIES)
         one_of("ps_configs log_fsync", self.log_fsync, LOG_FSYNCS)
+        one_of("ps_configs rows_at_end", self.rows_at_end, ROWS_AT_END)
         flag("ps_configs slice_var_up", self.slice_var_up)
         for name in ("request_timeout_s", "trainer_timeout_s", "join_timeout_s", "snapshot_interval_s"):
             positive(f"ps_configs {name}", getattr(self, name))

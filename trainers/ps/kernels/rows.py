@@ -90,14 +90,18 @@ def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: S
 
 # ---- Finding, inserting and writing rows.
 
-COUNT, STRIDE, DIM, STATES, STATISTICS = 0, 1, 2, 3, 4
-"""`Rows.numbers`: rows in use, 8-byte words a record, columns, state values a row, statistics a row."""
+COUNT, STRIDE, DIM, STATES, STATISTICS, DAY = 0, 1, 2, 3, 4, 5
+"""`Rows.numbers`: rows in use, 8-byte words a record, columns, state values a row, statistics a row, and the
+flag EVEN_DAY on every second day.
+"""
 
 OPEN, CUT_ROWS, READ, TAKEN = 0, 1, 2, 3
 """`Rows.cut`: whether there is a cut, its rows, how many of them were read, how many images were taken."""
 
-CHANGED, SINCE_CUT = 1, 2
-"""`Rows.flags`: changed since it was last saved (or before the cut); changed since the cut was made."""
+CHANGED, SINCE_CUT, EVEN_DAY = 1, 2, 4
+"""`Rows.flags`: changed since it was last saved (or before the cut); changed since the cut was made; the last
+day that passed for the row.
+"""
 
 _LINE = 8  # words of a cache line
 _AHEAD = 8  # lines of a record to prefetch; the processor prefetches the rest
@@ -206,6 +210,21 @@ def pull(index: Index, rows: Rows, keys: Keys, out: Floats, missing: Keys) -> in
 
 
 @compiled
+def without_row(index: Index, rows: Rows, keys: Keys, missing: Keys) -> int:
+    """Writes the positions of keys without a row to `missing` and returns their number."""
+    count = np.int64(0)  # with a literal 0 numba would compile every callee twice
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, np.int64(1), bases, tags, slots)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+    return int(count)
+
+
+@compiled
 def gather(rows: Rows, slots: Keys, positions: Keys, out: Floats) -> None:
     """out[positions[i]] = the values of slots[i]."""
     stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
@@ -225,6 +244,7 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
     numbers, words, flags, cut = rows.numbers, rows.words, rows.flags, rows.cut
     entries, fill, stride = index.entries, index.fill, numbers[STRIDE]
     start, needs = begin, ENOUGH
+    new = np.uint8(numbers[DAY]) | (np.uint8(SINCE_CUT) if cut[OPEN] else np.uint8(CHANGED))
     while start < len(keys) and needs == ENOUGH:
         first, stop, before = start, min(start + BLOCK, len(keys)), numbers[COUNT]
         start = stop
@@ -245,7 +265,7 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
                 entries[position] = (tag << np.uint64(32)) | np.uint64(slot + 1)
                 fill[base // SEGMENT] += 1
                 words[slot * stride] = key
-                flags[slot] = np.uint8(SINCE_CUT) if cut[OPEN] else np.uint8(CHANGED)  # not part of the cut
+                flags[slot] = new  # not part of the cut
             slots[i] = slot
         if fresh.kind != NOTHING:
             blank(fresh, rows, before)
@@ -359,8 +379,9 @@ def read(
 def settle_flags(flags: Flags, saved: Scalar) -> None:
     """After a cut: a row counts as changed if it changed since the cut or, if that was not saved, before."""
     for slot in range(len(flags)):
-        later = flags[slot] >> np.uint8(1)
-        flags[slot] = later if saved else (flags[slot] | later) & np.uint8(CHANGED)
+        later = (flags[slot] >> np.uint8(1)) & np.uint8(CHANGED)
+        earlier = np.uint8(0) if saved else flags[slot] & np.uint8(CHANGED)
+        flags[slot] = (flags[slot] & np.uint8(EVEN_DAY)) | later | earlier
 
 
 @compiled
@@ -402,12 +423,13 @@ def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
 
 @compiled
 def count_up(rows: Rows, slots: Keys, needed: Scalar, admitted: Mask) -> None:
-    """Count the candidates in `slots` (the first value of a record is its count); admitted[i] = whether it
-    has been seen often enough.
+    """Count the candidates in `slots` (the first value of a record is its count, the second its unseen days);
+    admitted[i] = whether it has been seen often enough.
     """
     for i in range(len(slots)):
         place = slots[i] * rows.numbers[STRIDE] * 2 + 2
         rows.floats[place] += np.float32(1)
+        rows.floats[place + 1] = np.float32(0)
         admitted[i] = rows.floats[place] >= needed
 
 
@@ -452,23 +474,54 @@ def remove_keys(index: Index, rows: Rows, keys: Keys) -> None:
 
 
 @compiled
-def shrink(index: Index, rows: Rows, policy: Floats) -> int:
-    """One day passes, and rows are removed; returns how many. policy: decay, coefficients of show - click and
-    of click, the minimum score, the maximum unseen days. Must not be called while there is a cut.
+def day_passes(rows: Rows, slot: Scalar, policy: Floats) -> bool:
+    """A day passes for a row, or for a candidate, which has no statistics; whether it is to be removed.
+    policy: decay, coefficients of show - click and of click, the minimum score, the maximum unseen days.
     """
     decay, shown, clicked, least, oldest = policy[0], policy[1], policy[2], policy[3], policy[4]
-    numbers, floats, flags = rows.numbers, rows.floats, rows.flags
-    offset = 2 + numbers[DIM] + numbers[STATES]
-    before, slot = numbers[COUNT], np.int64(0)  # with a literal 0 numba would compile every callee twice
-    while slot < numbers[COUNT]:
-        place = slot * numbers[STRIDE] * 2 + offset
-        show = floats[place] * decay
-        click = floats[place + 1] * decay
-        days = floats[place + 2] + np.float32(1)
-        if shown * (show - click) + clicked * click < least or days > oldest:
-            remove_slot(index, rows, slot)
-            continue
-        flags[slot] |= np.uint8(CHANGED)  # no cut is open
-        floats[place], floats[place + 1], floats[place + 2] = show, click, days
+    numbers, floats = rows.numbers, rows.floats
+    place = slot * numbers[STRIDE] * 2 + 2
+    if not numbers[STATISTICS]:
+        floats[place + 1] += np.float32(1)
+        return bool(floats[place + 1] > oldest)
+    place += numbers[DIM] + numbers[STATES]
+    floats[place] *= decay
+    floats[place + 1] *= decay
+    floats[place + 2] += np.float32(1)
+    show, click, days = floats[place], floats[place + 1], floats[place + 2]
+    return bool(shown * (show - click) + clicked * click < least or days > oldest)
+
+
+@compiled
+def shrink(index: Index, rows: Rows, policy: Floats, start: Scalar, most: Scalar) -> tuple[int, int]:
+    """A day passes for so many rows from slot `start` on, but for those whose day has passed already. Returns
+    the next slot and how many rows were removed. Must not be called while there is a cut.
+    """
+    numbers, flags = rows.numbers, rows.flags
+    slot, removed = np.int64(start), np.int64(0)  # with a literal 0 numba would compile every callee twice
+    for _ in range(most):
+        if slot >= numbers[COUNT]:
+            break
+        if flags[slot] & np.uint8(EVEN_DAY) != np.uint8(numbers[DAY]):
+            if day_passes(rows, slot, policy):
+                remove_slot(index, rows, slot)
+                removed += 1
+                continue
+            flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)  # no cut is open
         slot += 1
-    return int(before - numbers[COUNT])
+    return int(slot), int(removed)
+
+
+@compiled
+def shrink_keys(index: Index, rows: Rows, policy: Floats, keys: Keys) -> int:
+    """As `shrink`, for the rows of these keys; returns how many were removed."""
+    numbers, flags, removed = rows.numbers, rows.flags, np.int64(0)
+    for key in keys:
+        slot = slot_at(index.entries, position_of(index, rows, key))
+        if slot >= 0 and flags[slot] & np.uint8(EVEN_DAY) != np.uint8(numbers[DAY]):
+            if day_passes(rows, slot, policy):
+                remove_slot(index, rows, slot)
+                removed += 1
+            else:
+                flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)
+    return int(removed)

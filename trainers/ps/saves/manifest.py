@@ -63,8 +63,8 @@ class PieceKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of one table in a file. Its tensors are named `TABLE/KIND/NUMBER/` and `values`, `state.0`
-    (dense); `keys`, `values`, `state.0`, `statistics` (rows); `keys`, `counts` (candidates: keys that do not
-    have a row yet).
+    (dense); `keys`, `values`, `state.0`, `statistics` (rows); `keys`, `counts`, `days` (candidates: keys that
+    do not have a row yet).
     """
 
     table: str

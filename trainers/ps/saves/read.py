@@ -161,15 +161,16 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
     found = {name: tensors[piece.prefix + name] for name in _names(spec) if piece.prefix + name in tensors}
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}
     wanted = _tensor_shapes(spec, piece)
-    # A save of values only has no other tensors; state is complete or absent.
-    some = {name: wanted[name] for name in ("keys", "values") if name in wanted}
+    # A save of values only has no other tensors, and earlier versions saved no days of candidates; state is
+    # complete or absent.
+    some = {name: wanted[name] for name in ("keys", "values", "counts") if name in wanted}
     if shapes not in (wanted, some):
         path = folder.path(f"{item.save}/{item.shard.file.name}")
         raise LoadError(
             f"{path} does not have the tensors of table {piece.table!r} that its part lists: {shapes}"
         )
     if piece.kind is PieceKind.CANDIDATES:
-        return Candidates(found["keys"], found["counts"])
+        return Candidates(found["keys"], found["counts"], found.get("days", torch.zeros(piece.rows)))
     state = tuple(found[name] for name in found if name.startswith("state."))
     if piece.kind is PieceKind.DENSE:
         return DenseRows(found["values"], state)
@@ -178,13 +179,13 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
 
 def _names(spec: TableSpec) -> list[str]:
     states = [f"state.{number}" for number in range(spec.rule.states)]
-    return ["keys", "values", *states, "statistics", "counts"]
+    return ["keys", "values", *states, "statistics", "counts", "days"]
 
 
 def _tensor_shapes(spec: TableSpec, piece: Piece) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     keys: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"keys": ((piece.rows,), torch.int64)}
     if piece.kind is PieceKind.CANDIDATES:
-        return {**keys, "counts": ((piece.rows,), torch.float32)}
+        return {**keys, **dict.fromkeys(("counts", "days"), ((piece.rows,), torch.float32))}
     dense = piece.kind is PieceKind.DENSE
     shape: tuple[int, ...] = (spec.size,) if dense else (piece.rows, spec.size)
     shapes = {} if dense else keys
@@ -405,7 +406,7 @@ class RowOwner:
             return chunk  # a part then belongs to one server as a whole
         mine = split_by_server(chunk.keys, self.servers)[self.server]
         if isinstance(chunk, Candidates):
-            return Candidates(chunk.keys[mine], chunk.counts[mine])
+            return Candidates(chunk.keys[mine], chunk.counts[mine], chunk.days[mine])
         statistics = None if chunk.statistics is None else chunk.statistics[mine]
         state = tuple(tensor[mine] for tensor in chunk.state)
         return SparseRows(chunk.keys[mine], chunk.values[mine], state, statistics)
@@ -436,7 +437,7 @@ def load_tables(
         if not isinstance(chunk, Candidates):
             table.load(chunk)
         elif isinstance(table, SparseTarget):
-            table.load_candidates(chunk.keys, chunk.counts)
+            table.load_candidates(chunk.keys, chunk.counts, chunk.days)
     if not opened.values_only:
         for name, step in _steps(opened, specs, owner).items():
             by_name[name].step = step

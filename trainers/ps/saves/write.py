@@ -43,10 +43,11 @@ from trainers.storage.safetensors import pack
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Keys (n,) int64 without a row yet, and how often each was pulled, (n,) float32."""
+    """Keys (n,) int64 without a row yet, how often each was pulled, and days since then, (n,) float32."""
 
     keys: torch.Tensor
     counts: torch.Tensor
+    days: torch.Tensor
 
 
 Chunk = SparseRows | DenseRows | Candidates
@@ -82,7 +83,7 @@ class SparseTarget(Protocol):
 
     def expect(self, rows: int) -> None: ...
 
-    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor) -> None: ...
+    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor, days: torch.Tensor) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,8 +129,8 @@ def close_cuts(cuts: Iterable[TableCut], *, saved: bool) -> None:
 def _cut(table: SparseTable | DenseTable, *, changed_only: bool, mark: bool) -> TableCut:
     if isinstance(table, DenseTable):
         return TableCut(table.spec, table.cut())
-    keys, counts = table.candidates()
-    return TableCut(table.spec, table.cut(changed_only=changed_only, mark=mark), Candidates(keys, counts))
+    waiting = Candidates(*table.candidates())
+    return TableCut(table.spec, table.cut(changed_only=changed_only, mark=mark), waiting)
 
 
 def counts_of(spec: TableSpec) -> int:
@@ -252,15 +253,16 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
         yield stop, PieceKind.ROWS, cut.read(start, stop)
     waiting = table.candidates
     if waiting is not None and mode is not SaveMode.VALUES:
-        step = max(1, shard_bytes // 12)
+        step = max(1, shard_bytes // 16)
         for start in range(0, len(waiting.keys), step):
             some = slice(start, start + step)
-            yield cut.rows, PieceKind.CANDIDATES, Candidates(waiting.keys[some], waiting.counts[some])
+            part = Candidates(waiting.keys[some], waiting.counts[some], waiting.days[some])
+            yield cut.rows, PieceKind.CANDIDATES, part
 
 
 def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, torch.Tensor]:
     if isinstance(chunk, Candidates):
-        return {"keys": chunk.keys, "counts": chunk.counts}
+        return {"keys": chunk.keys, "counts": chunk.counts, "days": chunk.days}
     tensors = {"values": chunk.values} if isinstance(chunk, DenseRows) else {"keys": chunk.keys}
     tensors["values"] = chunk.values
     if mode is not SaveMode.VALUES:

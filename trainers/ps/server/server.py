@@ -198,11 +198,14 @@ class Server:
         checks = LivenessChecks(_CHECK_INTERVAL_S, time.monotonic())
         while not self._service.over:
             quiet = self._service.idle and self._state_saver is None
-            ready = dict(poller.poll(None if quiet else round(checks.wait(time.monotonic()) * 1000)))
+            wait = None if quiet else round(checks.wait(time.monotonic()) * 1000)
+            ready = dict(poller.poll(0 if self._service.shrinking else wait))
             if self._wake_receiver.fileno() in ready and self._drain_wakeups():
                 return
             if self._socket in ready:
                 self._receive()
+            if self._service.shrinking:
+                self._send(self._service.shrink_some(self._reachable))
             if quiet:
                 checks.skip(time.monotonic())
             elif (now := checks.due(time.monotonic())) is not None:
@@ -223,7 +226,8 @@ class Server:
 
     def _save_state(self) -> None:
         if self._state_saver is not None:
-            self._state_saver.update(self._members, self._store, self._steps, may_cut=not self._saving.busy)
+            may_cut = not (self._saving.busy or self._service.shrinking)
+            self._state_saver.update(self._members, self._store, self._steps, may_cut=may_cut)
 
     def _receive(self) -> None:
         route, *frames = receive(self._socket)

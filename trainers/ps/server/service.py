@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from trainers.ps.durable.journal import DurabilityError
 from trainers.ps.server.members import Member, Members, Reachable, Refusal
 from trainers.ps.server.saving import SaveRequest, SaveRunner
 from trainers.ps.server.steps import Steps
 from trainers.ps.server.store import Gradient, Store
+from trainers.ps.tables.spec import FullError
 from trainers.ps.wire import LOADED, Code, Field, Kind, Message, Part, bytes_part
 
 MAX_PENDING = 4096
@@ -30,6 +32,9 @@ _WAITING_REPEATS = 2
 ANY_GATHER = 0
 """The count of a trainer that has completed no gather: it joins the current one of the others."""
 _MAX_GATHER = 1 << 62
+
+_SHRUNK_AT_ONCE = 8192
+"""Rows of a slice of a shrink, about 3 ms: other requests are answered between two of them."""
 
 Sender = tuple[int, int]
 """Rank and incarnation."""
@@ -63,6 +68,9 @@ class Service:
         self._record = record or _record_nothing
         self._saving = saving
         self._pending = PendingRequests()
+        self._shrink_of: Message | None = None
+        self._shrunk: dict[Sender, tuple[int, int]] = {}
+        """The last shrink of a trainer: the sequence of its request, and how many rows were removed."""
         self._collectives = Collectives(members, lambda request: self._record(request), self._refuse_if_lost)
         self._handlers: dict[Kind, Callable[[Member, Message], Message | None]] = {
             Kind.ASSIGN: self._assign,
@@ -120,6 +128,16 @@ class Service:
                 replies.append((pending.route, reply))
         return replies
 
+    @property
+    def shrinking(self) -> bool:
+        """Whether tables are being shrunk. They cannot be saved then, and `shrink_some` is to be called."""
+        return self._store.shrinking
+
+    def shrink_some(self, reachable: Reachable) -> list[Outgoing]:
+        """Shrink a slice; replies to pending requests when it was the last one."""
+        self._shrink_some()
+        return [] if self._store.shrinking else self.retry_pending(reachable)
+
     def tick(self, reachable: Reachable, now: float) -> list[Outgoing]:
         """Check connections; replies to pending requests that this has decided."""
         self._members.check_connections(reachable, now)
@@ -153,6 +171,8 @@ class Service:
                 self._take(self._members.sender_of(request), request, self._store.sort(request.parts)[0])
             else:
                 self._handlers[request.kind](self._members.sender_of(request), request)
+            while self._store.shrinking:
+                self._shrink_some()
         finally:
             self._record = recording
 
@@ -195,7 +215,7 @@ class Service:
         if loaded:
             self._require_ready()
         if not (request.sequence in member.applied if loaded else self._store.ready):
-            self._store.read_assign(request.parts)
+            self._store.make_room(self._store.read_assign(request.parts), filtered=False)
             self._record(request)
             if loaded:
                 member.applied.add(request.sequence)
@@ -231,6 +251,7 @@ class Service:
             return
         gradients = self._store.check(gradients)
         if self._steps.counts(member, request.number):
+            self._steps.make_room(member, self._members.active(), gradients)
             self._record(request)
             self._steps.push(member, request.number, gradients)
             self._steps.close(self._members.active())
@@ -244,15 +265,26 @@ class Service:
         counts = self._store.counts_pulls(parts)
         if counts and request.sequence in member.counted:
             parts = [part._replace(field=Field.PEEK) if part.field is Field.KEYS else part for part in parts]
-        values = self._steps.pull(member, number, parts)
-        if counts and request.sequence not in member.counted:
+            counts = False
+        try:
+            values = self._steps.pull(member, number, parts)
+        except Refusal as refusal:
+            if counts and refusal.code is Code.NO_MEMORY:
+                # Some keys were counted, and no record says so: a replay would admit them later.
+                raise FullError(str(refusal)) from refusal
+            raise
+        if counts:
             # A record of its own: the push that carried these keys was recorded before they are answered.
-            self._record(request._replace(kind=Kind.PULL, number=number, parts=tuple(parts)))
+            try:
+                self._record(request._replace(kind=Kind.PULL, number=number, parts=tuple(parts)))
+            except Refusal as refusal:  # as above
+                raise DurabilityError(str(refusal)) from refusal
             member.counted.add(request.sequence)
         return request.reply(Kind.DATA, number=self._steps.step, parts=values)
 
     def _finish(self, member: Member, request: Message) -> Message | None:
         if not member.finished:
+            self._steps.make_room(member, self._members.active())
             self._record(request)
             self._members.finish(member)
         self._steps.close(self._members.active())
@@ -265,6 +297,7 @@ class Service:
         return request.reply(Kind.DONE, number=self._steps.step)
 
     def _leave(self, member: Member, request: Message) -> Message:
+        self._steps.make_room(member, self._members.active())
         self._record(request)
         member.left = True
         self._members.finish(member)
@@ -275,6 +308,8 @@ class Service:
         self._require_ready()
         if not self._steps.may_pull(member, request.number, self._members.active()):
             self._refuse_if_lost()
+            return None
+        if self._store.shrinking:
             return None
         save = SaveRequest.decode(request.text)
         requester = (request.rank, request.incarnation)
@@ -298,15 +333,26 @@ class Service:
     def _shrink(self, member: Member, request: Message) -> Message | None:
         """A day has passed in some tables."""
         self._require_ready()
-        if self._saving.tables_in_use:
+        if self._saving.tables_in_use or self._store.shrinking:
             return None
-        if request.sequence in member.applied:
-            return request.reply(Kind.DONE)
-        checked = self._store.read_shrink(request.parts)
-        self._record(request)
-        member.applied.add(request.sequence)
-        self._saving.last_save = None  # a delta does not record which rows were removed
-        return request.reply(Kind.DONE, number=self._store.shrink(checked))
+        if request.sequence not in member.applied:
+            checked = self._store.read_shrink(request.parts)
+            self._record(request)
+            member.applied.add(request.sequence)
+            self._saving.last_save = None  # a delta does not record which rows were removed
+            self._store.begin_shrink(checked)
+            self._shrink_of = request
+            self._shrink_some()
+            if self._store.shrinking:
+                return None
+        sequence, removed = self._shrunk.get(_sender(request), (0, 0))
+        return request.reply(Kind.DONE, number=removed if sequence == request.sequence else 0)
+
+    def _shrink_some(self) -> None:
+        removed = self._store.shrink_some(_SHRUNK_AT_ONCE)
+        if removed is not None and self._shrink_of is not None:
+            self._shrunk[_sender(self._shrink_of)] = self._shrink_of.sequence, removed
+            self._shrink_of = None
 
     def _require_ready(self) -> None:
         if not self._store.ready:
@@ -324,7 +370,7 @@ class Service:
         if request.kind is Kind.HELLO:
             return f"the connection of the former trainer {request.rank} to close"
         if request.kind in (Kind.SAVE, Kind.SHRINK):
-            return "the tables to be written"
+            return "the tables to be written or shrunk"
         active = self._members.active()
         if request.kind in COLLECTIVE_KINDS:
             active = self._collectives.awaited(request)

@@ -24,6 +24,13 @@ class Steps(Protocol):
     def counts(self, member: Member, number: int) -> bool:
         """Whether a push of step `number` would be new. Raises Refusal when its turn has not come."""
 
+    def make_room(
+        self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
+    ) -> None:
+        """Ensure that there is memory for the rows of what this push of a member, or its end, will apply. To
+        be called before it is recorded. Raises Refusal when there is none.
+        """
+
     def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
         """Accept a push for which `counts` is true."""
 
@@ -72,6 +79,14 @@ class SyncSteps:
             )
         return True
 
+    def make_room(
+        self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
+    ) -> None:
+        ranks = self.pushes.ranks()
+        if all(other.rank in ranks or other is member for other in active):
+            waiting = [each for push in self.pushes.by_rank.values() for each in push]
+            self._store.make_room([*waiting, *gradients])
+
     def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
         member.step = number + 1
         self.pushes.add(member.rank, gradients)
@@ -119,6 +134,11 @@ class AsyncSteps:
 
     def counts(self, member: Member, number: int) -> bool:
         return number >= member.resumed
+
+    def make_room(
+        self, member: Member, active: Collection[Member], gradients: Sequence[Gradient] = ()
+    ) -> None:
+        self._store.make_room(gradients)
 
     def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
         self._store.apply(gradients)

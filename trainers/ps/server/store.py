@@ -6,6 +6,7 @@ All trainers must describe the same model. `steps` decides when a push is applie
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -15,7 +16,6 @@ import torch
 
 from trainers.process.log import glog
 from trainers.ps.kernels.batch import all_finite, merge_rows
-from trainers.ps.saves.write import counts_of
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.dense import DenseRun, DenseTable
 from trainers.ps.tables.sparse import SparseTable, make_table
@@ -217,6 +217,8 @@ class Store:
         self._row_dtype = row_dtype
         self._skip_bad = skip_bad
         self._declared = False
+        self._shrinking: deque[SparseTable] = deque()
+        self._removed = 0
         self.ready = False
         self.skipped = 0
 
@@ -320,6 +322,22 @@ class Store:
             raise Refusal(Code.BAD_MESSAGE, "a push names the same table twice")
         return gradients
 
+    def make_room(self, gradients: Sequence[Gradient], *, filtered: bool = True) -> None:
+        """Ensure that `apply` (or, not `filtered`, `assign`) of these will have memory for their rows. Raises
+        Refusal when there is none.
+        """
+        keys: dict[int, list[torch.Tensor]] = {}
+        for each in gradients:
+            if each.keys is not None:
+                keys.setdefault(each.table, []).append(each.keys)
+        try:
+            for number, some in keys.items():
+                table = self._tables[number]
+                if isinstance(table, SparseTable):
+                    table.make_room(some, filtered=filtered)
+        except TableError as error:
+            raise _refusal(error) from error
+
     def apply(self, gradients: Sequence[Gradient]) -> None:
         for each in gradients:
             if each.keys is None:
@@ -345,7 +363,7 @@ class Store:
             table = self._table(part.table)
             if part.field is not Field.VALUES or len(part.data) != len(_POLICY):
                 raise Refusal(Code.BAD_MESSAGE, f"a SHRINK has a {part.field.name} part")
-            if not isinstance(table, SparseTable) or not counts_of(table.spec):
+            if not isinstance(table, SparseTable) or not table.spec.ages:
                 raise Refusal(
                     Code.FAILED,
                     f"table {table.spec.name!r} has no statistics, which shrink needs; enable them with "
@@ -355,11 +373,36 @@ class Store:
                 found.append((table, ShrinkPolicy(**dict(zip(_POLICY, part.data.tolist(), strict=True)))))
             except ValueError as error:
                 raise Refusal(Code.BAD_MESSAGE, str(error)) from error
+        if len({part.table for part in parts}) != len(parts):
+            raise Refusal(Code.BAD_MESSAGE, "a SHRINK names the same table twice")
         return found
 
-    def shrink(self, checked: Sequence[tuple[SparseTable, ShrinkPolicy]]) -> int:
-        """How many rows were removed."""
-        return sum(table.shrink(policy) for table, policy in checked)
+    def begin_shrink(self, checked: Sequence[tuple[SparseTable, ShrinkPolicy]]) -> None:
+        """From now on the tables are as if they had been shrunk here; `shrink_some` does it."""
+        self._removed = 0
+        for table, policy in checked:
+            table.begin_shrink(policy)
+            self._shrinking.append(table)
+
+    def shrink_some(self, rows: int) -> int | None:
+        """A slice of about so many rows; how many were removed in all, once everything is done."""
+        while self._shrinking:
+            if rows <= 0:
+                return None
+            table = self._shrinking[0]
+            size = len(table)
+            removed = table.shrink_some(rows)
+            if removed is None:
+                return None
+            self._shrinking.popleft()
+            self._removed += removed
+            rows -= size
+        return self._removed
+
+    @property
+    def shrinking(self) -> bool:
+        """Whether tables are being shrunk: they cannot be cut then."""
+        return bool(self._shrinking)
 
     def _table(self, number: int) -> AnyTable:
         table = self._tables.get(number)

@@ -7,6 +7,7 @@ as it was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.rows import (
+    DAY,
+    EVEN_DAY,
     NOTHING,
     UNIFORM,
     Fresh,
@@ -28,6 +31,8 @@ from trainers.ps.kernels.rows import (
     revise,
     settle_flags,
     shrink,
+    shrink_keys,
+    without_row,
     write,
 )
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, numbers_of
@@ -43,6 +48,45 @@ from trainers.ps.tables.spec import (
     TableSpec,
 )
 from trainers.ps.tables.storage import Cut, SparseRows, Storage
+
+# ---- A day that passes, in slices between requests.
+
+
+class PassingDay:
+    """A day passes in the rows of a storage, some at a time. A row that is used before its turn has its day
+    first: so the rows are at any time as if the whole day had passed when this was made. Then no cut may be
+    open before `over`. `removed`: how many rows so far.
+    """
+
+    def __init__(self, storage: Storage, policy: Floats) -> None:
+        self._storage, self._policy = storage, policy
+        self._next = self.removed = 0
+        storage.rows.numbers[DAY] ^= EVEN_DAY
+
+    @property
+    def over(self) -> bool:
+        return self._next >= len(self._storage)
+
+    def pass_some(self, rows: int) -> None:
+        """For so many rows more; at the end, memory is returned to the system."""
+        storage = self._storage
+        self._next, removed = shrink(storage.index, storage.rows, self._policy, self._next, rows)
+        self.removed += removed
+        if self.over:
+            storage.give_back()
+
+    def pass_for(self, keys: Keys) -> None:
+        """For the rows of these keys, which are about to be used."""
+        self.removed += shrink_keys(self._storage.index, self._storage.rows, self._policy, keys)
+
+    def pass_for_last(self, rows: int) -> None:
+        """For so many last rows, which are about to take the places of others."""
+        before = -1
+        while before != self.removed:  # others are the last then
+            before, count, stride = self.removed, len(self._storage), self._storage.stride
+            last = self._storage.rows.words[max(0, count - rows) * stride : count * stride : stride]
+            self.pass_for(last.copy())
+
 
 # ---- Entry filters: which keys get a row.
 
@@ -82,37 +126,56 @@ class AdmitByProbability:
 
 class AdmitByCount:
     """Admits a key that was pulled in training `needed` times; until then it is counted here, in about 30
-    bytes. A push admits no key.
+    bytes, and forgotten when it was not pulled for some days. A push admits no key.
     """
 
     def __init__(self, needed: float) -> None:
         self._needed = np.float32(needed)
-        self._storage = Storage(1, 0, 0)
+        self._storage = Storage(2, 0, 0)  # how often it was pulled, and days since then
+        self._day: PassingDay | None = None
 
     def __len__(self) -> int:
         return len(self._storage)
 
     def pulled(self, keys: Keys) -> Mask | None:
         admitted = np.empty(len(keys), np.bool_)
+        if self._day is not None:
+            self._day.pass_for(keys)
         slots = self._storage.insert(keys, _UNINITIALIZED)  # before `rows`: it may grow
         count_up(self._storage.rows, slots, self._needed, admitted)
         if admitted.any():
+            if self._day is not None:
+                self._day.pass_for_last(len(keys))
             remove_keys(self._storage.index, self._storage.rows, keys[admitted])
         return admitted
 
     def pushed(self, keys: Keys) -> Mask | None:
         return np.zeros(len(keys), np.bool_)
 
-    def counts(self) -> tuple[Keys, Floats]:
-        """The candidates (n,) int64 and how often each was pulled, (n,) float32: copies."""
+    def begin_day(self, policy: Floats) -> None:
+        """See PassingDay."""
+        self._day = PassingDay(self._storage, policy)
+
+    def pass_some(self, rows: int) -> bool:
+        """Part of a day for so many candidates; whether it is over."""
+        if self._day is not None:
+            self._day.pass_some(rows)
+            if self._day.over:
+                self._day = None
+        return self._day is None
+
+    def counts(self) -> tuple[Keys, Floats, Floats]:
+        """The candidates (n,) int64, how often each was pulled and its unseen days, (n,) float32: copies."""
         rows, size, stride = self._storage.rows, len(self), self._storage.stride
         keys = rows.words[: size * stride : stride].copy()
-        return keys, rows.floats[2 : 2 + 2 * size * stride : 2 * stride].copy()
+        floats = rows.floats[: 2 * size * stride]
+        return keys, floats[2 :: 2 * stride].copy(), floats[3 :: 2 * stride].copy()
 
-    def load(self, keys: Keys, counts: Floats) -> None:
-        """Candidates and their counts, as `counts` gave them."""
-        slots = self._storage.insert(keys, _UNINITIALIZED)
-        self._storage.rows.floats[slots * (2 * self._storage.stride) + 2] = counts
+    def load(self, keys: Keys, counts: Floats, days: Floats) -> None:
+        """Candidates as `counts` gave them."""
+        places = self._storage.insert(keys, _UNINITIALIZED) * (2 * self._storage.stride)
+        self._storage.rows.floats[places + 2] = counts
+        self._storage.rows.floats[places + 3] = days
 
 
 _UNINITIALIZED = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
@@ -130,6 +193,8 @@ def filter_of(options: RowOptions) -> EntryFilter:
 
 _AT_ONCE = 4096
 """Rows that are inserted and then written: few enough to be in the caches still."""
+
+_MANY = 1 << 40
 
 _NO_STATE = np.empty((0, 0, 0), np.float32)
 _NO_STATISTICS = np.empty((0, 3), np.float32)
@@ -161,6 +226,8 @@ class SparseTable:
             state=np.float32(spec.rule.initial_state),
         )
         self._cut: Cut | None = None
+        self._day: PassingDay | None = None
+        self._shrinking = False
 
     def __len__(self) -> int:
         return len(self._storage)
@@ -183,6 +250,7 @@ class SparseTable:
         """As `assign`, but state and statistics stay."""
         self.check_assign(keys, values)
         found = self._array(keys)
+        self._before_use(found)
         if self._cut is not None:
             self._cut.expect(len(found))
         slots = self._storage.insert(found, self._fresh)  # before `rows`: it may grow
@@ -193,6 +261,7 @@ class SparseTable:
         if `insert` and the entry filter admits it. Raises FullError when there is no room for it.
         """
         wanted = self._array(keys)
+        self._before_use(wanted)
         out = np.empty((len(wanted), self.spec.size), np.float32)
         missing = np.empty(len(wanted), np.int64)
         count = pull(self._storage.index, self._storage.rows, wanted, out, missing)
@@ -207,6 +276,20 @@ class SparseTable:
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
             raise NotFiniteError(f"a gradient for table {self.spec.name!r} has NaN or infinity")
 
+    def make_room(self, keys: Sequence[torch.Tensor], *, filtered: bool) -> None:
+        """Ensure that these keys get their rows in an `apply` or, not `filtered`, in an `assign`: where the
+        memory for them is not certain, the rows are made now. Raises FullError when there is none.
+        """
+        if self._storage.has_room(sum(map(len, keys))):
+            return
+        for some in map(self._array, keys):
+            if not filtered:
+                self._storage.insert(some, self._fresh)
+                continue
+            missing = np.empty(len(some), np.int64)
+            count = without_row(self._storage.index, self._storage.rows, some, missing)
+            self._insert_pushed(some, missing[:count])
+
     def apply(
         self, keys: torch.Tensor | None, grad: torch.Tensor, lr: float, stats: torch.Tensor | None = None
     ) -> None:
@@ -214,7 +297,8 @@ class SparseTable:
         rows are. A key without a row gets one first, or is dropped if the entry filter does not admit it.
 
         stats: (n, 2) float32, shows and clicks to add; for tables with statistics. Raises TableError for
-        other shapes, and FullError when there is no room for new rows: then part of the push was applied.
+        other shapes, and FullError when there is no room for new rows, which `make_room` rules out: then part
+        of the push was applied.
         """
         self.check_assign(keys, grad)
         update = self._update_of(grad, stats)
@@ -222,6 +306,7 @@ class SparseTable:
         numbers = numbers_of(self.spec.rule, self.step, lr)
         options = np.array((self.spec.rows.low, self.spec.rows.high, *numbers), np.float32)
         updated, gradients = self._array(keys), array_of(grad)
+        self._before_use(updated)
         if self._cut is not None:
             self._cut.expect(len(updated))
         missing = np.empty(len(updated), np.int64)
@@ -234,14 +319,39 @@ class SparseTable:
 
     def shrink(self, policy: ShrinkPolicy) -> int:
         """A day has passed (see ShrinkPolicy); returns how many rows were removed. Their memory is returned
-        to the system. Raises TableError without statistics, and while a cut is open: slots move.
+        to the system. Raises TableError without statistics and candidates, and while a cut is open: slots
+        move.
         """
-        if not self._counts:
+        self.begin_shrink(policy)
+        while (removed := self.shrink_some(_MANY)) is None:
+            pass
+        return removed
+
+    def begin_shrink(self, policy: ShrinkPolicy) -> None:
+        """As `shrink`, in slices: `shrink_some` is to be called until it returns the number of removed rows.
+        Meanwhile the table may be used, and is as if everything had been done here; but not cut.
+        """
+        if not self.spec.ages:
             raise TableError(f"table {self.spec.name!r} has no statistics, which shrink needs")
-        if self._cut is not None:
-            raise TableError(f"table {self.spec.name!r} is being saved; shrink it when its cut is closed")
-        removed = int(shrink(self._storage.index, self._storage.rows, policy.numbers()))
-        self._storage.give_back()
+        if self._cut is not None or self._shrinking:
+            raise TableError(f"table {self.spec.name!r} is being saved or shrunk; shrink it after that")
+        self._shrinking = True
+        if isinstance(self._filter, AdmitByCount):
+            self._filter.begin_day(policy.numbers())
+        if self._counts:
+            self._day = PassingDay(self._storage, policy.numbers())
+
+    def shrink_some(self, rows: int) -> int | None:
+        """A slice of so many rows; how many rows were removed in all, once everything is done."""
+        if isinstance(self._filter, AdmitByCount) and not self._filter.pass_some(rows):
+            return None
+        removed = 0
+        if self._day is not None:
+            self._day.pass_some(rows)
+            if not self._day.over:
+                return None
+            removed, self._day = self._day.removed, None
+        self._shrinking = False
         return removed
 
     def cut(self, *, changed_only: bool = False, mark: bool = False) -> Cut:
@@ -252,6 +362,8 @@ class SparseTable:
         """
         if self._cut is not None:
             raise TableError(f"table {self.spec.name!r} is already being saved; close that cut first")
+        if self._shrinking:
+            raise TableError(f"table {self.spec.name!r} is being shrunk; save it after that")
         states = self.spec.rule.states
 
         def ended(saved: bool) -> None:
@@ -288,21 +400,23 @@ class SparseTable:
             stacked = _NO_STATE if not state else state[0][None] if len(state) == 1 else np.stack(state)
             self._write(keys[some], values[some], stacked, statistics[some])
 
-    def candidates(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys (n,) int64 that wait for admission by an entry filter of kind COUNT, and how often each was
-        pulled, (n,) float32. Copies; none for other filters.
+    def candidates(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys (n,) int64 that wait for admission by an entry filter of kind COUNT, how often each was pulled
+        and how many days ago the last time was, (n,) float32. Copies; none for other filters.
         """
         if not isinstance(self._filter, AdmitByCount):
-            return torch.empty(0, dtype=torch.int64), torch.empty(0)
-        keys, counts = self._filter.counts()
-        return torch.from_numpy(keys), torch.from_numpy(counts)
+            return torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0)
+        keys, counts, days = self._filter.counts()
+        return torch.from_numpy(keys), torch.from_numpy(counts), torch.from_numpy(days)
 
-    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
+    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor, days: torch.Tensor) -> None:
         """Load candidates as `candidates` returned them."""
-        if counts.shape != keys.shape:
-            raise ShapeError(f"{len(counts)} counts for {len(keys)} candidates of {self.spec.name!r}")
+        if counts.shape != keys.shape or days.shape != keys.shape:
+            raise ShapeError(
+                f"{len(counts)} counts and {len(days)} days for {len(keys)} candidates of {self.spec.name!r}"
+            )
         if isinstance(self._filter, AdmitByCount):
-            self._filter.load(self._array(keys), array_of(counts))
+            self._filter.load(self._array(keys), array_of(counts), array_of(days))
 
     def _array(self, keys: torch.Tensor | None) -> Keys:
         return array_of(self._checked(keys))
@@ -340,16 +454,26 @@ class SparseTable:
         gather(self._storage.rows, slots, positions, out)
 
     def _apply_missing(self, keys: Keys, grad: Floats, options: Floats, positions: Keys) -> None:
-        admitted = self._filter.pushed(keys[positions])
-        if admitted is not None:
-            positions = positions[admitted]
+        positions = self._insert_pushed(keys, positions)
         some = keys[positions]
-        self._storage.insert(some, self._fresh)
         assert self._update is not None
         missing = np.empty(len(some), np.int64)
         self._update(self._storage.index, self._storage.rows, some, grad[positions], options, missing)
 
+    def _insert_pushed(self, keys: Keys, positions: Keys) -> Keys:
+        """Make the rows that a push makes of keys without one; those of `positions` that now have one."""
+        admitted = self._filter.pushed(keys[positions])
+        if admitted is not None:
+            positions = positions[admitted]
+        self._storage.insert(keys[positions], self._fresh)
+        return positions
+
+    def _before_use(self, keys: Keys) -> None:
+        if self._day is not None:
+            self._day.pass_for(keys)
+
     def _write(self, keys: Keys, values: Floats, state: Floats, statistics: Floats) -> None:
+        self._before_use(keys)
         slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))
         write(self._storage.rows, slots, values, state, statistics, self._fresh.state)
 

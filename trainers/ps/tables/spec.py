@@ -96,6 +96,12 @@ class TableSpec:
     rule: AnyRule
     rows: RowOptions = RowOptions()
 
+    @property
+    def ages(self) -> bool:
+        """Whether a `shrink` changes the table: it has statistics, or candidates that wait for a row."""
+        kinds = (EntryKind.SHOW_CLICK, EntryKind.COUNT)
+        return self.kind is TableKind.SPARSE and (self.rows.statistics or self.rows.entry.kind in kinds)
+
     def encode(self) -> bytes:
         """B kind | B rule | H options | Q size | row options | d for each rule option | name in UTF-8.
 
@@ -226,8 +232,9 @@ class ShrinkPolicy:
 
         nonclk_coeff * (show - click) + click_coeff * click,
 
-    is below `delete_threshold`, or which was unseen for more than `delete_after_unseen_days`. Names and
-    defaults are those of Paddle's ctr accessor.
+    is below `delete_threshold`, or which was unseen for more than `delete_after_unseen_days`; and a key that
+    an entry filter counts is forgotten when training has not pulled it for so many. Names and defaults are
+    those of Paddle's ctr accessor.
     """
 
     show_click_decay_rate: float = 0.98

@@ -32,7 +32,7 @@ from trainers.ps.kernels.index import (
     laid_out,
 )
 from trainers.ps.kernels.memory import touch_pages
-from trainers.ps.kernels.rows import COUNT, READ, TAKEN, Fresh, Rows, insert, read
+from trainers.ps.kernels.rows import COUNT, READ, TAKEN, Fresh, Rows, insert, read, without_row
 from trainers.ps.tables.spec import FullError, TableError
 
 # ---- Touching memory before it is written.
@@ -144,7 +144,11 @@ class Arena:
         self._block, self.words = block, np.frombuffer(block, np.int64)
 
 
-_MAX_ROWS = (1 << 32) - 2  # rows: an entry of the index has 32 bits for slot + 1
+MAX_ROWS = 2_000_000_000
+"""Rows of one table on one server. The directory of an index ends at 2**DEEPEST segments, and hashes fill the
+densest of them at about 2.14e9 rows: a little earlier or later in each process, as each has its own secret.
+So the limit is a good deal below, where every process finds room for what another had.
+"""
 _WORD = 8
 _NO_IMAGES = np.empty(0, np.int64), np.empty(0, np.uint32), np.zeros(4, np.int64)
 
@@ -168,7 +172,7 @@ class Storage:
         self._records = Arena(reserve)
         self._flags = Arena(reserve // (_WORD * self.stride))
         self._entries = Arena(min(reserve, _WORD * SEGMENT << DEEPEST))
-        numbers = np.array([0, self.stride, dim, states, statistics], np.int64)
+        numbers = np.array([0, self.stride, dim, states, statistics, 0], np.int64)
         self._view_rows(numbers, *_NO_IMAGES)
         self.index = Index(
             entries=self._entries.words.view(np.uint64),
@@ -186,8 +190,11 @@ class Storage:
         """The slots of `keys`, (n,); a key without a row gets one. Raises FullError; rows inserted before
         that stay.
         """
-        self._make_room(len(self) + len(keys))
         slots = np.empty(len(keys), np.int64)
+        try:
+            self._make_room(len(self) + len(keys))
+        except FullError:  # most of them may have a row
+            self._make_room(len(self) + without_row(self.index, self.rows, keys, slots))
         done = 0
         while done < len(keys):
             done, needs = insert(self.index, self.rows, fresh, keys, done, slots)
@@ -197,11 +204,22 @@ class Storage:
                 self._more_segments()
         return slots
 
+    def has_room(self, rows: int) -> bool:
+        """Whether so many new rows certainly fit into the memory that is reserved. Each splits a segment of
+        the index at worst.
+        """
+        total, segments = len(self) + rows, int(self.index.numbers[SEGMENTS]) + rows
+        return (
+            total <= min(MAX_ROWS, self._flags.size)
+            and total * self.stride * _WORD <= self._records.size
+            and segments * SEGMENT * _WORD <= self._entries.size
+        )
+
     def expect(self, rows: int) -> None:
         """Prepare for `rows` rows in all: get memory in the background and, if the table is empty, lay out
         the index so that no segment needs to be split meanwhile.
         """
-        rows = min(rows, _MAX_ROWS)
+        rows = min(rows, MAX_ROWS)
         if not len(self):
             self.index = laid_out(self.index, rows)
             self._entries.grow(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
@@ -240,9 +258,10 @@ class Storage:
         )
 
     def _make_room(self, rows: int) -> None:
-        if rows > _MAX_ROWS:
+        if rows > MAX_ROWS:
             raise FullError(
-                f"{rows} rows are too many for one server (at most {_MAX_ROWS} a table); start more servers"
+                f"{rows:,} rows are too many for one server (at most {MAX_ROWS:,} a table); start more "
+                "servers"
             )
         size = rows * self.stride * _WORD
         if size > self._records.size or rows > self._flags.size:

@@ -171,6 +171,23 @@ class ServedEmbedding:
             del self._module.__dict__[name]
         self._hook.remove()
 
+    def end_without_rows(self) -> None:
+        """Make it a module without rows: another trainer has them, or the servers have saved them. Its calls,
+        and those of `state_dict()`, are refused.
+        """
+        self._module.weight.__class__ = self._weight_class
+        for name in _COPYING:
+            del self._module.__dict__[name]
+        self._module.__dict__["forward"] = self._refuse_use
+        self._hook.remove()
+        self._module.register_state_dict_post_hook(lambda *_: self._refuse_use())  # type: ignore[no-untyped-call]  # torch's
+
+    def _refuse_use(self, *args: object, **options: object) -> NoReturn:
+        raise UsageError(
+            f"embedding {self._name!r} has no rows in this trainer: ps_configs rows_at_end leaves them to "
+            "the first trainer ('first') or to saves of the servers ('none'); with 'all' every one has them"
+        )
+
     def _refuse_copy(self, argument: object) -> NoReturn:
         raise UsageError(
             f"embedding {self._name!r} is served and cannot be copied or pickled; copy model.state_dict(), "

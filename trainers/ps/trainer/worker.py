@@ -24,13 +24,13 @@ from trainers.process.log import glog
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.saves.manifest import SaveMode, abandon_save, check_target, commit_save, new_id
-from trainers.ps.saves.write import counts_of
 from trainers.ps.server.saving import SaveRequest
 from trainers.ps.tables.spec import ShrinkPolicy, describe_job, start_of
 from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, Exchange, SyncExchange
 from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedRows, GeoExchange
+from trainers.ps.trainer.modules import row_limit
 from trainers.ps.trainer.remote import RemoteTable
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import (
@@ -322,10 +322,10 @@ class Worker:
         self._saver.save(absolute_path(where), mode, self._exchange.step)
 
     def shrink(self, policy: ShrinkPolicy) -> int:
-        """A day has passed in all tables with statistics; returns how many rows were removed."""
+        """A day has passed in all tables that age; returns how many rows were removed."""
         self._exchange.flush()
-        counted = [table.sparse.table for table in self._tables if counts_of(table.sparse.spec)]
-        return self._saver.shrink(counted, policy)
+        ageing = [table.sparse.table for table in self._tables if table.sparse.spec.ages]
+        return self._saver.shrink(ageing, policy)
 
     def finish(self) -> None:
         """Push nothing more: wait for the other trainers, then load all trained values into the model."""
@@ -345,8 +345,13 @@ class Worker:
 
     def _take_values(self) -> None:
         self.refresh()
+        whose = self._configs.rows_at_end
+        mine = whose == "all" or (whose == "first" and self._identity.index == 0)
         for serving, table in zip(self._servings, self._tables, strict=True):
-            serving.end(table.pull_all())
+            if mine or row_limit(table.sparse.module) is None:
+                serving.end(table.pull_all())
+            else:
+                serving.end_without_rows()
 
     def leave(self) -> None:
         """Leave all servers; one that has already exited does not matter."""

@@ -32,7 +32,7 @@ class MemoryTable:
         self.step = 0
         self.rows: dict[int | None, tuple[torch.Tensor, ...]] = {}
         self.changed: set[int | None] = set()
-        self.waiting: dict[int, float] = {}
+        self.waiting: dict[int, tuple[float, float]] = {}
         self.expected = 0
 
     def __len__(self) -> int:
@@ -56,7 +56,8 @@ class MemoryTable:
             return TableCut(self.spec, DenseCut(DenseRows(values, tuple(state)), self.step))
         keys = [key for key in self.rows if key in self.changed or not changed_only]
         self.changed.clear()
-        waiting = Candidates(torch.tensor(list(self.waiting)), torch.tensor(list(self.waiting.values())))
+        columns = torch.tensor(list(self.waiting.values())).view(-1, 2).unbind(1)
+        waiting = Candidates(torch.tensor(list(self.waiting)), *columns)
         rows = [(key, self.rows[key]) for key in keys]
         return TableCut(self.spec, MemoryCut(self.spec, self.step, rows), waiting if self.waiting else None)
 
@@ -75,8 +76,8 @@ class MemoryTable:
         assert not self.rows
         self.expected = rows
 
-    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
-        self.waiting |= dict(zip(keys.tolist(), counts.tolist(), strict=True))
+    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor, days: torch.Tensor) -> None:
+        self.waiting |= zip(keys.tolist(), zip(counts.tolist(), days.tolist(), strict=True), strict=True)
 
 
 class MemoryCut:

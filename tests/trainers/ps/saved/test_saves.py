@@ -85,7 +85,7 @@ def test_keys_that_wait_for_a_row_are_saved_once_for_each_owner(tmp_path):
     tables = spread(WORDS, KEYS[:9], 2, 5)
     for key, count in ((1000, 2.0), (1001, 1.0), (1002, 3.0)):
         home = int(owners(torch.tensor([key]), 2))
-        tables[home].waiting[key] = count
+        tables[home].waiting[key] = count, key - 999.0
     first = save(tmp_path, [[table] for table in tables])
     for table in tables:  # 1001 comes to have a row
         if table.waiting.pop(1001, None):
@@ -93,7 +93,10 @@ def test_keys_that_wait_for_a_row_are_saved_once_for_each_owner(tmp_path):
     save(tmp_path, [[table] for table in tables], SaveMode.DELTA, after=first.saves[-1].id)
     found = load(tmp_path, [[WORDS]] * 3)
     waiting = [table.waiting for (table,) in found]
-    assert {key: count for part in waiting for key, count in part.items()} == {1000: 2.0, 1002: 3.0}
+    assert {key: each for part in waiting for key, each in part.items()} == {
+        1000: (2.0, 1.0),
+        1002: (3.0, 3.0),
+    }
     homes = owners(torch.tensor([1000, 1002]), 3).tolist()
     assert [home for home, part in enumerate(waiting) for _ in part] == sorted(homes)
 

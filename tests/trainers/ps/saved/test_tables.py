@@ -4,13 +4,25 @@ import pytest
 import torch
 
 from tests.support.owners import owners
-from trainers.ps.saves.manifest import Manifest, SaveMode, commit_save, new_id
-from trainers.ps.saves.read import RowOwner, load_tables, read_values
+from trainers.ps.saves.manifest import (
+    Manifest,
+    Piece,
+    PieceKind,
+    SavedPart,
+    SavedTable,
+    SaveMode,
+    Shard,
+    commit_save,
+    new_id,
+)
+from trainers.ps.saves.read import RowOwner, ShardToRead, chunk_of, load_tables, read_values
 from trainers.ps.saves.write import SaveSpec, SaveTask, cut_tables
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import Adagrad, Adam, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, TableKind, TableSpec
+from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, ShrinkPolicy, TableKind, TableSpec
+from trainers.storage.folder import open_folder
+from trainers.storage.manifest import FileRecord
 
 pytestmark = pytest.mark.slow
 
@@ -54,9 +66,9 @@ def content(table: SparseTable) -> list[torch.Tensor]:
     columns = [rows.keys, rows.values, *rows.state]
     if rows.statistics is not None:
         columns.append(rows.statistics)
-    keys, counts = table.candidates()
-    by_key = keys.argsort()
-    return [*(column[order] for column in columns), keys[by_key], counts[by_key]]
+    waiting = table.candidates()
+    by_key = waiting[0].argsort()
+    return [*(column[order] for column in columns), *(column[by_key] for column in waiting)]
 
 
 def equal(ours: SparseTable, theirs: SparseTable) -> bool:
@@ -81,7 +93,10 @@ def test_real_tables_come_back(tmp_path):
     mine = tables()
     for seed in range(10):
         train(*mine, seed)
+        if seed == 8:
+            mine[1].shrink(ShrinkPolicy())
     assert len(mine[1].candidates()[0]), "some keys have a row, others wait"
+    assert set(mine[1].candidates()[2].tolist()) == {0.0, 1.0}, "some since yesterday"
     assert len(mine[1])
     saved(tmp_path, mine)
     found = tables()
@@ -175,3 +190,19 @@ def test_one_server_becomes_three(tmp_path):
         assert torch.equal(content(found[0])[1], values[own])
         waiting = mine[1].candidates()[0]
         assert set(found[1].candidates()[0].tolist()) == set(waiting[owners(waiting, 3) == server].tolist())
+
+
+def test_candidates_of_an_earlier_version_have_no_days(tmp_path):
+    piece = Piece("rare", PieceKind.CANDIDATES, 0, 2)
+    shard = Shard(FileRecord("server-0-00000.safetensors", 0, ""), (piece,))
+    part = SavedPart(0, 1, (SavedTable(RARE, 1, 0),), (shard,))
+    tensors = {"keys": torch.tensor([5, 6]), "counts": torch.tensor([2.0, 1.0])}
+    read = chunk_of(
+        open_folder(tmp_path),
+        ShardToRead("save-1", part, shard),
+        piece,
+        {piece.prefix + name: each for name, each in tensors.items()},
+    )
+    table = SparseTable(RARE)
+    table.load_candidates(read.keys, read.counts, read.days)
+    assert [each.tolist() for each in table.candidates()] == [[5, 6], [2, 1], [0, 0]]

@@ -23,7 +23,7 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import PsConfigs
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.rules import Adam, SparseAdam
-from trainers.ps.tables.spec import TableKind, TableSpec, describe_job
+from trainers.ps.tables.spec import RowOptions, ShrinkPolicy, TableKind, TableSpec, describe_job
 from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Kind, Message, Part, bytes_part, decode, encode
 
 pytestmark = pytest.mark.slow
@@ -32,6 +32,9 @@ CONFIGS = PsConfigs(request_timeout_s=60)
 SPECS = {
     0: TableSpec(kind=TableKind.DENSE, name="w", size=6, rule=Adam()),
     1: TableSpec(kind=TableKind.SPARSE, name="e", size=2, rule=SparseAdam()),
+    2: TableSpec(
+        kind=TableKind.SPARSE, name="s", size=1, rule=SparseAdam(), rows=RowOptions(statistics=True)
+    ),
 }
 KEYS = torch.arange(10)
 WANT = (Part(0, Field.WANT, torch.tensor([1])), Part(1, Field.KEYS, KEYS))
@@ -200,3 +203,17 @@ def test_it_may_be_ended_as_soon_as_it_says_that_it_runs() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert f"endpoint: {endpoint}\n" in said.getvalue()
+
+
+def test_a_shrink_goes_on_between_requests_and_by_itself(port: Port) -> None:
+    """Of more rows than a slice has."""
+    rows = 50_000
+    port.ask(
+        Kind.PUSH, Part(2, Field.KEYS, torch.arange(rows)), Part(2, Field.ROWS, torch.ones(rows, 1), lr=0.1)
+    )
+    day = Part(2, Field.VALUES, torch.from_numpy(ShrinkPolicy().numbers()))
+    pull = Request(server=0, kind=Kind.PULL, parts=(Part(2, Field.PEEK, torch.arange(rows)),))
+    shrunk, pulled = port.client.ask([Request(server=0, kind=Kind.SHRINK, parts=(day,)), pull])
+    assert shrunk.number == rows
+    assert not pulled.parts[0].data.any()
+    assert port.ask(Kind.SHRINK, day).number == 0

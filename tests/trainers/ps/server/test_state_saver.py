@@ -13,7 +13,17 @@ from tests.trainers.ps.server.test_service import Bench
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.journal import DurabilityError
 from trainers.ps.server.state import StateSaver
-from trainers.ps.tables.spec import describe_kept_job
+from trainers.ps.tables.rules import SGD
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import (
+    Entry,
+    EntryKind,
+    RowOptions,
+    ShrinkPolicy,
+    TableKind,
+    TableSpec,
+    describe_kept_job,
+)
 from trainers.ps.wire import Code, Field, Kind, Message, Part
 
 pytestmark = pytest.mark.slow
@@ -212,3 +222,44 @@ def test_a_folder_that_cannot_be_removed_when_the_job_is_over_is_told(
     shutil.rmtree(tmp_path / "server-0")
     kept.saver.close(over=True)
     assert f"remove {tmp_path}/server-0" in capsys.readouterr().err
+
+
+def test_candidates_and_their_days_come_back(tmp_path: Path) -> None:
+    """From the log, and from a snapshot and the log."""
+    rows = RowOptions(entry=Entry(EntryKind.COUNT, 3.0))
+    spec = TableSpec(kind=TableKind.SPARSE, name="rare", size=1, rule=SGD(), rows=rows)
+
+    def candidates(kept: Kept) -> list[list[float]]:
+        table = kept.store.tables[0]
+        assert isinstance(table, SparseTable)
+        return torch.stack([each.double() for each in table.candidates()], 1).tolist()
+
+    def pull(kept: Kept, *keys: int) -> None:
+        assert kept.ask(Kind.PULL, parts=(Part(0, Field.KEYS, torch.tensor(keys)),)).kind is Kind.DATA
+
+    def pass_day(kept: Kept) -> None:
+        policy = ShrinkPolicy(delete_after_unseen_days=1)
+        day = Part(0, Field.VALUES, torch.from_numpy(policy.numbers()))
+        assert kept.ask(Kind.SHRINK, parts=(day,)).kind is Kind.DONE
+
+    for snapshot in (False, True):
+        folder = tmp_path / str(snapshot)
+        kept = Kept(folder, 2)
+        kept.specs = {0: spec}
+        kept.opened(())
+        pull(kept, 1, 2)
+        pass_day(kept)
+        pull(kept, 2, 3)
+        if snapshot:
+            kept.snapshot()
+        pass_day(kept)
+        pull(kept, 4)
+        assert candidates(kept) == [[3, 1, 1], [2, 2, 1], [4, 1, 0]]
+        kept.kill()
+        back = Kept(folder, 2)
+        assert sorted(candidates(back)) == [[2, 2, 1], [3, 1, 1], [4, 1, 0]]
+        back.specs = {0: spec}
+        back.sequence = 100
+        pass_day(back)
+        assert candidates(back) == [[4, 1, 1]]
+        back.kill()

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from trainers.kernels.compiled import Keys
-from trainers.ps.kernels.index import PLENTY, SEGMENT, SEGMENTS, laid_out
+from trainers.ps.kernels.index import DEEPEST, FULL, PLENTY, SEGMENT, SEGMENTS, laid_out
 from trainers.ps.kernels.rows import COUNT, UNIFORM, Fresh, pull, remove_keys
-from trainers.ps.tables.spec import torch_memory
-from trainers.ps.tables.storage import Arena, Storage, touch_in_background
+from trainers.ps.tables.spec import FullError, torch_memory
+from trainers.ps.tables.storage import MAX_ROWS, Arena, Storage, touch_in_background
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +129,7 @@ def test_an_index_that_was_laid_out_finds_everything(expected: int, come: int, r
     check_against(storage, model)
 
 
-@pytest.mark.parametrize("rows", [1, 2000, 2001, 3001, 12_345, 10**6, 10**8])
+@pytest.mark.parametrize("rows", [1, 2000, 2001, 3001, 12_345, 10**6, 10**8, MAX_ROWS])
 def test_segments_are_laid_out_for_equal_shares(rows: int) -> None:
     index = laid_out(Storage(1, 0, 0, LARGE).index, rows)
     depth, segments = index.numbers.tolist()
@@ -140,6 +140,21 @@ def test_segments_are_laid_out_for_equal_shares(rows: int) -> None:
     share = np.sqrt(1 + 3 * (begin + width) / 2**depth) - np.sqrt(1 + 3 * begin / 2**depth)
     assert (share * rows <= PLENTY).all()
     assert segments == 1 or rows / segments > 0.3 * PLENTY
+
+
+def test_no_secret_fills_a_segment_that_cannot_be_split() -> None:
+    """Else a table with as many rows as are allowed might be too full for the hashes of the next process."""
+    largest = 1.5 * MAX_ROWS / 2**DEEPEST  # rows of the fullest segment of the deepest directory, on average
+    assert (FULL - largest) / largest**0.5 > 7  # standard deviations, of a Poisson distribution
+
+
+def test_rows_over_the_limit_are_refused_before_any_is_made() -> None:
+    storage = Storage(1, 0, 0, LARGE)
+    storage.insert(np.arange(3), FRESH)
+    storage.rows.numbers[COUNT] = MAX_ROWS - 1  # as if they were there
+    with pytest.raises(FullError, match=f"at most {MAX_ROWS:,}"):
+        storage.insert(np.arange(2, 5), FRESH)
+    assert int(storage.rows.numbers[COUNT]) == MAX_ROWS - 1
 
 
 def test_millions_of_keys() -> None:
