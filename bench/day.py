@@ -1,7 +1,7 @@
 """A day of a cluster in minutes: six hosts (network namespaces), a job of four nodes, and the same faults for
 torchrun with a checkpoint on the disk and for fleetrun with everything that it has against lost time.
 
-    python bench/day.py [--minutes 6] [--seed 1] [--pause 0.05] [--write FILE]
+    python bench/day.py [--minutes 9.5] [--seed 1] [--pause 0.05] [--write FILE]
 
 The job is a data parallel training over Gloo whose losses are known (`_day_worker.py`); two hosts more run a
 launcher that waits. The schedule is drawn from SEED: every 25 to 40 seconds one fault, of kinds that take
@@ -12,10 +12,12 @@ turns in a shuffled order, on a host that is in the job then:
   hang        the rank waits for ever (fleetrun: --hang_timeout 8; the collectives of both end after 20 s)
   lost        the host's cable is out and everything on it is killed; it is back after 20 s
   cut         the cable is out for 20 s
+  slow        20 % of the packets from and to the host are lost, for 20 s
   bad         the rank on host 4 dies of SIGSEGV, if it is in the job
+  store       `lost` of the first host, which serves the store (fleetrun: with the next two)
 
-The host of the store, the first, is spared by lost and cut. A launcher that has ended is started again after
-5 s, as an engine would. Both launchers give up a silent node after 5 s.
+The first host is spared by lost and cut. A launcher that has ended is started again after 5 s, as an engine
+would. Both launchers give up a silent node after 5 s.
 
 `new steps` is how far the training came in the time; `goodput` that times the step of a run without faults,
 over the time. `to the next new step` is the time from a fault to the first step that was not made before:
@@ -51,7 +53,7 @@ from tests.support.hosts import Host, hosts
 NAME = "day.py"
 WORKER = Path(__file__).with_name("_day_worker.py")
 NODES, SPARES, BAD = 4, 2, 4
-KINDS = ("exception", "kill", "hang", "lost", "cut", "bad")
+KINDS = ("exception", "kill", "hang", "lost", "cut", "slow", "bad", "store")
 AWAY, AGAIN = 20.0, 5.0
 WARM_UP = 25.0  # seconds before the first fault
 PORT = 29400
@@ -86,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=6.0)
+    parser.add_argument("--minutes", type=float, default=9.5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--way", choices=WAYS, action="append")
@@ -123,9 +125,10 @@ def torchrun(first: Host, host: Host, worker: Sequence[str]) -> list[str]:
 
 
 def fleetrun(first: Host, host: Host, worker: Sequence[str]) -> list[str]:
+    store = ",".join(f"10.77.0.{number}:{PORT}" for number in (1, 2, 3))
     return [
         sys.executable, "-m", "fleetrun", f"--nnodes={NODES}", f"--spares={SPARES}", "--nproc_per_node=1",
-        f"--master={first.address}:{PORT}", "--warm", "--heartbeat_timeout=5", "--hang_timeout=8",
+        f"--master={store}", "--warm", "--heartbeat_timeout=5", "--hang_timeout=8",
         "--stop_timeout=1", "--rdzv_timeout=3600", "--elastic_timeout=600", *worker, "memory",
     ]  # fmt: skip
 
@@ -145,6 +148,7 @@ class Cluster:
         self._pause = pause
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._down: dict[str, float] = {}
+        self._slow: dict[str, float] = {}
         self._again: dict[str, float] = {}
 
     def start(self, host: Host) -> None:
@@ -160,6 +164,9 @@ class Cluster:
         """What an engine and an electrician do."""
         now = time.time()
         for host in self.hosts:
+            if now >= self._slow.get(host.name, now + 1):
+                del self._slow[host.name]
+                host.lossy(0)
             if host.name in self._down:
                 if now >= self._down[host.name]:
                     del self._down[host.name]
@@ -176,11 +183,14 @@ class Cluster:
             for pid in ranks_on(where):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        elif fault.kind in ("lost", "cut"):
+        elif fault.kind in ("lost", "cut", "store"):
             where.link_down()
             self._down[where.name] = fault.time + AWAY
-            if fault.kind == "lost":
+            if fault.kind != "cut":
                 self.kill_all(where)
+        elif fault.kind == "slow":
+            where.lossy(20)
+            self._slow[where.name] = fault.time + AWAY
         else:
             (self._folder / f"{where.name}.{'segv' if fault.kind == 'bad' else fault.kind}").touch()
 
@@ -236,6 +246,8 @@ def lived(launcher: Launcher, faults: list[Fault], options: argparse.Namespace) 
                     there = [host for host in there if host is found[BAD - 1]]
                 elif fault.kind in ("lost", "cut"):
                     there = [host for host in there if host is not found[0]]
+                elif fault.kind == "store":
+                    there = list(found[:1])
                 if there:
                     cluster.strike(fault, there[int(fault.which * len(there))])
             wait(began + options.minutes * 60, cluster)
