@@ -53,6 +53,36 @@ def test_killed_again_and_again_a_job_ends_with_the_same_numbers(fleetrun: Fleet
     assert steps[-1] > steps[1] > 0, steps
 
 
+APART = """
+import torch
+import torch.distributed as dist
+from trainers.checkpoints import memory
+
+dist.init_process_group("gloo")
+state = {"s": {"v": 0}}
+done = memory.load(state) or 0
+tell("from", ATTEMPT, done, state["s"]["v"])
+for step in range(done + 1, 9):
+    state["s"]["v"] += 1
+    ahead = ATTEMPT < 3 and step == 6
+    if RANK == 1 and ahead:
+        dist.barrier()  # rank 0 has saved
+        os.kill(os.getpid(), 9)
+    memory.save(step, state)
+    dist.barrier()
+    if ahead:
+        dist.barrier()  # which rank 1 does not reach
+"""
+
+
+def test_ranks_that_were_a_save_apart_are_not_lost_when_that_happens_again(fleetrun: Fleetrun):
+    launch = fleetrun.run("--nproc_per_node", "2", fleetrun.script(APART))
+    assert launch.code == 0, launch
+    assert launch.told("trainer.0 from ") == [
+        "trainer.0 from 0 0 0", *(f"trainer.0 from {attempt} 5 5" for attempt in (1, 2, 3))
+    ]  # fmt: skip
+
+
 FLEET = """
 import torch
 from trainers import fleet

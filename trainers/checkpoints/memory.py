@@ -122,6 +122,7 @@ class Keeper:
         self._copies: dict[int, list[Slot]] = {}
         self._neighbour: Neighbour | NoNeighbour | None = None
         self._number = self._run = 0
+        self._loaded: tuple[int, int] | None = None
         self._last = -1
         self._warned = False
 
@@ -160,6 +161,7 @@ class Keeper:
             chosen = mine.get(ranks.rank, {}).get(version)
             chosen = self._fetched(ranks, version, mine, everywhere) or chosen
         self._begin(ranks, self._held())
+        self._loaded = version
         if chosen is None:
             return None
         self._last = chosen.head.step
@@ -188,22 +190,29 @@ class Keeper:
         self._number = max((slot.head.number for slot in mine), default=0)
 
     def _free(self, rank: int) -> Slot:
-        """The slot for the next version: not the newest, nor one that is being copied. Raises CheckpointError
+        """The slot for the next version: not the best, nor one that is being copied. Raises CheckpointError
         or OSError.
         """
         assert self._own is not None
         taken = [] if self._neighbour is None else self._neighbour.pinned()
         if self._own:
-            taken.append(max(self._own, key=lambda slot: slot.head.number))
+            taken.append(max(self._own, key=self._worth))
         free = [slot for slot in self._own if slot not in taken]
-        return min(free, key=lambda slot: slot.head.number) if free else self._new(self._own, rank, "own")
+        return min(free, key=self._worth) if free else self._new(self._own, rank, "own")
 
     def _room(self, owner: int) -> Slot:
-        """For another copy of this rank's: in place of the older of two."""
+        """For another copy of this rank's: in place of the lesser of two."""
         copies = self._copies.setdefault(owner, [])
         if len(copies) < 2:
             return self._new(copies, owner, "copy")
-        return min(copies, key=lambda slot: slot.head.number)
+        return min(copies, key=self._worth)
+
+    def _worth(self, slot: Slot) -> tuple[bool, int]:
+        """The version that was loaded is worth more than a later one of the run before: another rank may have
+        no such version, and until the first save is complete everywhere there is no other for all.
+        """
+        head = slot.head
+        return head.run == self._run or head.version == self._loaded, head.number
 
     def _new(self, slots: list[Slot], owner: int, kind: str) -> Slot:
         slot = Slot.new(f"{self._name}.{owner}.{kind}.{len(slots)}")
