@@ -118,6 +118,7 @@ class Keeper:
     def __init__(self, name: str, store: Store) -> None:
         self._name = xxhash.xxh3_64_hexdigest(name.encode(errors="surrogateescape"))
         self._store = store
+        self._slots: dict[str, Slot] = {}
         self._own: list[Slot] | None = None
         self._copies: dict[int, list[Slot]] = {}
         self._neighbour: Neighbour | NoNeighbour | None = None
@@ -176,8 +177,18 @@ class Keeper:
             return {}
         held: dict[int, list[Slot]] = {}
         for name in sorted(given, key=lambda name: name.split(".")[2:]):
-            held.setdefault(int(name.split(".")[1]), []).append(Slot(given[name], name))
+            held.setdefault(int(name.split(".")[1]), []).append(self._slot(name, given[name]))
         return held
+
+    def _slot(self, name: str, descriptor: int) -> Slot:
+        """One for each memory: it may be in use beside the training, as the same."""
+        known = self._slots.get(name)
+        if known is None or not os.path.sameopenfile(known.descriptor, descriptor):
+            known = self._slots[name] = Slot(descriptor, name)
+        else:
+            os.close(descriptor)
+            known.look()
+        return known
 
     def _begin(self, ranks: Ranks, held: Mapping[int, list[Slot]]) -> None:
         """A run, which all ranks begin together."""
@@ -217,6 +228,7 @@ class Keeper:
     def _new(self, slots: list[Slot], owner: int, kind: str) -> Slot:
         slot = Slot.new(f"{self._name}.{owner}.{kind}.{len(slots)}")
         self._store.keep(slot.name, slot.descriptor)
+        self._slots[slot.name] = slot
         slots.append(slot)
         return slot
 

@@ -118,6 +118,10 @@ class Slot:
         self._memory: mmap.mmap | None = None
         self._views: list[torch.Tensor] = []
         self._layout: Any = None
+        self.look()
+
+    def look(self) -> None:
+        """What it holds: another process may have written it."""
         self.head = self._read_head()
 
     @classmethod

@@ -75,6 +75,21 @@ def test_what_was_loaded_is_not_the_memory_itself(store: Kept):
     assert torch.equal(found["s"]["v"], torch.zeros(4))
 
 
+def test_a_process_may_load_as_often_as_it_likes(store: Kept):
+    keeper = Keeper("x", store)
+    value = torch.zeros(4)
+    for step in range(1, 4):
+        keeper.save(step, {"s": {"v": value + step}})
+    assert keeper.newest().step == 3
+    before = len(os.listdir("/proc/self/fd"))
+    for step in range(4, 20):
+        found = keeper.newest()
+        assert found.step == step - 1
+        assert torch.equal(found.read({})["s"]["v"], value + step - 1)
+        keeper.save(step, {"s": {"v": value + step}})
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_state_that_grows_and_changes(store: Kept):
     keeper = Keeper("x", store)
     for step, size in enumerate((10, 100_000, 3, 200_000, 50), 1):
