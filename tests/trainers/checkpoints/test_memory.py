@@ -4,11 +4,12 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from trainers.checkpoints import memory
+from trainers.checkpoints import checkpoint, memory
 from trainers.checkpoints.manifest import CheckpointError
 from trainers.checkpoints.memory import Keeper
 from trainers.checkpoints.neighbour import neighbours
@@ -186,6 +187,34 @@ def test_another_state_is_told(monkeypatch: pytest.MonkeyPatch, store: Kept):
     filled = {"old": 1}
     assert memory.load({"a": filled}) == 3
     assert filled == {}
+
+
+def test_memory_counts_where_a_newer_checkpoint_on_the_disk_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, store: Kept, tmp_path: Path
+):
+    model = torch.nn.Linear(2, 2, bias=False)
+
+    def begin_with(steps: range) -> None:
+        monkeypatch.setattr(memory, "_keepers", {os.fspath(tmp_path): Keeper(os.fspath(tmp_path), store)})
+        for step in steps:
+            torch.nn.init.constant_(model.weight, step)
+            checkpoint.keep_newest(tmp_path, step, model, every=None)
+
+    monkeypatch.setenv("FLEETRUN_MEMORY", "not asked")
+    checkpoint.save(tmp_path, 1, model)
+    begin_with(range(2, 4))
+    checkpoint.save(tmp_path, 4, model)
+    (tmp_path / "step-00000004" / ".metadata").write_bytes(b"")
+    begin_with(range(0))
+    assert checkpoint.load(tmp_path, model) == 3
+    assert model.weight[0, 0].item() == 3
+    (tmp_path / "step-00000004" / "checkpoint.json").write_bytes(b"")
+    (tmp_path / "step-00000001" / "checkpoint.json").write_bytes(b"")
+    begin_with(range(0))
+    assert checkpoint.load(tmp_path, model) == 3
+    begin_with(range(0))
+    checkpoint.save(tmp_path, 5, model)
+    assert checkpoint.load(tmp_path, model) == 5
 
 
 def test_the_newest_version_is_one_that_every_rank_has_somewhere():
