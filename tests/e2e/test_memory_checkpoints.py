@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 
+import pytest
+
 from tests.support.command import Fleetrun, Launch
 from tests.support.ports import free_port
 from tests.support.traces import left_behind
@@ -173,6 +175,63 @@ def test_shards_come_back_as_shards(fleetrun: Fleetrun):
     assert launch.code == 0, launch
     assert ends(launch) == {whole}
     assert len(launch.told(" from 1 5")) == 2, launch
+
+
+UNCOUNTED = """
+import torch
+from trainers.checkpoints import memory
+state = {"s": {"v": torch.zeros(4)}}
+done = memory.load(state) or 0
+for step in range(done + 1, 6):
+    state["s"]["v"] += 1
+    memory.save(step, state)
+    if step < 5:
+        os.kill(os.getpid(), 9)
+tell("end", float(state["s"]["v"][0]))
+"""
+
+EPOCHS = """
+import torch
+from trainers import progress
+from trainers.checkpoints import memory
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+state = {"model": model, "optimizer": optimizer}
+done = memory.load(state) or 0
+for epoch in range(done + 1, 6):
+    for _ in range(60 - 10 * epoch):
+        optimizer.step()
+    progress.meter.flush()
+    memory.save(epoch, state)
+    if epoch < 5:
+        os.kill(os.getpid(), 9)
+tell("end", epoch)
+"""
+
+OWN_FILE = """
+import torch
+from trainers import fleet
+fleet.init(is_collective=True)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+own = Path("own")
+done = int(own.read_text()) if own.exists() else 0
+for step in range(done + 1, 10):
+    optimizer.step()
+    if step % 2 == 0:
+        fleet.save_checkpoint("saved", step, model, optimizer)
+        own.write_text(str(step))
+        os.kill(os.getpid(), 9)
+tell("end", step)
+"""
+
+
+@pytest.mark.parametrize("text", [UNCOUNTED, EPOCHS, OWN_FILE])
+def test_a_newer_checkpoint_is_progress(fleetrun: Fleetrun, text: str):
+    launch = fleetrun.run("--max_restart", "1", fleetrun.script(text))
+    assert launch.code == 0, launch
+    assert launch.err.count("restart 1 of 1") == 4
+    assert launch.told(" end ")
 
 
 def test_before_the_group_it_is_refused(fleetrun: Fleetrun):

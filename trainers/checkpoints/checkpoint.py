@@ -281,6 +281,8 @@ def _write(order: _Order, ranks: Ranks) -> str:
             with contextlib.suppress(OSError):
                 checkpoints.discard(name)
         raise
+    progress.meter.saved(order.step)
+    progress.meter.flush()  # the launcher knows of it also if the process is killed now
     if ranks.rank == 0:
         _prune(checkpoints, order.keep)
     return checkpoints.path(name)

@@ -46,7 +46,10 @@ def save(step: int, state: Mapping[str, Any], name: str = "", *, neighbour: bool
     False where no launcher keeps memory, or there is not enough. Raises UsageError for what cannot be kept.
     """
     keeper = _keeper_of(name)
-    return keeper is not None and keeper.save(step, state, neighbour=neighbour)
+    if keeper is None or not keeper.save(step, state, neighbour=neighbour):
+        return False
+    progress.meter.saved(step)
+    return True
 
 
 def load(state: Mapping[str, Any], name: str = "") -> int | None:
@@ -58,7 +61,7 @@ def load(state: Mapping[str, Any], name: str = "") -> int | None:
     if found is None:
         return None
     _take(state, found.read(state))
-    progress.meter.resumed(found.step)
+    progress.meter.resumed(found.made)
     return found.step
 
 
@@ -85,6 +88,8 @@ class Version:
     """One version of this rank's state."""
 
     step: int
+    made: int
+    """How many steps had been made then, which `step` does not tell of a script that saves by epochs."""
     _slot: Slot
 
     def read(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +140,8 @@ class Keeper:
             raise UsageError(f"the step is {step!r}; it must be a whole number above the last, {self._last}")
         packed = Packed(state)
         self._number += 1
-        head = Head(self._number, step, self._run, ranks.world, packed.size, len(packed.values))
+        made = max(step, progress.meter.steps)
+        head = Head(self._number, step, self._run, ranks.world, made, packed.size, len(packed.values))
         slot: Slot | None = None
         try:
             slot = self._free(ranks.rank)
@@ -166,7 +172,7 @@ class Keeper:
         if chosen is None:
             return None
         self._last = chosen.head.step
-        return Version(chosen.head.step, chosen)
+        return Version(chosen.head.step, chosen.head.made, chosen)
 
     def _held(self) -> dict[int, list[Slot]]:
         """What is in the memory of this machine, by rank; copies before own ones."""

@@ -28,7 +28,7 @@ from trainers.checkpoints.ranks import Ranks
 from trainers.checkpoints.slots import Head, Slot
 from trainers.process.log import glog
 
-_HEAD = struct.Struct("<6q")
+_HEAD = struct.Struct("<7q")
 _NUMBER = struct.Struct("<q")
 _LARGEST = 1 << 46  # bytes of a version: more is not one
 _WITHIN = 60.0  # seconds for a piece of a transfer

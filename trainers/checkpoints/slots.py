@@ -1,7 +1,7 @@
 """Shared memory for versions of a state: where the launcher keeps it, how a version lies in it, and how a
 state becomes tensors and JSON.
 
-    head      number (0: being written, else that of the save), step, run, world, sizes
+    head      number (0: being written, else that of the save), step, run, world, steps made, sizes
     tensors   one after the other, aligned
     values    everything else as JSON
 
@@ -27,7 +27,7 @@ from trainers.checkpoints.manifest import CheckpointError
 from trainers.checkpoints.tensors import is_sharded, local_part
 from trainers.errors import UsageError
 
-_HEAD = struct.Struct("<8s6q")  # magic, and the fields of `Head`
+_HEAD = struct.Struct("<8s7q")  # magic, and the fields of `Head`
 _MAGIC = b"FLEETMEM"
 _FIRST = mmap.PAGESIZE  # where tensors begin
 _ALIGNED = 64
@@ -88,13 +88,14 @@ class Store:
 class Head:
     """What a slot holds. `number` counts the saves of its rank; 0: it is being written, or empty. `run` is
     the same number on all ranks from one load to the next: versions of one step and one run belong together.
-    `tensors` and `values` in bytes.
+    `made` are the steps that progress counts. `tensors` and `values` in bytes.
     """
 
     number: int = 0
     step: int = 0
     run: int = 0
     world: int = 0
+    made: int = 0
     tensors: int = 0
     values: int = 0
 

@@ -82,13 +82,13 @@ def test_a_process_may_load_as_often_as_it_likes(store: Kept):
     for step in range(1, 4):
         keeper.save(step, {"s": {"v": value + step}})
     assert keeper.newest().step == 3
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for step in range(4, 20):
         found = keeper.newest()
         assert found.step == step - 1
         assert torch.equal(found.read({})["s"]["v"], value + step - 1)
         keeper.save(step, {"s": {"v": value + step}})
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_state_that_grows_and_changes(store: Kept):
