@@ -31,7 +31,9 @@ from trainers.process.log import glog
 _HEAD = struct.Struct("<7q")
 _NUMBER = struct.Struct("<q")
 _LARGEST = 1 << 46  # bytes of a version: more is not one
+_PIECE = 1 << 24  # bytes
 _WITHIN = 60.0  # seconds for a piece of a transfer
+_AGAIN = 1.0  # seconds
 
 
 def place_on_node() -> tuple[str, int]:
@@ -125,7 +127,8 @@ class Neighbour:
                 connection = connection or self._connected()
                 connection.sendall(_HEAD.pack(*astuple(slot.head)))
                 with slot.content() as content:
-                    connection.sendall(content)
+                    for at in range(0, len(content), _PIECE):  # the timeout is that of a whole `sendall`
+                        connection.sendall(content[at : at + _PIECE])
                 number = bytearray(_NUMBER.size)
                 _receive(connection, memoryview(number))
                 self._sent = _NUMBER.unpack(number)[0]
@@ -134,7 +137,7 @@ class Neighbour:
                     connection.close()
                     connection = None
                 self._warn(f"no copy on the next machine: {error}")
-                threading.Event().wait(1.0)
+                threading.Event().wait(_AGAIN)
 
     def _connected(self) -> socket.socket:
         connection = socket.create_connection(self._target, _WITHIN)
@@ -147,9 +150,9 @@ class Neighbour:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._take_all, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._take_all, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError):  # no descriptor left, or no thread, for now
+                threading.Event().wait(_AGAIN)
 
     def _take_all(self, connection: socket.socket) -> None:
         try:
