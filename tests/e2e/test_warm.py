@@ -11,6 +11,8 @@ from tests.support.ports import free_port
 from tests.support.traces import wait_until
 
 HEAVY = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 print("importing heavy", flush=True)
 """
 
@@ -80,7 +82,7 @@ def look():
     return {
         "environ": {n: v for n, v in os.environ.items() if "RESTART_COUNT" not in n},
         "argv": sys.argv, "orig": sys.orig_argv, "path": sys.path, "flags": str(sys.flags),
-        "cwd": os.getcwd(), "comm": Path("/proc/self/comm").read_text(),
+        "cwd": os.getcwd(), "comm": [each.read_text() for each in Path("/proc/self/task").glob("*/comm")],
         "cmdline": Path("/proc/self/cmdline").read_text(),
         "main": sorted(n for n in vars(__main__)), "threads": threading.active_count(),
         "status": [line for line in status if line.split(":")[0] in kept and "NSpid" not in line],

@@ -85,8 +85,8 @@ def park(channel, listed):
 
     try:
         os.set_inheritable(channel, False)
-        before = _name()
-        _set_name(_NAME)
+        before = _name("self")
+        _rename(before, _NAME)
         output = _divert()
         said = {}
         try:
@@ -101,7 +101,7 @@ def park(channel, listed):
             os.environ.pop(name, None)
         os.environ.update(changes["set"])
         _restore(output)
-        _set_name(before)
+        _rename(_NAME, before)
         os.close(channel)
     except BaseException:
         os._exit(1)
@@ -238,11 +238,18 @@ def _restore(output):
         os.close(descriptor)
 
 
-def _name():
-    with open("/proc/self/comm") as file:
+def _rename(was, name):
+    """Of all threads that have the old name: those that libraries have started inherit it."""
+    for task in os.listdir("/proc/self/task"):
+        task = "self/task/" + task
+        try:
+            if _name(task) == was:
+                with open("/proc/{}/comm".format(task), "w") as file:
+                    file.write(name)
+        except OSError:  # it has ended
+            pass
+
+
+def _name(task):
+    with open("/proc/{}/comm".format(task)) as file:
         return file.read().rstrip("\n")
-
-
-def _set_name(name):
-    with open("/proc/self/comm", "w") as file:
-        file.write(name)
