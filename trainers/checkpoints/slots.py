@@ -63,7 +63,8 @@ class Store:
         folder, name = os.path.split(self._path)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-                asking.settimeout(10.0)
+                # No timeout: a launcher that is stopped or busy keeps the memory, and without it training
+                # would begin anew. One that has gone hangs up.
                 place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     asking.connect(f"/proc/self/fd/{place}/{name}")  # an address has 107 bytes at most
