@@ -17,6 +17,7 @@ on the next machine too, for the loss of one (`neighbour`).
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
@@ -129,6 +130,7 @@ class Keeper:
         self._neighbour: Neighbour | NoNeighbour | None = None
         self._number = self._run = 0
         self._loaded: tuple[int, int] | None = None
+        self._copied: tuple[int, int] | None = None
         self._last = -1
         self._warned = False
 
@@ -142,6 +144,9 @@ class Keeper:
         self._number += 1
         made = max(step, progress.meter.steps)
         head = Head(self._number, step, self._run, ranks.world, made, packed.size, len(packed.values))
+        if neighbour and ranks.world > 1 and self._neighbour is None:
+            copied = next((slot for slot in self._own or () if slot.head.version == self._copied), None)
+            self._neighbour = Neighbour.of(ranks, self._room, copied)
         slot: Slot | None = None
         try:
             slot = self._free(ranks.rank)
@@ -149,8 +154,7 @@ class Keeper:
         except (CheckpointError, OSError) as error:
             self._warn(error)
             slot = None
-        if neighbour and ranks.world > 1:
-            self._neighbour = self._neighbour or Neighbour.of(ranks, self._room)
+        if neighbour and self._neighbour is not None:
             self._neighbour.offer(slot)
         self._last = step
         return slot is not None
@@ -169,6 +173,7 @@ class Keeper:
             chosen = self._fetched(ranks, version, mine, everywhere) or chosen
         self._begin(ranks, self._held())
         self._loaded = version
+        self._copied = _newest_of(everywhere, ranks.world, machines=2) or version
         if chosen is None:
             return None
         self._last = chosen.head.step
@@ -226,10 +231,11 @@ class Keeper:
 
     def _worth(self, slot: Slot) -> tuple[bool, int]:
         """The version that was loaded is worth more than a later one of the run before: another rank may have
-        no such version, and until the first save is complete everywhere there is no other for all.
+        no such version, and until the first save is complete everywhere there is no other for all. The same
+        of the one that has copies, until there are newer ones.
         """
         head = slot.head
-        return head.run == self._run or head.version == self._loaded, head.number
+        return head.run == self._run or head.version in (self._loaded, self._copied), head.number
 
     def _new(self, slots: list[Slot], owner: int, kind: str) -> Slot:
         slot = Slot.new(f"{self._name}.{owner}.{kind}.{len(slots)}")
@@ -270,14 +276,15 @@ def _versions(slots: Sequence[Slot], world: int) -> dict[tuple[int, int], Slot]:
     return {slot.head.version: slot for slot in slots if slot.head.number and slot.head.world == world}
 
 
-def _newest_of(everywhere: Sequence[_Versions], world: int) -> tuple[int, int] | None:
-    """The newest version of which there is one of every rank, on whatever machine."""
-    owners: dict[tuple[int, int], set[int]] = {}
+def _newest_of(everywhere: Sequence[_Versions], world: int, machines: int = 1) -> tuple[int, int] | None:
+    """The newest version of which there is one of every rank, on so many machines, whichever."""
+    owners: dict[tuple[int, int], Counter[int]] = {}
     for held in everywhere:
         for owner, versions in held.items():
             for version in versions:
-                owners.setdefault(tuple(version), set()).add(owner)  # type: ignore[arg-type]
-    return max((version for version, of in owners.items() if of >= {*range(world)}), default=None)
+                owners.setdefault(version, Counter())[owner] += 1
+    whole = (each for each, of in owners.items() if all(of[rank] >= machines for rank in range(world)))
+    return max(whole, default=None)
 
 
 def _send(slot: Slot, to: int, group: dist.ProcessGroup) -> None:

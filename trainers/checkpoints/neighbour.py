@@ -69,23 +69,26 @@ class NoNeighbour:
 class Neighbour:
     """Sends versions of this rank, and keeps those that others send. All ranks make it together.
 
-    `room` gives the slot for another version of a rank.
+    `room` gives the slot for another version of a rank. `copied` is the version of the run before that has
+    copies.
     """
 
     @classmethod
-    def of(cls, ranks: Ranks, room: Callable[[int], Slot]) -> Neighbour | NoNeighbour:
+    def of(cls, ranks: Ranks, room: Callable[[int], Slot], copied: Slot | None) -> Neighbour | NoNeighbour:
         """All ranks make theirs together."""
         places = ranks.all_tell(place_on_node)
         targets = neighbours(places)
-        return NoNeighbour() if targets is None else cls(ranks, room, targets[ranks.rank])
+        return NoNeighbour() if targets is None else cls(ranks, room, targets[ranks.rank], copied)
 
-    def __init__(self, ranks: Ranks, room: Callable[[int], Slot], target: int) -> None:
+    def __init__(
+        self, ranks: Ranks, room: Callable[[int], Slot], target: int, copied: Slot | None = None
+    ) -> None:
         self._rank = ranks.rank
         self._room = room
         self._group = dist.new_group(backend="gloo")
         self._sent = -1
         self._chosen: Slot | None = None
-        self._before: Slot | None = None
+        self._before = copied
         self._failed = False
         secret = ranks.first_tells(lambda: secrets.token_bytes(32))
         host = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")[0].strip("[]")
@@ -111,7 +114,7 @@ class Neighbour:
         dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._group)
         if agreed.item():
             with self._wake:
-                self._before, self._chosen = self._chosen, slot
+                self._before, self._chosen = self._chosen or self._before, slot
                 self._wake.notify()
 
     # ---- sending

@@ -225,6 +225,35 @@ def test_the_newest_version_is_one_that_every_rank_has_somewhere():
     assert newest([{0: [(5, 1), (3, 1)]}, {1: [(4, 1)]}], 2) is None
     assert newest([{0: [(5, 1)], 1: [(4, 1), (5, 1)]}, {}], 2) == (5, 1), "a copy for a machine that is new"
     assert newest([{0: [(5, 1)]}], 2) is None
+    both = [{0: [(6, 1), (4, 1)], 1: [(4, 1)]}, {0: [(4, 1)], 1: [(6, 1), (4, 1)]}]
+    assert newest(both, 2) == (6, 1)
+    assert newest(both, 2, machines=2) == (4, 1), "the last that has copies"
+
+
+def test_the_version_that_has_copies_is_replaced_after_those_that_have_none(store: Kept):
+    """Ranks may be a save apart after a crash, and copies are older than what is loaded."""
+    first = Keeper("x", store)
+    first.save(1, {"s": {"a": 1}})
+    first._neighbour = Pins(first._own[0])
+    for step in (2, 3, 4):
+        first.save(step, {"s": {"a": step}})
+    assert [slot.head.step for slot in first._own] == [1, 4, 3]
+    second = Keeper("x", store)
+    assert second.newest().step == 4
+    second._copied = second._own[0].head.version
+    for copies in ([0, 1, 2], [0, 2, 1], [2, 1, 0]):
+        second._copies[9] = [second._own[number] for number in copies]
+        assert second._room(9).head.step == 3
+    second.save(5, {"s": {"a": 5}})
+    assert [slot.head.step for slot in second._own] == [1, 4, 5]
+
+
+class Pins:
+    def __init__(self, *slots: Slot) -> None:
+        self._slots = slots
+
+    def pinned(self) -> list[Slot]:
+        return list(self._slots)
 
 
 @pytest.mark.parametrize(

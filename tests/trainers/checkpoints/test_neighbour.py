@@ -61,6 +61,18 @@ def test_versions_are_copied_and_strangers_change_nothing(copies: list[Slot]):
     assert [copy.head.number for copy in copies] == [1, 2]
 
 
+def test_the_copied_version_of_the_run_before_stays_until_there_is_a_newer_one(copies: list[Slot]):
+    before, first, second = version(5), version(6), version(7)
+    made = Neighbour(Ranks(), lambda owner: Slot.new("copy"), 0, before)
+    assert made.pinned() == [before]
+    made.offer(first)
+    assert made.pinned() == [first, before]
+    wait_until(lambda: made._sent == 6)
+    assert made.pinned() == [first, before], "the other ranks may not be so far"
+    made.offer(second)
+    assert made.pinned() == [second, first]
+
+
 CONNECT = """
 import socket
 input()
