@@ -265,7 +265,8 @@ class Packed:
         if isinstance(found, numpy.ndarray | numpy.generic) and found.dtype.kind in "biufc":
             if isinstance(found, numpy.generic):
                 return self._value(found.item())
-            return {"array": self._number(torch.from_numpy(numpy.ascontiguousarray(found)))}
+            native = numpy.asarray(found, found.dtype.newbyteorder("="), order="C")
+            return {"array": self._number(torch.from_numpy(native))}
         raise UsageError(
             f"a value of type {type(found).__name__} cannot be kept in memory: besides tensors and arrays a "
             "state holds numbers, strings, lists, tuples and dicts"
@@ -276,7 +277,8 @@ class Packed:
         local = local.detach()
         if local.layout is not torch.strided or local.is_quantized:
             raise UsageError(f"a tensor of layout {local.layout} cannot be kept in memory; make it dense")
-        same = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device, parted)
+        lazy = (local.is_conj(), local.is_neg())  # of the same memory other values
+        same = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device, parted, lazy)
         number = self._numbers.get(same) if local.numel() else None
         if number is None:
             number = len(self.tensors)

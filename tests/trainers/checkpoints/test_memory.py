@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -64,6 +65,18 @@ def test_a_state_comes_back_as_it_was(store: Kept):
             assert found["odd"][name].dtype == value.dtype
     assert found["odd"]["words"] == ["a", (1, 2.5)]
     assert found["odd"]["twice"][0] is found["odd"]["twice"][1]
+
+
+def test_arrays_and_lazy_views_come_back_as_they_were(store: Kept):
+    wave = torch.tensor([1 + 2j, 3 - 4j])
+    tensors = {"a": wave, "b": wave.conj(), "c": wave.imag, "d": wave.conj().imag}
+    arrays = [numpy.array(3), numpy.arange(3, dtype=">i4"), numpy.arange(6).reshape(2, 3)[::-1, ::2]]
+    Keeper("x", store).save(1, {"s": {"tensors": tensors, "arrays": arrays}})
+    _, found = saved(store, {})
+    for name, value in tensors.items():
+        assert found["s"]["tensors"][name].tolist() == value.tolist(), name
+    for value, array in zip(arrays, found["s"]["arrays"], strict=True):
+        assert (array.shape, array.tolist()) == (value.shape, value.tolist())
 
 
 def test_what_was_loaded_is_not_the_memory_itself(store: Kept):
