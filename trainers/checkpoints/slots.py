@@ -15,6 +15,7 @@ import mmap
 import os
 import socket
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -218,8 +219,8 @@ def _view(memory: mmap.mmap, at: int, shape: torch.Size, dtype: torch.dtype) -> 
 
 
 # ---- States: tensors in the slot, everything else as JSON. What JSON does not have is an object of one key:
-# `{"dict": [[key, value], ...]}`, `{"tuple": [...]}`, `{"bytes": hex}`, and `{"tensor": number}` or
-# `{"array": number}` with the number of its place.
+# `{"dict": [[key, value], ...]}`, `{"module": [those, versions]}` of the state of a module, `{"tuple": [...]}`,
+# `{"bytes": hex}`, and `{"tensor": number}` or `{"array": number}` with the number of its place.
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +256,9 @@ class Packed:
         if isinstance(found, torch.Tensor):
             return {"tensor": self._number(found)}
         if isinstance(found, Mapping):
-            return {"dict": [[self._value(key), self._value(value)] for key, value in found.items()]}
+            pairs = [[self._value(key), self._value(value)] for key, value in found.items()]
+            versions = getattr(found, "_metadata", None)
+            return {"dict": pairs} if versions is None else {"module": [pairs, self._value(versions)]}
         if isinstance(found, tuple):
             return {"tuple": [self._value(each) for each in found]}
         if isinstance(found, list):
@@ -317,6 +320,10 @@ def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], Meshes]) ->
         ((kind, content),) = found.items()
         if kind == "dict":
             return {value(key): value(each) for key, each in content}
+        if kind == "module":
+            state = OrderedDict((value(key), value(each)) for key, each in content[0])
+            state._metadata = value(content[1])  # type: ignore[attr-defined]
+            return state
         if kind == "tuple":
             return tuple(value(each) for each in content)
         if kind == "bytes":

@@ -79,6 +79,24 @@ def test_arrays_and_lazy_views_come_back_as_they_were(store: Kept):
         assert (array.shape, array.tolist()) == (value.shape, value.tolist())
 
 
+class Versioned(torch.nn.Linear):
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        if local_metadata.get("version", 1) < 2:  # weights were halves then
+            state_dict[prefix + "weight"] = state_dict[prefix + "weight"] * 2
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def test_modules_know_the_version_of_their_state(monkeypatch: pytest.MonkeyPatch, store: Kept):
+    monkeypatch.setattr(memory, "_keeper_of", lambda name: Keeper(name, store))
+    model = torch.nn.Sequential(Versioned(2, 2))
+    before = model[0].weight.clone()
+    memory.save(1, {"model": model})
+    assert memory.load({"model": model}) == 1
+    assert torch.equal(model[0].weight, before)
+
+
 def test_what_was_loaded_is_not_the_memory_itself(store: Kept):
     keeper = Keeper("x", store)
     value = torch.zeros(4)
