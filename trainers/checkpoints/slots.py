@@ -219,7 +219,7 @@ def _view(memory: mmap.mmap, at: int, shape: torch.Size, dtype: torch.dtype) -> 
 
 
 # ---- States: tensors in the slot, everything else as JSON. What JSON does not have is an object of one key:
-# `{"dict": [[key, value], ...]}`, `{"module": [those, versions]}` of the state of a module, `{"tuple": [...]}`,
+# `{"dict": [[key, value], ...]}`, `{"module": [those, versions]}` of a module's state, `{"tuple": [...]}`,
 # `{"bytes": hex}`, and `{"tensor": number}` or `{"array": number}` with the number of its place.
 
 
