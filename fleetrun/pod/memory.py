@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fleetrun import files
 from fleetrun.envs.channels import LARGEST_MEMORY_MESSAGE, MEMORY_AT_ONCE
 from fleetrun.pod.loop import Loop
 
-_MOST = 4096  # descriptors
+_MOST = 4096  # descriptors, and at most half of those that the launcher may have: it starts processes, too
 _LONGEST_NAME = 512
 _CONNECTIONS = 256
 
@@ -135,8 +136,8 @@ class MemoryStore:
         before = self._kept.pop(name, None)
         if before is not None:
             os.close(before)
-        elif len(self._kept) >= _MOST:
-            raise _Refused(f"{_MOST} pieces of memory are kept already")
+        elif len(self._kept) >= min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2):
+            raise _Refused(f"{len(self._kept)} pieces of memory are kept already")
         self._kept[name] = given.pop()
 
     def _give(self, prefix: str, after: str) -> tuple[dict[str, Any], list[int]]:

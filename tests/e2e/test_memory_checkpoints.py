@@ -4,6 +4,8 @@ import contextlib
 import os
 import signal
 
+import pytest
+
 from tests.support.command import Fleetrun, Launch
 from tests.support.ports import free_port
 from tests.support.traces import left_behind
@@ -21,9 +23,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 state = {"model": model, "optimizer": optimizer}
 done = memory.load(state) or 0
 tell("from", ATTEMPT, done)
-if RANK == 1 and ATTEMPT < int(sys.argv[1]):
-    import threading
-    threading.Timer(random.Random(ATTEMPT).uniform(0.05, 0.2), os.kill, (os.getpid(), 9)).start()
 for step in range(done + 1, 301):
     torch.manual_seed(1000 * step + RANK)
     loss = model(torch.randn(8, 300)).square().mean()
@@ -31,6 +30,9 @@ for step in range(done + 1, 301):
     loss.backward()
     optimizer.step()
     memory.save(step, state)
+    if RANK == 1 and ATTEMPT < int(sys.argv[1]) and step == done + 2:  # the other one has made its first save
+        import threading
+        threading.Timer(random.Random(ATTEMPT).uniform(0.05, 0.2), os.kill, (os.getpid(), 9)).start()
 tell("end", RANK, float(model.module.weight.double().sum().detach()))
 """
 
@@ -44,13 +46,43 @@ def test_killed_again_and_again_a_job_ends_with_the_same_numbers(fleetrun: Fleet
     launch = fleetrun.run("--nproc_per_node", "2", script, "0")
     assert launch.code == 0, launch
     (whole,) = ends(launch)
-    launch = fleetrun.run("--max_restart", "1", "--nproc_per_node", "2", script, "4")
+    launch = fleetrun.run("--max_restart", "4", "--nproc_per_node", "2", script, "4")
     assert launch.code == 0, launch
     assert ends(launch) == {whole}
     steps = [int(line.split()[3]) for line in launch.told("trainer.0 from ")]
     assert len(steps) == 5
     assert steps == sorted(steps)
     assert steps[-1] > steps[1] > 0, steps
+
+
+APART = """
+import torch
+import torch.distributed as dist
+from trainers.checkpoints import memory
+
+dist.init_process_group("gloo")
+state = {"s": {"v": 0}}
+done = memory.load(state) or 0
+tell("from", ATTEMPT, done, state["s"]["v"])
+for step in range(done + 1, 9):
+    state["s"]["v"] += 1
+    ahead = ATTEMPT < 3 and step == 6
+    if RANK == 1 and ahead:
+        dist.barrier()  # rank 0 has saved
+        os.kill(os.getpid(), 9)
+    memory.save(step, state)
+    dist.barrier()
+    if ahead:
+        dist.barrier()  # which rank 1 does not reach
+"""
+
+
+def test_ranks_that_were_a_save_apart_are_not_lost_when_that_happens_again(fleetrun: Fleetrun):
+    launch = fleetrun.run("--nproc_per_node", "2", fleetrun.script(APART))
+    assert launch.code == 0, launch
+    assert launch.told("trainer.0 from ") == [
+        "trainer.0 from 0 0 0", *(f"trainer.0 from {attempt} 5 5" for attempt in (1, 2, 3))
+    ]  # fmt: skip
 
 
 FLEET = """
@@ -145,6 +177,63 @@ def test_shards_come_back_as_shards(fleetrun: Fleetrun):
     assert len(launch.told(" from 1 5")) == 2, launch
 
 
+UNCOUNTED = """
+import torch
+from trainers.checkpoints import memory
+state = {"s": {"v": torch.zeros(4)}}
+done = memory.load(state) or 0
+for step in range(done + 1, 6):
+    state["s"]["v"] += 1
+    memory.save(step, state)
+    if step < 5:
+        os.kill(os.getpid(), 9)
+tell("end", float(state["s"]["v"][0]))
+"""
+
+EPOCHS = """
+import torch
+from trainers import progress
+from trainers.checkpoints import memory
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+state = {"model": model, "optimizer": optimizer}
+done = memory.load(state) or 0
+for epoch in range(done + 1, 6):
+    for _ in range(60 - 10 * epoch):
+        optimizer.step()
+    progress.meter.flush()
+    memory.save(epoch, state)
+    if epoch < 5:
+        os.kill(os.getpid(), 9)
+tell("end", epoch)
+"""
+
+OWN_FILE = """
+import torch
+from trainers import fleet
+fleet.init(is_collective=True)
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+own = Path("own")
+done = int(own.read_text()) if own.exists() else 0
+for step in range(done + 1, 10):
+    optimizer.step()
+    if step % 2 == 0:
+        fleet.save_checkpoint("saved", step, model, optimizer)
+        own.write_text(str(step))
+        os.kill(os.getpid(), 9)
+tell("end", step)
+"""
+
+
+@pytest.mark.parametrize("text", [UNCOUNTED, EPOCHS, OWN_FILE])
+def test_a_newer_checkpoint_is_progress(fleetrun: Fleetrun, text: str):
+    launch = fleetrun.run("--max_restart", "1", fleetrun.script(text))
+    assert launch.code == 0, launch
+    assert launch.err.count("restart 1 of 1") == 4
+    assert launch.told(" end ")
+
+
 def test_before_the_group_it_is_refused(fleetrun: Fleetrun):
     script = fleetrun.script("from trainers.checkpoints import memory\nmemory.load({})")
     launch = fleetrun.run("--max_restart", "0", "--nproc_per_node", "2", script)
@@ -166,9 +255,47 @@ NEIGHBOURS = (
 )
 
 
+BEFORE_THE_FIRST_COPY = """
+import time
+import torch
+import torch.distributed as dist
+from trainers.checkpoints import memory, neighbour
+
+dist.init_process_group("gloo")
+state = {"s": {"v": torch.zeros(100)}}
+if ATTEMPT == 1:
+    neighbour.Neighbour._send_all = lambda self: None
+done = memory.load(state) or 0
+tell("from", ATTEMPT, done, float(state["s"]["v"].mean()))
+for step in range(done + 1, 400):
+    state["s"]["v"] += 1
+    memory.save(step, state, neighbour=True)
+    if ATTEMPT == 0 and step > 200:
+        own = memory._keepers[""]._neighbour
+        copied = torch.tensor([own._before.head.step if own._before else 0])
+        dist.all_reduce(copied, dist.ReduceOp.MIN)
+        if copied.item() > 200 and RANK == 1:
+            os._exit(3)
+    if ATTEMPT == 1 and step == done + 10:
+        tell("half", RANK)
+        wait_for_go()
+tell("end", RANK, float(state["s"]["v"].mean()))
+"""
+
+
+def test_a_machine_may_be_lost_after_a_restart_before_the_first_copy(fleetrun: Fleetrun):
+    (at,) = lose_a_machine(fleetrun, fleetrun.script(BEFORE_THE_FIRST_COPY), "1")
+    assert int(at) > 200
+
+
 def test_a_lost_machine_is_served_by_its_neighbour(fleetrun: Fleetrun):
-    script = fleetrun.script(NEIGHBOURS)
-    many = ["--nnodes", "2", "--elastic_level", "0", "--heartbeat_timeout", "2", "--stop_timeout", "2"]
+    (at,) = lose_a_machine(fleetrun, fleetrun.script(NEIGHBOURS))
+    assert int(at) >= 199
+
+
+def lose_a_machine(fleetrun: Fleetrun, script: str, level: str = "0") -> set[str]:
+    """After the ranks of both have told `half`. From where another one in its place continues."""
+    many = ["--nnodes", "2", "--elastic_level", level, "--heartbeat_timeout", "2", "--stop_timeout", "2"]
     words = [*many, "--nproc_per_node", "2", "--master", f"127.0.0.1:{free_port()}"]
 
     def start(rank: int, number: int) -> Launch:
@@ -187,8 +314,7 @@ def test_a_lost_machine_is_served_by_its_neighbour(fleetrun: Fleetrun):
     first.go()
     third = start(1, 2)
     assert [first.wait(), third.wait()] == [0, 0], (first, third)
-    (at,) = {line.split()[3] for line in third.told(" from ")}
-    assert int(at) >= 199, third
     numbers = ends(first) | ends(third)
     assert len(numbers) == 1, numbers
     assert "no copy on the next machine" not in first.err
+    return {line.split()[3] for line in third.told(" from ")}

@@ -11,6 +11,8 @@ from tests.support.ports import free_port
 from tests.support.traces import wait_until
 
 HEAVY = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 print("importing heavy", flush=True)
 """
 
@@ -80,7 +82,7 @@ def look():
     return {
         "environ": {n: v for n, v in os.environ.items() if "RESTART_COUNT" not in n},
         "argv": sys.argv, "orig": sys.orig_argv, "path": sys.path, "flags": str(sys.flags),
-        "cwd": os.getcwd(), "comm": Path("/proc/self/comm").read_text(),
+        "cwd": os.getcwd(), "comm": [each.read_text() for each in Path("/proc/self/task").glob("*/comm")],
         "cmdline": Path("/proc/self/cmdline").read_text(),
         "main": sorted(n for n in vars(__main__)), "threads": threading.active_count(),
         "status": [line for line in status if line.split(":")[0] in kept and "NSpid" not in line],
@@ -153,6 +155,7 @@ def state(pid: int) -> str:
         ("import socket\nkeep = socket.create_server(('127.0.0.1', 0))", "open a connection"),
         ("import subprocess\nkeep = subprocess.Popen(['sleep', '60'])", "start a process"),
         ("import mine", "mine.py"),
+        ("import colorsys, __main__\n__main__.__file__", "cannot be imported ahead"),
     ],
 )
 def test_imports_that_act_keep_restarts_cold(fleetrun: Fleetrun, text: str, why: str):
@@ -164,6 +167,40 @@ def test_imports_that_act_keep_restarts_cold(fleetrun: Fleetrun, text: str, why:
     os.kill(pids(launch)[0], signal.SIGKILL)
     assert launch.wait() == 0, launch
     assert len(pids(launch)) == 2
+
+
+def test_libraries_see_the_variables_that_the_script_sets_before(fleetrun: Fleetrun):
+    script = fleetrun.script(
+        "tell('first', ATTEMPT, os.environ.get('LEVEL'), os.environ.get('HOME') is None)\n"
+        "os.environ['LEVEL'] = '3'\ndel os.environ['HOME']\n"
+        f"{STEPS}\ntell('then', ATTEMPT, heavy.LEVEL, heavy.HOME, os.environ.get('OWN'))\n"
+        "if ATTEMPT < 2: stay()"
+    )
+    text = "import os\nLEVEL, HOME = map(os.environ.get, ('LEVEL', 'HOME'))\nos.environ['OWN'] = 'x'\n"
+    launch = start(fleetrun, install(fleetrun, text), script)
+    for attempt in range(2):
+        launch.until_told(f" then {attempt}")
+        launch.until(lambda: launch.err.count(READY) > attempt, READY)  # noqa: B023
+        (standby,) = standbys(launch)
+        os.kill(pids(launch)[attempt], signal.SIGKILL)
+        launch.until_told(f" at {attempt + 1}")
+        assert pids(launch)[attempt + 1] == standby
+    assert launch.wait() == 0
+    assert launch.told(" first ") == [f"trainer.0 first {attempt} None False" for attempt in range(3)]
+    assert launch.told(" then ") == [f"trainer.0 then {attempt} 3 None x" for attempt in range(3)]
+
+
+def test_a_library_that_the_script_finds_elsewhere_is_not_replaced(fleetrun: Fleetrun, installed: Path):
+    other = fleetrun.folder / "other" / "site-packages"
+    other.mkdir(parents=True)
+    (other / "heavy.py").write_text("")
+    script = fleetrun.script(f"sys.path.insert(0, {str(other)!r})\n{STEPS}\nif ATTEMPT < 1: stay()")
+    launch = start(fleetrun, installed, script)
+    launch.until_err("restarts will not be warm: ")
+    assert "heavy" in launch.err
+    os.kill(pids(launch)[0], signal.SIGKILL)
+    assert launch.wait() == 0
+    assert "importing heavy" not in fleetrun.log("trainer.0")
 
 
 def test_a_script_that_another_program_starts_is_refused(fleetrun: Fleetrun):
@@ -181,7 +218,7 @@ def test_a_script_that_another_program_starts_is_refused(fleetrun: Fleetrun):
 def test_nothing_is_left_of_standbys(fleetrun: Fleetrun, installed: Path, number: int):
     script = fleetrun.script(f"{STEPS}\nleave_on_term()\nstay()")
     launch = start(fleetrun, installed, "--nproc_per_node", "2", script)
-    launch.until_err(READY)
+    launch.until_err(f"2 standbys are {READY}")
     assert len(standbys(launch)) == 2
     launch.send(number) if number == signal.SIGINT else os.kill(launch.launcher, number)
     launch.wait()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -95,6 +96,21 @@ def test_pieces_are_limited_and_dropped(path: Path, monkeypatch: pytest.MonkeyPa
     assert store.give("") == {}
     os.close(descriptor)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_descriptors_are_left_for_the_launcher(path: Path):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    store, descriptor = Store(str(path)), piece(b"x")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+    try:
+        for number in range(100):
+            store.keep(f"a.{number}", descriptor)
+        with pytest.raises(CheckpointError, match="100 pieces"):
+            store.keep("b", descriptor)
+        store.keep("a.1", descriptor)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    os.close(descriptor)
 
 
 def test_one_that_only_connects_or_hangs_up_does_no_harm(path: Path):

@@ -204,12 +204,13 @@ def load(
     checkpoints = open_directory(directory)
     contents, ranks = Contents(model, optimizer, state or {}), Ranks()
     kept = memory.newest(os.fspath(directory))
-    if kept is not None and kept.step >= ranks.first_tells(lambda: _last_step(checkpoints)):
-        _take_kept(kept, contents, ranks)
-        return kept.step
-    ranks.first_tells(lambda: _mention_interrupted(checkpoints))
+    if kept is None:
+        ranks.first_tells(lambda: _mention_interrupted(checkpoints))
     while True:
-        chosen = ranks.first_tells(lambda: _newest(checkpoints))
+        chosen = ranks.first_tells(lambda: _newest(checkpoints, -1 if kept is None else kept.step))
+        if chosen is None and kept is not None:
+            _take_kept(kept, contents, ranks)
+            return kept.step
         if chosen is None:
             return None
         name, manifest = chosen
@@ -238,11 +239,6 @@ def _take_kept(kept: memory.Version, contents: Contents, ranks: Ranks) -> None:
     )
     contents.check(manifest)
     contents.take(manifest, tensors)
-
-
-def _last_step(checkpoints: CheckpointDirectory) -> int:
-    """Of those on the disk that look complete; -1 if there are none."""
-    return max(map(step_of, checkpoints.complete()), default=-1)
 
 
 # ---- writing
@@ -285,6 +281,8 @@ def _write(order: _Order, ranks: Ranks) -> str:
             with contextlib.suppress(OSError):
                 checkpoints.discard(name)
         raise
+    progress.meter.saved(order.step)
+    progress.meter.flush()  # the launcher knows of it also if the process is killed now
     if ranks.rank == 0:
         _prune(checkpoints, order.keep)
     return checkpoints.path(name)
@@ -344,9 +342,11 @@ def _mention_interrupted(checkpoints: CheckpointDirectory) -> None:
         glog(f"{checkpoints.path(name)} is of a save that was interrupted; it is not looked at")
 
 
-def _newest(checkpoints: CheckpointDirectory) -> tuple[str, Manifest] | None:
-    """The newest checkpoint whose manifest is intact. Raises CheckpointError when there are only others."""
-    there = checkpoints.complete()
+def _newest(checkpoints: CheckpointDirectory, kept: int) -> tuple[str, Manifest] | None:
+    """The newest checkpoint whose manifest is intact, of a later step than the one in memory (-1: there is
+    none). Raises CheckpointError when there are only others, and none in memory.
+    """
+    there = [name for name in checkpoints.complete() if step_of(name) > kept]
     for name in there:
         if checkpoints.path(name) in _damaged:
             continue
@@ -354,7 +354,7 @@ def _newest(checkpoints: CheckpointDirectory) -> tuple[str, Manifest] | None:
             return name, checkpoint_directory.read_manifest(checkpoints, name)
         except CheckpointError as error:
             _pass_over(checkpoints.path(name), str(error), 0)
-    if there:
+    if there and kept < 0:
         raise CheckpointError(
             f"all {len(there)} checkpoints in {checkpoints.where} are damaged; the messages above say how. "
             "Remove them to start over"

@@ -17,6 +17,7 @@ on the next machine too, for the loss of one (`neighbour`).
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
@@ -46,7 +47,10 @@ def save(step: int, state: Mapping[str, Any], name: str = "", *, neighbour: bool
     False where no launcher keeps memory, or there is not enough. Raises UsageError for what cannot be kept.
     """
     keeper = _keeper_of(name)
-    return keeper is not None and keeper.save(step, state, neighbour=neighbour)
+    if keeper is None or not keeper.save(step, state, neighbour=neighbour):
+        return False
+    progress.meter.saved(step)
+    return True
 
 
 def load(state: Mapping[str, Any], name: str = "") -> int | None:
@@ -58,7 +62,7 @@ def load(state: Mapping[str, Any], name: str = "") -> int | None:
     if found is None:
         return None
     _take(state, found.read(state))
-    progress.meter.resumed(found.step)
+    progress.meter.resumed(found.made)
     return found.step
 
 
@@ -85,6 +89,8 @@ class Version:
     """One version of this rank's state."""
 
     step: int
+    made: int
+    """How many steps had been made then, which `step` does not tell of a script that saves by epochs."""
     _slot: Slot
 
     def read(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,10 +124,13 @@ class Keeper:
     def __init__(self, name: str, store: Store) -> None:
         self._name = xxhash.xxh3_64_hexdigest(name.encode(errors="surrogateescape"))
         self._store = store
+        self._slots: dict[str, Slot] = {}
         self._own: list[Slot] | None = None
         self._copies: dict[int, list[Slot]] = {}
         self._neighbour: Neighbour | NoNeighbour | None = None
         self._number = self._run = 0
+        self._loaded: tuple[int, int] | None = None
+        self._copied: tuple[int, int] | None = None
         self._last = -1
         self._warned = False
 
@@ -133,7 +142,11 @@ class Keeper:
             raise UsageError(f"the step is {step!r}; it must be a whole number above the last, {self._last}")
         packed = Packed(state)
         self._number += 1
-        head = Head(self._number, step, self._run, ranks.world, packed.size, len(packed.values))
+        made = max(step, progress.meter.steps)
+        head = Head(self._number, step, self._run, ranks.world, made, packed.size, len(packed.values))
+        if neighbour and ranks.world > 1 and self._neighbour is None:
+            copied = next((slot for slot in self._own or () if slot.head.version == self._copied), None)
+            self._neighbour = Neighbour.of(ranks, self._room, copied)
         slot: Slot | None = None
         try:
             slot = self._free(ranks.rank)
@@ -141,8 +154,7 @@ class Keeper:
         except (CheckpointError, OSError) as error:
             self._warn(error)
             slot = None
-        if neighbour and ranks.world > 1:
-            self._neighbour = self._neighbour or Neighbour.of(ranks, self._room)
+        if neighbour and self._neighbour is not None:
             self._neighbour.offer(slot)
         self._last = step
         return slot is not None
@@ -160,10 +172,12 @@ class Keeper:
             chosen = mine.get(ranks.rank, {}).get(version)
             chosen = self._fetched(ranks, version, mine, everywhere) or chosen
         self._begin(ranks, self._held())
+        self._loaded = version
+        self._copied = _newest_of(everywhere, ranks.world, machines=2) or version
         if chosen is None:
             return None
         self._last = chosen.head.step
-        return Version(chosen.head.step, chosen)
+        return Version(chosen.head.step, chosen.head.made, chosen)
 
     def _held(self) -> dict[int, list[Slot]]:
         """What is in the memory of this machine, by rank; copies before own ones."""
@@ -174,8 +188,18 @@ class Keeper:
             return {}
         held: dict[int, list[Slot]] = {}
         for name in sorted(given, key=lambda name: name.split(".")[2:]):
-            held.setdefault(int(name.split(".")[1]), []).append(Slot(given[name], name))
+            held.setdefault(int(name.split(".")[1]), []).append(self._slot(name, given[name]))
         return held
+
+    def _slot(self, name: str, descriptor: int) -> Slot:
+        """One for each memory: it may be in use beside the training, as the same."""
+        known = self._slots.get(name)
+        if known is None or not os.path.sameopenfile(known.descriptor, descriptor):
+            known = self._slots[name] = Slot(descriptor, name)
+        else:
+            os.close(descriptor)
+            known.look()
+        return known
 
     def _begin(self, ranks: Ranks, held: Mapping[int, list[Slot]]) -> None:
         """A run, which all ranks begin together."""
@@ -188,26 +212,35 @@ class Keeper:
         self._number = max((slot.head.number for slot in mine), default=0)
 
     def _free(self, rank: int) -> Slot:
-        """The slot for the next version: not the newest, nor one that is being copied. Raises CheckpointError
+        """The slot for the next version: not the best, nor one that is being copied. Raises CheckpointError
         or OSError.
         """
         assert self._own is not None
         taken = [] if self._neighbour is None else self._neighbour.pinned()
         if self._own:
-            taken.append(max(self._own, key=lambda slot: slot.head.number))
+            taken.append(max(self._own, key=self._worth))
         free = [slot for slot in self._own if slot not in taken]
-        return min(free, key=lambda slot: slot.head.number) if free else self._new(self._own, rank, "own")
+        return min(free, key=self._worth) if free else self._new(self._own, rank, "own")
 
     def _room(self, owner: int) -> Slot:
-        """For another copy of this rank's: in place of the older of two."""
+        """For another copy of this rank's: in place of the lesser of two."""
         copies = self._copies.setdefault(owner, [])
         if len(copies) < 2:
             return self._new(copies, owner, "copy")
-        return min(copies, key=lambda slot: slot.head.number)
+        return min(copies, key=self._worth)
+
+    def _worth(self, slot: Slot) -> tuple[bool, int]:
+        """The version that was loaded is worth more than a later one of the run before: another rank may have
+        no such version, and until the first save is complete everywhere there is no other for all. The same
+        of the one that has copies, until there are newer ones.
+        """
+        head = slot.head
+        return head.run == self._run or head.version in (self._loaded, self._copied), head.number
 
     def _new(self, slots: list[Slot], owner: int, kind: str) -> Slot:
         slot = Slot.new(f"{self._name}.{owner}.{kind}.{len(slots)}")
         self._store.keep(slot.name, slot.descriptor)
+        self._slots[slot.name] = slot
         slots.append(slot)
         return slot
 
@@ -243,14 +276,15 @@ def _versions(slots: Sequence[Slot], world: int) -> dict[tuple[int, int], Slot]:
     return {slot.head.version: slot for slot in slots if slot.head.number and slot.head.world == world}
 
 
-def _newest_of(everywhere: Sequence[_Versions], world: int) -> tuple[int, int] | None:
-    """The newest version of which there is one of every rank, on whatever machine."""
-    owners: dict[tuple[int, int], set[int]] = {}
+def _newest_of(everywhere: Sequence[_Versions], world: int, machines: int = 1) -> tuple[int, int] | None:
+    """The newest version of which there is one of every rank, on so many machines, whichever."""
+    owners: dict[tuple[int, int], Counter[int]] = {}
     for held in everywhere:
         for owner, versions in held.items():
             for version in versions:
-                owners.setdefault(tuple(version), set()).add(owner)  # type: ignore[arg-type]
-    return max((version for version, of in owners.items() if of >= {*range(world)}), default=None)
+                owners.setdefault(version, Counter())[owner] += 1
+    whole = (each for each, of in owners.items() if all(of[rank] >= machines for rank in range(world)))
+    return max(whole, default=None)
 
 
 def _send(slot: Slot, to: int, group: dist.ProcessGroup) -> None:

@@ -28,10 +28,12 @@ from trainers.checkpoints.ranks import Ranks
 from trainers.checkpoints.slots import Head, Slot
 from trainers.process.log import glog
 
-_HEAD = struct.Struct("<6q")
+_HEAD = struct.Struct("<7q")
 _NUMBER = struct.Struct("<q")
 _LARGEST = 1 << 46  # bytes of a version: more is not one
+_PIECE = 1 << 24  # bytes
 _WITHIN = 60.0  # seconds for a piece of a transfer
+_AGAIN = 1.0  # seconds
 
 
 def place_on_node() -> tuple[str, int]:
@@ -67,23 +69,26 @@ class NoNeighbour:
 class Neighbour:
     """Sends versions of this rank, and keeps those that others send. All ranks make it together.
 
-    `room` gives the slot for another version of a rank.
+    `room` gives the slot for another version of a rank. `copied` is the version of the run before that has
+    copies.
     """
 
     @classmethod
-    def of(cls, ranks: Ranks, room: Callable[[int], Slot]) -> Neighbour | NoNeighbour:
+    def of(cls, ranks: Ranks, room: Callable[[int], Slot], copied: Slot | None) -> Neighbour | NoNeighbour:
         """All ranks make theirs together."""
         places = ranks.all_tell(place_on_node)
         targets = neighbours(places)
-        return NoNeighbour() if targets is None else cls(ranks, room, targets[ranks.rank])
+        return NoNeighbour() if targets is None else cls(ranks, room, targets[ranks.rank], copied)
 
-    def __init__(self, ranks: Ranks, room: Callable[[int], Slot], target: int) -> None:
+    def __init__(
+        self, ranks: Ranks, room: Callable[[int], Slot], target: int, copied: Slot | None = None
+    ) -> None:
         self._rank = ranks.rank
         self._room = room
         self._group = dist.new_group(backend="gloo")
         self._sent = -1
         self._chosen: Slot | None = None
-        self._before: Slot | None = None
+        self._before = copied
         self._failed = False
         secret = ranks.first_tells(lambda: secrets.token_bytes(32))
         host = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rpartition(":")[0].strip("[]")
@@ -109,7 +114,7 @@ class Neighbour:
         dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._group)
         if agreed.item():
             with self._wake:
-                self._before, self._chosen = self._chosen, slot
+                self._before, self._chosen = self._chosen or self._before, slot
                 self._wake.notify()
 
     # ---- sending
@@ -125,7 +130,8 @@ class Neighbour:
                 connection = connection or self._connected()
                 connection.sendall(_HEAD.pack(*astuple(slot.head)))
                 with slot.content() as content:
-                    connection.sendall(content)
+                    for at in range(0, len(content), _PIECE):  # the timeout is that of a whole `sendall`
+                        connection.sendall(content[at : at + _PIECE])
                 number = bytearray(_NUMBER.size)
                 _receive(connection, memoryview(number))
                 self._sent = _NUMBER.unpack(number)[0]
@@ -134,7 +140,7 @@ class Neighbour:
                     connection.close()
                     connection = None
                 self._warn(f"no copy on the next machine: {error}")
-                threading.Event().wait(1.0)
+                threading.Event().wait(_AGAIN)
 
     def _connected(self) -> socket.socket:
         connection = socket.create_connection(self._target, _WITHIN)
@@ -147,9 +153,9 @@ class Neighbour:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._take_all, args=(connection,), daemon=True).start()
+                threading.Thread(target=self._take_all, args=(connection,), daemon=True).start()
+            except (OSError, RuntimeError):  # no descriptor left, or no thread, for now
+                threading.Event().wait(_AGAIN)
 
     def _take_all(self, connection: socket.socket) -> None:
         try:

@@ -1,7 +1,7 @@
 """Shared memory for versions of a state: where the launcher keeps it, how a version lies in it, and how a
 state becomes tensors and JSON.
 
-    head      number (0: being written, else that of the save), step, run, world, sizes
+    head      number (0: being written, else that of the save), step, run, world, steps made, sizes
     tensors   one after the other, aligned
     values    everything else as JSON
 
@@ -15,6 +15,7 @@ import mmap
 import os
 import socket
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ from trainers.checkpoints.manifest import CheckpointError
 from trainers.checkpoints.tensors import is_sharded, local_part
 from trainers.errors import UsageError
 
-_HEAD = struct.Struct("<8s6q")  # magic, and the fields of `Head`
+_HEAD = struct.Struct("<8s7q")  # magic, and the fields of `Head`
 _MAGIC = b"FLEETMEM"
 _FIRST = mmap.PAGESIZE  # where tensors begin
 _ALIGNED = 64
@@ -63,7 +64,8 @@ class Store:
         folder, name = os.path.split(self._path)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-                asking.settimeout(10.0)
+                # No timeout: a launcher that is stopped or busy keeps the memory, and without it training
+                # would begin anew. One that has gone hangs up.
                 place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     asking.connect(f"/proc/self/fd/{place}/{name}")  # an address has 107 bytes at most
@@ -88,13 +90,14 @@ class Store:
 class Head:
     """What a slot holds. `number` counts the saves of its rank; 0: it is being written, or empty. `run` is
     the same number on all ranks from one load to the next: versions of one step and one run belong together.
-    `tensors` and `values` in bytes.
+    `made` are the steps that progress counts. `tensors` and `values` in bytes.
     """
 
     number: int = 0
     step: int = 0
     run: int = 0
     world: int = 0
+    made: int = 0
     tensors: int = 0
     values: int = 0
 
@@ -118,6 +121,10 @@ class Slot:
         self._memory: mmap.mmap | None = None
         self._views: list[torch.Tensor] = []
         self._layout: Any = None
+        self.look()
+
+    def look(self) -> None:
+        """What it holds: another process may have written it."""
         self.head = self._read_head()
 
     @classmethod
@@ -212,8 +219,8 @@ def _view(memory: mmap.mmap, at: int, shape: torch.Size, dtype: torch.dtype) -> 
 
 
 # ---- States: tensors in the slot, everything else as JSON. What JSON does not have is an object of one key:
-# `{"dict": [[key, value], ...]}`, `{"tuple": [...]}`, `{"bytes": hex}`, and `{"tensor": number}` or
-# `{"array": number}` with the number of its place.
+# `{"dict": [[key, value], ...]}`, `{"module": [those, versions]}` of a module's state, `{"tuple": [...]}`,
+# `{"bytes": hex}`, and `{"tensor": number}` or `{"array": number}` with the number of its place.
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +256,9 @@ class Packed:
         if isinstance(found, torch.Tensor):
             return {"tensor": self._number(found)}
         if isinstance(found, Mapping):
-            return {"dict": [[self._value(key), self._value(value)] for key, value in found.items()]}
+            pairs = [[self._value(key), self._value(value)] for key, value in found.items()]
+            versions = getattr(found, "_metadata", None)
+            return {"dict": pairs} if versions is None else {"module": [pairs, self._value(versions)]}
         if isinstance(found, tuple):
             return {"tuple": [self._value(each) for each in found]}
         if isinstance(found, list):
@@ -259,7 +268,8 @@ class Packed:
         if isinstance(found, numpy.ndarray | numpy.generic) and found.dtype.kind in "biufc":
             if isinstance(found, numpy.generic):
                 return self._value(found.item())
-            return {"array": self._number(torch.from_numpy(numpy.ascontiguousarray(found)))}
+            native = numpy.asarray(found, found.dtype.newbyteorder("="), order="C")
+            return {"array": self._number(torch.from_numpy(native))}
         raise UsageError(
             f"a value of type {type(found).__name__} cannot be kept in memory: besides tensors and arrays a "
             "state holds numbers, strings, lists, tuples and dicts"
@@ -270,7 +280,8 @@ class Packed:
         local = local.detach()
         if local.layout is not torch.strided or local.is_quantized:
             raise UsageError(f"a tensor of layout {local.layout} cannot be kept in memory; make it dense")
-        same = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device, parted)
+        lazy = (local.is_conj(), local.is_neg())  # of the same memory other values
+        same = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device, parted, lazy)
         number = self._numbers.get(same) if local.numel() else None
         if number is None:
             number = len(self.tensors)
@@ -309,6 +320,10 @@ def _unpacked(values: bytes, memory: mmap.mmap, meshes: Callable[[], Meshes]) ->
         ((kind, content),) = found.items()
         if kind == "dict":
             return {value(key): value(each) for key, each in content}
+        if kind == "module":
+            state = OrderedDict((value(key), value(each)) for key, each in content[0])
+            state._metadata = value(content[1])  # type: ignore[attr-defined]
+            return state
         if kind == "tuple":
             return tuple(value(each) for each in content)
         if kind == "bytes":

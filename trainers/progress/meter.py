@@ -120,6 +120,7 @@ class Meter:
         self._ahead = 0
         self._has_counter = False
         self._said: int | None = None
+        self._numbers = False
         self._ended: float | None = None
         self._took: float | None = None
         self._samples: int | None = None
@@ -149,7 +150,7 @@ class Meter:
             if step is not None and (number := whole(step)) is not None:
                 if number != self._said:
                     self._has_stepped()
-                self._said = number
+                self._said, self._numbers = number, True
             self._tell(samples, loss, scalars)
 
     def log_scalar(self, name: str, value: Any) -> None:
@@ -208,6 +209,18 @@ class Meter:
         self._before = step - self._counted
         self._resumed = step
 
+    def saved(self, step: int) -> None:
+        """There is a checkpoint of this step: so far it has come where nobody counts steps, or counts them
+        from elsewhere; then the next one follows it. A script that tells the numbers of its steps is right.
+        """
+        if self._channel is not None and not self._numbers and step > self.steps:
+            self.resumed(step)
+            self._said = None if self._said is None else step
+            self._optimized = None if self._optimized is None else step
+            self._has_stepped()
+            self._news = True
+            self._beat()
+
     @property
     def steps(self) -> int:
         """The number of the last step."""
@@ -245,7 +258,7 @@ class Meter:
     # ---- telling
 
     def flush(self) -> None:
-        """At the end: what has not been reported."""
+        """Tell now what has not been reported."""
         if self._news or self._reader.waits:
             self._send()
 

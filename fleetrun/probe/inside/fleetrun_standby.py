@@ -22,14 +22,46 @@ class Refused(Exception):
     """Why this process cannot be a standby."""
 
 
-def imported():
-    """The names of installed modules that this process has imported, in that order; not the user's own."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        path = _path(module)
-        if path and _installed(path) and name not in _ACT_AT_ONCE:
-            found.append(name)
-    return found
+class Watch:
+    """A finder that finds nothing: it notes in which order modules are imported, and what the environment has
+    become before each. Scripts set variables for libraries (OMP_NUM_THREADS, HF_HOME) and then import them.
+    """
+
+    def __init__(self):
+        self._environ = {}
+        self._noted = []
+
+    def begin(self):
+        self._environ = dict(_variables())
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name, path=None, target=None):
+        now, changes = _variables(), {}
+        if now != self._environ:
+            before, self._environ = self._environ, dict(now)
+            changes = {each: now.get(each) for each in before.keys() | now.keys()}
+            changes = {each: value for each, value in changes.items() if before.get(each) != value}
+        self._noted.append((name, changes))
+        return None
+
+    def imported(self):
+        """[name, file, changes of the environment before it] of the installed modules that this process has
+        imported, in that order; not the user's own.
+        """
+        found, seen, changes = [], set(), {}
+        for name, more in list(self._noted):
+            changes.update(more)
+            path = _path(sys.modules.get(name))
+            if path and _installed(path) and name not in _ACT_AT_ONCE and name not in seen:
+                seen.add(name)
+                before = {os.fsdecode(each): value and os.fsdecode(value) for each, value in changes.items()}
+                found.append([name, path, before])
+                changes = {}
+        return found
+
+
+def _variables():
+    return getattr(os.environ, "_data", os.environ)  # as bytes it is compared in a microsecond
 
 
 def _path(module):
@@ -53,8 +85,8 @@ def park(channel, listed):
 
     try:
         os.set_inheritable(channel, False)
-        before = _name()
-        _set_name(_NAME)
+        before = _name("self")
+        _rename(before, _NAME)
         output = _divert()
         said = {}
         try:
@@ -69,7 +101,7 @@ def park(channel, listed):
             os.environ.pop(name, None)
         os.environ.update(changes["set"])
         _restore(output)
-        _set_name(before)
+        _rename(_NAME, before)
         os.close(channel)
     except BaseException:
         os._exit(1)
@@ -80,26 +112,61 @@ def _contents(source):
         return file.read(ROOM)
 
 
-def _import_all(names):
-    """As the script will: its own folder comes first, so that what shadows a library does so here, too."""
+def _import_all(modules):
+    """As the script will: its own folder comes first, so that what shadows a library does so here, too; and
+    with the variables that it sets before.
+    """
     import importlib
 
     before, open_before = set(sys.modules), _open_files()
     folder = _folder_of_script()
     if folder is not None:
         sys.path.insert(0, folder)
-    for name in names:
+    replaced = {}
+    for name, path, changes in modules:
+        _set_variables(changes, replaced)
         if name not in sys.modules:
-            try:
-                importlib.import_module(name)
-            except Exception:
-                pass
+            _import(name, path)
+    for name, (ours, was) in replaced.items():
+        if os.environ.get(name) == ours:
+            _set_variable(name, was)
     if folder is not None:
         sys.path.remove(folder)
         sys.path_importer_cache.pop(folder, None)
     importlib.invalidate_caches()
     _check_modules(set(sys.modules) - before)
     _check_effects(_open_files() - open_before)
+
+
+def _import(name, path):
+    import importlib
+
+    before = len(sys.modules)
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        if len(sys.modules) != before:
+            # What is there of it now would not be there when the script imports it.
+            raise Refused("{} cannot be imported ahead: {!r}".format(name, error)) from None
+        return
+    if _path(sys.modules.get(name)) != path:
+        raise Refused("{} of the script is another one: {}".format(name, path))
+
+
+def _set_variables(changes, replaced):
+    """`replaced` gets what was set and what was there, by name."""
+    for name, value in changes.items():
+        now = os.environ.get(name)
+        if now != value:
+            replaced[name] = (value, replaced[name][1] if name in replaced else now)
+            _set_variable(name, value)
+
+
+def _set_variable(name, value):
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 def _folder_of_script():
@@ -171,11 +238,18 @@ def _restore(output):
         os.close(descriptor)
 
 
-def _name():
-    with open("/proc/self/comm") as file:
+def _rename(was, name):
+    """Of all threads that have the old name: those that libraries have started inherit it."""
+    for task in os.listdir("/proc/self/task"):
+        task = "self/task/" + task
+        try:
+            if _name(task) == was:
+                with open("/proc/{}/comm".format(task), "w") as file:
+                    file.write(name)
+        except OSError:  # it has ended
+            pass
+
+
+def _name(task):
+    with open("/proc/{}/comm".format(task)) as file:
         return file.read().rstrip("\n")
-
-
-def _set_name(name):
-    with open("/proc/self/comm", "w") as file:
-        file.write(name)

@@ -26,18 +26,23 @@ def _leave_search_path():
 _address = os.environ.pop("FLEETRUN_PROBE_SOCKET", "")
 _standby = os.environ.pop("FLEETRUN_STANDBY", "")
 _parks = _standby not in ("", "note")
+_watch = None
 try:
     if _standby:
         import fleetrun_standby
+
+        _watch = fleetrun_standby.Watch()
     if _address:
         import fleetrun_probe
 
-        fleetrun_probe.install(_address, fleetrun_standby.imported if _standby else None)
+        fleetrun_probe.install(_address, _watch and _watch.imported)
 except Exception as _error:  # the script matters more
     if _parks:
         os._exit(1)
     sys.stderr.write(f"fleetrun: no probe in this process: {_error!r}\n")
 _leave_search_path()
+if _watch is not None:
+    _watch.begin()
 del sys.modules["sitecustomize"]
 try:
     import sitecustomize  # noqa: F401  the next one; where there is none, Python takes the error for that

@@ -4,11 +4,13 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
-from trainers.checkpoints import memory
+from trainers.checkpoints import checkpoint, memory
 from trainers.checkpoints.manifest import CheckpointError
 from trainers.checkpoints.memory import Keeper
 from trainers.checkpoints.neighbour import neighbours
@@ -65,6 +67,36 @@ def test_a_state_comes_back_as_it_was(store: Kept):
     assert found["odd"]["twice"][0] is found["odd"]["twice"][1]
 
 
+def test_arrays_and_lazy_views_come_back_as_they_were(store: Kept):
+    wave = torch.tensor([1 + 2j, 3 - 4j])
+    tensors = {"a": wave, "b": wave.conj(), "c": wave.imag, "d": wave.conj().imag}
+    arrays = [numpy.array(3), numpy.arange(3, dtype=">i4"), numpy.arange(6).reshape(2, 3)[::-1, ::2]]
+    Keeper("x", store).save(1, {"s": {"tensors": tensors, "arrays": arrays}})
+    _, found = saved(store, {})
+    for name, value in tensors.items():
+        assert found["s"]["tensors"][name].tolist() == value.tolist(), name
+    for value, array in zip(arrays, found["s"]["arrays"], strict=True):
+        assert (array.shape, array.tolist()) == (value.shape, value.tolist())
+
+
+class Versioned(torch.nn.Linear):
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *rest):
+        if local_metadata.get("version", 1) < 2:  # weights were halves then
+            state_dict[prefix + "weight"] = state_dict[prefix + "weight"] * 2
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def test_modules_know_the_version_of_their_state(monkeypatch: pytest.MonkeyPatch, store: Kept):
+    monkeypatch.setattr(memory, "_keeper_of", lambda name: Keeper(name, store))
+    model = torch.nn.Sequential(Versioned(2, 2))
+    before = model[0].weight.clone()
+    memory.save(1, {"model": model})
+    assert memory.load({"model": model}) == 1
+    assert torch.equal(model[0].weight, before)
+
+
 def test_what_was_loaded_is_not_the_memory_itself(store: Kept):
     keeper = Keeper("x", store)
     value = torch.zeros(4)
@@ -73,6 +105,21 @@ def test_what_was_loaded_is_not_the_memory_itself(store: Kept):
     for step in (2, 3, 4):
         keeper.save(step, {"s": {"v": value + step}})
     assert torch.equal(found["s"]["v"], torch.zeros(4))
+
+
+def test_a_process_may_load_as_often_as_it_likes(store: Kept):
+    keeper = Keeper("x", store)
+    value = torch.zeros(4)
+    for step in range(1, 4):
+        keeper.save(step, {"s": {"v": value + step}})
+    assert keeper.newest().step == 3
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for step in range(4, 20):
+        found = keeper.newest()
+        assert found.step == step - 1
+        assert torch.equal(found.read({})["s"]["v"], value + step - 1)
+        keeper.save(step, {"s": {"v": value + step}})
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_state_that_grows_and_changes(store: Kept):
@@ -173,6 +220,34 @@ def test_another_state_is_told(monkeypatch: pytest.MonkeyPatch, store: Kept):
     assert filled == {}
 
 
+def test_memory_counts_where_a_newer_checkpoint_on_the_disk_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, store: Kept, tmp_path: Path
+):
+    model = torch.nn.Linear(2, 2, bias=False)
+
+    def begin_with(steps: range) -> None:
+        monkeypatch.setattr(memory, "_keepers", {os.fspath(tmp_path): Keeper(os.fspath(tmp_path), store)})
+        for step in steps:
+            torch.nn.init.constant_(model.weight, step)
+            checkpoint.keep_newest(tmp_path, step, model, every=None)
+
+    monkeypatch.setenv("FLEETRUN_MEMORY", "not asked")
+    checkpoint.save(tmp_path, 1, model)
+    begin_with(range(2, 4))
+    checkpoint.save(tmp_path, 4, model)
+    (tmp_path / "step-00000004" / ".metadata").write_bytes(b"")
+    begin_with(range(0))
+    assert checkpoint.load(tmp_path, model) == 3
+    assert model.weight[0, 0].item() == 3
+    (tmp_path / "step-00000004" / "checkpoint.json").write_bytes(b"")
+    (tmp_path / "step-00000001" / "checkpoint.json").write_bytes(b"")
+    begin_with(range(0))
+    assert checkpoint.load(tmp_path, model) == 3
+    begin_with(range(0))
+    checkpoint.save(tmp_path, 5, model)
+    assert checkpoint.load(tmp_path, model) == 5
+
+
 def test_the_newest_version_is_one_that_every_rank_has_somewhere():
     newest = memory._newest_of
     assert newest([], 1) is None
@@ -181,6 +256,35 @@ def test_the_newest_version_is_one_that_every_rank_has_somewhere():
     assert newest([{0: [(5, 1), (3, 1)]}, {1: [(4, 1)]}], 2) is None
     assert newest([{0: [(5, 1)], 1: [(4, 1), (5, 1)]}, {}], 2) == (5, 1), "a copy for a machine that is new"
     assert newest([{0: [(5, 1)]}], 2) is None
+    both = [{0: [(6, 1), (4, 1)], 1: [(4, 1)]}, {0: [(4, 1)], 1: [(6, 1), (4, 1)]}]
+    assert newest(both, 2) == (6, 1)
+    assert newest(both, 2, machines=2) == (4, 1), "the last that has copies"
+
+
+def test_the_version_that_has_copies_is_replaced_after_those_that_have_none(store: Kept):
+    """Ranks may be a save apart after a crash, and copies are older than what is loaded."""
+    first = Keeper("x", store)
+    first.save(1, {"s": {"a": 1}})
+    first._neighbour = Pins(first._own[0])
+    for step in (2, 3, 4):
+        first.save(step, {"s": {"a": step}})
+    assert [slot.head.step for slot in first._own] == [1, 4, 3]
+    second = Keeper("x", store)
+    assert second.newest().step == 4
+    second._copied = second._own[0].head.version
+    for copies in ([0, 1, 2], [0, 2, 1], [2, 1, 0]):
+        second._copies[9] = [second._own[number] for number in copies]
+        assert second._room(9).head.step == 3
+    second.save(5, {"s": {"a": 5}})
+    assert [slot.head.step for slot in second._own] == [1, 4, 5]
+
+
+class Pins:
+    def __init__(self, *slots: Slot) -> None:
+        self._slots = slots
+
+    def pinned(self) -> list[Slot]:
+        return list(self._slots)
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,36 @@ def test_a_training_goes_on_at_the_step_of_its_checkpoint(script):
     assert script.told("step") == [501, 502, 301, 302]
 
 
+def test_a_checkpoint_tells_how_far_a_training_has_come_whose_steps_are_not_known(script):
+    script.meter.saved(7)
+    script.later().saved(5)
+    script.later().saved(8)
+    script.later().optimizer_stepped(1)
+    script.later().saved(9)
+    assert script.told("step") == [7, 8, 9]
+    script.later().saved(40)
+    script.later().optimizer_stepped(2)
+    assert script.told("step") == [7, 8, 9, 40, 41]
+
+
+@pytest.mark.parametrize("count", [Meter.step, lambda meter: meter.counted(1)])
+def test_steps_that_are_counted_from_elsewhere_follow_the_checkpoint(script, count):
+    count(script.meter)
+    script.later().saved(300)
+    assert script.told("step") == [1, 300]
+    script.later().saved(1)
+    script.meter.counted(2)
+    script.later().step()
+    assert script.last["step"] in (301, 302)
+
+
+def test_a_script_that_numbers_its_steps_is_believed_before_its_checkpoints(script):
+    script.meter.report(step=3)
+    script.later().saved(300)
+    script.meter.heartbeat()
+    assert script.told("step") == [3, 3]
+
+
 # ---- activities
 
 

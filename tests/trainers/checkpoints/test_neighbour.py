@@ -1,0 +1,99 @@
+"""Copies on the next machine, of a rank that is its own neighbour: real sockets, one process."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.traces import wait_until
+from trainers.checkpoints.neighbour import Neighbour
+from trainers.checkpoints.ranks import Ranks
+from trainers.checkpoints.slots import Head, Packed, Slot
+
+
+@pytest.fixture
+def copies() -> Iterator[list[Slot]]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield []
+    dist.destroy_process_group()
+
+
+def neighbour(copies: list[Slot]) -> Neighbour:
+    def room(owner: int) -> Slot:
+        copies.append(Slot.new(f"copy of {owner}"))
+        return copies[-1]
+
+    return Neighbour(Ranks(), room, 0)
+
+
+def port(made: Neighbour) -> int:
+    return int(made._listener.getsockname()[1])
+
+
+def version(number: int) -> Slot:
+    packed = Packed({"s": {"v": torch.full((100_000,), number)}})
+    slot = Slot.new("own")
+    head = Head(number, number, 1, 1, number, packed.size, len(packed.values))
+    slot.write(head, packed.tensors, packed.values)
+    return slot
+
+
+def is_copied(made: Neighbour, copies: list[Slot], number: int) -> None:
+    made.offer(version(number))
+    wait_until(lambda: made._sent == number)
+    assert copies[-1].head.number == number
+    assert set(copies[-1].read(dict)["s"]["v"].tolist()) == {number}
+
+
+def test_versions_are_copied_and_strangers_change_nothing(copies: list[Slot]):
+    made = neighbour(copies)
+    is_copied(made, copies, 1)
+    with socket.create_connection(("127.0.0.1", port(made))) as stranger:
+        stranger.sendall(bytes(40))
+        assert stranger.recv(1) == b""
+    is_copied(made, copies, 2)
+    assert [copy.head.number for copy in copies] == [1, 2]
+
+
+def test_the_copied_version_of_the_run_before_stays_until_there_is_a_newer_one(copies: list[Slot]):
+    before, first, second = version(5), version(6), version(7)
+    made = Neighbour(Ranks(), lambda owner: Slot.new("copy"), 0, before)
+    assert made.pinned() == [before]
+    made.offer(first)
+    assert made.pinned() == [first, before]
+    wait_until(lambda: made._sent == 6)
+    assert made.pinned() == [first, before], "the other ranks may not be so far"
+    made.offer(second)
+    assert made.pinned() == [second, first]
+
+
+CONNECT = """
+import socket
+input()
+keep = socket.create_connection(("127.0.0.1", {}))
+print(flush=True)
+input()
+"""
+
+
+def test_copies_go_on_after_a_time_without_descriptors(copies: list[Slot]):
+    made = neighbour(copies)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    program = [sys.executable, "-c", CONNECT.format(port(made))]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            os.write(other.stdin.fileno(), b"\n")
+            os.read(other.stdout.fileno(), 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        is_copied(made, copies, 1)
+        other.kill()
