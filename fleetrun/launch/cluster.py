@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,6 +96,7 @@ def run_cluster(
         session.open(imagined, others, OtherRanks(others, agent).ask)
         meeting = open_meeting(_meeting_options(settings, host, node), loop, ports)
         _tell_meeting(resolved, host, meeting, console)
+        node = replace(node, has_store=meeting.hosted)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
         membership.when_looked, others.membership = others.look, membership
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)

@@ -74,11 +74,14 @@ def known_faults(view: View) -> MachineFaults:
 
 
 def leave_out(admission: Admission, view: View, policy: Policy) -> list[Refuse]:
-    """For when there are enough other nodes."""
+    """For when there are enough other nodes. The one with the store stays, and waits: without it the others
+    would end.
+    """
     faults = excluded(known_faults(view), policy.exclude_after)
     return [
         Refuse(candidate.node.id, _is_excluded(candidate.node, faults[candidate.node.known_as]))
         for candidate in admission.left_out
+        if not candidate.node.has_store
     ]
 
 

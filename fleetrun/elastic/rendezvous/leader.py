@@ -243,11 +243,15 @@ def _began_with(first: _DatedCause, restarted: Sequence[_DatedCause]) -> Iterato
 
 
 def spares(view: View, members: Sequence[Node], policy: Policy, now: float) -> list[Candidate]:
-    """Nodes that wait for the loss of another, in order of arrival."""
+    """Nodes that wait for the loss of another, in order of arrival; last one that is left out and has the
+    store.
+    """
     if not policy.spares:
         return []
     known = {node.id for node in members}
-    return [each for each in admit(view, policy, now).eligible if each.node.id not in known][: policy.spares]
+    admission = admit(view, policy, now)
+    there = [*admission.eligible, *(each for each in admission.left_out if each.node.has_store)]
+    return [each for each in there if each.node.id not in known][: policy.spares]
 
 
 def may_restart(round_: Round, cause: Cause, there: int, policy: Policy) -> bool:

@@ -196,9 +196,14 @@ def _accept_place(view: View, own: MemberState, round_: Round, policy: Policy, d
         if node.id == own.node.id:
             decision.do(Accept(round_, rank))
             return
-    if policy.spares and round_.state is State.RUNNING:
+    if _may_wait(own, policy) and round_.state is State.RUNNING:
         there = len(members)
         decision.waiting = Waiting(present=there, fewest=policy.fewest, most=policy.most, spare=True)
+
+
+def _may_wait(own: MemberState, policy: Policy) -> bool:
+    """Whether this node may be there without taking part."""
+    return policy.spares > 0 or own.node.has_store
 
 
 def _continue(
@@ -260,7 +265,7 @@ def disconnected(own: MemberState) -> Cause:
 def _end(view: View, own: MemberState, last: Round, policy: Policy, decision: Decision) -> None:
     if view.up and view.registered:
         decision.do(Unregister())
-    if last.code == 0 and own.phase is Phase.IDLE and policy.spares:
+    if last.code == 0 and own.phase is Phase.IDLE and _may_wait(own, policy):
         decision.do(End(0, None))
     elif last.code == 0 and own.phase in (Phase.IDLE, Phase.READY):
         decision.do(Fail(LaunchError("the job completed before this node could take part in it")))
