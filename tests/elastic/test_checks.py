@@ -9,6 +9,9 @@ GOOD = Measured(compute=0.1, memory=8e9, link=1e9)
 SLOW_CPU = Measured(compute=0.9, memory=8e9, link=1e9)
 SLOW_WAY = Measured(compute=0.1, memory=8e9, link=1e8)
 NO_WAY = Measured(compute=0.1, memory=8e9, link_error="no answer")
+LATE = Measured(took=4.0, late=4.0)
+QUICK = Measured(compute=0.1, memory=8e9, link=1e9, took=0.3)
+BUSY = Measured(compute=0.1, memory=8e9, link=1e9, took=1.5)
 BROKEN = Measured(compute=0.1, link=1e9, error="a copy in memory differs from what was copied")
 
 
@@ -53,6 +56,13 @@ def test_who_has_nothing_to_do_in_the_second_turn():
          {1: "its memory is 8.0 times slower than the others'"}),
         ([Measured(gpu=0.1), Measured(gpu=0.5), Measured(gpu=0.1)],
          {1: "its GPU computes 5.0 times slower than the others'"}),
+        ([QUICK, LATE, QUICK, QUICK], {1: "the check took longer than 4 s"}),
+        ([QUICK, LATE], {1: "the check took longer than 4 s"}),
+        ([BUSY, LATE, BUSY, BUSY], {}),
+        ([LATE, LATE, LATE, LATE], {}),
+        ([QUICK, BUSY, QUICK, QUICK], {}),
+        ([BUSY, Measured(link_error="no answer", took=4.0, late=4.0), BUSY, BUSY],
+         dict.fromkeys((0, 1), "the way to its partner: no answer")),
     ],
 )  # fmt: skip
 def test_the_suspects_of_the_first_turn(found, wrong):

@@ -40,7 +40,8 @@ NO_CHECK = Check()
 class Measured:
     """What one node found in a turn: the seconds of a fixed computation, of one on its slowest GPU, the speed
     of its memory and of the way to its partner (bytes/s); 0: not measured. `error`: what is wrong with it,
-    `link_error`: with the way.
+    `link_error`: with the way. `took`: seconds of all but the way; `late`: the time allowed, if that was not
+    enough.
     """
 
     compute: float = 0.0
@@ -49,6 +50,8 @@ class Measured:
     link: float = 0.0
     error: str = ""
     link_error: str = ""
+    took: float = 0.0
+    late: float = 0.0
 
 
 def digest(ids: Sequence[str]) -> int:
@@ -93,9 +96,12 @@ def alone(found: Mapping[int, Measured]) -> dict[int, str]:
 
 
 def _alone(found: Mapping[int, Measured]) -> Iterator[tuple[int, str]]:
+    took = _middle([each.took for each in found.values() if each.took])
     for rank, each in found.items():
         if each.error:
             yield rank, each.error
+        elif each.late and each.took > UNEVEN * took:  # else all are slow, as on one machine that is busy
+            yield rank, f"the check took longer than {each.late:g} s"
     for what, values in (
         ("its processor computes", {rank: each.compute for rank, each in found.items()}),
         ("its GPU computes", {rank: each.gpu for rank, each in found.items()}),
