@@ -106,7 +106,8 @@ class Goodput:
         elif name == "activity" and self._kind is Kind.STEPS and _saves(event.get("what")):
             self._stall += _number(event.get("seconds")) or 0.0
         elif name == "exited":
-            after = Kind.END if event.get("code") == 0 else Kind.RESTARTS
+            by_itself = event.get("asked") is None  # one that is told to stop for a restart may end with 0
+            after = Kind.END if event.get("code") == 0 and by_itself else Kind.RESTARTS
             self._until(time, after if self._kind is Kind.STEPS else self._kind)
             self._kind = after
 

@@ -88,6 +88,22 @@ def test_saves_are_not_steps_and_hangs_have_their_own():
     }
 
 
+@pytest.mark.parametrize(
+    ("code", "asked", "kind"),
+    [(0, None, Kind.END), (0, 15, Kind.RESTARTS), (143, 15, Kind.RESTARTS), (-9, None, Kind.RESTARTS)],
+)
+def test_one_that_ends_well_because_another_failed_waits_for_its_restart(code, asked, kind):
+    found = counted(
+        *begin(),
+        step(5, 1),
+        step(15, 2),
+        (17, "exited", {"code": code, "asked": asked}),
+        (47, "started", {}),
+        (48, "over", {}),
+    )
+    assert found.seconds() == {Kind.STEPS: 10, Kind.START: 6, kind: 32}
+
+
 def test_machines_that_wait_and_a_save_longer_than_its_step():
     found = counted(
         (0, "launch", {"nnodes": [2, 4]}),
