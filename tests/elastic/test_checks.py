@@ -167,6 +167,19 @@ def test_a_restart_checks_again():
     assert [len(player.checks) for player in job.players] == [2, 2, 2, 2]
 
 
+def test_the_time_of_checks_is_not_that_of_meeting():
+    """They take longer than nodes may take to meet again."""
+    bad = []
+    job = job_of(5, bad=bad, spares=1, check="full", elastic_timeout=1.0)
+    for player in job.players:
+        player.check_takes = 50.0
+    job.until(lambda: len(running(job)) == 4, within=60)
+    bad.append("n2")
+    job.players[0].fail(1, restart=True)
+    job.until(lambda: running(job) == ["n1", "n3", "n4", "n5"], within=200)
+    assert job.players[1].error.exit_code == 125
+
+
 def test_a_node_that_dies_in_a_check_is_replaced():
     job = job_of(5, spares=1)
     job.until(lambda: all(player.checks for player in job.players[:4]), within=5)

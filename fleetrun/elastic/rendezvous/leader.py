@@ -511,8 +511,7 @@ def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy,
     patient_until = max(view.round_since, view.led_since, view.whole_since) + max(
         1.0, policy.lease / 2, len(members) * ROOM
     )
-    if round_.check.turn:
-        patient_until += SECONDS[policy.check] + MARGIN
+    patient_until += time_of_check(round_, policy)
     if not vanished and now < patient_until:
         return Decision(until=patient_until)
     decision = Decision()
@@ -522,6 +521,11 @@ def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy,
                 decision.do(DropNode(node.id, view.nodes[node.id].revision))
     decision.do(WriteRound(_again(round_), view.round_revision))
     return decision
+
+
+def time_of_check(round_: Round, policy: Policy) -> float:
+    """Seconds that a turn may take before this round's nodes are ready."""
+    return SECONDS[policy.check] + MARGIN if round_.check.turn and policy.check in SECONDS else 0.0
 
 
 def _check(check: Check, members: Sequence[Node], policy: Policy) -> Check:

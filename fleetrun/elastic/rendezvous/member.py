@@ -56,7 +56,7 @@ from fleetrun.elastic.rendezvous.actions import (
     WriteReport,
     WriteRound,
 )
-from fleetrun.elastic.rendezvous.leader import lead, meeting_time
+from fleetrun.elastic.rendezvous.leader import lead, meeting_time, time_of_check
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Round, State, Verdict
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT
@@ -319,7 +319,8 @@ def _give_up_meeting(view: View, own: MemberState, policy: Policy, now: float, d
     elif view.round is None or view.round.state in (State.OPEN, State.FORMING):
         limit = meeting_time(view.round, policy)
         deadline = view.unformed_since + limit
-        _at(deadline + 3 * policy.lease + SLACK, now, decision, lambda: [Fail(_not_met(limit))])
+        checks = time_of_check(view.round, policy) if view.round is not None else 0.0
+        _at(deadline + checks + 3 * policy.lease + SLACK, now, decision, lambda: [Fail(_not_met(limit))])
         if view.census is not None:
             decision.waiting = Waiting(
                 present=view.census.present,

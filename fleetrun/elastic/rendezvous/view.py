@@ -60,7 +60,7 @@ class View:
         self.round_revision = ABSENT
         self.round_since = now
         self.unformed_since = now
-        """Since when no generation has been running or stopping."""
+        """Since when no generation has been running or stopping, nor a turn of a check begun or ended."""
         self._round_seen = ABSENT
         """Revision of the round when the job was last seen alive."""
         self.rewound = False
@@ -203,7 +203,9 @@ class View:
     def _note_round(self, round_: Round, entry: Entry, now: float) -> None:
         before = self.round
         apart = (State.OPEN, State.FORMING)
-        if round_.state in apart and (before is None or before.state not in apart):
+        if round_.state in apart and (
+            before is None or before.state not in apart or before.check != round_.check
+        ):
             self.unformed_since = now
         if before is None or round_.generation != before.generation:
             self.reports = {}
