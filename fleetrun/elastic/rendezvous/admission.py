@@ -177,14 +177,20 @@ def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdic
 
 
 def choose(
-    nodes: Iterable[Candidate], previous: Sequence[Node], most: int, *, sort_ip: bool = False
+    nodes: Iterable[Candidate],
+    previous: Sequence[Node],
+    most: int,
+    *,
+    sort_ip: bool = False,
+    keep: bool = False,
 ) -> tuple[Node, ...]:
     """At most `most` of these in rank order. Members of the previous generation are preferred, then those
     that ask for a rank, then by arrival. No two of them may ask for the same rank.
 
     A node that asks for a rank gets it. The other members of the previous generation keep theirs. A missing
     member's rank goes to a new node of its machine, else the last ranks move into the gaps; new nodes follow,
-    by address with `sort_ip`, else by arrival. A rank of `most` or above, a spare's, is any.
+    by address with `sort_ip`, else by arrival. A rank of `most` or above, a spare's, is any. `keep`: a spare
+    may have the rank that one who came late asks for; no member moves for that.
     """
     ranks = {node.id: rank for rank, node in enumerate(previous)}
     there = sorted(
@@ -196,6 +202,9 @@ def choose(
         ),
     )[:most]
     slots = _RankSlots(len(there))
+    if keep:
+        for candidate in there:
+            slots.take(ranks.get(candidate.node.id, -1), candidate.node)
     for candidate in there:
         slots.take(candidate.node.rank, candidate.node)
     for candidate in there:

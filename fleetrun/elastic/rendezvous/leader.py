@@ -421,7 +421,7 @@ def _all_back(round_: Round, members: Sequence[Node], nodes: Sequence[Candidate]
 def _form(
     view: View, round_: Round, members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy
 ) -> Propose:
-    chosen = choose(nodes, members, policy.most, sort_ip=policy.sort_ip)
+    chosen = choose(nodes, members, policy.most, sort_ip=policy.sort_ip, keep=policy.spares > 0)
     known = {node.id for node in members}
     old_job = bool(known) and not any(node.id in known for node in chosen)
     forming = replace(
