@@ -416,7 +416,7 @@ class _NodeEvents:
             self.nodes.ending(f"the faults of machines cannot be kept for the next launch: {error}")
 
     def waiting(self, note: Waiting) -> None:
-        self._job_status.waiting(note.present, note.fewest, note.missing)
+        self._job_status.waiting(note.present, note.fewest, note.missing, spare=note.spare)
         self.nodes.waiting(note)
 
     def met(self, place: Assignment) -> None:
