@@ -500,7 +500,8 @@ def test_the_next_launch_begins_without_the_bad_machine(fleetrun: Fleetrun):
     )
     assert "#SBATCH --exclude=bad\n" in plan.out
     assert "#SBATCH --nodes=3\n" in plan.out
-    assert "--nnodes=2" in plan.out
+    assert " --spares=1 " in plan.out
+    assert "--nnodes" not in plan.out, "a step of Slurm counts the tasks"
 
 
 SLOW = """

@@ -205,7 +205,17 @@ def _engine_choices(choices: Choices, environ: Mapping[str, str], engine_values:
             option = OPTIONS[name]
             parsed_value = parsed(option, value.origin, value.text)
             found[name] = Choice(option, parsed_value, value.origin, value.text, name, Source.ENGINE)
+    if "nnodes" in found and "spares" in choices:
+        found["nnodes"] = _without_spares(found["nnodes"], choices["spares"])
     return found
+
+
+def _without_spares(nodes: Choice, spares: Choice) -> Choice:
+    """An engine counts all machines that it has started."""
+    fewest, most = (number - spares.value for number in nodes.value)
+    if fewest < 1:
+        raise UsageError(f"{spares}: there are {nodes.text} machines ({nodes.origin}), none is left")
+    return replace(nodes, value=(fewest, most), text=":".join(map(str, dict.fromkeys((fewest, most)))))
 
 
 # ---- The mode
