@@ -135,6 +135,14 @@ def test_a_bad_node_is_found_in_two_turns_and_a_spare_takes_its_place(bad, found
     assert {fault.node for fault in job.players[4].faults} == {left.node.title}
 
 
+@pytest.mark.parametrize("bad", ["n1", "n2"])
+def test_of_three_nodes_the_ends_of_a_bad_way_have_a_turn_each_with_the_third(bad):
+    job = job_of(4, bad=(bad,), found=NO_WAY, fewest=3, most=3, spares=1)
+    job.until(lambda: len(running(job)) == 3, within=5)
+    assert running(job) == sorted({"n1", "n2", "n3", "n4"} - {bad})
+    assert {fault.node for fault in job.players[3].faults} == {f"h{bad[1]} (10.0.0.{bad[1]})"}
+
+
 def test_a_bad_spare_is_found_before_it_takes_a_place():
     job = job_of(6, bad=("n5",))
     job.until(lambda: len(running(job)) == 4, within=2)

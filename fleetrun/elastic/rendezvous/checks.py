@@ -2,7 +2,8 @@
 have found to the nodes that are slow or broken. Pure; `doctor/check.py` measures.
 
 A check has up to two turns. In the first every node computes, copies memory and measures the way to a
-neighbour. A way has two ends: so in the second each suspect does it again, with a node that is none.
+neighbour. A way has two ends: so in the second each suspect does it again, with a node that is none. Where
+there are more suspects than others, the second is repeated for the rest.
 """
 
 from __future__ import annotations
@@ -70,6 +71,12 @@ def pairs(ids: Sequence[str], suspects: Sequence[str]) -> list[tuple[int, int]]:
 def measures(ids: Sequence[str], suspects: Sequence[str], rank: int) -> bool:
     """Whether this node has something to do in this turn."""
     return not suspects or ids[rank] in suspects or any(rank in pair for pair in pairs(ids, suspects))
+
+
+def left_over(ids: Sequence[str], suspects: Sequence[str]) -> tuple[str, ...]:
+    """The suspects who have no partner in the second turn."""
+    paired = {ids[rank] for pair in pairs(ids, suspects) for rank in pair}
+    return tuple(id_ for id_ in ids if id_ in suspects and id_ not in paired)
 
 
 def usual_speed(found: Mapping[int, Measured]) -> float:

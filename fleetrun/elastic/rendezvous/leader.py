@@ -31,6 +31,7 @@ from fleetrun.elastic.rendezvous.checks import (
     Check,
     alone,
     digest,
+    left_over,
     suspects,
     usual_speed,
 )
@@ -549,6 +550,9 @@ def _checked(view: View, round_: Round, members: Sequence[Node], now: float) -> 
     wrong = suspects(ids, found, check)
     if len(wrong) == len(ids):  # two nodes, and the way between them
         wrong = alone(found)
+    rest = left_over(ids, check.suspects)
+    if not wrong and rest:
+        return replace(_again(round_), check=Check(suspects=rest, usual=check.usual, done=check.done))
     if not wrong or len(wrong) == len(ids):
         return None
     if check.turn == 1:
