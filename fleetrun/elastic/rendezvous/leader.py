@@ -263,7 +263,8 @@ def may_restart(round_: Round, cause: Cause, there: int, policy: Policy) -> bool
         return False
     if cause.why is CauseKind.FAILED and not _may_try_again(round_, cause, policy):
         return False
-    if cause.why is CauseKind.LEFT and _is_the_first(cause, round_) and not round_.restart:
+    leaves = cause.why in (CauseKind.LEFT, CauseKind.LOST)
+    if leaves and _is_the_first(cause, round_) and not round_.restart:
         return False
     if policy.level >= 0:
         return True
