@@ -198,7 +198,7 @@ def _pod(job: Submission, options: Options, name: str, first: str) -> Pod:
         grace=math.ceil(groups * settings.stop_timeout) + 20,
         python=options.given.get("python", "python3") if options.take("probes") != "0" else None,
         shm=options.take("shm"),
-        but=excluded_nodes(job.settings),
+        but=excluded_nodes(job),
     )
 
 

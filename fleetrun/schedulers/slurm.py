@@ -209,7 +209,7 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
     wanted: dict[str, str] = {"job-name": _name(job)}
     nodes = [number + settings.spares for number in settings.nnodes]
     wanted["nodes"] = "-".join(map(str, dict.fromkeys(nodes)))
-    bad = excluded_nodes(settings)
+    bad = excluded_nodes(job)
     if bad:
         wanted["exclude"] = ",".join(bad)
     wanted["ntasks-per-node"] = "1"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.errors import UsageError
+from fleetrun.record.faults import MachineFault, faults_path, keep
 from fleetrun.schedulers import srun
 from fleetrun.schedulers.slurm import HostlistError, batch_script, hosts, place, quoted
 from tests.support.submissions import submission
@@ -145,6 +146,15 @@ def test_an_elastic_job_goes_on_without_the_nodes_that_it_lost():
 def test_what_the_job_would_inherit_and_must_not_see_is_unset():
     job = submission("train.py", environ={"FLEETRUN_SCHEDULER": "slurm", "PADDLE_NNODES": "2"})
     assert "\nunset FLEETRUN_SCHEDULER PADDLE_NNODES\n" in batch_script(job)
+
+
+def test_the_user_is_told_who_is_left_out(tmp_path: Path):
+    """A job may need them, and then waits."""
+    keep(faults_path(tmp_path), [MachineFault(time, "n2", "lost") for time in (1.0, 2.0)], 2)
+    job = submission("--scheduler=slurm", "--nnodes=2", "--log_dir", str(tmp_path), "train.py")
+    assert "#SBATCH --exclude=n2\n" in batch_script(job)
+    (said,) = job.console.said
+    assert said.startswith("INFO Left out for their faults: n2; `fleetrun nodes")
 
 
 def test_machines_are_slurms_to_choose():
