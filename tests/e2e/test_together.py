@@ -387,7 +387,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(fleetrun: Fleetrun):
     late = nodes.start(script)
     assert late.wait() == 125
     assert "the job is full: 2 of 2 nodes are running" in late.said
-    assert "1 spares wait" in late.said
+    assert "1 spare waits" in late.said
     os.kill(second.launcher, signal.SIGKILL)
     assert second.wait() == 125
     assert [first.wait(), spare.wait()] == [0, 0], (first, spare)

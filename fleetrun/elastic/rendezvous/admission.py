@@ -98,9 +98,13 @@ def _rank_too_high(node: Node, policy: Policy) -> Verdict:
     return Verdict(
         code=USAGE,
         message=f"--rank {node.rank} is out of range: this job has at most {policy.most} nodes"
-        f"{f' and {policy.spares} spares' if policy.spares else ''}, 0 to {policy.most + policy.spares - 1}",
+        f"{f' and {_count(policy.spares)}' if policy.spares else ''}, 0 to {policy.most + policy.spares - 1}",
         hint="Give every node another --rank, or none.",
     )
+
+
+def _count(spares: int) -> str:
+    return "1 spare" if spares == 1 else f"{spares} spares"
 
 
 def _differs(
@@ -168,7 +172,7 @@ def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdic
     return Verdict(
         code=REFUSED,
         message=f"the job is full: {len(members)} of {policy.most} nodes are running ({names}{more})"
-        + (f", and {policy.spares} spares wait" if policy.spares else ""),
+        + (f", and {_count(policy.spares)} wait{'s' * (policy.spares == 1)}" if policy.spares else ""),
         hint=f"Another job needs another {'--job_id' if etcd else 'port in --master'}.",
     )
 
