@@ -508,7 +508,7 @@ SLOW = """
 import hashlib, time
 fast = hashlib.blake2b
 def blake2b(data):
-    time.sleep(0.07)
+    time.sleep(0.4)
     return fast(data)
 hashlib.blake2b = blake2b
 """

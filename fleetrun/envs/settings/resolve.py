@@ -467,7 +467,7 @@ def _check_alone(choices: Choices) -> None:
         raise UsageError(f"{rank} needs --nnodes, the number of machines")
     spares = choices.get("spares")
     if spares and spares.value > 0 and not listed:
-        raise UsageError(f"{spares} needs --nnodes: a spare replaces another machine")
+        raise UsageError(f"{spares} needs --nnodes 2 or more: a spare replaces another machine")
     if level and level.value >= 0 and not listed:
         raise UsageError(f"{level} needs --nnodes: no other machine can replace a single one")
     if master and not listed and "nnodes" not in choices:
