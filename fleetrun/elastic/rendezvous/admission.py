@@ -69,8 +69,7 @@ def _reference(view: View, members: tuple[Node, ...]) -> Candidate | None:
 def known_faults(view: View) -> MachineFaults:
     """Of the job: what its round has, and what nodes have brought along."""
     known = view.round.faults if view.round is not None else ()
-    brought = [candidate.node.faults for candidate in view.nodes.values() if candidate.node.faults]
-    return merged(known, *brought) if brought else known
+    return merged(known, view.faults) if view.faults else known
 
 
 def leave_out(admission: Admission, view: View, policy: Policy) -> list[Refuse]:

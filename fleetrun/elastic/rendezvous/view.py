@@ -23,6 +23,7 @@ from fleetrun.elastic.rendezvous.records import (
     Verdict,
 )
 from fleetrun.elastic.store import ABSENT, Entry
+from fleetrun.record.faults import MachineFaults, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class View:
         self.census_since = now
         self.verdict: Verdict | None = None
         self.nodes: dict[str, Candidate] = {}
+        self.faults: MachineFaults = ()
+        """What nodes have brought along."""
         self.nodes_since = now
         """When a node last came or went."""
         self.gone: dict[str, float] = {}
@@ -229,6 +232,8 @@ class View:
         again = before is not None and before.created == entry.created
         since = before.since if before is not None and again else now
         self.nodes[id_] = Candidate(node, entry.created, entry.revision, since, fits)
+        if node.faults:
+            self.faults = merged(self.faults, node.faults)
         self.gone.pop(id_, None)
         self.closed.discard(id_)
         if not again:
