@@ -50,7 +50,9 @@ def command(log_dir: str | None, reset: str | None, as_json: bool) -> int:
         if reset is not None:
             _forget(path, read_kept(path), reset)
         kept = read_kept(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise LaunchError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
         raise LaunchError(str(error), hint="Move that file away to begin anew.") from None
     found = counted(kept.faults)
     out = excluded(kept.faults, kept.exclude_after)
@@ -75,8 +77,10 @@ def _forget(path: Path, kept: Kept, name: str) -> None:
         what = f"{len(named)} machines" if named else "no machine with a fault"
         hint = f"Those with faults: {printable(', '.join(there))}" if there else None
         raise UsageError(f"--reset {name}: {what} of this name in {path}", hint=hint)
-    now = round(time.time(), 1)
-    keep(path, tuple(MachineFault(now, node) for node in ([""] if name == "all" else named)))
+    forgiven = [fault for node in (there if name == "all" else named) for fault in there[node]]
+    # The clock of the machine that noted them may be ahead.
+    at = round(max(time.time(), *(fault.time + 0.1 for fault in forgiven), 0.0), 1)
+    keep(path, tuple(MachineFault(at, node) for node in ([""] if name == "all" else named)))
 
 
 def _as_json(node: str, faults: list[MachineFault], out: bool) -> dict[str, Any]:

@@ -29,6 +29,7 @@ STYLES = {
     "ending": "yellow",
     "leaving": "yellow",
     "meeting": "cyan",
+    "spare": "cyan",
     "starting": "cyan",
 }
 """By state."""
@@ -110,7 +111,8 @@ def node_lines(status: Mapping[str, Any], width: int | None, most: int | None = 
     """At most `most` lines: if there are more, nodes in an unusual state first, and a count of the rest."""
     waiting = status.get("waiting")
     if isinstance(waiting, dict):
-        return [cut(_waiting_for_nodes(waiting), width)]
+        spare = status.get("state") == "spare"
+        return [cut(_job_of_spare(waiting) if spare else _waiting_for_nodes(waiting), width)]
     nodes = _shown_nodes(status)
     if not nodes:
         return []
@@ -134,6 +136,10 @@ def node_lines(status: Mapping[str, Any], width: int | None, most: int | None = 
 def _was_asked(node: Mapping[str, Any]) -> bool:
     """Launchers of earlier versions do not ask other nodes, nor does one that is leaving the job."""
     return node.get("this") is not True and bool(node.get("silent") or node.get("states"))
+
+
+def _job_of_spare(waiting: Mapping[str, Any]) -> Text:
+    return Text(printable(f"the job runs on {text_of(waiting, 'present')} other nodes"), "cyan")
 
 
 def _waiting_for_nodes(waiting: Mapping[str, Any]) -> Text:

@@ -256,10 +256,10 @@ class JobStatus:
         self._pod, self._restarts, self.late = pod, restarts, ()
         self._state, self._why = "starting", ""
 
-    def waiting(self, present: int, wanted: int, missing: Sequence[str]) -> None:
-        """The machines of the job meet."""
+    def waiting(self, present: int, wanted: int, missing: Sequence[str], *, spare: bool = False) -> None:
+        """The machines of the job meet; or it runs on so many others, and this one is a spare."""
         self._waiting = {"present": present, "wanted": wanted, "missing": list(missing)}
-        self._state = "meeting"
+        self._state = "spare" if spare else "meeting"
 
     def met(self, titles: Sequence[str], rank: int) -> None:
         """The machines of this round, in the order of their ranks; `rank` is this one's."""

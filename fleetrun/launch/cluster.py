@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,6 +97,7 @@ def run_cluster(
         options = _meeting_options(settings, host, node, session.companions, console.warning)
         meeting = open_meeting(options, loop, ports)
         _tell_meeting(resolved, host, meeting, console)
+        node = replace(node, has_store=meeting.hosted)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
         membership.when_looked, others.membership = others.look, membership
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
@@ -419,7 +421,7 @@ class _NodeEvents:
             self.nodes.ending(f"the faults of machines cannot be kept for the next launch: {error}")
 
     def waiting(self, note: Waiting) -> None:
-        self._job_status.waiting(note.present, note.fewest, note.missing)
+        self._job_status.waiting(note.present, note.fewest, note.missing, spare=note.spare)
         self.nodes.waiting(note)
 
     def met(self, place: Assignment) -> None:

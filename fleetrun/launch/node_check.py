@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fleetrun.console.console import Console
 from fleetrun.console.text import printable
@@ -22,6 +23,9 @@ from fleetrun.pod.process import Exit
 
 _LATE = 1.0
 """Seconds beyond its time until the process is given up."""
+
+_WAY = 2.5
+"""Seconds for the way to the partner, whose process may begin later."""
 
 
 class NodeCheck:
@@ -40,6 +44,8 @@ class NodeCheck:
         then: Callable[[Measured], None],
     ) -> None:
         self._console = console
+        self._loop = loop
+        self._began = loop.clock()
         self._then: Callable[[Measured], None] | None = then
         self._companion: Companion | None = None
         self._last = b""
@@ -73,7 +79,7 @@ class NodeCheck:
             "ticket": f"{round_.topology}/{round_.generation}",
             "full": how == "full",
             "gpus": len(host.devices) if host.device_kind == "gpu" else 0,
-            "within": SECONDS["fast"],
+            "within": _WAY,
         }
         self._companion.write(json.dumps(said).encode() + b"\n")
 
@@ -87,26 +93,34 @@ class NodeCheck:
 
     def _ended(self, exit: Exit) -> None:
         self._companion = None
-        try:
-            measured = read_measured(json.loads(self._last))
-        except WRONG:
-            measured = Measured(error=f"the check {exit} on it")
-        if measured.link_error:
-            way = f"the way to {printable(self._partner)}: {printable(measured.link_error)}"
-            self._console.warning(f"check: {way}")
-        self._finish(measured)
+        found = self._found()
+        self._finish(found if exit.ok and found.compute else replace(found, error=f"the check {exit} on it"))
 
     def _too_long(self) -> None:
         self._kill()
-        self._finish(Measured(error=f"the check took longer than {self._seconds + _LATE:g} s"))
+        self._finish(replace(self._found(), late=self._seconds + _LATE))
+
+    def _found(self) -> Measured:
+        """As far as it has told."""
+        took = self._loop.clock() - self._began
+        try:
+            fields = json.loads(self._last)
+            return replace(read_measured(fields), took=max(0.0, took - float(fields["waited"])))
+        except WRONG:
+            return Measured(took=took)
 
     def _finish(self, measured: Measured) -> None:
+        then, self._then = self._then, None
+        if then is None:
+            return
         self._timer.cancel()
-        if measured.error:
-            self._console.warning(f"check: this machine: {printable(measured.error)}")
-        if self._then is not None:
-            then, self._then = self._then, None
-            then(measured)
+        wrong = measured.error
+        if measured.late and not wrong:
+            wrong = f"the check took longer than {measured.late:g} s"
+        for what, why in (("this machine", wrong), (f"the way to {self._partner}", measured.link_error)):
+            if why:
+                self._console.warning(f"check: {printable(f'{what}: {why}')}")
+        then(measured)
 
     def _kill(self) -> None:
         if self._companion is not None:

@@ -406,7 +406,7 @@ class LaunchSession:
         assert self._feed is not None
         self._feed.event(event)
         if event["event"] in _SPENDING:
-            seconds = self.job_status.goodput.seconds(event["time"])
+            seconds = self.job_status.goodput.seconds()  # what is certain: a counter must never go back
             self._feed.spent({str(kind): spent for kind, spent in seconds.items()})
 
     def _export(self, spec: PodSpec) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fleetrun import files
 from fleetrun.envs.channels import LARGEST_DATAGRAM
 from fleetrun.pod.container import Ended
-from fleetrun.pod.events import PodEvent, Started
+from fleetrun.pod.events import Hang, PodEvent, Started
 from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import PodSpec
 
@@ -74,12 +74,14 @@ class ProgressReceiver:
         self._tracks, self._speakers = {}, {}
 
     def handle(self, event: PodEvent) -> None:
-        """Follow which processes start and end."""
+        """Follow which processes start and end; what they said before a hang is in the record before it."""
         if isinstance(event, Started):
             for each in event.containers:
                 self.begun(each.spec.name)
         elif isinstance(event, Ended):
             self.ended(event.spec.name)
+        elif isinstance(event, Hang):
+            self.settle()
 
     def begun(self, name: str) -> None:
         """A process starts: what is known of the one before it is over."""

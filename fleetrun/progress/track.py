@@ -38,6 +38,8 @@ class Track:
         """What began when, after which step."""
         self._noted: float | None = None
         self._news = False
+        self._told = 0.0
+        """When the last numbers came."""
 
     def take(self, report: Report) -> None:
         """Fields that the report leaves out keep their values."""
@@ -45,7 +47,8 @@ class Track:
             self._first = report.received
         self._count(report)
         self.latest = report if self.latest is None else _merged(self.latest, report)
-        self._news = self._news or _counts(report)
+        if _counts(report):
+            self._news, self._told = True, report.received
 
     def stall_over(self, report: Report) -> tuple[str, float] | None:
         """The activity that ends with this report, before it is taken, and how many seconds it took. None if
@@ -108,6 +111,7 @@ class Track:
             "loss": json_number(latest.loss),
             "values": {name: json_number(value) for name, value in latest.values.items()},
             "rate": None if rate is None else round(rate, 3),
+            "age": round(max(0.0, now - self._told), 3),
         }
 
     def _count(self, report: Report) -> None:

@@ -58,7 +58,8 @@ class Goodput:
         self._followed: str | None = None
         self._step: int | None = None
         """Of the attempt."""
-        self._stall = 0.0
+        self._saves: list[tuple[float, float]] = []
+        """When each was over, and how many seconds it took, since what is in the ledger."""
         self._over = False
 
     def take(self, event: Event) -> None:
@@ -92,7 +93,7 @@ class Goodput:
     def _of_followed(self, name: str, event: Event, time: float) -> None:
         if name == "started":
             self._until(time, self._kind)
-            self._kind, self._step, self._stall = Kind.START, None, 0.0
+            self._kind, self._step, self._saves = Kind.START, None, []
         elif name == "joined":
             begin, end = _number(event.get("joining")), _number(event.get("joined"))
             if begin is not None and end is not None and self._kind is Kind.START:
@@ -102,11 +103,14 @@ class Goodput:
         elif name == "progress":
             step = event.get("step")
             if isinstance(step, int) and not isinstance(step, bool):
-                self._stepped(step, time)
+                self._stepped(step, time - (_number(event.get("age")) or 0.0))
         elif name == "activity" and self._kind is Kind.STEPS and _saves(event.get("what")):
-            self._stall += _number(event.get("seconds")) or 0.0
+            self._saves.append((time, _number(event.get("seconds")) or 0.0))
         elif name == "exited":
-            after = Kind.END if event.get("code") == 0 else Kind.RESTARTS
+            by_itself = event.get("asked") is None  # one that is told to stop for a restart may end with 0
+            after = Kind.END if event.get("code") == 0 and by_itself else Kind.RESTARTS
+            if self._kind is Kind.STEPS:
+                self._until_saved(time)
             self._until(time, after if self._kind is Kind.STEPS else self._kind)
             self._kind = after
 
@@ -115,18 +119,23 @@ class Goodput:
         if self._step is None:
             self._until(time, self._kind)
         elif step > self._step and self._since is not None:
+            self._until_saved(time)
             seconds = max(0.0, time - self._since)
-            stall = min(self._stall, seconds)
             known = self._step if self.best is None else max(self._step, self.best)
             new = max(0, step - known) / (step - self._step)
-            self._until(self._since + stall, Kind.CHECKPOINTS)
-            self._until(self._since + (seconds - stall) * (1 - new), Kind.AGAIN)
+            self._until(self._since + seconds * (1 - new), Kind.AGAIN)
             self._until(time, Kind.STEPS)
         else:
             return
-        self._kind, self._stall = Kind.STEPS, 0.0
-        self._step = step
+        self._kind, self._step = Kind.STEPS, step
         self.best = step if self.best is None else max(self.best, step)
+
+    def _until_saved(self, time: float) -> None:
+        """Saves that were over by then are in the ledger first."""
+        saved = sum(seconds for over, seconds in self._saves if over <= time)
+        self._saves = [each for each in self._saves if each[0] > time]
+        if saved and self._since is not None:
+            self._until(min(time, self._since + saved), Kind.CHECKPOINTS)
 
     def _until(self, time: float, kind: Kind) -> None:
         if self._since is None or time <= self._since:

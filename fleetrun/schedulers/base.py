@@ -181,13 +181,20 @@ def gpus(settings: LaunchSettings, options: Options) -> int:
     return len(settings.devices)
 
 
-def excluded_nodes(settings: LaunchSettings) -> tuple[str, ...]:
-    """The engine's names of the machines that earlier launches have left out. Raises UsageError."""
+def excluded_nodes(job: Submission) -> tuple[str, ...]:
+    """The engine's names of the machines that earlier launches have left out. The user is told: the engine
+    may wait for others in vain. Raises UsageError.
+    """
     try:
-        faults = read_kept(faults_path(Path(settings.log_dir))).faults
+        faults = read_kept(faults_path(Path(job.settings.log_dir))).faults
     except (OSError, ValueError) as error:
         raise UsageError(str(error), hint="Move that file away to begin anew.") from None
-    return tuple(name for name in excluded(faults, settings.exclude_after) if " " not in name)
+    bad = excluded(faults, job.settings.exclude_after)
+    names = tuple(name for name in bad if " " not in name and name.isprintable())
+    if names:
+        told = ", ".join(names)
+        job.console.info(f"Left out for their faults: {told}; `fleetrun nodes --reset` forgets them")
+    return names
 
 
 # ---- Client programs (sbatch, scontrol, kubectl): run to their end, or until a signal

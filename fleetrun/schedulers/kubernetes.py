@@ -188,7 +188,7 @@ def _store(master: str, host: Callable[[int], str]) -> str:
 def _pod(job: Submission, options: Options, name: str, host: Callable[[int], str]) -> Pod:
     """`host` gives the host name of a pod by its number."""
     settings = job.settings
-    nnodes = ":".join(map(str, dict.fromkeys(settings.nnodes)))
+    nnodes = ":".join(str(number + settings.spares) for number in dict.fromkeys(settings.nnodes))
     place = {}
     if _nodes(job) > 1:
         place["FLEETRUN_PLACE_NNODES"] = nnodes
@@ -205,7 +205,7 @@ def _pod(job: Submission, options: Options, name: str, host: Callable[[int], str
         grace=math.ceil(groups * settings.stop_timeout) + 20,
         python=options.given.get("python", "python3") if options.take("probes") != "0" else None,
         shm=options.take("shm"),
-        but=excluded_nodes(job.settings),
+        but=excluded_nodes(job),
     )
 
 
@@ -258,6 +258,19 @@ def _job_spec(job: Submission, pod: Pod, *, subdomain: str | None) -> Document:
     }
 
 
+def _retries(job: Submission) -> Document:
+    """With spares the job goes on without as many pods as there are spares, and has succeeded when as many
+    as it needs have.
+    """
+    found: Document = {
+        "backoffLimitPerIndex": job.settings.max_restart,
+        "maxFailedIndexes": job.settings.spares,
+    }
+    if job.settings.spares:
+        found["successPolicy"] = {"rules": [{"succeededCount": job.settings.nnodes[0]}]}
+    return found
+
+
 def _deadline(job: Submission) -> Document:
     """Kubernetes ends what fleetrun has not ended at its --timeout."""
     timeout = job.settings.timeout
@@ -270,8 +283,7 @@ def _deadline(job: Submission) -> Document:
 
 def _job(job: Submission, options: Options, name: str) -> list[Document]:
     pod = _pod(job, options, name, lambda number: f"{name}-{number}.{name}")
-    retries = {"backoffLimitPerIndex": job.settings.max_restart, "maxFailedIndexes": 0}
-    spec = _deadline(job) | retries | _job_spec(job, pod, subdomain=name)
+    spec = _deadline(job) | _retries(job) | _job_spec(job, pod, subdomain=name)
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -287,10 +299,13 @@ def _job(job: Submission, options: Options, name: str) -> list[Document]:
 
 
 def _jobset(job: Submission, options: Options, name: str) -> list[Document]:
-    """All pods are created again when one has failed for good: up to --max_restart times."""
+    """All pods are created again when one, or more than there are spares, has failed for good: up to
+    --max_restart times.
+    """
     pod = _pod(job, options, name, lambda number: f"{name}-node-0-{number}.{name}")
     # JobSet sets the subdomain itself.
-    node = {"backoffLimit": 0} | _deadline(job) | _job_spec(job, pod, subdomain=None)
+    retries = _retries(job) if job.settings.spares else {"backoffLimit": 0}
+    node = retries | _deadline(job) | _job_spec(job, pod, subdomain=None)
     spec = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": name},
         "failurePolicy": {

@@ -15,7 +15,7 @@ from fleetrun.envs.settings.command_line import EngineValue
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers import base
 from fleetrun.schedulers.base import FLEETRUN, Options, Submission, excluded_nodes, gpus, processes
-from fleetrun.schedulers.srun import SRUN, is_switch, settled_by_step
+from fleetrun.schedulers.srun import is_switch, outlives_a_node, settled_by_step, srun
 
 # ---- Slurm's short way to write hosts: `n[1-2,07],m3` is n1, n2, n07 and m3. Pure.
 
@@ -195,21 +195,12 @@ def batch_script(job: Submission) -> str:
     unset = job.variables(*settled)
     if unset:
         lines.append(f"unset {' '.join(unset)}")
-    srun = [*SRUN, *(["--no-kill"] if _elastic(job) else [])]
     words = (*program, *job.command(*settled))
     lines.append(
-        f"exec {shlex.join(srun)} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\\n"
+        f"exec {shlex.join(srun(job))} ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\\n"
         f"    {' '.join(map(quoted, words))}"
     )
     return "\n".join(lines) + "\n"
-
-
-def _elastic(job: Submission) -> bool:
-    """Whether the job continues when a node is lost: with a spare; or with fewer, where the rendezvous store
-    is not on one of them.
-    """
-    fewest, most = job.settings.nnodes
-    return job.settings.spares > 0 or (fewest < most and job.settings.master is not None)
 
 
 def _directives(job: Submission, options: Options) -> Iterator[str]:
@@ -218,7 +209,7 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
     wanted: dict[str, str] = {"job-name": _name(job)}
     nodes = [number + settings.spares for number in settings.nnodes]
     wanted["nodes"] = "-".join(map(str, dict.fromkeys(nodes)))
-    bad = excluded_nodes(settings)
+    bad = excluded_nodes(job)
     if bad:
         wanted["exclude"] = ",".join(bad)
     wanted["ntasks-per-node"] = "1"
@@ -231,7 +222,7 @@ def _directives(job: Submission, options: Options) -> Iterator[str]:
         # A minute more than fleetrun needs to end the job itself, with exit code 124.
         wanted["time"] = str(int((settings.timeout + settings.stop_timeout + 119) // 60))
     wanted["open-mode"] = "append"  # a requeued job appends to its file
-    if _elastic(job):
+    if outlives_a_node(job):
         wanted["no-kill"] = ""
     for name, value in (wanted | options.rest()).items():
         yield _directive(name, value)

@@ -7,23 +7,33 @@ import os
 from fleetrun.errors import LaunchError, UsageError
 from fleetrun.schedulers.base import FLEETRUN, Submission
 
-SRUN = (
+_SRUN = (
     "srun",
     "--ntasks-per-node=1",
     # fleetrun itself reports the first failure to all nodes; Slurm's own signal would come in between and
     # put 143 in place of the exit code.
     "--kill-on-bad-exit=0",
-    "--wait=60",  # but if the others do not end, Slurm ends them
 )
+
+
+def srun(job: Submission) -> list[str]:
+    """It ends the others a minute after the first, unless the job goes on without a node."""
+    return [*_SRUN, *(("--wait=0", "--no-kill") if outlives_a_node(job) else ("--wait=60",))]
+
+
+def outlives_a_node(job: Submission) -> bool:
+    """Whether the job continues when a node is lost: with a spare; or with fewer, where the rendezvous store
+    is not on one of them.
+    """
+    fewest, most = job.settings.nnodes
+    return job.settings.spares > 0 or (fewest < most and job.settings.master is not None)
 
 
 def settled_by_step(job: Submission) -> tuple[str, ...]:
     """Options that a step of Slurm sets: with a rendezvous of the user's, the user gives the number of
-    machines too; with spares the number of tasks is another.
+    machines too.
     """
-    if job.settings.master:
-        return ("ips",)
-    return ("ips", "master") if job.settings.spares else ("ips", "nnodes", "master")
+    return ("ips",) if job.settings.master else ("ips", "nnodes", "master")
 
 
 class Srun:
@@ -69,7 +79,7 @@ def command(job: Submission) -> list[str]:
     program = options.program(FLEETRUN)
     cpus = environ.get("SLURM_CPUS_PER_TASK")
     return [
-        *SRUN,
+        *srun(job),
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--quit-on-interrupt",

@@ -70,6 +70,9 @@ def test_machines_that_meet_and_those_that_met():
     waiting = {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
     lines = shown(heading_lines(status_of("job", "abcdef", state="meeting", waiting=waiting), None))
     assert lines[2] == "3 of 4 nodes, waiting for 10.0.0.7"
+    waiting = {"present": 4, "wanted": 4, "missing": []}
+    lines = shown(heading_lines(status_of("job", "abcdef", state="spare", waiting=waiting), None))
+    assert lines[2] == "the job runs on 4 other nodes"
     nodes = [{"rank": 0, "title": "h1", "this": False}, {"rank": 1, "title": "h2", "this": True}]
     lines = shown(heading_lines(status_of("job", "abcdef", nodes=nodes), None))
     assert lines[2] == "2 nodes: 0 h1, 1 h2 (here)"

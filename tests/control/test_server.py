@@ -427,6 +427,8 @@ def test_the_pre_hook_shows_while_it_runs(status, pod):
 def test_machines_that_meet(status):
     status.waiting(3, 4, ["10.0.0.7"])
     assert status.fields()["waiting"] == {"present": 3, "wanted": 4, "missing": ["10.0.0.7"]}
+    status.waiting(4, 4, [], spare=True)
+    assert status.fields()["state"] == "spare"
     status.met(["h1 (10.0.0.1)", "h2 (10.0.0.2)"], 1)
     assert status.fields()["waiting"] is None
     assert status.fields()["nodes"] == [

@@ -387,7 +387,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(fleetrun: Fleetrun):
     late = nodes.start(script)
     assert late.wait() == 125
     assert "the job is full: 2 of 2 nodes are running" in late.said
-    assert "1 spares wait" in late.said
+    assert "1 spare waits" in late.said
     os.kill(second.launcher, signal.SIGKILL)
     assert second.wait() == 125
     assert [first.wait(), spare.wait()] == [0, 0], (first, spare)
@@ -460,10 +460,31 @@ def test_a_bad_machine_is_left_out_and_taken_back_when_it_was_repaired(fleetrun:
     assert fleetrun.run("nodes", "--log_dir", "log/1", "--json").out == "[]\n"
 
 
-def test_the_next_launch_begins_without_the_bad_machine(fleetrun: Fleetrun):
-    write_faults = {"exclude_after": 2, "faults": [[1.0, "bad", "it was lost"], [2.0, "bad", "lost again"]]}
+def write_faults(fleetrun: Fleetrun) -> None:
+    """Of an earlier launch, for the first of the next."""
+    faults = {"exclude_after": 2, "faults": [[1.0, "bad", "it was lost"], [2.0, "bad", "lost again"]]}
     Path(fleetrun.folder, "log", "1").mkdir(parents=True)
-    Path(fleetrun.folder, "log", "1", "nodes.json").write_text(json.dumps(write_faults))
+    Path(fleetrun.folder, "log", "1", "nodes.json").write_text(json.dumps(faults))
+
+
+def test_a_bad_machine_with_the_store_serves_the_others(fleetrun: Fleetrun):
+    write_faults(fleetrun)
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "1")
+    script = fleetrun.script(f"{TELL}\nwait_for_go()")
+    bad = nodes.start(script, env={"FLEETRUN_NODE_NAME": "bad"})
+    bad.until_err("waiting")
+    others = [nodes.start(script) for _ in range(2)]
+    bad.until_err(WAITING)
+    for each in others:
+        each.until_told(" at ")
+        each.go()
+    assert [each.wait() for each in (bad, *others)] == [0, 0, 0]
+    assert told(bad) == []
+    assert told(*others) == ["0 2 0 0", "1 2 1 0"]
+
+
+def test_the_next_launch_begins_without_the_bad_machine(fleetrun: Fleetrun):
+    write_faults(fleetrun)
     nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "1")
     script = fleetrun.script(TELL)
     first = nodes.start(script, env={"FLEETRUN_NODE_NAME": "first"})
@@ -479,14 +500,15 @@ def test_the_next_launch_begins_without_the_bad_machine(fleetrun: Fleetrun):
     )
     assert "#SBATCH --exclude=bad\n" in plan.out
     assert "#SBATCH --nodes=3\n" in plan.out
-    assert "--nnodes=2" in plan.out
+    assert " --spares=1 " in plan.out
+    assert "--nnodes" not in plan.out, "a step of Slurm counts the tasks"
 
 
 SLOW = """
 import hashlib, time
 fast = hashlib.blake2b
 def blake2b(data):
-    time.sleep(0.07)
+    time.sleep(0.4)
     return fast(data)
 hashlib.blake2b = blake2b
 """

@@ -1,6 +1,9 @@
 """Faults of machines: which count, who is left out for them and when, and how many losses a job survives."""
 
+import pytest
+
 from fleetrun.elastic.rendezvous.actions import Policy
+from fleetrun.elastic.rendezvous.records import Cause, CauseKind
 from fleetrun.pod.policy import Budget
 from fleetrun.record.faults import MachineFault, counted, excluded, merged
 from tests.support.simulation import Player, SimulatedJob
@@ -70,6 +73,48 @@ def test_a_bad_machine_is_better_than_none():
         job.add()
         job.add(faults=TWICE)
         job.until(lambda: len(running(job)) == 2, within=within)  # noqa: B023
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_the_bad_machine_that_has_the_store_stays_and_waits(spares):
+    """Its launcher serves the others."""
+    fewest = 2 if spares else 1
+    job = job_of(0, spares=spares, fewest=fewest, elastic_timeout=5.0)
+    host = job.add(faults=TWICE, host="10.0.0.2", name="h2", has_store=True)
+    for number in range(fewest):
+        job.add(name=f"other{number}")
+    others = job.players[1:]
+    job.until(lambda: all(player.running for player in others))
+    job.loop.run_for(30)
+    assert (host.over, host.runs, host.notes[-1].spare) == (False, [], True)
+    for player in others:
+        player.complete()
+    job.until(job.all_over)
+    assert [player.code for player in job.players] == [0] * len(job.players)
+
+
+def test_the_bad_machine_that_has_the_store_takes_part_when_another_is_lost():
+    job = job_of(0, elastic_timeout=5.0)
+    host = job.add(faults=TWICE, host="10.0.0.2", name="h2", has_store=True)
+    job.add(name="other")
+    job.add()
+    job.until(lambda: running(job) == {"n2", "n3"})
+    lose(job, job.players[2])
+    assert running(job) == {"n1", "n2"}
+    assert host.error is None
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_the_job_ends_when_the_launcher_with_the_store_leaves(spares):
+    """For whatever reason: no generation begins that would end with the store."""
+    job = job_of(2 + spares, spares=spares, elastic_timeout=5.0, level=-1 if spares else 1)
+    job.until(lambda: len(running(job)) == 2)
+    cause = Cause(why=CauseKind.LOST, node="", headline="the guard process was killed", code=125)
+    job.players[0].membership.leave(cause, last=True)
+    job.players[0].crashed = True
+    job.until(job.all_over)
+    assert job.players[1].code == 125
+    assert len(job.players[1].runs) == 1
 
 
 def test_an_elastic_job_goes_on_without_the_bad_machine():

@@ -9,6 +9,9 @@ GOOD = Measured(compute=0.1, memory=8e9, link=1e9)
 SLOW_CPU = Measured(compute=0.9, memory=8e9, link=1e9)
 SLOW_WAY = Measured(compute=0.1, memory=8e9, link=1e8)
 NO_WAY = Measured(compute=0.1, memory=8e9, link_error="no answer")
+LATE = Measured(took=4.0, late=4.0)
+QUICK = Measured(compute=0.1, memory=8e9, link=1e9, took=0.3)
+BUSY = Measured(compute=0.1, memory=8e9, link=1e9, took=1.5)
 BROKEN = Measured(compute=0.1, link=1e9, error="a copy in memory differs from what was copied")
 
 
@@ -53,6 +56,13 @@ def test_who_has_nothing_to_do_in_the_second_turn():
          {1: "its memory is 8.0 times slower than the others'"}),
         ([Measured(gpu=0.1), Measured(gpu=0.5), Measured(gpu=0.1)],
          {1: "its GPU computes 5.0 times slower than the others'"}),
+        ([QUICK, LATE, QUICK, QUICK], {1: "the check took longer than 4 s"}),
+        ([QUICK, LATE], {1: "the check took longer than 4 s"}),
+        ([BUSY, LATE, BUSY, BUSY], {}),
+        ([LATE, LATE, LATE, LATE], {}),
+        ([QUICK, BUSY, QUICK, QUICK], {}),
+        ([BUSY, Measured(link_error="no answer", took=4.0, late=4.0), BUSY, BUSY],
+         dict.fromkeys((0, 1), "the way to its partner: no answer")),
     ],
 )  # fmt: skip
 def test_the_suspects_of_the_first_turn(found, wrong):
@@ -125,6 +135,14 @@ def test_a_bad_node_is_found_in_two_turns_and_a_spare_takes_its_place(bad, found
     assert {fault.node for fault in job.players[4].faults} == {left.node.title}
 
 
+@pytest.mark.parametrize("bad", ["n1", "n2"])
+def test_of_three_nodes_the_ends_of_a_bad_way_have_a_turn_each_with_the_third(bad):
+    job = job_of(4, bad=(bad,), found=NO_WAY, fewest=3, most=3, spares=1)
+    job.until(lambda: len(running(job)) == 3, within=5)
+    assert running(job) == sorted({"n1", "n2", "n3", "n4"} - {bad})
+    assert {fault.node for fault in job.players[3].faults} == {f"h{bad[1]} (10.0.0.{bad[1]})"}
+
+
 def test_a_bad_spare_is_found_before_it_takes_a_place():
     job = job_of(6, bad=("n5",))
     job.until(lambda: len(running(job)) == 4, within=2)
@@ -155,6 +173,19 @@ def test_a_restart_checks_again():
     job.players[0].fail(1, restart=True)
     job.until(job.all_run_again(*job.players), within=5)
     assert [len(player.checks) for player in job.players] == [2, 2, 2, 2]
+
+
+def test_the_time_of_checks_is_not_that_of_meeting():
+    """They take longer than nodes may take to meet again."""
+    bad = []
+    job = job_of(5, bad=bad, spares=1, check="full", elastic_timeout=1.0)
+    for player in job.players:
+        player.check_takes = 50.0
+    job.until(lambda: len(running(job)) == 4, within=60)
+    bad.append("n2")
+    job.players[0].fail(1, restart=True)
+    job.until(lambda: running(job) == ["n1", "n3", "n4", "n5"], within=200)
+    assert job.players[1].error.exit_code == 125
 
 
 def test_a_node_that_dies_in_a_check_is_replaced():

@@ -68,6 +68,22 @@ def test_order(there, previous, most, order):
     assert " ".join(member.id for member in members) == order
 
 
+@pytest.mark.parametrize(
+    ("there", "previous", "most", "order"),
+    [
+        # x is a spare that came before d, and has its rank
+        ("a=0 b=1 x=5 d=3 y=4", "a b c x", 4, "a b d x"),
+        ("a=0 b=1 x d=3", "a b c x", 4, "a b d x"),
+        ("a b x=1", "a b c", 3, "a b x"),
+        ("a=0 c=2", "a b c", 3, "a c"),
+    ],
+)
+def test_with_spares_members_keep_their_ranks(there, previous, most, order):
+    nodes = [node(each) for each in previous.split()]
+    members = choose(candidate(there), nodes, most, keep=True)
+    assert " ".join(member.id for member in members) == order
+
+
 def test_addresses_are_sorted_as_numbers_and_names_follow():
     hosts = ["b.example", "10.0.0.10", "fe80::1", "10.0.0.9", "a.example", "::1"]
     there = candidate(" ".join(f"n{number}@{host}" for number, host in enumerate(hosts)))

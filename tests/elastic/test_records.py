@@ -36,6 +36,7 @@ NODE = Node(
     rank=3,
     version="0.1.0",
     options={"--max_restart": "3", "script": "träin.py"},
+    has_store=True,
 )
 CAUSE = Cause(
     why=CauseKind.FAILED,

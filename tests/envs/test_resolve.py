@@ -322,6 +322,16 @@ def test_an_engine_places_the_process():
     assert got.words["master"] == "--master=n1:7000"
 
 
+@pytest.mark.parametrize(("said", "left"), [("6", (4, 4)), ("4:6", (2, 4))])
+def test_an_engine_counts_the_spares_too(said, left):
+    engine = {**ENGINE, "nnodes": EngineValue(said, "SLURM_NTASKS"), "rank": EngineValue("5", "SLURM_PROCID")}
+    got = resolve(read(["--spares", "2", "x.py"]), {}, lambda _, but: engine)
+    assert (got.settings.nnodes, got.settings.rank, got.settings.spares) == (left, 5, 2)
+    assert got.words["nnodes"] == f"--nnodes={':'.join(map(str, dict.fromkeys(left)))}"
+    with pytest.raises(UsageError, match=f"--spares 6: there are {said} machines"):
+        resolve(read(["--spares", "6", "x.py"]), {}, lambda _, but: engine)
+
+
 @pytest.mark.parametrize("words", ["--nnodes 1", "--standalone", "--ips 10.0.0.1"])
 def test_who_says_where_the_job_runs_is_not_placed(words):
     got = placed(words).settings

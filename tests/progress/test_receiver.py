@@ -17,7 +17,9 @@ import pytest
 
 from fleetrun.envs.contract import Mode, Role
 from fleetrun.envs.progress_report import Report
+from fleetrun.pod.events import Hang
 from fleetrun.pod.loop import Loop
+from fleetrun.pod.policy import GiveUp
 from fleetrun.pod.spec import PodSpec
 from fleetrun.progress.receiver import ProgressReceiver
 from tests.support.pods import spec_of
@@ -155,11 +157,20 @@ def test_the_record_has_the_first_and_the_last(room):
     room.receiver.ended("trainer.0")
     assert room.record[-1] == {
         "event": "progress", "container": "trainer.0", "rank": 4, "step": 5, "samples": None,
-        "loss": "nan", "values": {"lr": 0.1}, "rate": None,
+        "loss": "nan", "values": {"lr": 0.1}, "rate": None, "age": 0.0,
     }  # fmt: skip
     room.receiver.ended("trainer.0")
     room.receiver.close()
     assert len(room.record) == 2
+
+
+def test_before_a_hang_comes_what_was_said_before_it_and_how_old_that_is(room):
+    for step in (1, 2):
+        room.say(step=step)
+        room.turn()
+    room.clock.advance(600)
+    room.receiver.handle(Hang(silent_for=600.0, containers=(), decision=GiveUp("")))
+    assert [(event["step"], event["age"]) for event in room.record] == [(1, 0.0), (2, 600.0)]
 
 
 def test_last_words_that_nobody_has_read_yet_are_read_at_the_end(room):

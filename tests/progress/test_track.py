@@ -208,8 +208,10 @@ def test_a_note_says_all_that_is_known_in_plain_numbers():
     track = Track()
     track.take(report(0.0, step=1, samples=32, values={"lr": math.nan, "x": 2.0}))
     track.take(report(1.0, step=2, samples=64, loss=-math.inf))
-    assert track.note(1.0) == {
-        "rank": 3, "step": 2, "samples": 64, "loss": "-inf", "values": {"lr": "nan", "x": 2.0}, "rate": 32.0
+    track.take(report(2.0, activity=Activity("loading")))
+    assert track.note(2.5) == {
+        "rank": 3, "step": 2, "samples": 64, "loss": "-inf", "values": {"lr": "nan", "x": 2.0}, "rate": 32.0,
+        "age": 1.5,
     }  # fmt: skip
     assert not track.unnoted
 

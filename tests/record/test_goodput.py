@@ -88,6 +88,34 @@ def test_saves_are_not_steps_and_hangs_have_their_own():
     }
 
 
+@pytest.mark.parametrize(
+    ("code", "asked", "kind"),
+    [(0, None, Kind.END), (0, 15, Kind.RESTARTS), (143, 15, Kind.RESTARTS), (-9, None, Kind.RESTARTS)],
+)
+def test_one_that_ends_well_because_another_failed_waits_for_its_restart(code, asked, kind):
+    found = counted(
+        *begin(),
+        step(5, 1),
+        step(15, 2),
+        (17, "exited", {"code": code, "asked": asked}),
+        (47, "started", {}),
+        (48, "over", {}),
+    )
+    assert found.seconds() == {Kind.STEPS: 10, Kind.START: 6, kind: 32}
+
+
+def test_a_report_that_is_written_at_the_end_counts_from_when_it_came():
+    late = (75, "progress", {"step": 3, "age": 59.0})
+    save = {"what": "saving the last checkpoint", "seconds": 40.0}
+    begun = (*begin(), step(5, 1), step(15, 2))
+    found = counted(*begun, late, (75, "exited", {"code": -6}), (77, "started", {}))
+    assert found.seconds() == {Kind.STEPS: 11, Kind.START: 5, Kind.RESTARTS: 61}
+    found = counted(*begun, late, (75, "hung", {}), (77, "exited", {"code": -9}), (78, "started", {}))
+    assert found.seconds() == {Kind.STEPS: 11, Kind.START: 5, Kind.HANGS: 59, Kind.RESTARTS: 3}
+    found = counted(*begun, (60, "activity", save), late, (75, "exited", {"code": 0}), (76, "over", {}))
+    assert found.seconds() == {Kind.STEPS: 11, Kind.START: 5, Kind.CHECKPOINTS: 40, Kind.END: 20}
+
+
 def test_machines_that_wait_and_a_save_longer_than_its_step():
     found = counted(
         (0, "launch", {"nnodes": [2, 4]}),

@@ -58,7 +58,7 @@ def environment_of(container: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.kubernetes
-@pytest.mark.parametrize("words", [BASE, FULL, PS, (*BASE, "--nnodes=2:4")])
+@pytest.mark.parametrize("words", [BASE, FULL, PS, (*BASE, "--nnodes=2:4"), (*BASE, "--spares=2")])
 def test_job_and_service_are_what_the_api_takes(words: tuple[str, ...]):
     validate = pytest.importorskip("kubernetes_validate", reason="the dev-k8s extra is not installed")
     for document in documents(*words):
@@ -198,6 +198,19 @@ def worth_another_try(*words: str) -> list[int]:
     assert (rule["action"], rule["onExitCodes"]["operator"]) == ("FailJob", "NotIn")
     codes: list[int] = rule["onExitCodes"]["values"]
     return codes
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_with_spares_the_job_survives_pods_that_fail_for_good(kind: str):
+    """One that is left out for its faults, for example."""
+    spec = documents(*BASE, "--spares=2", "--max_restart=1", kind=kind)[-1]["spec"]
+    if kind == "jobset":
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    assert (spec["completions"], spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (6, 1, 2)
+    environment = environment_of(spec["template"]["spec"]["containers"][0])
+    assert environment["FLEETRUN_PLACE_NNODES"] == "6", "with the spares"
+    assert spec["successPolicy"] == {"rules": [{"succeededCount": 4}]}
+    assert "backoffLimit" not in spec
 
 
 def test_the_secret_is_named_and_never_written():

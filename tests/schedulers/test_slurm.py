@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.errors import UsageError
+from fleetrun.record.faults import MachineFault, faults_path, keep
 from fleetrun.schedulers import srun
 from fleetrun.schedulers.slurm import HostlistError, batch_script, hosts, place, quoted
 from tests.support.submissions import submission
@@ -131,19 +132,29 @@ def test_a_range_without_a_meeting_point_is_what_slurm_has_room_for():
     assert "#SBATCH --nodes=2-4\n" in script
     assert "--nnodes" not in script
     assert "--no-kill" not in script
+    assert " --wait=60 " in script
 
 
 def test_an_elastic_job_goes_on_without_the_nodes_that_it_lost():
     words = ("--nnodes=2:4", "--master=etcd://e1:2379", "--rank=0")
     script = batch_script(submission("--scheduler=slurm", *words, "train.py"))
     assert "#SBATCH --no-kill\n" in script
-    assert "--no-kill $" in script
+    assert " --wait=0 --no-kill $" in script
     assert "--nnodes=2:4 --master=etcd://e1:2379 -- train.py" in script
 
 
 def test_what_the_job_would_inherit_and_must_not_see_is_unset():
     job = submission("train.py", environ={"FLEETRUN_SCHEDULER": "slurm", "PADDLE_NNODES": "2"})
     assert "\nunset FLEETRUN_SCHEDULER PADDLE_NNODES\n" in batch_script(job)
+
+
+def test_the_user_is_told_who_is_left_out(tmp_path: Path):
+    """A job may need them, and then waits."""
+    keep(faults_path(tmp_path), [MachineFault(time, "n2", "lost") for time in (1.0, 2.0)], 2)
+    job = submission("--scheduler=slurm", "--nnodes=2", "--log_dir", str(tmp_path), "train.py")
+    assert "#SBATCH --exclude=n2\n" in batch_script(job)
+    (said,) = job.console.said
+    assert said.startswith("INFO Left out for their faults: n2; `fleetrun nodes")
 
 
 def test_machines_are_slurms_to_choose():
@@ -175,6 +186,14 @@ def test_runs_once_on_every_node_and_once_only():
     argv = srun.command(job)
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8"} <= set(argv)
     assert shlex.join(argv).endswith("-m fleetrun -- train.py --lr 1")
+
+
+def test_with_spares_the_end_of_one_task_is_not_that_of_the_others():
+    words = ("--nnodes=2", "--spares=1", "train.py")
+    assert {"--wait=60"} <= set(srun.command(submission("--nnodes=2", "train.py", environ=BATCH)))
+    argv = srun.command(submission(*words, environ={**BATCH, "SLURM_JOB_NUM_NODES": "3"}))
+    assert {"--nodes=3", "--ntasks=3", "--wait=0", "--no-kill"} <= set(argv)
+    assert "--wait=60" not in argv
 
 
 def test_outside_a_job_there_are_no_nodes():

@@ -82,6 +82,16 @@ def test_every_task_of_srun_is_a_machine_in_the_order_of_tasks(on_slurm: OnSlurm
     assert sorted(launch.told("is")) == [f"trainer.{n} is {n} 2 {n} ['a b']" for n in range(2)]
 
 
+def test_the_tasks_of_srun_have_the_spares_among_them(on_slurm: OnSlurm):
+    script = on_slurm.fleetrun.script("tell('in', os.environ['WORLD_SIZE'])\nwait_for_go()")
+    launch = on_slurm.start("--spares=1", script, prefix=("srun", "--nodes=2", "--ntasks=3"))
+    launch.until_told("in 2", 2)
+    launch.until_err("this node is a spare, and waits")
+    launch.go()
+    assert launch.wait() == 0, launch
+    assert len(launch.told("in 2")) == 2
+
+
 def test_several_tasks_of_one_node_are_machines_too(on_slurm: OnSlurm):
     launch = on_slurm.run(on_slurm.fleetrun.script(WHERE), prefix=("srun", "--nodes=2", "--ntasks=6"))
     assert launch.code == 0, launch

@@ -194,6 +194,7 @@ class Player:
     faults: MachineFaults = ()
     checks: list[tuple[int, int]] = field(default_factory=list)
     """Generation and turn of each."""
+    check_takes: float = 0.4
     measure: Callable[[Round, tuple[Node, ...], int], Measured] = lambda round, members, rank: Measured()
 
     def __post_init__(self) -> None:
@@ -221,7 +222,7 @@ class Player:
     ) -> None:
         if not self.crashed:
             self.checks.append((round.generation, round.check.turn))
-            self.job.loop.after(0.4, lambda: then(self.measure(round, members, rank)))
+            self.job.loop.after(self.check_takes, lambda: then(self.measure(round, members, rank)))
 
     def start(self, round: Round, members: tuple[Node, ...], rank: int) -> None:
         if self.crashed:

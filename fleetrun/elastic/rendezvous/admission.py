@@ -69,16 +69,18 @@ def _reference(view: View, members: tuple[Node, ...]) -> Candidate | None:
 def known_faults(view: View) -> MachineFaults:
     """Of the job: what its round has, and what nodes have brought along."""
     known = view.round.faults if view.round is not None else ()
-    brought = [candidate.node.faults for candidate in view.nodes.values() if candidate.node.faults]
-    return merged(known, *brought) if brought else known
+    return merged(known, view.faults) if view.faults else known
 
 
 def leave_out(admission: Admission, view: View, policy: Policy) -> list[Refuse]:
-    """For when there are enough other nodes."""
+    """For when there are enough other nodes. The one with the store stays, and waits: without it the others
+    would end.
+    """
     faults = excluded(known_faults(view), policy.exclude_after)
     return [
         Refuse(candidate.node.id, _is_excluded(candidate.node, faults[candidate.node.known_as]))
         for candidate in admission.left_out
+        if not candidate.node.has_store
     ]
 
 
@@ -95,9 +97,13 @@ def _rank_too_high(node: Node, policy: Policy) -> Verdict:
     return Verdict(
         code=USAGE,
         message=f"--rank {node.rank} is out of range: this job has at most {policy.most} nodes"
-        f"{f' and {policy.spares} spares' if policy.spares else ''}, 0 to {policy.most + policy.spares - 1}",
+        f"{f' and {_count(policy.spares)}' if policy.spares else ''}, 0 to {policy.most + policy.spares - 1}",
         hint="Give every node another --rank, or none.",
     )
+
+
+def _count(spares: int) -> str:
+    return "1 spare" if spares == 1 else f"{spares} spares"
 
 
 def _differs(
@@ -165,7 +171,7 @@ def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdic
     return Verdict(
         code=REFUSED,
         message=f"the job is full: {len(members)} of {policy.most} nodes are running ({names}{more})"
-        + (f", and {policy.spares} spares wait" if policy.spares else ""),
+        + (f", and {_count(policy.spares)} wait{'s' * (policy.spares == 1)}" if policy.spares else ""),
         hint=f"Another job needs another {'--job_id' if etcd else 'port in --master'}.",
     )
 
@@ -174,14 +180,20 @@ def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdic
 
 
 def choose(
-    nodes: Iterable[Candidate], previous: Sequence[Node], most: int, *, sort_ip: bool = False
+    nodes: Iterable[Candidate],
+    previous: Sequence[Node],
+    most: int,
+    *,
+    sort_ip: bool = False,
+    keep: bool = False,
 ) -> tuple[Node, ...]:
     """At most `most` of these in rank order. Members of the previous generation are preferred, then those
     that ask for a rank, then by arrival. No two of them may ask for the same rank.
 
     A node that asks for a rank gets it. The other members of the previous generation keep theirs. A missing
     member's rank goes to a new node of its machine, else the last ranks move into the gaps; new nodes follow,
-    by address with `sort_ip`, else by arrival. A rank of `most` or above, a spare's, is any.
+    by address with `sort_ip`, else by arrival. A rank of `most` or above, a spare's, is any. `keep`: a spare
+    may have the rank that one who came late asks for; no member moves for that.
     """
     ranks = {node.id: rank for rank, node in enumerate(previous)}
     there = sorted(
@@ -193,6 +205,9 @@ def choose(
         ),
     )[:most]
     slots = _RankSlots(len(there))
+    if keep:
+        for candidate in there:
+            slots.take(ranks.get(candidate.node.id, -1), candidate.node)
     for candidate in there:
         slots.take(candidate.node.rank, candidate.node)
     for candidate in there:

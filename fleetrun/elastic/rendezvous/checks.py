@@ -2,7 +2,8 @@
 have found to the nodes that are slow or broken. Pure; `doctor/check.py` measures.
 
 A check has up to two turns. In the first every node computes, copies memory and measures the way to a
-neighbour. A way has two ends: so in the second each suspect does it again, with a node that is none.
+neighbour. A way has two ends: so in the second each suspect does it again, with a node that is none. Where
+there are more suspects than others, the second is repeated for the rest.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ NO_CHECK = Check()
 class Measured:
     """What one node found in a turn: the seconds of a fixed computation, of one on its slowest GPU, the speed
     of its memory and of the way to its partner (bytes/s); 0: not measured. `error`: what is wrong with it,
-    `link_error`: with the way.
+    `link_error`: with the way. `took`: seconds of all but the way; `late`: the time allowed, if that was not
+    enough.
     """
 
     compute: float = 0.0
@@ -49,6 +51,8 @@ class Measured:
     link: float = 0.0
     error: str = ""
     link_error: str = ""
+    took: float = 0.0
+    late: float = 0.0
 
 
 def digest(ids: Sequence[str]) -> int:
@@ -67,6 +71,12 @@ def pairs(ids: Sequence[str], suspects: Sequence[str]) -> list[tuple[int, int]]:
 def measures(ids: Sequence[str], suspects: Sequence[str], rank: int) -> bool:
     """Whether this node has something to do in this turn."""
     return not suspects or ids[rank] in suspects or any(rank in pair for pair in pairs(ids, suspects))
+
+
+def left_over(ids: Sequence[str], suspects: Sequence[str]) -> tuple[str, ...]:
+    """The suspects who have no partner in the second turn."""
+    paired = {ids[rank] for pair in pairs(ids, suspects) for rank in pair}
+    return tuple(id_ for id_ in ids if id_ in suspects and id_ not in paired)
 
 
 def usual_speed(found: Mapping[int, Measured]) -> float:
@@ -93,9 +103,12 @@ def alone(found: Mapping[int, Measured]) -> dict[int, str]:
 
 
 def _alone(found: Mapping[int, Measured]) -> Iterator[tuple[int, str]]:
+    took = _middle([each.took for each in found.values() if each.took])
     for rank, each in found.items():
         if each.error:
             yield rank, each.error
+        elif each.late and each.took > UNEVEN * took:  # else all are slow, as on one machine that is busy
+            yield rank, f"the check took longer than {each.late:g} s"
     for what, values in (
         ("its processor computes", {rank: each.compute for rank, each in found.items()}),
         ("its GPU computes", {rank: each.gpu for rank, each in found.items()}),

@@ -31,6 +31,7 @@ from fleetrun.elastic.rendezvous.checks import (
     Check,
     alone,
     digest,
+    left_over,
     suspects,
     usual_speed,
 )
@@ -243,11 +244,15 @@ def _began_with(first: _DatedCause, restarted: Sequence[_DatedCause]) -> Iterato
 
 
 def spares(view: View, members: Sequence[Node], policy: Policy, now: float) -> list[Candidate]:
-    """Nodes that wait for the loss of another, in order of arrival."""
+    """Nodes that wait for the loss of another, in order of arrival; last one that is left out and has the
+    store.
+    """
     if not policy.spares:
         return []
     known = {node.id for node in members}
-    return [each for each in admit(view, policy, now).eligible if each.node.id not in known][: policy.spares]
+    admission = admit(view, policy, now)
+    there = [*admission.eligible, *(each for each in admission.left_out if each.node.has_store)]
+    return [each for each in there if each.node.id not in known][: policy.spares]
 
 
 def may_restart(round_: Round, cause: Cause, there: int, policy: Policy) -> bool:
@@ -258,7 +263,8 @@ def may_restart(round_: Round, cause: Cause, there: int, policy: Policy) -> bool
         return False
     if cause.why is CauseKind.FAILED and not _may_try_again(round_, cause, policy):
         return False
-    if cause.why is CauseKind.LEFT and _is_the_first(cause, round_) and not round_.restart:
+    leaves = cause.why in (CauseKind.LEFT, CauseKind.LOST)
+    if leaves and _is_the_first(cause, round_) and not round_.restart:
         return False
     if policy.level >= 0:
         return True
@@ -417,7 +423,7 @@ def _all_back(round_: Round, members: Sequence[Node], nodes: Sequence[Candidate]
 def _form(
     view: View, round_: Round, members: Sequence[Node], nodes: Sequence[Candidate], policy: Policy
 ) -> Propose:
-    chosen = choose(nodes, members, policy.most, sort_ip=policy.sort_ip)
+    chosen = choose(nodes, members, policy.most, sort_ip=policy.sort_ip, keep=policy.spares > 0)
     known = {node.id for node in members}
     old_job = bool(known) and not any(node.id in known for node in chosen)
     forming = replace(
@@ -507,8 +513,7 @@ def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy,
     patient_until = max(view.round_since, view.led_since, view.whole_since) + max(
         1.0, policy.lease / 2, len(members) * ROOM
     )
-    if round_.check.turn:
-        patient_until += SECONDS[policy.check] + MARGIN
+    patient_until += time_of_check(round_, policy)
     if not vanished and now < patient_until:
         return Decision(until=patient_until)
     decision = Decision()
@@ -518,6 +523,11 @@ def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy,
                 decision.do(DropNode(node.id, view.nodes[node.id].revision))
     decision.do(WriteRound(_again(round_), view.round_revision))
     return decision
+
+
+def time_of_check(round_: Round, policy: Policy) -> float:
+    """Seconds that a turn may take before this round's nodes are ready."""
+    return SECONDS[policy.check] + MARGIN if round_.check.turn and policy.check in SECONDS else 0.0
 
 
 def _check(check: Check, members: Sequence[Node], policy: Policy) -> Check:
@@ -541,6 +551,9 @@ def _checked(view: View, round_: Round, members: Sequence[Node], now: float) -> 
     wrong = suspects(ids, found, check)
     if len(wrong) == len(ids):  # two nodes, and the way between them
         wrong = alone(found)
+    rest = left_over(ids, check.suspects)
+    if not wrong and rest:
+        return replace(_again(round_), check=Check(suspects=rest, usual=check.usual, done=check.done))
     if not wrong or len(wrong) == len(ids):
         return None
     if check.turn == 1:

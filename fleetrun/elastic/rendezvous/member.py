@@ -56,7 +56,7 @@ from fleetrun.elastic.rendezvous.actions import (
     WriteReport,
     WriteRound,
 )
-from fleetrun.elastic.rendezvous.leader import lead, meeting_time
+from fleetrun.elastic.rendezvous.leader import lead, meeting_time, time_of_check
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Round, State, Verdict
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT
@@ -196,9 +196,14 @@ def _accept_place(view: View, own: MemberState, round_: Round, policy: Policy, d
         if node.id == own.node.id:
             decision.do(Accept(round_, rank))
             return
-    if policy.spares and round_.state is State.RUNNING:
+    if _may_wait(own, policy) and round_.state is State.RUNNING:
         there = len(members)
         decision.waiting = Waiting(present=there, fewest=policy.fewest, most=policy.most, spare=True)
+
+
+def _may_wait(own: MemberState, policy: Policy) -> bool:
+    """Whether this node may be there without taking part."""
+    return policy.spares > 0 or own.node.has_store
 
 
 def _continue(
@@ -260,7 +265,7 @@ def disconnected(own: MemberState) -> Cause:
 def _end(view: View, own: MemberState, last: Round, policy: Policy, decision: Decision) -> None:
     if view.up and view.registered:
         decision.do(Unregister())
-    if last.code == 0 and own.phase is Phase.IDLE and policy.spares:
+    if last.code == 0 and own.phase is Phase.IDLE and _may_wait(own, policy):
         decision.do(End(0, None))
     elif last.code == 0 and own.phase in (Phase.IDLE, Phase.READY):
         decision.do(Fail(LaunchError("the job completed before this node could take part in it")))
@@ -314,7 +319,8 @@ def _give_up_meeting(view: View, own: MemberState, policy: Policy, now: float, d
     elif view.round is None or view.round.state in (State.OPEN, State.FORMING):
         limit = meeting_time(view.round, policy)
         deadline = view.unformed_since + limit
-        _at(deadline + 3 * policy.lease + SLACK, now, decision, lambda: [Fail(_not_met(limit))])
+        checks = time_of_check(view.round, policy) if view.round is not None else 0.0
+        _at(deadline + checks + 3 * policy.lease + SLACK, now, decision, lambda: [Fail(_not_met(limit))])
         if view.census is not None:
             decision.waiting = Waiting(
                 present=view.census.present,

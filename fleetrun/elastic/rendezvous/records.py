@@ -58,7 +58,7 @@ class Node:
     """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` is its address,
     `name` its machine's own name, `machine` the name by which an engine knows it, if there is one. `options`
     are those that must be equal on all nodes, as they would be typed; `faults` are those that earlier
-    launches have left on this machine.
+    launches have left on this machine. `has_store`: its launcher hosts the rendezvous store.
     """
 
     id: str
@@ -70,6 +70,7 @@ class Node:
     machine: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     faults: MachineFaults = ()
+    has_store: bool = False
 
     @property
     def known_as(self) -> str:
@@ -269,7 +270,10 @@ def _only(fields: Mapping[str, Any], **kinds: Any) -> dict[str, Any]:
 
 
 def _node(fields: Mapping[str, Any]) -> Node:
-    plain = _only(fields, id=str, host=str, name=str, rank=int, version=str, machine=str, faults=read_faults)
+    plain = _only(
+        fields, id=str, host=str, name=str, rank=int, version=str, machine=str, faults=read_faults,
+        has_store=bool,
+    )  # fmt: skip
     options = {str(name): str(value) for name, value in fields["options"].items()}
     return Node(**plain, options=options, offer=Offer.unpacked(_offer_row(fields["offer"])))
 
@@ -331,7 +335,7 @@ def _report(fields: Mapping[str, Any]) -> Report:
 
 def read_measured(fields: Mapping[str, Any]) -> Measured:
     """What `doctor.check` prints. Raises one of `WRONG`."""
-    numbers = dict.fromkeys(("compute", "gpu", "memory", "link"), _measure)
+    numbers = dict.fromkeys(("compute", "gpu", "memory", "link", "took", "late"), _measure)
     return Measured(**_only(fields, **numbers, error=str, link_error=str))
 
 

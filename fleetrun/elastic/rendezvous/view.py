@@ -23,6 +23,7 @@ from fleetrun.elastic.rendezvous.records import (
     Verdict,
 )
 from fleetrun.elastic.store import ABSENT, Entry
+from fleetrun.record.faults import MachineFaults, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class View:
         self.round_revision = ABSENT
         self.round_since = now
         self.unformed_since = now
-        """Since when no generation has been running or stopping."""
+        """Since when no generation has been running or stopping, nor a turn of a check begun or ended."""
         self._round_seen = ABSENT
         """Revision of the round when the job was last seen alive."""
         self.rewound = False
@@ -79,6 +80,8 @@ class View:
         self.census_since = now
         self.verdict: Verdict | None = None
         self.nodes: dict[str, Candidate] = {}
+        self.faults: MachineFaults = ()
+        """What nodes have brought along."""
         self.nodes_since = now
         """When a node last came or went."""
         self.gone: dict[str, float] = {}
@@ -203,7 +206,9 @@ class View:
     def _note_round(self, round_: Round, entry: Entry, now: float) -> None:
         before = self.round
         apart = (State.OPEN, State.FORMING)
-        if round_.state in apart and (before is None or before.state not in apart):
+        if round_.state in apart and (
+            before is None or before.state not in apart or before.check != round_.check
+        ):
             self.unformed_since = now
         if before is None or round_.generation != before.generation:
             self.reports = {}
@@ -227,6 +232,8 @@ class View:
         again = before is not None and before.created == entry.created
         since = before.since if before is not None and again else now
         self.nodes[id_] = Candidate(node, entry.created, entry.revision, since, fits)
+        if node.faults:
+            self.faults = merged(self.faults, node.faults)
         self.gone.pop(id_, None)
         self.closed.discard(id_)
         if not again:

@@ -467,7 +467,7 @@ class LaunchSettings:
     check: str = _machine(
         "off", parsing.choice("off", "fast", "full"), "HOW", choices=("off", "fast", "full"),
         env=("FLEETRUN_CHECK",),
-        help="Before each start, measure processor, memory and the ways between machines, in 3 s at most; "
+        help="Before each start, measure processor, memory and the ways between machines, in a few seconds; "
              "full: also GPUs, which takes longer. What is slow or broken has a fault.")
     ips: tuple[str, ...] = _machine(
         (), parsing.host_list, "LIST", env=("PADDLE_IPS",),

@@ -202,7 +202,17 @@ def _engine_choices(choices: Choices, environ: Mapping[str, str], engine_values:
             option = OPTIONS[name]
             parsed_value = parsed(option, value.origin, value.text)
             found[name] = Choice(option, parsed_value, value.origin, value.text, name, Source.ENGINE)
+    if "nnodes" in found and "spares" in choices:
+        found["nnodes"] = _without_spares(found["nnodes"], choices["spares"])
     return found
+
+
+def _without_spares(nodes: Choice, spares: Choice) -> Choice:
+    """An engine counts all machines that it has started."""
+    fewest, most = (number - spares.value for number in nodes.value)
+    if fewest < 1:
+        raise UsageError(f"{spares}: there are {nodes.text} machines ({nodes.origin}), none is left")
+    return replace(nodes, value=(fewest, most), text=":".join(map(str, dict.fromkeys((fewest, most)))))
 
 
 # ---- The mode
@@ -454,7 +464,7 @@ def _check_alone(choices: Choices) -> None:
         raise UsageError(f"{rank} needs --nnodes, the number of machines")
     spares = choices.get("spares")
     if spares and spares.value > 0 and not listed:
-        raise UsageError(f"{spares} needs --nnodes: a spare replaces another machine")
+        raise UsageError(f"{spares} needs --nnodes 2 or more: a spare replaces another machine")
     if level and level.value >= 0 and not listed:
         raise UsageError(f"{level} needs --nnodes: no other machine can replace a single one")
     if master and not listed and "nnodes" not in choices:
