@@ -55,13 +55,15 @@ StartCheck = Callable[[], LaunchError | None]
 @dataclass(slots=True, kw_only=True)
 class Meeting:
     """An open rendezvous store. `endpoint` is its address for the other nodes. `hosted`: this process hosts
-    it, and it ends with this process. `open_to_all`: any program that reaches `endpoint` can write into it.
+    it, and it ends with this process; `member`: this process has one of several parts of it. `open_to_all`:
+    any program that reaches `endpoint` can write into it.
     `start_checks`: checks, and the seconds from the start after which each is made.
     """
 
     store: Store
     endpoint: str
     hosted: bool = False
+    member: bool = False
     open_to_all: bool = False
     close: Callable[[], None] = field(default=lambda: None)
     start_checks: tuple[tuple[float, StartCheck], ...] = ()
@@ -133,7 +135,9 @@ def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) ->
     if own is None:
         return Meeting(store=store, endpoint=master)
     member = Member(loop, options.companions, endpoints, own, job, lease, certificate, options.tell)
-    return Meeting(store=store, endpoint=master, open_to_all=certificate is None, close=member.close)
+    return Meeting(
+        store=store, endpoint=master, member=True, open_to_all=certificate is None, close=member.close
+    )
 
 
 def _free_port(ports: Ports) -> int:

@@ -97,7 +97,7 @@ def run_cluster(
         options = _meeting_options(settings, host, node, session.companions, console.warning)
         meeting = open_meeting(options, loop, ports)
         _tell_meeting(resolved, host, meeting, console)
-        node = replace(node, has_store=meeting.hosted)
+        node = replace(node, has_store=meeting.hosted or meeting.member)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
         membership.when_looked, others.membership = others.look, membership
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
@@ -220,7 +220,7 @@ def _tell_meeting(resolved: Resolved, host: Host, meeting: Meeting, console: Con
         console.block([f"  fleetrun --master={meeting.endpoint} {_typed(line)}"])
     name = "" if "://" in meeting.endpoint else split_endpoint(meeting.endpoint.split(",")[0])[0]
     loopback = name in (LOOPBACK, "::1", "localhost")
-    if loopback and (meeting.hosted or meeting.open_to_all):
+    if loopback and (meeting.hosted or meeting.member):
         console.info(f"Only nodes on this machine can come to {meeting.endpoint}")
     elif meeting.open_to_all:
         console.warning(

@@ -58,7 +58,7 @@ class Node:
     """A node that wants to take part. `rank` is the one it asks for, -1 for any; `host` is its address,
     `name` its machine's own name, `machine` the name by which an engine knows it, if there is one. `options`
     are those that must be equal on all nodes, as they would be typed; `faults` are those that earlier
-    launches have left on this machine. `has_store`: its launcher hosts the rendezvous store.
+    launches have left on this machine. `has_store`: its launcher hosts the rendezvous store, or a part.
     """
 
     id: str
