@@ -23,6 +23,9 @@ START_CHECK_AFTER = 10.0
 """Seconds after which a port that another process holds, and a name without an address, are errors: until
 then the job's host may only be slow to start.
 """
+SHORTEST_LEASE = 5.0
+"""Seconds, where several machines serve the store."""
+
 CLOSE_TIMEOUT = 3.0
 """Seconds that the host of the store waits for the other nodes to read how the job ended."""
 
@@ -122,6 +125,11 @@ def _together(options: MeetingOptions, master: str, loop: Loop, ports: Ports) ->
     from fleetrun.elastic.etcd.member import Member, own_member
     from fleetrun.elastic.etcd.tls import Certificate
 
+    if options.lease < SHORTEST_LEASE:
+        raise UsageError(
+            f"--heartbeat_timeout is {options.lease:g} s; with several machines in --master it must be "
+            f"{SHORTEST_LEASE:g} s or more: they may take two of them to agree on another leader"
+        )
     endpoints = master.split(",")
     url, certificate = f"etcd://{master}", None
     if options.token:

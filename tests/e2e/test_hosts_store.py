@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetrun.proc import read_stat
-from tests.support.command import Launch
+from tests.support.command import FLEETRUN, Launch
 from tests.support.hosts import Host, needs_hosts
 from tests.support.nodes import Nodes, codes, go, needs_etcd
 from tests.support.traces import wait_until
@@ -223,3 +223,14 @@ def test_with_a_secret_only_nodes_that_have_it_take_part(together: Nodes):
     assert "FLEETRUN_TOKEN" in stranger.said
     go(launches)
     assert codes(launches) == [0] * 3
+
+
+def test_what_a_machine_of_the_store_needs_is_said_before_anything_starts(together: Nodes):
+    together.script(WORK)
+    soon = together.start(0, "--heartbeat_timeout", "2", nnodes="3")
+    assert soon.wait() == 2, soon
+    assert "--heartbeat_timeout" in soon.said
+    words = ("--nnodes", "3", "--master", together.master, "train.py")
+    without = together.hosts[0].start(["env", "PATH=/nonexistent", *FLEETRUN, *words])
+    assert without.wait() == 125, without
+    assert "no program etcd" in without.said

@@ -32,7 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 from fleetrun.elastic.etcd import wire
@@ -72,7 +72,7 @@ def own_member(endpoints: Sequence[str], ports: Ports) -> str | None:
             continue
         try:
             ports.fixed(port)
-            ports.fixed(port + 1)
+            ports.fixed(port + 1)  # for the other members
         except ReservedPortError:
             continue
         except PortError as error:
@@ -109,12 +109,11 @@ class Member:
         self._loop = loop
         self._companions = companions
         self._tell = tell
-        made = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}"))
-        self._lock = (made / "lock").open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._folder = made.rename(
-            made.with_name(made.name[1:])
-        )  # locked before another launcher looks for it
+        self._told = ""
+        try:
+            self._folder, self._lock = _locked_folder()
+        except OSError as error:
+            raise LaunchError(f"no folder for this machine's part of the store: {error}") from None
         said = {
             "endpoints": list(endpoints),
             "own": own,
@@ -137,7 +136,11 @@ class Member:
         self._companion.write(self._said.encode() + b"\n")
 
     def _heard(self, line: bytes) -> None:
-        self._tell(line.decode(errors="replace"))
+        """Not again and again that the disk is full."""
+        text = line.decode(errors="replace")
+        if text != self._told:
+            self._told = text
+            self._tell(text)
 
     def _ended(self, exit: Exit) -> None:
         """Its etcd was in its process group, and has ended with it; the data are still there."""
@@ -159,6 +162,14 @@ class Member:
             companion.close(_LEAVE + _STOP + 1.0)
             self._lock.close()
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _locked_folder() -> tuple[Path, TextIO]:
+    """Its lock is held before it has the name by which other launchers look for what is left."""
+    made = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}"))
+    lock = (made / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return made.rename(made.with_name(made.name[1:])), lock
 
 
 def _remove_left_folders() -> None:
@@ -184,7 +195,7 @@ _STRANDED = 3.0
 _MOST_BYTES = 64 << 20  # of a request: the topology of a large job
 _TUNING = (
     "--logger", "zap", "--log-level", "warn",
-    "--heartbeat-interval", "100", "--election-timeout", "1000",
+    "--heartbeat-interval", "100", "--election-timeout", "500",
     "--max-request-bytes", str(_MOST_BYTES),
     "--auto-compaction-mode", "revision", "--auto-compaction-retention", "1000",
     # The check wants all members to be healthy for five seconds before another enters; here the place of the

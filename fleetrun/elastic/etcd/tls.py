@@ -26,10 +26,6 @@ class Certificate:
         self.fds = tuple(_in_memory(data) for data in (certificate, key))
         self.certificate, self.key = (f"/proc/self/fd/{fd}" for fd in self.fds)
 
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
-
 
 def _in_memory(data: bytes) -> int:
     fd = os.memfd_create("certificate", os.MFD_CLOEXEC)
