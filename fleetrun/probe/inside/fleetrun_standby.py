@@ -30,6 +30,7 @@ class Watch:
     def __init__(self):
         self._environ = {}
         self._noted = []
+        self._names = set()
 
     def begin(self):
         self._environ = dict(_variables())
@@ -41,7 +42,9 @@ class Watch:
             before, self._environ = self._environ, dict(now)
             changes = {each: now.get(each) for each in before.keys() | now.keys()}
             changes = {each: value for each, value in changes.items() if before.get(each) != value}
-        self._noted.append((name, changes))
+        if changes or name not in self._names:  # a script may look for what is not there again and again
+            self._names.add(name)
+            self._noted.append((name, changes))
         return None
 
     def imported(self):
