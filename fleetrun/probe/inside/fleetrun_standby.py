@@ -57,10 +57,13 @@ class Watch:
             path = _path(sys.modules.get(name))
             if path and _installed(path) and name not in _ACT_AT_ONCE and name not in seen:
                 seen.add(name)
-                before = {os.fsdecode(each): value and os.fsdecode(value) for each, value in changes.items()}
-                found.append([name, path, before])
+                found.append([name, path, {_text(each): _text(value) for each, value in changes.items()}])
                 changes = {}
         return found
+
+
+def _text(value):
+    return None if value is None else os.fsdecode(value)
 
 
 def _variables():
