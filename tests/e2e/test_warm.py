@@ -172,7 +172,7 @@ def test_imports_that_act_keep_restarts_cold(fleetrun: Fleetrun, text: str, why:
 def test_libraries_see_the_variables_that_the_script_sets_before(fleetrun: Fleetrun):
     script = fleetrun.script(
         "tell('first', ATTEMPT, os.environ.get('LEVEL'), os.environ.get('HOME') is None)\n"
-        "os.environ['LEVEL'] = '3'\ndel os.environ['HOME']\n"
+        "os.environ['LEVEL'] = '3'\nos.environ['NONE'] = ''\ndel os.environ['HOME']\n"
         f"{STEPS}\ntell('then', ATTEMPT, heavy.LEVEL, heavy.HOME, os.environ.get('OWN'))\n"
         "if ATTEMPT < 2: stay()"
     )

@@ -94,7 +94,7 @@ def note_imports():
     for imported in _imported if os.getpid() in _home else ():
         try:
             _leave(_home[0] + ".imports", {"pid": os.getpid(), "modules": imported()})
-        except OSError:  # no room: then there is no standby
+        except Exception:  # no room, or something else: then there is no standby
             pass
 
 

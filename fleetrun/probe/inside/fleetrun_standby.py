@@ -30,6 +30,7 @@ class Watch:
     def __init__(self):
         self._environ = {}
         self._noted = []
+        self._names = set()
 
     def begin(self):
         self._environ = dict(_variables())
@@ -41,7 +42,9 @@ class Watch:
             before, self._environ = self._environ, dict(now)
             changes = {each: now.get(each) for each in before.keys() | now.keys()}
             changes = {each: value for each, value in changes.items() if before.get(each) != value}
-        self._noted.append((name, changes))
+        if changes or name not in self._names:  # a script may look for what is not there again and again
+            self._names.add(name)
+            self._noted.append((name, changes))
         return None
 
     def imported(self):
@@ -54,10 +57,13 @@ class Watch:
             path = _path(sys.modules.get(name))
             if path and _installed(path) and name not in _ACT_AT_ONCE and name not in seen:
                 seen.add(name)
-                before = {os.fsdecode(each): value and os.fsdecode(value) for each, value in changes.items()}
-                found.append([name, path, before])
+                found.append([name, path, {_text(each): _text(value) for each, value in changes.items()}])
                 changes = {}
         return found
+
+
+def _text(value):
+    return None if value is None else os.fsdecode(value)
 
 
 def _variables():
