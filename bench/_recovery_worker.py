@@ -3,8 +3,8 @@
     _recovery_worker.py FOLDER MB WAY CRASHES PATIENCE
 
 WAY is `disk`: rank 0 saves by torch.save every EVERY steps, or `memory`: every rank by
-`trainers.checkpoints.memory` after each step. In each of the first CRASHES attempts the last rank is killed
-by SIGKILL, PATIENCE seconds after its first step. What happens is written to FOLDER as lines of JSON.
+`trainers.checkpoints.memory` after each step. CRASHES times the last rank is killed by SIGKILL, PATIENCE
+seconds after the first step of the attempt. What happens is written to FOLDER as lines of JSON.
 """
 
 import time
@@ -15,6 +15,7 @@ import torch  # noqa: E402  what a script begins with
 
 IMPORTED = time.time()
 
+import datetime  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
@@ -24,12 +25,14 @@ from pathlib import Path  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 EVERY = 20
+WAIT = 30.0  # seconds until a meeting is given up: with torch's default of 30 minutes one in vain never ended
 PAUSE = 0.05  # seconds of a step in which the processors are free, as with a GPU
 
 folder, megabytes, way = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 crashes, patience = int(sys.argv[4]), float(sys.argv[5])
 rank, last = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
 attempt = len(list(folder.glob(f"begun.{rank}.*")))
+crashed = len(list(folder.glob("crashed.*")))  # attempts that came to nothing are none of these
 (folder / f"begun.{rank}.{attempt}").touch()
 told = (folder / f"told.{rank}.jsonl").open("a", buffering=1)
 
@@ -56,7 +59,7 @@ def load_from_disk() -> int:
 
 
 tell("begin", time=BEGIN, imports=IMPORTED - BEGIN)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=WAIT))
 torch.manual_seed(1)
 layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(megabytes)]  # a megabyte each
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
@@ -86,14 +89,15 @@ while True:
     else:
         save_to_disk(step)
     stall = time.perf_counter() - before
-    if attempt == crashes and step - done > 10:
+    if crashed == crashes and step - done > 10:
         before = time.perf_counter()
         plain[0].copy_(plain[1])
         tell("saved", seconds=stall, copy=time.perf_counter() - before)
     first = first or time.time()
-    if attempt < crashes and rank == last and time.time() - first > patience:
+    if crashed < crashes and rank == last and time.time() - first > patience:
         tell("crash", step=step)
+        (folder / f"crashed.{attempt}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    if attempt == crashes and step - done > 30:
+    if crashed == crashes and step - done > 30:
         break
     time.sleep(PAUSE)

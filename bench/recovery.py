@@ -87,7 +87,7 @@ def recoveries(told: list[dict[str, Any]], options: argparse.Namespace) -> dict[
         "done again": [],
     }
     for attempt, crash in crashes.items():
-        after = [each for each in told if each["attempt"] == attempt + 1]
+        after = [each for each in told if each["attempt"] > attempt]  # also of one that came to nothing
         begin = next(each for each in after if each["what"] == "begin")
         steps = [each for each in after if each["what"] == "step"]
         new = next((each for each in steps if each["step"] > crash["step"]), None)

@@ -188,7 +188,7 @@ def test_the_first_launcher_is_killed_at(
 ):
     """Whatever the job was doing, it comes to run, with the launcher that is started again."""
     together.script(FAILING if moment is stops else WORK)
-    words = ("--max_restart", "3", "--elastic_timeout", "20")
+    words = ("--max_restart", "3", "--elastic_timeout", "10" if moment is waits else "60")
     nnodes = "2:4" if moment is waits else "2:3"
     launches = [start(together, number, *words, nnodes=nnodes) for number in range(3)]
     moment(launches, together.hosts)
