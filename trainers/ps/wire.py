@@ -22,7 +22,7 @@ import torch
 import xxhash
 
 MAGIC = b"FLPS"
-VERSION = 3
+VERSION = 4
 MAX_PARTS = 65_536
 MAX_FRAME_BYTES = 256 << 20
 MAX_COLS = 512
@@ -74,6 +74,7 @@ class Field(IntEnum):
     TEXT = 6  # uint8: UTF-8
     PEEK = 7  # int64 (n): requests these rows and inserts none
     STATS = 8  # float32 (n, 2): shows and clicks of the rows in the KEYS and ROWS parts before it
+    SPANS = 9  # int64 (g): the KEYS or PEEK part that follows is for g tables, and has so many keys of each
 
 
 class Code(IntEnum):
@@ -117,6 +118,7 @@ _FIELD_DTYPES = {
     Field.TEXT: (3,),
     Field.PEEK: (2,),
     Field.STATS: (1,),
+    Field.SPANS: (2,),
 }
 _TWO_DIMENSIONS = (Field.ROWS, Field.STATS)
 _KINDS = {kind.value: kind for kind in Kind}  # used for every message; Kind(value) is slow

@@ -38,7 +38,7 @@ from trainers.storage.manifest import FileRecord
 
 # ---- Ownership: a folder belongs to one server of one job, and to one process at a time.
 
-OWNER_VERSION = 3
+OWNER_VERSION = 4
 _LOCK = "lock"
 _OWNER = "owner.json"
 

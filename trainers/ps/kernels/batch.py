@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainers.kernels.compiled import Floats, Keys, Places, Scalar, Words, compiled
+from trainers.kernels.compiled import Floats, Keys, Mask, Places, Scalar, Words, compiled
 from trainers.ps.kernels.index import SECRET, finalize, keyed_hash
-from trainers.ps.kernels.memory import prefetch
+from trainers.ps.kernels.memory import carray, pointer, prefetch
 
 
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
@@ -195,3 +195,200 @@ def merge_rows(pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[tor
         seen = add_rows(places[start:stop], rows.contiguous().numpy(), seen, out)
         start = stop
     return keys, torch.from_numpy(out)
+
+
+# ---- The same for a run of tables at once: the keys of table t are at [starts[t], starts[t + 1]), and those
+# of different tables are different, whatever their values.
+
+
+@compiled
+def unique_of(ids: Keys, secret: Words, keys: Keys, place: Keys, counts: Keys) -> int:
+    """`unique_kernel` with working space of its own."""
+    size = np.int64(2)
+    while size < 2 * len(ids):
+        size *= 2
+    return int(unique_kernel(ids, secret, np.zeros(size, np.int32), keys, place, counts))
+
+
+@compiled
+def merge_runs_kernel(
+    keys: Keys, rows: Floats, starts: Keys, secret: Words, spans: Keys, to_keys: Keys, to_rows: Floats
+) -> int:
+    """See `merge_runs`; starts (pieces, tables + 1): places in `keys` and `rows`. Tables with spans[t] = 0
+    get theirs. Returns how many keys there are.
+    """
+    total, width = np.int64(0), rows.shape[1]
+    for table in range(len(spans)):
+        size = np.int64(0)
+        for piece in range(len(starts)):
+            size += starts[piece, table + 1] - starts[piece, table]
+        if not size:
+            continue
+        some, source = np.empty(size, np.int64), np.empty(size, np.int64)
+        place, counts = np.empty(size, np.int64), np.empty(size, np.int64)
+        at = 0
+        for piece in range(len(starts)):
+            for position in range(starts[piece, table], starts[piece, table + 1]):
+                some[at], source[at] = keys[position], position
+                at += 1
+        found = unique_of(some, secret, to_keys[total : total + size], place, counts)
+        seen = np.int64(0)
+        for position in range(size):
+            target, row = to_rows[total + place[position]], rows[source[position]]
+            if place[position] >= seen:  # places are numbered by first appearance
+                seen = place[position] + 1
+                for column in range(width):
+                    target[column] = row[column]
+            else:
+                for column in range(width):
+                    target[column] += row[column]
+        spans[table] = found
+        total += found
+    return int(total)
+
+
+def merge_runs(
+    pieces: Sequence[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]],
+) -> tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]:
+    """Sum the rows of equal keys of a run of tables, in the order given: pieces of (spans (tables,) int64,
+    see `tables.run`, keys (n,), rows (n, width) float32) -> the same of all, of each table its keys in the
+    order of their first appearance. There must be at least one piece.
+    """
+    spans = np.array([each for each, *_ in pieces])
+    starts = np.zeros((len(pieces), spans.shape[1] + 1), np.int64)
+    np.cumsum(np.maximum(spans, 0), axis=1, out=starts[:, 1:])
+    starts[1:] += np.cumsum(starts[:-1, -1])[:, None]
+    keys = array_of(torch.cat([each for _, each, _ in pieces]))
+    rows = array_of(torch.cat([each for *_, each in pieces]))
+    merged = np.minimum(spans.max(axis=0), 0)
+    to_keys, to_rows = np.empty(len(keys), np.int64), np.empty(rows.shape, np.float32)
+    found = merge_runs_kernel(keys, rows, starts, SECRET, merged, to_keys, to_rows)
+    return merged, torch.from_numpy(to_keys[:found]), torch.from_numpy(to_rows[:found])
+
+
+@compiled
+def distinct_run(
+    addresses: Keys,
+    starts: Keys,
+    firsts: Keys,
+    secret: Words,
+    ids: Keys,
+    keys: Keys,
+    place: Keys,
+    counts: Keys,
+    ends: Keys,
+) -> int:
+    """The distinct ids of the calls of a run of tables, which are arrays of int64 at `addresses`, those of
+    call c at [starts[c], starts[c + 1]) of `ids` and `place`; the calls of table t are [firsts[t],
+    firsts[t + 1]). Fills `ids`; keys and counts, those of table t at [ends[t], ends[t + 1]); and the place of
+    each id among the keys of its table. Returns the number of keys.
+    """
+    for call in range(len(addresses)):
+        given = carray(pointer(addresses[call]), (starts[call + 1] - starts[call],), np.int64)
+        for position in range(len(given)):
+            ids[starts[call] + position] = given[position]
+    total = np.int64(0)
+    for table in range(len(firsts) - 1):
+        start, stop = starts[firsts[table]], starts[firsts[table + 1]]
+        if start < stop:
+            to_keys, to_counts = keys[total:], counts[total:]
+            total += unique_of(ids[start:stop], secret, to_keys, place[start:stop], to_counts)
+        ends[table + 1] = total
+    return int(total)
+
+
+@compiled
+def arrange_run(keys: Keys, ends: Keys, skipped: Keys, moved: Keys, spans: Keys, to_keys: Keys) -> None:
+    """Order the keys of a run by server, and those of a server by table. `skipped`: of each table the place
+    of a key that is left out, or -1. moved[k]: the new position of key k, -1 if it is left out; spans
+    (servers, tables), zeros: how many there are.
+    """
+    servers, tables = spans.shape
+    starts = np.zeros((servers, tables), np.int64)
+    owner = np.zeros(len(keys), np.int64)
+    if servers > 1:
+        owners_kernel(keys, servers, owner)
+    for table in range(tables):
+        left_out = ends[table] + skipped[table] if skipped[table] >= 0 else -1
+        for position in range(ends[table], ends[table + 1]):
+            if position == left_out:
+                owner[position] = -1
+            else:
+                spans[owner[position], table] += 1
+    total = np.int64(0)
+    for server in range(servers):
+        for table in range(tables):
+            starts[server, table] = total
+            total += spans[server, table]
+    for table in range(tables):
+        for position in range(ends[table], ends[table + 1]):
+            server = owner[position]
+            if server < 0:
+                moved[position] = -1
+            else:
+                target = starts[server, table]
+                starts[server, table] = target + 1
+                moved[position] = target
+                to_keys[target] = keys[position]
+
+
+@compiled
+def find_run(
+    keys: Keys, ends: Keys, wanted: Keys, has: Mask, limits: Keys, found: Keys, outside: Keys
+) -> None:
+    """found[t] = the place of wanted[t] among the keys of table t, if it has such a key, else -1;
+    outside[t] = the place of a key that is not in [0, limits[t]), else -1. limits: -1 for none.
+    """
+    for table in range(len(wanted)):
+        found[table] = outside[table] = -1
+        for position in range(ends[table], ends[table + 1]):
+            key = keys[position]
+            if has[table] and key == wanted[table]:
+                found[table] = position - ends[table]
+            if limits[table] >= 0 and not 0 <= key < limits[table]:
+                outside[table] = position - ends[table]
+
+
+@compiled
+def gather_calls(
+    rows: Floats, places: Keys, begins: Keys, sizes: Keys, moved: Keys, firsts: Keys, addresses: Keys
+) -> None:
+    """Fill the arrays at `addresses`, one for each call, (size, width): row i is the row of the key at
+    places[begin + i], of a table whose first key is `first`, where `moved` says.
+    """
+    width = rows.shape[1]
+    for call in range(len(addresses)):
+        begin, size, first = begins[call], sizes[call], firsts[call]
+        out = carray(pointer(addresses[call]), (size, width), np.float32)
+        for position in range(size):
+            source, target = rows[moved[first + places[begin + position]]], out[position]
+            for column in range(width):
+                target[column] = source[column]
+
+
+@compiled
+def scatter_calls(
+    addresses: Keys,
+    strides: Keys,
+    places: Keys,
+    begins: Keys,
+    sizes: Keys,
+    moved: Keys,
+    firsts: Keys,
+    out: Floats,
+) -> None:
+    """The reverse: add the rows at `addresses`, whose distances are `strides` values, to `out`; -1 in
+    `moved`: the row is left out.
+    """
+    width = out.shape[1]
+    for call in range(len(addresses)):
+        begin, size, first, stride = begins[call], sizes[call], firsts[call], strides[call]
+        if not size:
+            continue
+        given = carray(pointer(addresses[call]), ((size - 1) * stride + width,), np.float32)
+        for position in range(size):
+            to = moved[first + places[begin + position]]
+            if to >= 0:
+                source, target = given[position * stride : position * stride + width], out[to]
+                for column in range(width):
+                    target[column] += source[column]

@@ -1,10 +1,11 @@
-"""Processor instructions, inlined into kernels: prefetch, fence, fused multiply-add, touching of pages."""
+"""Inlined into kernels: prefetch, fence, fused multiply-add, touching of pages; arrays by address."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -59,6 +60,14 @@ def _fma(typingctx: Any, first: Any, second: Any, third: Any) -> Any:
     return single(single, single, single), build
 
 
+def _pointer(typingctx: Any, address: Any) -> Any:
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), build
+
+
 prefetch = cast(Callable[[Any, Any], None], intrinsic(_prefetch))
 """prefetch(array, index) requests the cache line of array[index]; a hint, never a fault."""
 
@@ -71,6 +80,10 @@ fma = cast(Callable[[Any, Any, Any], Any], intrinsic(_fma))
 touch = cast(Callable[[Any, Any], None], intrinsic(_touch))
 """touch(array, index) writes array[index], an int64, as it is, in one indivisible step."""
 
+
+carray = cast(Callable[..., Any], numba.carray)  # type: ignore[attr-defined]
+pointer = cast(Callable[[Any], Any], intrinsic(_pointer))
+"""pointer(address), for `carray`: arrays by their addresses, because kernels take no lists of arrays."""
 
 _PAGE = 4096 // 8  # words of the smallest page
 

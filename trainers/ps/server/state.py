@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from trainers.process.log import glog
 from trainers.ps.configs import PsConfigs
 from trainers.ps.durable.durable import DurableFolder
@@ -22,6 +24,7 @@ from trainers.ps.server.members import Member, Members, Refusal, SequenceSet
 from trainers.ps.server.service import Service
 from trainers.ps.server.steps import Steps, SyncSteps
 from trainers.ps.server.store import Gradient, Overlay, StepPushes, Store
+from trainers.ps.tables.run import Spans
 from trainers.ps.tables.spec import FullError, torch_memory
 from trainers.ps.wire import Code, Field, Kind, Message, Part, WireError, bytes_part, decode, encode
 
@@ -109,8 +112,8 @@ def _load_member(content: dict[str, Any]) -> Member:
 def _dump_sync(steps: SyncSteps) -> list[Message]:
     """The values before the last step, then each pending push."""
     before = [Part(table, Field.VALUES, values) for table, values in steps.before.dense.items()]
-    for table, (keys, rows) in steps.before.rows.items():
-        before += [Part(table, Field.KEYS, keys), Part(table, Field.ROWS, rows)]
+    for each in steps.before.rows:
+        before += _parts(each)
     pending = [
         Message(kind=Kind.PUSH, rank=rank, parts=tuple(part for each in push for part in _parts(each)))
         for rank, push in steps.pushes.by_rank.items()
@@ -123,7 +126,7 @@ def _load_sync(steps: SyncSteps, messages: Sequence[Message]) -> None:
     gradients = _gradients(before.parts)
     steps.before = Overlay(
         {each.table: each.values for each in gradients if each.keys is None},
-        {each.table: (each.keys, each.values) for each in gradients if each.keys is not None},
+        [each for each in gradients if each.keys is not None],
     )
     steps.pushes = StepPushes()
     for message in pending:
@@ -133,7 +136,9 @@ def _load_sync(steps: SyncSteps, messages: Sequence[Message]) -> None:
 def _parts(gradient: Gradient) -> list[Part]:
     if gradient.keys is None:
         return [Part(gradient.table, Field.VALUES, gradient.values, gradient.lr)]
+    spans = gradient.spans
     parts = [
+        *([] if spans is None else [Part(gradient.table, Field.SPANS, torch.from_numpy(spans))]),
         Part(gradient.table, Field.KEYS, gradient.keys),
         Part(gradient.table, Field.ROWS, gradient.values, gradient.lr),
     ]
@@ -143,14 +148,18 @@ def _parts(gradient: Gradient) -> list[Part]:
 def _gradients(parts: Sequence[Part]) -> list[Gradient]:
     """The reverse of `_parts`: one block in each VALUES part."""
     found: list[Gradient] = []
+    spans: Spans | None = None
     keys: Part | None = None
     for part in parts:
         if part.field is Field.VALUES:
             found.append(Gradient(part.table, part.data, None, part.lr))
+        elif part.field is Field.SPANS:
+            spans = part.data.numpy()
         elif part.field is Field.KEYS:
             keys = part
         elif part.field is Field.ROWS and keys is not None:
-            found.append(Gradient(part.table, part.data, keys.data, part.lr))
+            found.append(Gradient(part.table, part.data, keys.data, part.lr, spans=spans))
+            spans = None
         elif part.field is Field.STATS and found:
             found[-1] = found[-1]._replace(stats=part.data)
     return found

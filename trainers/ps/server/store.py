@@ -7,17 +7,21 @@ All trainers must describe the same model. `steps` decides when a push is applie
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from trainers.process.log import glog
-from trainers.ps.kernels.batch import all_finite, merge_rows
+from trainers.ps.kernels.batch import all_finite, merge_runs
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.dense import DenseRun, DenseTable
+from trainers.ps.tables.run import NOT_IN, Lines, Spans, SparseRun, starts_of
 from trainers.ps.tables.sparse import SparseTable, make_table
 from trainers.ps.tables.spec import (
     EntryKind,
@@ -35,8 +39,9 @@ from trainers.storage.errors import LoadError
 
 
 class Gradient(NamedTuple):
-    """The gradient of one table in a push: `values` is (size,), or (keys, dim) with `keys`; `stats` is (keys,
-    2). Or that of a run of dense blocks, the first of which is `table`, with the `sizes` of all of them.
+    """The gradient of a run of tables in a push, the first of which is `table`: of dense blocks with `sizes`,
+    where `values` is (sum of sizes,); or of sparse tables with `keys` (n,), `spans` (see `tables.run`; None:
+    all keys are of one table), `values` (n, dim) and perhaps `stats` (n, 2).
     """
 
     table: int
@@ -45,17 +50,40 @@ class Gradient(NamedTuple):
     lr: float
     stats: torch.Tensor | None = None
     sizes: Sequence[int] = ()
+    spans: Spans | None = None
 
     def blocks(self) -> Sequence[Gradient]:
         """One gradient for each table."""
-        if len(self.sizes) < 2:
+        if self.keys is None:
+            if len(self.sizes) < 2:
+                return (self,)
+            shares = self.values.split_with_sizes(self.sizes)
+            return [Gradient(table, share, None, self.lr) for table, share in enumerate(shares, self.table)]
+        if self.spans is None:
             return (self,)
-        shares = self.values.split_with_sizes(self.sizes)
-        return [Gradient(table, share, None, self.lr) for table, share in enumerate(shares, self.table)]
+        starts = starts_of(self.spans).tolist()
+        return [
+            Gradient(
+                self.table + number,
+                self.values[start:stop],
+                self.keys[start:stop],
+                self.lr,
+                None if self.stats is None else self.stats[start:stop],
+            )
+            for number, (start, stop) in enumerate(pairwise(starts))
+            if self.spans[number] != NOT_IN
+        ]
 
     def tables(self) -> range:
         """The numbers of the tables."""
-        return range(self.table, self.table + max(1, len(self.sizes)))
+        count = len(self.sizes) if self.spans is None else len(self.spans)
+        return range(self.table, self.table + max(1, count))
+
+    @property
+    def each(self) -> Spans:
+        """The spans, also of one table."""
+        assert self.keys is not None
+        return np.array([len(self.keys)]) if self.spans is None else self.spans
 
 
 class StepPushes:
@@ -71,8 +99,10 @@ class StepPushes:
         return MappingProxyType(self._pushes)
 
     def add(self, rank: int, push: Sequence[Gradient]) -> None:
-        """Runs are split into blocks: another trainer may have grouped them differently."""
-        self._pushes[rank] = [block for gradient in push for block in gradient.blocks()]
+        """Runs of dense blocks are split: another trainer may have grouped them differently."""
+        self._pushes[rank] = [
+            part for each in push for part in (each.blocks() if each.keys is None else (each,))
+        ]
 
     def ranks(self) -> Collection[int]:
         return self._pushes.keys()
@@ -81,11 +111,34 @@ class StepPushes:
         """For each table the sum over trainers divided by their number; a trainer without a gradient for it
         counts as zero. The learning rate is that of the lowest rank with a gradient for the table.
         """
-        by_table: dict[int, list[Gradient]] = {}
-        for rank in sorted(self._pushes):
-            for gradient in self._pushes[rank]:
-                by_table.setdefault(gradient.table, []).append(gradient)
-        return [_mean(gradients, len(self._pushes)) for gradients in by_table.values()]
+        ranks = sorted(self._pushes)
+        if not _same_runs([self._pushes[rank] for rank in ranks]):
+            # Some trainers used other tables than others.
+            return _means([[one for each in self._pushes[rank] for one in each.blocks()] for rank in ranks])
+        return _means([self._pushes[rank] for rank in ranks])
+
+
+def _same_runs(pushes: Sequence[Sequence[Gradient]]) -> bool:
+    """Whether all trainers have gradients for the same runs of sparse tables, and in them for the same tables
+    at the same rate.
+    """
+    shapes = [
+        [
+            (each.table, each.lr, each.stats is None, (each.each == NOT_IN).tobytes())
+            for each in push
+            if each.keys is not None
+        ]
+        for push in pushes
+    ]
+    return all(shape == shapes[0] for shape in shapes)
+
+
+def _means(pushes: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+    by_table: dict[int, list[Gradient]] = {}
+    for push in pushes:
+        for gradient in push:
+            by_table.setdefault(gradient.table, []).append(gradient)
+    return [_mean(gradients, len(pushes)) for gradients in by_table.values()]
 
 
 def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
@@ -97,17 +150,27 @@ def _mean(gradients: Sequence[Gradient], trainers: int) -> Gradient:
         for gradient in gradients[1:]:
             values.add_(gradient.values)
         return Gradient(first.table, values.div_(trainers), None, first.lr)
-    keys, values = merge_rows([(each.keys, each.values) for each in gradients if each.keys is not None])
+    pieces = [(each.each, each.keys, each.values) for each in gradients if each.keys is not None]
+    spans, keys, values = merge_runs(pieces)
     stats = [
-        (each.keys, each.stats) for each in gradients if each.keys is not None and each.stats is not None
+        (each.each, each.keys, each.stats)
+        for each in gradients
+        if each.keys is not None and each.stats is not None
     ]
-    # The same keys in the same order: merge_rows numbers them by first appearance.
-    counted = merge_rows(stats)[1] if len(stats) == len(gradients) else None
-    return Gradient(first.table, values.div_(trainers), keys, first.lr, counted)
+    # The same keys in the same order: merge_runs numbers them by first appearance.
+    counted = merge_runs(stats)[2] if len(stats) == len(gradients) else None
+    return Gradient(
+        first.table,
+        values.div_(trainers),
+        keys,
+        first.lr,
+        counted,
+        spans=None if first.spans is None else spans,
+    )
 
 
-# ---- Which parts of a message belong together: KEYS, then ROWS, then perhaps STATS. A VALUES part may cover
-# several dense blocks.
+# ---- Which parts of a message belong together: perhaps SPANS, KEYS, then ROWS, then perhaps STATS. A VALUES
+# part may cover several dense blocks.
 
 AnyTable = DenseTable | SparseTable
 
@@ -127,13 +190,16 @@ def sort_parts(
         if field is Field.VALUES:
             sizes = run(number, data.shape[0]).sizes
             gradients.append(Gradient(number, data.float(), None, lr, None, sizes))
-        elif field is Field.KEYS or field is Field.WANT:
+        elif field is Field.KEYS or field is Field.WANT or field is Field.SPANS:
             table(number)
             requests.append(part)
         elif before is None or before.table != number or before.field is not _FOLLOWS.get(field):
             raise Refusal(Code.BAD_MESSAGE, f"the {field.name} part is in the wrong place")
         elif field is Field.ROWS:
-            gradients.append(Gradient(number, data.float(), requests.pop().data, lr))
+            keys = requests.pop().data
+            follows = requests and requests[-1].field is Field.SPANS
+            spans = spans_of(requests.pop(), number, keys) if follows else None
+            gradients.append(Gradient(number, data.float(), keys, lr, spans=spans))
         else:
             gradients.append(_with_stats(gradients.pop(), part))
         before = part
@@ -141,6 +207,19 @@ def sort_parts(
 
 
 _FOLLOWS = {Field.ROWS: Field.KEYS, Field.STATS: Field.ROWS}
+
+
+def spans_of(part: Part, table: int, keys: torch.Tensor) -> Spans:
+    """The spans of the keys of the run that begins with `table`. Raises Refusal."""
+    spans: Spans = part.data.numpy()
+    if part.table != table:
+        raise Refusal(Code.BAD_MESSAGE, f"the SPANS part of table {part.table} is in the wrong place")
+    # Each by itself first: the sum of large ones might overflow.
+    if not len(spans) or spans.min() < NOT_IN or spans.max() > len(keys):
+        raise Refusal(Code.BAD_SHAPE, f"the spans of {len(spans)} tables are no division of {len(keys)} keys")
+    if starts_of(spans)[-1] != len(keys):
+        raise Refusal(Code.BAD_SHAPE, f"the spans of {len(spans)} tables do not add up to {len(keys)} keys")
+    return spans
 
 
 def _with_stats(gradient: Gradient, part: Part) -> Gradient:
@@ -164,18 +243,28 @@ def run_of(first: int, elements: int, table: Callable[[int], AnyTable]) -> Dense
     return DenseRun(blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Overlay:
-    """Former values by number of the table, of dense blocks and of rows as (keys, rows), which replace the
-    current ones in an answer.
+    """Former values, which replace the current ones in an answer: of dense blocks by number, and of rows as
+    gradients have them, in `values`.
     """
 
     dense: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    rows: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    rows: Sequence[Gradient] = ()
+
+    @cached_property
+    def by_table(self) -> Mapping[int, tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and rows. Seldom needed: for a trainer that repeats a step."""
+        return {
+            one.table: (one.keys, one.values)
+            for each in self.rows
+            for one in each.blocks()
+            if one.keys is not None
+        }
 
     def apply_to(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
         """Replace the `rows` (n, dim) of these keys (n,) that have a former value."""
-        known, instead = self.rows.get(table, (keys[:0], rows[:0]))
+        known, instead = self.by_table.get(table, (keys[:0], rows[:0]))
         if not len(known) or not len(keys):
             return
         order = torch.argsort(known)
@@ -211,7 +300,8 @@ class Store:
         fill: Callable[[Sequence[AnyTable]], None] | None = None,
     ) -> None:
         self._tables: dict[int, AnyTable] = {}
-        self._counting: Collection[int] = ()
+        self._lines = Lines({})
+        self._counting: frozenset[int] = frozenset()
         self._runs: dict[tuple[int, int], DenseRun] = {}
         self._fill = fill
         self._row_dtype = row_dtype
@@ -259,10 +349,13 @@ class Store:
 
     def _set_tables(self, tables: dict[int, AnyTable]) -> None:
         self._tables, self._declared = tables, True
+        self._lines = Lines(
+            {number: each for number, each in tables.items() if isinstance(each, SparseTable)}
+        )
         self._runs.clear()
-        self._counting = {
+        self._counting = frozenset(
             number for number, table in tables.items() if table.spec.rows.entry.kind is EntryKind.COUNT
-        }
+        )
 
     def assign(self, parts: Sequence[Part], *, keep_state: bool = False) -> None:
         """Set values. `keep_state`: also optimizer state and statistics of rows stay as they are."""
@@ -287,16 +380,29 @@ class Store:
         overlay = overlay or _NO_OVERLAY
         if len(parts) > _MAX_REQUESTS:
             raise Refusal(Code.BAD_MESSAGE, f"{len(parts)} requests for values in one message")
-        return tuple(
-            self._values(part, overlay) if part.field is Field.WANT else self._rows(part, overlay)
-            for part in parts
-        )
+        answers, spans = [], None
+        for part in parts:
+            if part.field is Field.SPANS:
+                spans = part
+                continue
+            answers.append(
+                self._values(part, overlay) if part.field is Field.WANT else self._rows(part, spans, overlay)
+            )
+            spans = None
+        return tuple(answers)
 
     def counts_pulls(self, parts: Sequence[Part]) -> bool:
         """Whether answering these changes state that must survive: the counts of an entry filter."""
-        return bool(self._counting) and any(
-            part.field is Field.KEYS and part.table in self._counting for part in parts
-        )
+        if not self._counting:
+            return False
+        count = 1
+        for part in parts:
+            if part.field is Field.KEYS and not self._counting.isdisjoint(
+                range(part.table, part.table + count)
+            ):
+                return True
+            count = len(part.data) if part.field is Field.SPANS else 1
+        return False
 
     def sort(self, parts: Sequence[Part]) -> tuple[list[Gradient], list[Part]]:
         """The gradients of a push, and the parts that request values."""
@@ -308,17 +414,15 @@ class Store:
         """
         if self._skip_bad:
             gradients = [kept for gradient in gradients for kept in self._finite(gradient)]
-        tables: list[int] = []
         try:
             for each in gradients:
-                tables += each.tables()
                 if each.keys is None:
                     self._run(each.table, each.values.shape[0]).check(each.values)
                 else:
-                    self._tables[each.table].check(each.keys, each.values, each.stats)
+                    self._rows_of(each).check(each.each, each.keys, each.values, each.stats)
         except TableError as error:
             raise _refusal(error) from error
-        if len(set(tables)) != len(tables):
+        if _overlap([each.tables() for each in gradients]):
             raise Refusal(Code.BAD_MESSAGE, "a push names the same table twice")
         return gradients
 
@@ -326,15 +430,18 @@ class Store:
         """Ensure that `apply` (or, not `filtered`, `assign`) of these will have memory for their rows. Raises
         Refusal when there is none.
         """
-        keys: dict[int, list[torch.Tensor]] = {}
-        for each in gradients:
-            if each.keys is not None:
-                keys.setdefault(each.table, []).append(each.keys)
+        rows = [each for each in gradients if each.keys is not None]
+        runs: dict[range, list[Gradient]] = {}
+        for each in rows:
+            runs.setdefault(each.tables(), []).append(each)
+        if not filtered or _overlap(runs):
+            runs = {}
+            for one in (one for each in rows for one in each.blocks()):
+                runs.setdefault(one.tables(), []).append(one)
         try:
-            for number, some in keys.items():
-                table = self._tables[number]
-                if isinstance(table, SparseTable):
-                    table.make_room(some, filtered=filtered)
+            for some in runs.values():
+                pieces = [(each.each, each.keys) for each in some if each.keys is not None]
+                self._rows_of(some[0]).make_room(pieces, filtered=filtered)
         except TableError as error:
             raise _refusal(error) from error
 
@@ -343,17 +450,17 @@ class Store:
             if each.keys is None:
                 self._run(each.table, each.values.shape[0]).apply(each.values, each.lr)
             else:
-                self._tables[each.table].apply(each.keys, each.values, each.lr, each.stats)
+                self._rows_of(each).apply(each.each, each.keys, each.values, each.lr, each.stats)
 
     def before(self, gradients: Sequence[Gradient]) -> Overlay:
         """The values that `apply` is about to change."""
-        dense, rows = {}, {}
+        dense, rows = {}, []
         for each in gradients:
-            values = self._tables[each.table].pull(each.keys, insert=False)
             if each.keys is None:
-                dense[each.table] = values
+                dense[each.table] = self._tables[each.table].pull(None, insert=False)
             else:
-                rows[each.table] = (each.keys, values)
+                values = self._rows_of(each).pull(each.each, each.keys, insert=False)
+                rows.append(each._replace(values=values, stats=None))
         return Overlay(dense, rows)
 
     def read_shrink(self, parts: Sequence[Part]) -> list[tuple[SparseTable, ShrinkPolicy]]:
@@ -416,18 +523,30 @@ class Store:
             run = self._runs[first, elements] = run_of(first, elements, self._table)
         return run
 
-    def _rows(self, part: Part, overlay: Overlay) -> Part:
+    def _rows_of(self, gradient: Gradient) -> SparseRun:
+        return self._sparse_run(gradient.table, 1 if gradient.spans is None else len(gradient.spans))
+
+    def _sparse_run(self, first: int, count: int) -> SparseRun:
+        """Raises Refusal for an unknown table, KeysError for a dense one."""
+        if count == 1 and isinstance(table := self._table(first), DenseTable):
+            raise KeysError(f"table {table.spec.name!r} is dense and has no keys")
+        return self._lines.run(first, count)
+
+    def _rows(self, part: Part, spans: Part | None, overlay: Overlay) -> Part:
         if part.field not in _ROW_REQUESTS:
             raise Refusal(Code.BAD_MESSAGE, f"a PULL has a {part.field.name} part")
-        table = self._table(part.table)
-        if 4 * part.data.shape[0] * table.spec.size > MAX_FRAME_BYTES:
-            raise Refusal(Code.BAD_SHAPE, f"{len(part.data)} rows of {table.spec.size} in one answer")
+        keys = part.data
+        each = np.array([len(keys)]) if spans is None else spans_of(spans, part.table, keys)
         try:
-            rows = table.pull(part.data, insert=part.field is Field.KEYS)
+            run = self._sparse_run(part.table, len(each))
+            if 4 * len(keys) * run.size > MAX_FRAME_BYTES:
+                raise Refusal(Code.BAD_SHAPE, f"{len(keys)} rows of {run.size} in one answer")
+            rows = run.pull(each, keys, insert=part.field is Field.KEYS)
         except TableError as error:
             raise _refusal(error) from error
         if overlay.rows:
-            overlay.apply_to(part.table, part.data, rows)
+            for number, (start, stop) in enumerate(pairwise(starts_of(each).tolist()), part.table):
+                overlay.apply_to(number, keys[start:stop], rows[start:stop])
         return Part(part.table, Field.ROWS, rows.to(self._row_dtype))
 
     def _values(self, part: Part, overlay: Overlay) -> Part:
@@ -459,14 +578,29 @@ class Store:
             return (gradient,)  # which the table will refuse
         good = torch.isfinite(gradient.values).all(1)
         self._skip(int((~good).sum()))
-        stats = None if gradient.stats is None else gradient.stats[good]
-        return (Gradient(gradient.table, gradient.values[good], gradient.keys[good], gradient.lr, stats),)
+        stats, spans = gradient.stats, gradient.spans
+        if spans is not None:
+            before = np.concatenate([[0], np.cumsum(good.numpy())])[starts_of(spans)]
+            spans = np.where(spans == NOT_IN, NOT_IN, np.diff(before))
+        return (
+            gradient._replace(
+                values=gradient.values[good],
+                keys=gradient.keys[good],
+                stats=None if stats is None else stats[good],
+                spans=spans,
+            ),
+        )
 
     def _skip(self, count: int) -> None:
         """Logs the first, the tenth, the hundredth, ..."""
         before, self.skipped = self.skipped, self.skipped + count
         if not before or len(str(self.skipped)) > len(str(before)):
             glog(f"left out {self.skipped} gradients of rows and dense blocks so far: NaN or infinity")
+
+
+def _overlap(ranges: Iterable[range]) -> bool:
+    ordered = sorted(ranges, key=lambda each: each.start)
+    return any(before.stop > after.start for before, after in pairwise(ordered))
 
 
 def _specs(parts: Sequence[Part]) -> dict[int, TableSpec]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trainers.kernels.compiled import Floats, Keys
-from trainers.ps.kernels import updates
+from trainers.ps.kernels import runs, updates
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.index import Index
 from trainers.ps.kernels.rows import Rows
@@ -37,6 +37,12 @@ _KERNELS: dict[type[AnyRule], Kernel] = {
 def kernel_of(rule: AnyRule) -> Kernel | None:
     """The kernel of a rule on rows; None for Fixed."""
     return updates.momentum if isinstance(rule, SGD) and rule.momentum else _KERNELS.get(type(rule))
+
+
+def run_kernel_of(rule: AnyRule) -> Callable[..., int] | None:
+    """The same over a run of tables."""
+    kernel = kernel_of(rule)
+    return None if kernel is None else getattr(runs, kernel.__name__)
 
 
 def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:

@@ -218,7 +218,7 @@ class SparseTable:
         self._counts = 3 if rows.statistics or rows.entry.kind is EntryKind.SHOW_CLICK else 0
         self._storage = Storage(spec.size, spec.rule.states * spec.size, self._counts)
         self._filter: EntryFilter = filter_of(rows)
-        self._fresh = Fresh(
+        self.fresh = Fresh(
             kind=int(rows.init.kind),
             a=np.float32(rows.init.a),
             b=np.float32(rows.init.b),
@@ -231,6 +231,27 @@ class SparseTable:
 
     def __len__(self) -> int:
         return len(self._storage)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it counts nothing and admits every key, so that it has nothing to do but what its kernels
+        do, which then may run for several tables at once.
+        """
+        return not self._counts and isinstance(self._filter, AdmitAll)
+
+    def publish(self, line: Keys) -> None:
+        """See Storage.publish."""
+        self._storage.publish(line)
+
+    def grow(self, needs: int, rows: int) -> None:
+        """See Storage.grow."""
+        self._storage.grow(needs, rows)
+
+    def begin_update(self, rows: int) -> None:
+        """Count an update, of so many rows, that is about to be made."""
+        self.step += 1
+        if self._cut is not None:
+            self._cut.expect(rows)
 
     def check_assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """Raises TableError for arguments that `assign` would refuse."""
@@ -253,7 +274,7 @@ class SparseTable:
         self._before_use(found)
         if self._cut is not None:
             self._cut.expect(len(found))
-        slots = self._storage.insert(found, self._fresh)  # before `rows`: it may grow
+        slots = self._storage.insert(found, self.fresh)  # before `rows`: it may grow
         revise(self._storage.rows, slots, array_of(values))
 
     def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor:
@@ -284,7 +305,7 @@ class SparseTable:
             return
         for some in map(self._array, keys):
             if not filtered:
-                self._storage.insert(some, self._fresh)
+                self._storage.insert(some, self.fresh)
                 continue
             missing = np.empty(len(some), np.int64)
             count = without_row(self._storage.index, self._storage.rows, some, missing)
@@ -302,13 +323,11 @@ class SparseTable:
         """
         self.check_assign(keys, grad)
         update = self._update_of(grad, stats)
-        self.step += 1
+        self.begin_update(len(keys) if keys is not None else 0)
         numbers = numbers_of(self.spec.rule, self.step, lr)
         options = np.array((self.spec.rows.low, self.spec.rows.high, *numbers), np.float32)
         updated, gradients = self._array(keys), array_of(grad)
         self._before_use(updated)
-        if self._cut is not None:
-            self._cut.expect(len(updated))
         missing = np.empty(len(updated), np.int64)
         count = update(self._storage.index, self._storage.rows, updated, gradients, options, missing)
         if count:
@@ -444,13 +463,13 @@ class SparseTable:
     def _pull_missing(self, keys: Keys, positions: Keys, out: Floats, insert: bool) -> None:
         """Fill rows `positions` of `out`, whose keys have no row."""
         if not insert:
-            initial_rows(self._fresh, keys, positions, out.reshape(-1), self.spec.size)
+            initial_rows(self.fresh, keys, positions, out.reshape(-1), self.spec.size)
             return
         admitted = self._filter.pulled(keys[positions])
         if admitted is not None:
-            initial_rows(self._fresh, keys, positions[~admitted], out.reshape(-1), self.spec.size)
+            initial_rows(self.fresh, keys, positions[~admitted], out.reshape(-1), self.spec.size)
             positions = positions[admitted]
-        slots = self._storage.insert(keys[positions], self._fresh)  # before `rows`: it may grow
+        slots = self._storage.insert(keys[positions], self.fresh)  # before `rows`: it may grow
         gather(self._storage.rows, slots, positions, out)
 
     def _apply_missing(self, keys: Keys, grad: Floats, options: Floats, positions: Keys) -> None:
@@ -465,7 +484,7 @@ class SparseTable:
         admitted = self._filter.pushed(keys[positions])
         if admitted is not None:
             positions = positions[admitted]
-        self._storage.insert(keys[positions], self._fresh)
+        self._storage.insert(keys[positions], self.fresh)
         return positions
 
     def _before_use(self, keys: Keys) -> None:
@@ -474,8 +493,8 @@ class SparseTable:
 
     def _write(self, keys: Keys, values: Floats, state: Floats, statistics: Floats) -> None:
         self._before_use(keys)
-        slots = self._storage.insert(keys, self._fresh._replace(kind=NOTHING))
-        write(self._storage.rows, slots, values, state, statistics, self._fresh.state)
+        slots = self._storage.insert(keys, self.fresh._replace(kind=NOTHING))
+        write(self._storage.rows, slots, values, state, statistics, self.fresh.state)
 
 
 def make_table(spec: TableSpec) -> DenseTable | SparseTable:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from trainers.ps.kernels.index import (
 )
 from trainers.ps.kernels.memory import touch_pages
 from trainers.ps.kernels.rows import COUNT, READ, TAKEN, Fresh, Rows, insert, read, without_row
+from trainers.ps.kernels.runs import COLUMNS, NEEDS_ROOM, ROOM, line_of
 from trainers.ps.tables.spec import FullError, TableError
 
 # ---- Touching memory before it is written.
@@ -149,6 +150,7 @@ MAX_ROWS = 2_000_000_000
 densest of them at about 2.14e9 rows: a little earlier or later in each process, as each has its own secret.
 So the limit is a good deal below, where every process finds room for what another had.
 """
+_ROWS_AHEAD = 1024
 _WORD = 8
 _NO_IMAGES = np.empty(0, np.int64), np.empty(0, np.uint32), np.zeros(4, np.int64)
 
@@ -172,8 +174,8 @@ class Storage:
         self._records = Arena(reserve)
         self._flags = Arena(reserve // (_WORD * self.stride))
         self._entries = Arena(min(reserve, _WORD * SEGMENT << DEEPEST))
-        numbers = np.array([0, self.stride, dim, states, statistics, 0], np.int64)
-        self._view_rows(numbers, *_NO_IMAGES)
+        self._room = 0
+        self._line = np.zeros(COLUMNS, np.int64)
         self.index = Index(
             entries=self._entries.words.view(np.uint64),
             directory=np.zeros(1, np.uint32),
@@ -182,6 +184,13 @@ class Storage:
             numbers=np.array([0, 1], np.int64),
             secret=SECRET,
         )
+        numbers = np.array([0, self.stride, dim, states, statistics, 0], np.int64)
+        self._view_rows(numbers, *_NO_IMAGES)
+
+    def publish(self, line: Keys) -> None:
+        """From now on keep the line of this table (see `kernels.runs`) here."""
+        self._line = line
+        self._line[:] = line_of(self.index, self.rows, self._room)
 
     def __len__(self) -> int:
         return int(self.rows.numbers[COUNT])
@@ -198,11 +207,21 @@ class Storage:
         done = 0
         while done < len(keys):
             done, needs = insert(self.index, self.rows, fresh, keys, done, slots)
-            if needs == NEEDS_DIRECTORY:
-                self._double_directory()
-            elif needs:
-                self._more_segments()
+            if needs:
+                self.grow(needs, 0)
         return slots
+
+    def grow(self, needs: int, rows: int) -> None:
+        """What the kernels need to insert `rows` more rows. Raises FullError."""
+        if needs == NEEDS_DIRECTORY:
+            self._double_directory()
+        elif needs == NEEDS_ROOM:
+            total = len(self) + rows
+            self._make_room(total)
+            fit = min(self._flags.size, self._records.size // (self.stride * _WORD), MAX_ROWS)
+            self._make_room(max(total, min(total + _ROWS_AHEAD, fit)))  # so that it is rarely asked for
+        else:
+            self._more_segments()
 
     def has_room(self, rows: int) -> bool:
         """Whether so many new rows certainly fit into the memory that is reserved. Each splits a segment of
@@ -223,7 +242,7 @@ class Storage:
         if not len(self):
             self.index = laid_out(self.index, rows)
             self._entries.grow(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
-            self.index = self.index._replace(entries=self._entries.words.view(np.uint64))
+            self._set_index(entries=self._entries.words.view(np.uint64))
         self._make_room(rows)
 
     def begin_cut(self, images: NDArray[np.int64], image_of: NDArray[np.uint32]) -> None:
@@ -239,6 +258,11 @@ class Storage:
         """Return memory behind the last row to the system."""
         self._records.give_back(len(self) * self.stride * _WORD)
         self._flags.give_back(len(self))
+        self._room = self._line[ROOM] = len(self)
+
+    def _set_index(self, **arrays: NDArray[Any]) -> None:
+        self.index = self.index._replace(**arrays)
+        self.publish(self._line)
 
     def _view_rows(
         self,
@@ -256,6 +280,7 @@ class Storage:
             image_of=image_of,
             cut=cut,
         )
+        self.publish(self._line)
 
     def _make_room(self, rows: int) -> None:
         if rows > MAX_ROWS:
@@ -270,12 +295,13 @@ class Storage:
             self._view_rows(self.rows.numbers, self.rows.images, self.rows.image_of, self.rows.cut)
         self._entries.expect(int(self.index.numbers[SEGMENTS]) * SEGMENT * _WORD)
         self._records.expect(size)
+        self._room = self._line[ROOM] = max(self._room, rows)
 
     def _double_directory(self) -> None:
         depth = int(self.index.numbers[DEPTH])
         if depth == DEEPEST:
             raise FullError(f"the index of a table is full at {len(self)} rows; start more servers")
-        self.index = self.index._replace(directory=np.repeat(self.index.directory, 2))
+        self._set_index(directory=np.repeat(self.index.directory, 2))
         self.index.numbers[DEPTH] = depth + 1
 
     def _more_segments(self) -> None:
@@ -285,7 +311,7 @@ class Storage:
         if segments == len(fill):
             fill, depths = np.append(fill, np.zeros_like(fill)), np.append(depths, np.zeros_like(depths))
         entries = self._entries.words.view(np.uint64)
-        self.index = self.index._replace(entries=entries, fill=fill, depths=depths)
+        self._set_index(entries=entries, fill=fill, depths=depths)
 
 
 # ---- Cuts: a table as of one moment, read while training continues.

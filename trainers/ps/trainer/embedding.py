@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from trainers.errors import UsageError
 from trainers.ps.kernels.batch import add_rows
-from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, row_limit
+from trainers.ps.trainer.group import Batch, Call
+from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, embeds, row_limit
 from trainers.ps.trainer.remote import Lookup
 
 # ---- Rows by position, with a backward pass that sums gradients in one go: on a CPU, torch's own embedding
@@ -41,6 +42,38 @@ class _Gather(torch.autograd.Function):
         # with several lookups over the same keys they may not, and all are added to zeros.
         add_rows(ctx.place.reshape(-1).numpy(), grad.reshape(-1, dim).contiguous().numpy(), ctx.count, out)
         return None, torch.from_numpy(out)
+
+
+class _Embed(torch.autograd.Function):
+    """The rows of several calls in one go. A backward pass that reaches some of them adds their gradients to
+    the batch's, all at once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, batch: Batch, calls: Sequence[Call]
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.batch, ctx.calls = batch, calls
+        ctx.set_materialize_grads(False)
+        return tuple(batch.gather(calls))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[None, None, None]:
+        ctx.batch.scatter(ctx.calls, grads)
+        return None, None, None
+
+
+def embed(batch: Batch, call: Call) -> torch.Tensor:
+    """The rows of a call, (*ids.shape, dim), which a backward pass trains. Those of all calls of the batch
+    that can be computed like that are computed with the first.
+    """
+    if call.output is None:
+        calls = [call, *batch.others()]
+        for each, output in zip(calls, _Embed.apply(batch.anchor, batch, calls), strict=True):  # type: ignore[no-untyped-call]  # torch's
+            each.output = output
+    output, call.output = call.output, None
+    assert output is not None
+    return output
 
 
 def gathered(place: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -109,6 +142,10 @@ class ServedWeight(torch.nn.Parameter):
 class RowSource(Protocol):
     """Where rows come from, and where their gradients go."""
 
+    def call(self, ids: torch.Tensor) -> Call | None:
+        """The call of these ids in training, for `embed`; None: use `look_up`."""
+        return None
+
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
         """The distinct keys of a batch, and their rows, (u, dim) float32."""
 
@@ -135,6 +172,7 @@ class ServedEmbedding:
         self._rows = rows
         self._statistics = statistics
         self._bound = row_limit(module)
+        self._embeds = embeds(module) and not statistics
         self._device = torch.device("cpu") if module.weight.is_meta else module.weight.device
         module.weight.data = torch.empty(
             0, module.embedding_dim, device=module.weight.device
@@ -202,10 +240,16 @@ class ServedEmbedding:
 
     def _sparse(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
         """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
+        call = self._call(ids)
+        if call is not None:
+            return embed(call.batch, call)
         lookup, rows, _ = self._look_up(ids, clicks)
         return gathered(lookup.place, rows)
 
     def _embedding(self, input: torch.Tensor) -> torch.Tensor:
+        call = self._call(input)
+        if call is not None:
+            return embed(call.batch, call)
         lookup, rows, padding = self._look_up(input)
         module: Any = self._module
         if not module.scale_grad_by_freq:
@@ -232,13 +276,26 @@ class ServedEmbedding:
             padding_idx=padding,
         )
 
+    @property
+    def _training(self) -> bool:
+        return self._module.training and torch.is_grad_enabled()
+
+    def _call(self, ids: torch.Tensor) -> Call | None:
+        if self._embeds and self._training and self._module.weight.requires_grad:
+            return self._rows.call(self._checked(ids))
+        return None
+
+    def _checked(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"embedding {self._name!r} needs ids in int64 or int32, not {ids.dtype}")
+        return ids
+
     def _look_up(
         self, ids: torch.Tensor, clicks: torch.Tensor | None = None
     ) -> tuple[Lookup, torch.Tensor, int | None]:
         """The keys, their rows, and the position of the padding key."""
-        if ids.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"embedding {self._name!r} needs ids in int64 or int32, not {ids.dtype}")
-        training = self._module.training and torch.is_grad_enabled()
+        self._checked(ids)
+        training = self._training
         lookup, rows = self._rows.look_up(ids, insert=training)
         padding = _place_of(self._module.padding_idx, lookup.keys)
         if self._bound is not None:

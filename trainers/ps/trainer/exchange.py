@@ -16,11 +16,10 @@ import torch
 from trainers.errors import NotSupportedError
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
-from trainers.ps.kernels.batch import merge_rows
 from trainers.ps.tables.rules import SGD, AnyRule
+from trainers.ps.trainer.group import GroupGradient, TableGroup
 from trainers.ps.trainer.layout import Block, DenseParameter, maximizes
 from trainers.ps.trainer.remote import (
-    MergedGradient,
     RemoteTable,
     RowRequest,
     SentRequests,
@@ -197,21 +196,21 @@ class GradientMerger:
     `backward` write into the gradients of a step.
     """
 
-    def __init__(self, tables: Sequence[RemoteTable], most: int = 1) -> None:
-        self._tables = tables
+    def __init__(self, groups: Sequence[TableGroup], most: int = 1) -> None:
+        self._groups = groups
         self._most = most
         self._dense: list[dict[str, torch.Tensor]] = []
-        self._sparse: dict[int, list[MergedGradient]] = {}
+        self._sparse: dict[int, list[GroupGradient]] = {}
         self.steps = 0
 
     def add(self, dense: dict[str, torch.Tensor]) -> None:
-        """Add the gradients of one step: these dense ones, and those that the tables have collected."""
+        """Add the gradients of one step: these dense ones, and those that the groups have collected."""
         kept = {name: gradient.clone() for name, gradient in dense.items()} if self._most > 1 else dense
         self._dense.append(kept)
-        for number, table in enumerate(self._tables):
-            merged = table.take_gradients()
-            if merged is not None:
-                self._sparse.setdefault(number, []).append(merged)
+        for number, group in enumerate(self._groups):
+            gradient = group.take_gradients()
+            if gradient is not None:
+                self._sparse.setdefault(number, []).append(gradient)
         self.steps += 1
 
     def add_push(self, parameters: DenseParameters, push: Sequence[list[Part]]) -> None:
@@ -220,8 +219,9 @@ class GradientMerger:
         self._dense, self._sparse, self.steps = [], {}, 0
         parameters.add_push(push, dense[0] if steps == 1 else _merged_dense(dense, parameters))
         for number, pieces in sparse.items():
-            table = self._tables[number]
-            table.add_push(push, pieces[0] if steps == 1 else _merged_rows(pieces, table.sparse.rule, steps))
+            group = self._groups[number]
+            share = 1 if _sums(group.tables[0].sparse.rule) else steps
+            group.add_push(push, pieces[0] if steps == 1 else group.merged(pieces, share))
 
 
 def _merged_dense(
@@ -238,13 +238,6 @@ def _merged_dense(
         if not _sums(parameters.rule(name)):
             gradient.div_(len(steps))
     return total
-
-
-def _merged_rows(pieces: list[MergedGradient], rule: AnyRule, steps: int) -> MergedGradient:
-    keys, rows = merge_rows([(piece.keys, piece.rows) for piece in pieces])
-    counted = [(piece.keys, piece.stats) for piece in pieces if piece.stats is not None]
-    stats = merge_rows(counted)[1] if counted else None
-    return MergedGradient(keys, rows if _sums(rule) else rows.div_(steps), stats)
 
 
 def _sums(rule: AnyRule) -> bool:
@@ -290,30 +283,30 @@ class SyncExchange:
     """
 
     def __init__(
-        self, client: Client, dense: DenseParameters, tables: Sequence[RemoteTable], servers: int
+        self, client: Client, dense: DenseParameters, groups: Sequence[TableGroup], servers: int
     ) -> None:
         self._client = client
         self._dense = dense
-        self._tables = tables
+        self._groups = groups
         self._servers = servers
         self.step = 0
         self.ahead = 1
 
     def start(self, step: int) -> None:
         self.step = step
-        for table in self._tables:
-            table.as_of = step
+        for group in self._groups:
+            group.as_of = step
 
     def push(self) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
         self._dense.add_push(push, self._dense.gradients())
-        for table in self._tables:
-            merged = table.take_gradients()
-            if merged is not None:
-                table.add_push(push, merged)
+        for group in self._groups:
+            gradient = group.take_gradients()
+            if gradient is not None:
+                group.add_push(push, gradient)
         for parts, wants in zip(push, self._dense.trained_wants, strict=True):
             parts += wants
-        row_requests = unsent_training(self._tables)
+        row_requests = unsent_training(self._groups)
         add_row_requests(push, row_requests)
         requests = push_requests(push, self.step)
         self.start(self.step + 1)
@@ -321,7 +314,7 @@ class SyncExchange:
 
     def prefetch(self, batches: Batches) -> None:
         """In training the next push requests the rows; in evaluation they are requested here."""
-        prepared = [table.prepare(ids) for table, ids in batches.items()]
+        prepared = prepare(batches)
         send_row_requests(
             self._client, self._servers, [each for each in prepared if not each.insert], self.step
         )
@@ -334,8 +327,8 @@ class SyncExchange:
         return
 
     def renew(self) -> None:
-        for table in self._tables:
-            table.drop_prepared()
+        for group in self._groups:
+            group.drop_prepared()
 
 
 class AsyncExchange:
@@ -350,17 +343,17 @@ class AsyncExchange:
         self,
         client: Client,
         dense: DenseParameters,
-        tables: Sequence[RemoteTable],
+        groups: Sequence[TableGroup],
         servers: int,
         configs: AsyncConfigs,
     ) -> None:
         self._client = client
         self._dense = dense
-        self._tables = tables
+        self._groups = groups
         self._servers = servers
         self._configs = configs
         self._carries = configs.overlap and configs.max_staleness is None
-        self._merging = GradientMerger(tables, configs.max_merge_var_num)
+        self._merging = GradientMerger(groups, configs.max_merge_var_num)
         self._pushes: deque[SentRequests] = deque()
         self._receiving: SentRequests | None = None
         self._sent = 0
@@ -369,14 +362,14 @@ class AsyncExchange:
 
     def start(self, step: int) -> None:
         self.step = step
-        for table in self._tables:
-            table.as_of = step
+        for group in self._groups:
+            group.as_of = step
 
     def push(self) -> None:
         self._merging.add(self._dense.gradients())
         self.start(self.step + 1)
         if self._merging.steps >= self._configs.max_merge_var_num:
-            self._send(unsent_training(self._tables) if self._carries else [])
+            self._send(unsent_training(self._groups) if self._carries else [])
         if not self._configs.overlap:
             self.flush()
             return
@@ -392,8 +385,8 @@ class AsyncExchange:
         """Row requests that no push has carried by the time the next batch is prepared are sent by
         themselves.
         """
-        now = unsent(self._tables)
-        prepared = [table.prepare(ids) for table, ids in batches.items()]
+        now = unsent(self._groups)
+        prepared = prepare(batches)
         if not self._carries:
             now = prepared
         if self._configs.overlap:
@@ -412,8 +405,8 @@ class AsyncExchange:
 
     def renew(self) -> None:
         self._receiving = None
-        for table in self._tables:
-            table.drop_prepared()
+        for group in self._groups:
+            group.drop_prepared()
 
     def _send(self, row_requests: Sequence[RowRequest]) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
@@ -442,11 +435,19 @@ class AsyncExchange:
         self._receiving = SentRequests(self._client, pulls, [], self.step)
 
 
-def unsent(tables: Sequence[RemoteTable]) -> list[RowRequest]:
+def prepare(batches: Batches) -> list[RowRequest]:
+    """Prepare an upcoming batch, each group once."""
+    by_group: dict[TableGroup, dict[int, Sequence[torch.Tensor]]] = {}
+    for table, ids in batches.items():
+        by_group.setdefault(table.group, {})[table.place] = ids
+    return [request for group, calls in by_group.items() for request in group.prepare(calls)]
+
+
+def unsent(groups: Sequence[TableGroup]) -> list[RowRequest]:
     """Row requests of prepared batches that have not been sent."""
-    return [request for table in tables for request in table.unsent()]
+    return [request for group in groups for request in group.unsent()]
 
 
-def unsent_training(tables: Sequence[RemoteTable]) -> list[RowRequest]:
+def unsent_training(groups: Sequence[TableGroup]) -> list[RowRequest]:
     """Those that a push may carry: it inserts rows."""
-    return [request for request in unsent(tables) if request.insert]
+    return [request for request in unsent(groups) if request.insert]

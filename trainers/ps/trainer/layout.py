@@ -8,7 +8,7 @@ dense blocks in sequence, so that one part of a message can cover several of the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +149,12 @@ class SparseParameter:
         return not isinstance(self.rule, Fixed)
 
     @property
+    def alike(self) -> Hashable:
+        """Equal for tables that can be handled together: see `group`."""
+        rows, lr = self.spec.rows, (id(self.group), self.own_lr)
+        return self.spec.size, self.spec.rule, self.rule, lr, rows.statistics, rows.entry.kind
+
+    @property
     def lr(self) -> float:
         """The current learning rate: schedulers change it."""
         if self.own_lr is not None:
@@ -220,10 +226,10 @@ def plan_layout(
     embeddings = {id(module.weight): module for _, module in find_embeddings(model)}
     sparse_names = [name for name, parameter in named.items() if id(parameter) in embeddings]
     _check_names(options.tables, sparse_names)
-    sparse = [
-        _plan_sparse(number, name, embeddings[id(named[name])], trained.get(id(named[name])), options)
-        for number, name in enumerate(sparse_names)
-    ]
+    sparse = _in_groups(
+        _plan_sparse(name, embeddings[id(named[name])], trained.get(id(named[name])), options)
+        for name in sparse_names
+    )
     dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
     dense = []
     if options.dense:
@@ -249,8 +255,16 @@ def _check_names(tables: Mapping[str, TableConfigs], names: list[str]) -> None:
             )
 
 
+def _in_groups(tables: Iterable[SparseParameter]) -> list[SparseParameter]:
+    """Numbered so that those that are handled together follow each other, otherwise as in the model."""
+    groups: dict[Hashable, list[SparseParameter]] = {}
+    for each in tables:
+        groups.setdefault(each.alike, []).append(each)
+    ordered = [each for some in groups.values() for each in some]
+    return [dataclasses.replace(each, table=number) for number, each in enumerate(ordered)]
+
+
 def _plan_sparse(
-    number: int,
     name: str,
     module: EmbeddingModule,
     trained_by: _Trained | None,
@@ -280,7 +294,7 @@ def _plan_sparse(
         module=module,
         group=trained_by.group if trained_by else None,
         own_lr=own.lr,
-        table=number,
+        table=-1,
         spec=spec,
         rule=rule,
     )

@@ -202,9 +202,9 @@ class GeoExchange:
         if not self._before:
             self._before = self._dense.values()
         for table in self._tables:
-            merged = table.remote.take_gradients()
-            if merged is not None:
-                table.cache.train(merged.keys, merged.rows, table.remote.sparse.lr)
+            gradient = table.remote.group.take_gradients()
+            if gradient is not None:
+                table.cache.train(gradient.keys, gradient.rows, table.remote.sparse.lr)
         self._local_step()
         self._local_steps += 1
         self.step += 1

@@ -129,6 +129,14 @@ def row_limit(module: EmbeddingModule) -> int | None:
     return module.num_embeddings
 
 
+def embeds(module: EmbeddingModule) -> bool:
+    """Whether the module only reads rows, on a CPU: with no sum over bags, and no scaled gradients."""
+    plain = isinstance(module, SparseEmbedding) or (
+        isinstance(module, torch.nn.Embedding) and not module.scale_grad_by_freq
+    )
+    return plain and (module.weight.is_meta or module.weight.is_cpu)
+
+
 def rows_of(module: EmbeddingModule) -> RowOptions:
     """How new rows are initialized: those of torch's modules as their reset_parameters does."""
     if isinstance(module, SparseEmbedding):

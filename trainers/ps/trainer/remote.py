@@ -1,7 +1,6 @@
-"""A sparse table as a trainer sees it: the distinct ids of a batch, requests for rows by key and their
-assembly from the servers' answers, and gradients by key until they are pushed.
+"""A sparse table as a trainer sees it: requests for rows by key and their assembly from the servers' answers.
 
-Forward passes belong to `embedding`, the moment of a push to `exchange`.
+Batches and gradients belong to `group`, forward passes to `embedding`, the moment of a push to `exchange`.
 """
 
 from __future__ import annotations
@@ -10,47 +9,32 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trainers.errors import ServerError, UsageError
 from trainers.ps.client import Client, Request
-from trainers.ps.kernels.batch import merge_rows, order_by_server, unique
-from trainers.ps.trainer.layout import SparseParameter, maximizes
+from trainers.ps.kernels.batch import order_by_server
+from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import row_limit
 from trainers.ps.wire import INITIAL, MAX_FRAME_BYTES, Field, Kind, Message, Part
+
+if TYPE_CHECKING:
+    from trainers.ps.trainer.group import Call, TableGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
-    """The distinct ids of a batch. `keys` (u,) int64, those of server s at [cuts[s], cuts[s + 1]); `place`:
-    the position of each id's key, in the shape of the ids; `counts` (u,) int64: how often each key occurs,
-    perhaps never.
+    """The distinct ids of a call. `keys` (u,) int64; `place`: the position of each id's key, in the shape of
+    the ids; `counts` (u,) int64: how often each key occurs, perhaps never.
     """
 
     keys: torch.Tensor
-    cuts: Sequence[int]
     place: torch.Tensor
     counts: torch.Tensor
-
-
-def lookup_of(ids: torch.Tensor, servers: int = 1) -> Lookup:
-    return _lookup(_flat(ids), ids.shape, servers)
-
-
-def lookups_of(batches: Sequence[torch.Tensor], servers: int = 1) -> list[Lookup]:
-    """One lookup per tensor, over the same keys."""
-    if len(batches) == 1:
-        return [lookup_of(batches[0], servers)]
-    flat = torch.cat([_flat(ids) for ids in batches])
-    every = _lookup(flat, flat.shape, servers)
-    found, start = [], 0
-    for ids in batches:
-        place = every.place[start : start + ids.numel()]
-        counts = torch.bincount(place, minlength=len(every.keys))
-        found.append(Lookup(every.keys, every.cuts, place.view(ids.shape), counts))
-        start += ids.numel()
-    return found
 
 
 def same_ids(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -69,29 +53,22 @@ def version_of(ids: torch.Tensor) -> int:
     return 0 if ids.is_inference() else ids._version
 
 
-def _lookup(flat: torch.Tensor, shape: torch.Size, servers: int) -> Lookup:
-    keys, place, counts = unique(flat)
-    order, cuts = order_by_server(keys, servers)
-    if order is not None:
-        # index_select and scatter_ take a quarter of the time of indexing.
-        moved = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-        keys, counts = keys.index_select(0, order), counts.index_select(0, order)
-        place = moved.index_select(0, place)
-    return Lookup(keys, cuts, place.view(shape), counts)
-
-
-def _flat(ids: torch.Tensor) -> torch.Tensor:
-    return ids.detach().reshape(-1).to("cpu", torch.int64)
-
-
 class RowRequest:
-    """A request for the rows of (n,) int64 distinct keys of one table. `cuts`: those of server s are at
-    [cuts[s], cuts[s + 1]). `insert`: keys without a row get one. `as_of`: the step whose rows have been
-    requested; None: not sent yet.
+    """A request for the rows of (n,) int64 distinct keys of a run of tables, the first of which is `table`.
+    `cuts`: the keys of server s are at [cuts[s], cuts[s + 1]); `spans` (servers, tables): how many of them
+    each table has, one after the other; None: there is one table. `insert`: keys without a row get one.
+    `as_of`: the step whose rows have been requested; None: not sent yet.
     """
 
     def __init__(
-        self, table: int, dim: int, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool
+        self,
+        table: int,
+        dim: int,
+        keys: torch.Tensor,
+        cuts: Sequence[int],
+        *,
+        insert: bool,
+        spans: NDArray[np.int64] | None = None,
     ) -> None:
         if 4 * len(keys) * dim > MAX_FRAME_BYTES:
             raise UsageError(
@@ -104,6 +81,7 @@ class RowRequest:
         self.as_of: int | None = None
         self._cuts = cuts
         self._dim = dim
+        self._spans = spans
         self._field = Field.KEYS if insert else Field.PEEK
         self._sent: SentRequests | None = None
         self._rows: torch.Tensor | None = None
@@ -112,9 +90,12 @@ class RowRequest:
         """Whether this server has any of the keys."""
         return self._cuts[server] < self._cuts[server + 1]
 
-    def part(self, server: int) -> Part:
-        """The part of a message to this server."""
-        return Part(self.table, self._field, self.keys[self._cuts[server] : self._cuts[server + 1]])
+    def parts(self, server: int) -> list[Part]:
+        """The parts of a message to this server."""
+        keys = Part(self.table, self._field, self.keys[self._cuts[server] : self._cuts[server + 1]])
+        if self._spans is None:
+            return [keys]
+        return [Part(self.table, Field.SPANS, torch.from_numpy(self._spans[server])), keys]
 
     def mark_sent(self, sent: SentRequests, as_of: int) -> None:
         """The parts have been sent, with the messages of `sent`."""
@@ -191,7 +172,9 @@ class SentRequests:
 def add_row_requests(messages: Sequence[list[Part]], row_requests: Sequence[RowRequest]) -> None:
     """Append to each server's message the row requests that concern it."""
     for server, parts in enumerate(messages):
-        parts += [request.part(server) for request in row_requests if request.concerns(server)]
+        for request in row_requests:
+            if request.concerns(server):
+                parts += request.parts(server)
 
 
 def send_row_requests(
@@ -217,21 +200,6 @@ def push_requests(messages: Sequence[Sequence[Part]], step: int) -> list[Request
 
 
 _CHUNK_BYTES = 4 << 20
-_MAX_AHEAD = 2
-"""Batches that may be prepared besides the current one."""
-
-
-@dataclass(slots=True, eq=False)
-class _PreparedBatch:
-    """A prepared batch. `version`: of the tensor, which grows when it is changed in place; `age`: how many
-    batches have been prepared since.
-    """
-
-    ids: torch.Tensor
-    lookup: Lookup
-    request: RowRequest
-    version: int
-    age: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,93 +217,57 @@ class MergedGradient:
 
 
 class RemoteTable:
-    """One table of the model. `as_of`: the current step of this trainer; `late`: how many steps older
-    prepared rows may be.
+    """One table of the model: requests about some of its rows or all of them. What it has in common with
+    others, batches and gradients, belongs to its `group`.
     """
 
+    group: TableGroup
+
     def __init__(
-        self, sparse: SparseParameter, servers: int, client: Client, *, row_dtype: torch.dtype, late: int = 0
+        self, sparse: SparseParameter, servers: int, client: Client, *, row_dtype: torch.dtype
     ) -> None:
         self.sparse = sparse
-        self.as_of = 0
-        self._late = late
-        self._servers = servers
-        self._client = client
-        self._row_dtype = row_dtype
-        self._prepared: list[_PreparedBatch] = []
-        self._gradients: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._stats: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.servers = servers
+        self.client = client
+        self.row_dtype = row_dtype
+        self.place = 0
 
-    @property
-    def has_gradients(self) -> bool:
-        return bool(self._gradients)
-
-    @property
-    def row_gradients(self) -> int:
-        """How many have been collected, each of some rows."""
-        return len(self._gradients)
+    def join(self, group: TableGroup, place: int) -> None:
+        """Become the table of this number in a group."""
+        self.group, self.place = group, place
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
-        """The keys of a batch and their rows, (u, dim) float32."""
-        each = self._take_prepared(ids)
-        if each is not None:
-            return each.lookup, self._rows_of(each, insert=insert)
-        lookup = lookup_of(ids, self._servers)
-        return lookup, self._pull(lookup, insert=insert)
+        """The keys of a call and their rows, (u, dim) float32."""
+        return self.group.look_up(self.place, ids, insert=insert)
 
     def lookup(self, ids: torch.Tensor) -> Lookup:
-        """The keys of a batch, which may have been prepared."""
-        each = self._take_prepared(ids)
-        return lookup_of(ids, self._servers) if each is None else each.lookup
+        """The keys of a call, which may have been prepared."""
+        return self.group.keys_of(self.place, ids)
 
-    def _take_prepared(self, ids: torch.Tensor) -> _PreparedBatch | None:
-        """The batch that was prepared with this tensor, unless the tensor has changed since."""
-        for number, each in enumerate(self._prepared):
-            if same_ids(each.ids, ids):
-                del self._prepared[number]
-                return each if each.version == version_of(ids) else None
-        return None
-
-    def _rows_of(self, each: _PreparedBatch, *, insert: bool) -> torch.Tensor:
-        as_of = each.request.as_of
-        if as_of is None or self.as_of - as_of > self._late:  # its row request was never sent, or is too old
-            return self._pull(each.lookup, insert=insert)
-        return each.request.rows
-
-    def _pull(self, lookup: Lookup, *, insert: bool) -> torch.Tensor:
-        request = self.row_request(lookup.keys, lookup.cuts, insert=insert)
-        send_row_requests(self._client, self._servers, [request], self.as_of)
-        return request.rows
+    def call(self, ids: torch.Tensor) -> Call:
+        """The call of these ids in training."""
+        return self.group.call(self.place, ids)
 
     def prepare(self, batches: Sequence[torch.Tensor]) -> RowRequest:
-        """Prepare an upcoming batch: the tensors of ids with which this table's module will be called."""
-        lookups = lookups_of(batches, self._servers)
-        insert = self.sparse.module.training
-        request = self.row_request(lookups[0].keys, lookups[0].cuts, insert=insert)
-        for each in self._prepared:
-            each.age += 1
-        self._prepared = [
-            each for each in self._prepared if each.age <= _MAX_AHEAD
-        ]  # older ones were never used
-        self._prepared += [
-            _PreparedBatch(ids, lookup, request, version_of(ids))
-            for ids, lookup in zip(batches, lookups, strict=True)
-        ]
+        """Prepare an upcoming batch of this table alone: the tensors of ids with which its module will be
+        called.
+        """
+        (request,) = self.group.prepare({self.place: batches})
         return request
 
-    def drop_prepared(self) -> None:
-        """Fetch the rows of prepared batches again."""
-        self._prepared.clear()
+    def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
+        """Keep the gradient of these rows for the next push."""
+        self.group.add_gradient(self.place, keys, grad)
 
-    def unsent(self) -> list[RowRequest]:
-        """The row requests of prepared batches that have not been sent."""
-        return list(dict.fromkeys(each.request for each in self._prepared if each.request.as_of is None))
+    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
+        """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
+        self.group.add_stats(self.place, keys, stats)
 
     def pull_rows(self, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
         """(n, dim) float32 for (n,) int64 distinct keys."""
-        order, cuts = order_by_server(keys, self._servers)
+        order, cuts = order_by_server(keys, self.servers)
         request = self.row_request(keys if order is None else keys[order], cuts, insert=insert)
-        send_row_requests(self._client, self._servers, [request], self.as_of)
+        send_row_requests(self.client, self.servers, [request], self.group.as_of)
         if order is None:
             return request.rows
         rows = torch.empty(len(keys), self.sparse.spec.size)
@@ -344,7 +276,7 @@ class RemoteTable:
 
     def inserting(self, keys: torch.Tensor) -> RowRequest:
         """A request for distinct keys, which it orders by server; keys without a row get one."""
-        order, cuts = order_by_server(keys, self._servers)
+        order, cuts = order_by_server(keys, self.servers)
         return self.row_request(keys if order is None else keys[order], cuts, insert=True)
 
     def pull_all(self) -> torch.Tensor | None:
@@ -365,50 +297,23 @@ class RemoteTable:
     def assigned(self, weight: torch.Tensor, number: int) -> Iterator[list[Request]]:
         """The rows of a weight for the servers, some at a time; `number`: INITIAL or LOADED."""
         for keys in self._chunks(len(weight)):
-            assigned: list[list[Part]] = [[] for _ in range(self._servers)]
+            assigned: list[list[Part]] = [[] for _ in range(self.servers)]
             self._add(assigned, MergedGradient(keys, weight[keys], None), 0.0)
             yield [
                 Request(server=server, kind=Kind.ASSIGN, number=number, parts=tuple(parts))
                 for server, parts in enumerate(assigned)
             ]
 
-    def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
-        """Keep the gradient of these rows for the next push."""
-        if self.sparse.trained:
-            self._gradients.append((keys, grad))
-
-    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
-        """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
-        if self.sparse.trained:
-            self._stats.append((keys, stats))
-
-    def drop_gradients(self) -> None:
-        self._gradients.clear()
-        self._stats.clear()
-
-    def take_gradients(self) -> MergedGradient | None:
-        """The merged gradient since the last call; None when no backward pass has touched the table."""
-        if not self._gradients:
-            return None
-        keys, rows = self._gradients[0] if len(self._gradients) == 1 else merge_rows(self._gradients)
-        if maximizes(self.sparse.group):
-            rows = rows.neg()
-        stats = None
-        if self._stats:  # in the order of the gradient's keys, which come first
-            stats = merge_rows([(keys, torch.zeros(len(keys), 2)), *self._stats])[1][: len(keys)]
-        self._gradients, self._stats = [], []
-        return MergedGradient(keys, rows, stats)
-
     def add_push(self, push: Sequence[list[Part]], merged: MergedGradient, lr: float | None = None) -> None:
         """Append a gradient to each server's push: also to those without a key, whose step count must advance
         too. `lr`: instead of the current learning rate.
         """
-        sent = dataclasses.replace(merged, rows=merged.rows.to(self._row_dtype))
+        sent = dataclasses.replace(merged, rows=merged.rows.to(self.row_dtype))
         self._add(push, sent, self.sparse.lr if lr is None else lr)
 
     def by_server(self, merged: MergedGradient) -> tuple[MergedGradient, list[int]]:
         """The gradient ordered by server; the keys of server s are at [cuts[s], cuts[s + 1])."""
-        order, cuts = order_by_server(merged.keys, self._servers)
+        order, cuts = order_by_server(merged.keys, self.servers)
         return (merged if order is None else merged.at(order)), cuts
 
     def _add(self, messages: Sequence[list[Part]], merged: MergedGradient, lr: float) -> None:

@@ -28,6 +28,7 @@ from trainers.ps.server.saving import SaveRequest
 from trainers.ps.tables.spec import ShrinkPolicy, describe_job, start_of
 from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, Exchange, SyncExchange
+from trainers.ps.trainer.group import TableGroup, grouped
 from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedRows, GeoExchange
 from trainers.ps.trainer.modules import row_limit
@@ -161,10 +162,13 @@ class Worker:
                 layout.servers,
                 self._client,
                 row_dtype=ROW_DTYPES[configs.wire_dtype],
-                late=0 if asynchronous is None else 1,
             )
             for sparse in layout.sparse
         ]
+        if asynchronous is not None and asynchronous.k_steps:
+            self._groups = [TableGroup([table], late=1) for table in self._tables]
+        else:
+            self._groups = grouped(self._tables, late=0 if asynchronous is None else 1)
         self._local_dense = local is not None and bool(local.dense)
         self._rows: list[RemoteTable | CachedRows] = [*self._tables]
         self._exchange = self._exchange_for(asynchronous, local)
@@ -275,21 +279,17 @@ class Worker:
         """Whether there are gradients of rows that no step has pushed. `weights`: only of embeddings whose
         weights have these ids.
         """
-        return any(table.has_gradients for table in self._of(weights))
+        return self.row_gradients(weights) > 0
 
     def row_gradients(self, weights: Container[int] | None = None) -> int:
         """How many there are; `weights` as for `has_rows`."""
-        return sum(table.row_gradients for table in self._of(weights))
+        return sum(group.row_gradients for group in self._groups if group.concerns(weights))
 
     def drop_rows(self, weights: Container[int] | None = None) -> None:
         """Drop gradients of rows, as `zero_grad` does for parameters."""
-        for table in self._of(weights):
-            table.drop_gradients()
-
-    def _of(self, weights: Container[int] | None) -> Sequence[RemoteTable]:
-        if weights is None:
-            return self._tables
-        return [table for table in self._tables if id(table.sparse.module.weight) in weights]
+        for group in self._groups:
+            if group.concerns(weights):
+                group.drop_gradients()
 
     def barrier(self) -> None:
         """Wait for all trainers, when all of this one's pushes have been applied."""
@@ -366,9 +366,9 @@ class Worker:
         servers = self._layout.servers
         exchange: Exchange
         if asynchronous is None:
-            exchange = SyncExchange(self._client, self._dense, self._tables, servers)
+            exchange = SyncExchange(self._client, self._dense, self._groups, servers)
         elif not asynchronous.k_steps:
-            exchange = AsyncExchange(self._client, self._dense, self._tables, servers, asynchronous)
+            exchange = AsyncExchange(self._client, self._dense, self._groups, servers, asynchronous)
         elif local is None:
             raise AssertionError("geo training without a local step")
         else:

@@ -78,7 +78,7 @@ def test_a_server_restored_in_the_middle_of_a_step_ends_as_one_that_was_not(sync
 
 def test_pushes_that_wait_for_others_come_back_with_everything() -> None:
     bench = Bench().opened()
-    bench.store._tables[3] = type(bench.store.tables[1])(ADAM)
+    bench.store.make({number: table.spec for number, table in bench.store.tables.items()} | {3: ADAM})
     stats = Part(3, Field.STATS, torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
     rows = (Part(3, Field.KEYS, torch.tensor([7, -(2**63)])), Part(3, Field.ROWS, torch.ones(2, 2), lr=0.1))
     bench.ask(Kind.PUSH, 0, number=0, parts=(*gradient(0, 0), *rows, stats))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from trainers.errors import NotSupportedError
-from trainers.ps.trainer.embedding import ServedEmbedding
+from trainers.ps.trainer.embedding import RowSource, ServedEmbedding
 from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, find_embeddings
-from trainers.ps.trainer.remote import Lookup, lookup_of
+from trainers.ps.trainer.remote import Lookup
 
 MODULES: dict[str, Callable[[], EmbeddingModule]] = {
     "plain": lambda: torch.nn.Embedding(10, 3, sparse=True),
@@ -26,7 +26,7 @@ BATCHES = {
 }
 
 
-class LocalRows:
+class LocalRows(RowSource):
     """A table in this process; gradients are kept as they come."""
 
     def __init__(self, weight: torch.Tensor) -> None:
@@ -36,7 +36,8 @@ class LocalRows:
         self.stats: dict[int, torch.Tensor] = {}
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
-        lookup = lookup_of(ids)
+        keys, place, counts = torch.unique(ids.long(), return_inverse=True, return_counts=True)
+        lookup = Lookup(keys, place, counts)
         return lookup, self.weight[lookup.keys.clamp(0, len(self.weight) - 1)]
 
     def pull_all(self) -> torch.Tensor:

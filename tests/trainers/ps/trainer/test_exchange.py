@@ -18,6 +18,7 @@ from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, SyncExchange
+from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.local import CachedRows, GeoExchange
 from trainers.ps.trainer.modules import SparseEmbedding
@@ -106,13 +107,14 @@ class Trainer:
             name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
         )
         late = 0 if configs is None else 1
-        self.table = RemoteTable(sparse, SERVERS, client, row_dtype=torch.float32, late=late)
+        self.table = RemoteTable(sparse, SERVERS, client, row_dtype=torch.float32)
+        groups = [TableGroup([self.table], late=late)]
         dense = DenseParameters([], SERVERS)
         self.exchange: SyncExchange | AsyncExchange
         if configs is None:
-            self.exchange = SyncExchange(client, dense, [self.table], SERVERS)
+            self.exchange = SyncExchange(client, dense, groups, SERVERS)
         else:
-            self.exchange = AsyncExchange(client, dense, [self.table], SERVERS, configs)
+            self.exchange = AsyncExchange(client, dense, groups, SERVERS, configs)
         self.ages: list[int] = []
 
     def train(self, batches: Sequence[torch.Tensor], *, steps: int | None = None, every: int = 1) -> None:
@@ -256,7 +258,9 @@ def geo(batches: Sequence[torch.Tensor], k_steps: int = 100) -> tuple[Servers, l
     sparse: Any = SparseParameter(
         name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
     )
-    table = CachedRows(RemoteTable(sparse, SERVERS, client, row_dtype=torch.float32))
+    remote = RemoteTable(sparse, SERVERS, client, row_dtype=torch.float32)
+    TableGroup([remote])
+    table = CachedRows(remote)
     exchange = GeoExchange(
         client,
         DenseParameters([], SERVERS),

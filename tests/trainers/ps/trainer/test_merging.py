@@ -9,6 +9,7 @@ from trainers.ps.client import Client
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.trainer.exchange import DenseParameters, GradientMerger
+from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import Block, DenseParameter, SparseParameter
 from trainers.ps.trainer.modules import SparseEmbedding
 from trainers.ps.trainer.remote import RemoteTable
@@ -72,7 +73,9 @@ def rows_of(rule: AnyRule, row_dtype: torch.dtype = torch.float32) -> RemoteTabl
     sparse: Any = SparseParameter(
         name="t", module=SparseEmbedding(2), group={"lr": 0.1}, own_lr=None, table=0, spec=spec, rule=rule
     )
-    return RemoteTable(sparse, 1, cast(Client, None), row_dtype=row_dtype)
+    table = RemoteTable(sparse, 1, cast(Client, None), row_dtype=row_dtype)
+    TableGroup([table])
+    return table
 
 
 @pytest.mark.parametrize(
@@ -80,7 +83,7 @@ def rows_of(rule: AnyRule, row_dtype: torch.dtype = torch.float32) -> RemoteTabl
 )
 def test_rows_of_one_key_are_merged_over_steps_and_each_key_goes_once(rule: AnyRule, share: float) -> None:
     table = rows_of(rule)
-    merging = GradientMerger([table])
+    merging = GradientMerger([table.group])
     for keys, row, shows in ([7, 9], [1.0, 2.0], 3.0), ([9, -1], [10.0, 20.0], 4.0):
         table.add_stats(torch.tensor(keys), torch.tensor([[shows, 1.0]] * 2))
         table.add_gradient(torch.tensor(keys), torch.tensor([row] * 2))
@@ -98,7 +101,7 @@ def test_rows_of_one_key_are_merged_over_steps_and_each_key_goes_once(rule: AnyR
 def test_rows_go_as_short_as_asked_for_and_dense_values_do_not(dtype: torch.dtype) -> None:
     table = rows_of(SGD(), dtype)
     table.add_gradient(torch.tensor([1]), torch.tensor([[0.3, -2.0]]))
-    merging = GradientMerger([table])
+    merging = GradientMerger([table.group])
     merging.add({"plain": torch.tensor([0.1, 0.2])})
     push: list[list[Part]] = [[]]
     merging.add_push(DenseParameters([parameter(SGD(), "plain", 1)], 1), push)

@@ -11,6 +11,7 @@ from trainers.ps.client import Client, Request
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import SparseEmbedding
 from trainers.ps.trainer.remote import RemoteTable, send_row_requests
@@ -44,18 +45,20 @@ def remote() -> tuple[OneServer, RemoteTable]:
     sparse: Any = SparseParameter(
         name="t", module=module, group={"lr": 1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
     )
-    return server, RemoteTable(sparse, 1, cast(Client, server), row_dtype=torch.float32, late=1)
+    table = RemoteTable(sparse, 1, cast(Client, server), row_dtype=torch.float32)
+    TableGroup([table], late=1)
+    return server, table
 
 
 def prepare(server: OneServer, table: RemoteTable, ids: torch.Tensor) -> None:
-    send_row_requests(cast(Client, server), 1, [table.prepare([ids])], table.as_of)
+    send_row_requests(cast(Client, server), 1, [table.prepare([ids])], table.group.as_of)
 
 
 def test_a_prepared_batch_is_asked_for_once() -> None:
     server, table = remote()
     ids = torch.tensor([3, 5, 3])
     prepare(server, table, ids)
-    table.as_of += 1
+    table.group.as_of += 1
     lookup, _ = table.look_up(ids, insert=True)
     assert lookup.keys.tolist() == [3, 5]
     assert server.asked == [[3, 5]]
@@ -75,7 +78,7 @@ def test_a_batch_whose_turn_has_passed_gets_the_rows_of_now() -> None:
     server, table = remote()
     ids = torch.tensor([3])
     prepare(server, table, ids)
-    table.as_of += 5
+    table.group.as_of += 5
     server.table.apply(torch.tensor([3]), torch.ones(1, 1), 1.0)
     _, rows = table.look_up(ids, insert=True)
     assert torch.equal(rows, server.table.pull(torch.tensor([3])))
@@ -98,9 +101,9 @@ def test_shows_follow_the_order_of_the_gradients_keys() -> None:
     table.add_stats(torch.tensor([9, 4, 7]), torch.tensor([[1.0, 0.0], [2.0, 1.0], [5.0, 5.0]]))
     table.add_gradient(torch.tensor([4, 9]), torch.ones(2, 1))
     table.add_stats(torch.tensor([4]), torch.tensor([[1.0, 1.0]]))
-    merged = table.take_gradients()
+    merged = table.group.take_gradients()
     assert merged is not None
     assert merged.stats is not None
     assert merged.keys.tolist() == [4, 9]
     assert merged.stats.tolist() == [[3, 2], [1, 0]]
-    assert table.take_gradients() is None
+    assert table.group.take_gradients() is None

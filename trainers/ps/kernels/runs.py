@@ -1,0 +1,296 @@
+"""The kernels of rows and of updates over a run of tables: one call for a whole request, so that its cost
+grows with its keys and not with the tables.
+
+numba takes no list of tables. So each table publishes the addresses of its arrays as a line of numbers, from
+which a kernel makes the arrays again: whoever calls must keep the tables alive, and their lines up to date.
+Keys are in the order of the tables; those of table t are at [starts[t], starts[t + 1]).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainers.kernels.compiled import Floats, Keys, Mask, Scalar, compiled
+from trainers.ps.kernels import updates
+from trainers.ps.kernels.index import ENOUGH, SEGMENT, SEGMENTS, Index
+from trainers.ps.kernels.memory import carray, pointer
+from trainers.ps.kernels.rows import COUNT, DIM, STRIDE, Fresh, Rows, gather, initial_rows, insert, pull
+
+(
+    RECORDS,
+    RECORD_WORDS,
+    FLAGS,
+    FLAG_COUNT,
+    NUMBERS,
+    IMAGES,
+    IMAGE_WORDS,
+    IMAGE_OF,
+    IMAGE_COUNT,
+    CUT,
+    ENTRIES,
+    ENTRY_COUNT,
+    DIRECTORY,
+    DIRECTORY_SIZE,
+    FILL,
+    FILL_SIZE,
+    DEPTHS,
+    INDEX_NUMBERS,
+    SECRETS,
+    ROOM,
+    COLUMNS,
+) = range(21)
+"""A line: addresses and lengths of the arrays of `Rows` and `Index`; ROOM: rows for which there is memory."""
+
+NEEDS_ROOM = 3
+"""What `insert_run` needs to continue, besides what the index may need."""
+
+
+class Run(NamedTuple):
+    """The lines of some tables, and what their new rows contain: `Fresh` in columns."""
+
+    lines: NDArray[np.int64]  # (tables, COLUMNS)
+    kinds: NDArray[np.int64]
+    seeds: NDArray[np.uint64]
+    numbers: NDArray[np.float32]  # (tables, 3): a, b, state
+
+
+def line_of(index: Index, rows: Rows, room: int) -> list[int]:
+    """The line of a table. Its arrays must stay alive, and where they are."""
+    return [
+        *(rows.words.ctypes.data, len(rows.words), rows.flags.ctypes.data, len(rows.flags)),
+        *(rows.numbers.ctypes.data, rows.images.ctypes.data, len(rows.images)),
+        *(rows.image_of.ctypes.data, len(rows.image_of), rows.cut.ctypes.data),
+        *(index.entries.ctypes.data, len(index.entries), index.directory.ctypes.data, len(index.directory)),
+        *(index.fill.ctypes.data, len(index.fill), index.depths.ctypes.data),
+        *(index.numbers.ctypes.data, index.secret.ctypes.data, room),
+    ]
+
+
+@compiled
+def index_at(lines: Keys, table: Scalar) -> Index:
+    line = lines[table]
+    return Index(
+        carray(pointer(line[ENTRIES]), (line[ENTRY_COUNT],), np.uint64),
+        carray(pointer(line[DIRECTORY]), (line[DIRECTORY_SIZE],), np.uint32),
+        carray(pointer(line[FILL]), (line[FILL_SIZE],), np.int32),
+        carray(pointer(line[DEPTHS]), (line[FILL_SIZE],), np.int32),
+        carray(pointer(line[INDEX_NUMBERS]), (2,), np.int64),
+        carray(pointer(line[SECRETS]), (2,), np.uint64),
+    )
+
+
+@compiled
+def rows_at(lines: Keys, table: Scalar) -> Rows:
+    line = lines[table]
+    return Rows(
+        carray(pointer(line[RECORDS]), (line[RECORD_WORDS],), np.int64),
+        carray(pointer(line[RECORDS]), (2 * line[RECORD_WORDS],), np.float32),
+        carray(pointer(line[FLAGS]), (line[FLAG_COUNT],), np.uint8),
+        carray(pointer(line[NUMBERS]), (6,), np.int64),
+        carray(pointer(line[IMAGES]), (line[IMAGE_WORDS],), np.int64),
+        carray(pointer(line[IMAGE_OF]), (line[IMAGE_COUNT],), np.uint32),
+        carray(pointer(line[CUT]), (4,), np.int64),
+    )
+
+
+@compiled
+def fresh_at(run: Run, table: Scalar) -> Fresh:
+    numbers = run.numbers[table]
+    kind: Scalar = run.kinds[table]
+    seed: Scalar = run.seeds[table]
+    return Fresh(kind, numbers[0], numbers[1], seed, numbers[2])
+
+
+@compiled
+def pull_run(lines: Keys, starts: Keys, keys: Keys, out: Floats, missing: Keys, counts: Keys) -> int:
+    """out[i] = the values of keys[i]. Of each table the positions, among its own, of keys without a row are
+    written to `missing` from starts[t] on, and their number to `counts`; returns how many there are in all.
+    """
+    total = np.int64(0)
+    for table in range(len(counts)):
+        start, stop = starts[table], starts[table + 1]
+        if start < stop:
+            index, rows = index_at(lines, table), rows_at(lines, table)
+            found = pull(index, rows, keys[start:stop], out[start:stop], missing[start:stop])
+            counts[table] = found
+            total += found
+    return int(total)
+
+
+@compiled
+def insert_run(
+    run: Run,
+    starts: Keys,
+    keys: Keys,
+    missing: Keys,
+    counts: Keys,
+    slots: Keys,
+    first: Scalar,
+    done: Scalar,
+) -> tuple[int, int, int]:
+    """Rows for the missing keys of `pull_run`, from key `done` of table `first` on; `slots` in the places of
+    `missing`. Returns (table, its next key, ENOUGH or what that table needs to continue).
+    """
+    for table in range(first, len(counts)):
+        count = counts[table]
+        if count:
+            start = starts[table]
+            index, rows = index_at(run.lines, table), rows_at(run.lines, table)
+            if not done and rows.numbers[COUNT] + count > run.lines[table, ROOM]:
+                return table, 0, NEEDS_ROOM
+            new = np.empty(count, np.int64)
+            for i in range(count):
+                new[i] = keys[start + missing[start + i]]
+            done, needs = insert(
+                index, rows, fresh_at(run, table), new, np.int64(done), slots[start : start + count]
+            )
+            if needs != ENOUGH:
+                return table, int(done), int(needs)
+        done = 0
+    return len(counts), 0, ENOUGH
+
+
+@compiled
+def gather_run(lines: Keys, starts: Keys, missing: Keys, counts: Keys, slots: Keys, out: Floats) -> None:
+    """Fill `out` for the missing keys, which have rows now."""
+    for table in range(len(counts)):
+        start, end = starts[table], starts[table] + counts[table]
+        if start < end:
+            rows = rows_at(lines, table)
+            gather(rows, slots[start:end], missing[start:end], out[start : starts[table + 1]])
+
+
+@compiled
+def initial_run(run: Run, starts: Keys, keys: Keys, missing: Keys, counts: Keys, flat: Floats) -> None:
+    """Fill `flat`, (n * dim,), for the missing keys with their initial values."""
+    for table in range(len(counts)):
+        start, stop, end = starts[table], starts[table + 1], starts[table] + counts[table]
+        if start < end:
+            dim = rows_at(run.lines, table).numbers[DIM]
+            target = flat[start * dim : stop * dim]
+            initial_rows(fresh_at(run, table), keys[start:stop], missing[start:end], target, dim)
+
+
+@compiled
+def without_room(lines: Keys, starts: Keys, most: Scalar, lacking: Mask) -> bool:
+    """lacking[t] = whether table t might have no memory for as many new rows as it has keys here: see
+    Storage.has_room. Whether there is any.
+    """
+    found = False
+    for table in range(len(lacking)):
+        new, line = starts[table + 1] - starts[table], lines[table]
+        if new:
+            rows, index = rows_at(lines, table), index_at(lines, table)
+            total, segments = rows.numbers[COUNT] + new, index.numbers[SEGMENTS] + new
+            lacking[table] = (
+                total > min(most, line[FLAG_COUNT])
+                or total * rows.numbers[STRIDE] > line[RECORD_WORDS]
+                or segments * SEGMENT > line[ENTRY_COUNT]
+            )
+            found |= lacking[table]
+    return found
+
+
+# ---- One step of an optimizer. options: (tables, ...), a line as the kernel in `updates` takes it. Each does
+# what its kernel does for every table, and returns how many keys without a row there are.
+
+
+@compiled
+def sgd(
+    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
+) -> int:
+    total = np.int64(0)
+    for t in range(len(counts)):
+        start, stop = starts[t], starts[t + 1]
+        if start < stop:
+            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
+            counts[t] = updates.sgd(index, rows, keys[start:stop], grad[start:stop], options[t], some)
+            total += counts[t]
+    return int(total)
+
+
+@compiled
+def momentum(
+    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
+) -> int:
+    total = np.int64(0)
+    for t in range(len(counts)):
+        start, stop = starts[t], starts[t + 1]
+        if start < stop:
+            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
+            counts[t] = updates.momentum(index, rows, keys[start:stop], grad[start:stop], options[t], some)
+            total += counts[t]
+    return int(total)
+
+
+@compiled
+def adagrad(
+    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
+) -> int:
+    total = np.int64(0)
+    for t in range(len(counts)):
+        start, stop = starts[t], starts[t + 1]
+        if start < stop:
+            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
+            counts[t] = updates.adagrad(index, rows, keys[start:stop], grad[start:stop], options[t], some)
+            total += counts[t]
+    return int(total)
+
+
+@compiled
+def sparse_adam(
+    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
+) -> int:
+    total = np.int64(0)
+    for t in range(len(counts)):
+        start, stop = starts[t], starts[t + 1]
+        if start < stop:
+            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
+            counts[t] = updates.sparse_adam(index, rows, keys[start:stop], grad[start:stop], options[t], some)
+            total += counts[t]
+    return int(total)
+
+
+@compiled
+def adam(
+    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
+) -> int:
+    total = np.int64(0)
+    for t in range(len(counts)):
+        start, stop = starts[t], starts[t + 1]
+        if start < stop:
+            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
+            counts[t] = updates.adam(index, rows, keys[start:stop], grad[start:stop], options[t], some)
+            total += counts[t]
+    return int(total)
+
+
+@compiled
+def rmsprop(
+    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
+) -> int:
+    total = np.int64(0)
+    for t in range(len(counts)):
+        start, stop = starts[t], starts[t + 1]
+        if start < stop:
+            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
+            counts[t] = updates.rmsprop(index, rows, keys[start:stop], grad[start:stop], options[t], some)
+            total += counts[t]
+    return int(total)
+
+
+@compiled
+def ftrl(
+    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
+) -> int:
+    total = np.int64(0)
+    for t in range(len(counts)):
+        start, stop = starts[t], starts[t + 1]
+        if start < stop:
+            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
+            counts[t] = updates.ftrl(index, rows, keys[start:stop], grad[start:stop], options[t], some)
+            total += counts[t]
+    return int(total)

@@ -1,0 +1,212 @@
+"""Runs of sparse tables: tables with consecutive numbers, of the same size and rule, whose rows are read and
+updated by one call. What a table does by itself, a run does for all its tables, with the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.kernels.compiled import Floats, Keys
+from trainers.ps.kernels.batch import all_finite, array_of
+from trainers.ps.kernels.index import ENOUGH
+from trainers.ps.kernels.runs import (
+    COLUMNS,
+    Run,
+    gather_run,
+    initial_run,
+    insert_run,
+    pull_run,
+    without_room,
+)
+from trainers.ps.tables.dense import numbers_of, run_kernel_of
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError
+from trainers.ps.tables.storage import MAX_ROWS
+
+NOT_IN = -1
+"""Instead of a number of keys: the table is not in the push, so it does not count a step."""
+
+Spans = NDArray[np.int64]
+"""How many keys each table of a run has, (tables,)."""
+
+
+def starts_of(spans: Spans) -> Keys:
+    """(tables + 1,) int64: the keys of table t are at [starts[t], starts[t + 1])."""
+    starts = np.zeros(len(spans) + 1, np.int64)
+    np.cumsum(np.maximum(spans, 0), out=starts[1:])
+    return starts
+
+
+class Lines:
+    """The lines of all sparse tables of a server (see `kernels.runs`), by number."""
+
+    def __init__(self, tables: dict[int, SparseTable]) -> None:
+        self._tables = tables
+        self._lines = np.zeros((max(tables, default=-1) + 1, COLUMNS), np.int64)
+        for number, table in tables.items():
+            table.publish(self._lines[number])
+        self._runs: dict[tuple[int, int], SparseRun] = {}
+
+    def run(self, first: int, count: int) -> SparseRun:
+        """Raises KeysError for tables that are no run."""
+        run = self._runs.get((first, count))
+        if run is None:
+            if not 0 < count <= len(self._tables):
+                raise KeysError(f"{count} tables from {first} on are not sparse tables of this server")
+            tables = [self._tables.get(number) for number in range(first, first + count)]
+            found = [each for each in tables if each is not None]
+            if len(found) != count:
+                raise KeysError(
+                    f"tables {first} to {first + count - 1} are not all sparse tables of this server"
+                )
+            if len(self._runs) > 4 * len(self._tables):  # a sender that never groups them in the same way
+                self._runs.clear()
+            run = self._runs[first, count] = SparseRun(found, self._lines[first : first + count])
+        return run
+
+
+class SparseRun:
+    """Some tables, and their lines. `spans` (tables,): how many of the keys belong to each table, one after
+    the other. Errors are those of SparseTable.
+    """
+
+    def __init__(self, tables: Sequence[SparseTable], lines: Keys) -> None:
+        first = tables[0].spec
+        for spec in (table.spec for table in tables):
+            if spec.size != first.size or spec.rule != first.rule:
+                raise KeysError(f"tables {first.name!r} and {spec.name!r} are not of the same size and rule")
+        self._tables = tables
+        self._name = first.name if len(tables) == 1 else f"{first.name} to {tables[-1].spec.name}"
+        self._rule = first.rule
+        self._update: Callable[..., int] | None = run_kernel_of(first.rule)
+        self.size = first.size
+        self._together = all(table.plain for table in tables)
+        """Whether one call may do it: the tables count nothing and admit every key."""
+        fresh = [table.fresh for table in tables]
+        self._run = Run(
+            lines=lines,
+            kinds=np.array([each.kind for each in fresh], np.int64),
+            seeds=np.array([each.seed for each in fresh], np.uint64),
+            numbers=np.array([(each.a, each.b, each.state) for each in fresh], np.float32),
+        )
+        bounds = [(table.spec.rows.low, table.spec.rows.high) for table in tables]
+        self._bounds = np.array(bounds, np.float32)
+
+    def pull(self, spans: Spans, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
+        """(n, size) float32, a fresh tensor: see SparseTable.pull."""
+        starts = self._starts(spans, keys)
+        if not self._together:
+            out = torch.empty(len(keys), self.size)
+            for table, (start, stop) in zip(self._tables, pairwise(starts.tolist()), strict=True):
+                if start < stop:
+                    out[start:stop] = table.pull(keys[start:stop], insert=insert)
+            return out
+        wanted = array_of(keys)
+        rows = np.empty((len(wanted), self.size), np.float32)
+        missing, counts = np.empty(len(wanted), np.int64), np.zeros(len(spans), np.int64)
+        if pull_run(self._run.lines, starts, wanted, rows, missing, counts):
+            if insert:
+                slots = self._insert(starts, wanted, missing, counts)
+                gather_run(self._run.lines, starts, missing, counts, slots, rows)
+            else:
+                initial_run(self._run, starts, wanted, missing, counts, rows.reshape(-1))
+        return torch.from_numpy(rows)
+
+    def check(
+        self, spans: Spans, keys: torch.Tensor, grad: torch.Tensor, stats: torch.Tensor | None = None
+    ) -> None:
+        """Raises TableError for arguments that `apply` would refuse, and for NaN or infinity."""
+        self._starts(spans, keys)
+        wanted = (keys.shape[0], self.size)
+        if grad.shape != wanted or grad.dtype is not torch.float32:
+            raise ShapeError(f"tables {self._name} need rows of shape {list(wanted)}, not {list(grad.shape)}")
+        for table in self._tables:
+            table.check(keys[:0], grad[:0], None if stats is None else stats[:0])
+        if stats is not None and stats.shape != (keys.shape[0], 2):
+            raise ShapeError(f"tables {self._name} need statistics of 2 columns for each key")
+        if not all_finite(grad) or not (stats is None or all_finite(stats)):
+            raise NotFiniteError(f"a gradient for tables {self._name} has NaN or infinity")
+
+    def make_room(self, pieces: Sequence[tuple[Spans, torch.Tensor]], *, filtered: bool = True) -> None:
+        """Ensure that `apply` (or, not `filtered`, `assign`) of these spans and keys, all of them, will have
+        memory for their rows. Raises FullError.
+        """
+        starts = [self._starts(spans, keys) for spans, keys in pieces]
+        lacking = np.zeros(len(self._tables), np.bool_)
+        if without_room(self._run.lines, sum(starts[1:], start=starts[0]), MAX_ROWS, lacking):
+            for number in np.flatnonzero(lacking).tolist():
+                some = [
+                    keys[start[number] : start[number + 1]]
+                    for start, (_, keys) in zip(starts, pieces, strict=True)
+                ]
+                self._tables[number].make_room(some, filtered=filtered)
+
+    def apply(
+        self,
+        spans: Spans,
+        keys: torch.Tensor,
+        grad: torch.Tensor,
+        lr: float,
+        stats: torch.Tensor | None = None,
+    ) -> None:
+        """One update of every table that is in the push: see SparseTable.apply."""
+        starts = self._starts(spans, keys)
+        if not self._together:
+            for table, span, start in zip(self._tables, spans, starts[:-1], strict=True):
+                if span != NOT_IN:
+                    some = slice(start, start + span)
+                    table.apply(keys[some], grad[some], lr, None if stats is None else stats[some])
+            return
+        assert self._update is not None
+        options = self._options(spans, lr)
+        updated, gradients = array_of(keys), array_of(grad)
+        missing, counts = np.empty(len(updated), np.int64), np.zeros(len(spans), np.int64)
+        update = partial(self._update, self._run.lines)
+        if update(starts, updated, gradients, options, missing, counts):
+            self._insert(starts, updated, missing, counts)
+            found = [
+                missing[start : start + some] + start for start, some in zip(starts, counts, strict=False)
+            ]
+            positions = np.concatenate(found)
+            update(starts_of(counts), updated[positions], gradients[positions], options, missing, counts)
+
+    def _options(self, spans: Spans, lr: float) -> Floats:
+        """Counts a step of every table in the push, and what the kernel takes for each."""
+        by_step: dict[int, tuple[float, ...]] = {}
+        lines: list[tuple[float, ...]] = []
+        for table, span in zip(self._tables, spans.tolist(), strict=True):
+            if span != NOT_IN:
+                table.begin_update(span)
+            numbers = by_step.get(table.step)
+            if numbers is None:
+                numbers = by_step[table.step] = numbers_of(self._rule, max(1, table.step), lr)
+            lines.append(numbers)
+        options = np.empty((len(spans), 2 + len(lines[0])), np.float32)
+        options[:, :2] = self._bounds
+        options[:, 2:] = lines[0] if len(by_step) == 1 else lines
+        return options
+
+    def _insert(self, starts: Keys, keys: Keys, missing: Keys, counts: Keys) -> Keys:
+        slots = np.empty(len(keys), np.int64)
+        number, done = 0, 0
+        while number < len(self._tables):
+            number, done, needs = insert_run(self._run, starts, keys, missing, counts, slots, number, done)
+            if needs != ENOUGH:
+                self._tables[number].grow(needs, int(counts[number]))
+        return slots
+
+    def _starts(self, spans: Spans, keys: torch.Tensor) -> Keys:
+        if len(spans) != len(self._tables) or spans.min() < NOT_IN or spans.max() > len(keys):
+            raise KeysError(f"tables {self._name} need a span each, not {spans.tolist()} of {len(keys)} keys")
+        starts = starts_of(spans)
+        if keys.dim() != 1 or keys.dtype is not torch.int64 or starts[-1] != len(keys):
+            raise KeysError(
+                f"tables {self._name} need (n,) int64 keys, {starts[-1]} of them, not {keys.shape}"
+            )
+        return starts

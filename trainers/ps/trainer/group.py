@@ -1,0 +1,537 @@
+"""Tables that a trainer handles together: one request for the rows of a batch, one pass over its ids, one
+gradient. Tables of a group have consecutive numbers, and equal width, rule and learning rate, so that their
+parts of a message are a run (see `tables.run`); whatever is done once for a group costs a model with hundreds
+of tables as much as one with a single table.
+
+A batch is prepared when its ids are known: by `prefetch` for all tables, or by a forward pass for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.kernels.compiled import Keys
+from trainers.ps.kernels.batch import (
+    arrange_run,
+    array_of,
+    distinct_run,
+    find_run,
+    gather_calls,
+    merge_runs,
+    scatter_calls,
+)
+from trainers.ps.kernels.index import SECRET
+from trainers.ps.tables.run import NOT_IN, Spans, starts_of
+from trainers.ps.trainer.layout import maximizes
+from trainers.ps.trainer.modules import embeds, row_limit
+from trainers.ps.trainer.remote import (
+    Lookup,
+    RemoteTable,
+    RowRequest,
+    same_ids,
+    send_row_requests,
+    version_of,
+)
+from trainers.ps.wire import MAX_FRAME_BYTES, Field, Part
+
+_MAX_AHEAD = 2
+"""Batches that may be prepared besides the current one."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """The ids with which the module of a table will be called, those at [start, stop) of its batch.
+    `version`: of the tensor, which grows when it is changed in place. `output`: see `embedding.embed`.
+    """
+
+    table: int
+    ids: torch.Tensor
+    version: int
+    start: int
+    stop: int
+    batch: Batch
+    output: torch.Tensor | None = None
+
+
+class Batch:
+    """The ids of some calls, and the rows that they need. `keys` are the distinct ids table by table, those
+    of table t at [ends[t], ends[t + 1]); `place` of each id is among those of its table; `counts`: how often
+    each occurs. Rows and gradients are ordered by server first.
+    """
+
+    def __init__(self, group: TableGroup, calls: Sequence[tuple[int, torch.Tensor]], *, insert: bool) -> None:
+        self._group = group
+        self.age = 0
+        """How many batches have been prepared since."""
+        flats = [_flat(ids) for _, ids in calls]
+        tables = [table for table, _ in calls]
+        starts = np.zeros(len(calls) + 1, np.int64)
+        np.cumsum([each.numel() for each in flats], out=starts[1:])
+        self._find_keys(flats, starts, np.searchsorted(tables, np.arange(group.size + 1)))
+        self.calls: dict[int, list[Call]] = {}
+        """Those that have not been made, by table."""
+        for (table, ids), (start, stop) in zip(calls, pairwise(starts.tolist()), strict=True):
+            call = Call(table, ids, version_of(ids), start, stop, self)
+            self.calls.setdefault(table, []).append(call)
+        self._moved, self._spans, sent = group.arranged(self.keys, self.ends)
+        self.request = RowRequest(
+            group.first,
+            group.dim,
+            torch.from_numpy(sent),
+            [0, *np.cumsum(self._spans.sum(axis=1)).tolist()],
+            insert=insert,
+            spans=None if group.size == 1 else self._spans,
+        )
+        self.pushed = (self._moved, self._spans, sent)
+        """Where the gradient of each key is, -1 for padding; how many each table has on each server; keys."""
+        if (self.padding >= 0).any():
+            self.pushed = group.arranged(self.keys, self.ends, self.padding)
+
+    def _find_keys(self, flats: Sequence[torch.Tensor], starts: Keys, firsts: Keys) -> None:
+        group, total = self._group, int(starts[-1])
+        addresses = np.array([each.data_ptr() for each in flats], np.int64)
+        ids, keys = np.empty(total, np.int64), np.empty(total, np.int64)
+        self.place, counts = np.empty(total, np.int64), np.empty(total, np.int64)
+        self.ends = np.zeros(group.size + 1, np.int64)
+        found = distinct_run(addresses, starts, firsts, SECRET, ids, keys, self.place, counts, self.ends)
+        self.keys, self.counts = keys[:found].copy(), counts[:found].copy()
+        self.padding, self.outside = group.find(self.keys, self.ends)
+
+    @cached_property
+    def rows(self) -> NDArray[np.float32]:
+        """(keys, dim) in the order of the request; waits for them."""
+        rows: NDArray[np.float32] = array_of(self.request.rows)
+        for table in np.flatnonzero((self.padding >= 0) & self._group.unbounded):
+            rows[self._moved[self.ends[table] + self.padding[table]]] = 0.0  # nothing else makes them zeros
+        return rows
+
+    def lookup(self, call: Call) -> Lookup:
+        """The keys of the call's table."""
+        some = slice(self.ends[call.table], self.ends[call.table + 1])
+        place = torch.from_numpy(self.place[call.start : call.stop]).view(call.ids.shape)
+        counts = self.counts[some]
+        if len(self.calls.get(call.table, ())):  # others of the same table have theirs
+            counts = np.bincount(self.place[call.start : call.stop], minlength=len(counts))
+        return Lookup(torch.from_numpy(self.keys[some]), place, torch.from_numpy(counts))
+
+    def rows_of(self, call: Call) -> torch.Tensor:
+        """The rows of these keys, (u, dim): a copy."""
+        some = slice(self.ends[call.table], self.ends[call.table + 1])
+        return torch.from_numpy(self.rows[self._moved[some]])
+
+    @property
+    def anchor(self) -> torch.Tensor:
+        """What outputs depend on, for autograd."""
+        return self._group.anchor
+
+    def others(self) -> list[Call]:
+        """The calls that have not been made, and need nothing but their rows."""
+        tables = self._group.tables
+        return [
+            each
+            for number, calls in self.calls.items()
+            if self._group.embeds[number] and tables[number].sparse.module.weight.requires_grad
+            for each in calls
+            if each.output is None
+        ]
+
+    def check(self, call: Call) -> None:
+        """Raises IndexError for an id that its table cannot have."""
+        place = self.outside[call.table]
+        if place >= 0:
+            self._group.refuse(call.table, int(self.keys[self.ends[call.table] + place]))
+
+    def gather(self, calls: Sequence[Call]) -> list[torch.Tensor]:
+        """For each call its rows, in the shape of its ids and (dim,)."""
+        outs = [torch.empty((*call.ids.shape, self._group.dim)) for call in calls]
+        addresses = np.array([each.data_ptr() for each in outs], np.int64)
+        begins, sizes, firsts = self._of(calls)
+        gather_calls(self.rows, self.place, begins, sizes, self._moved, firsts, addresses)
+        return outs
+
+    def scatter(self, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]) -> None:
+        """Add the gradients of what `gather` gave; None for a call without one."""
+        both = [
+            (call, *_strided(grad, self._group.dim))
+            for call, grad in zip(calls, grads, strict=True)
+            if grad is not None
+        ]
+        if not both:
+            return
+        moved, spans, _ = self.pushed
+        rows, touched = self._group.collecting(self, int(spans.sum()))
+        touched[[call.table for call, *_ in both]] = True
+        addresses = np.array([grad.data_ptr() for _, grad, _ in both], np.int64)
+        strides = np.array([stride for *_, stride in both], np.int64)
+        begins, sizes, firsts = self._of([call for call, *_ in both])
+        scatter_calls(addresses, strides, self.place, begins, sizes, moved, firsts, rows)
+
+    def _of(self, calls: Sequence[Call]) -> tuple[Keys, Keys, Keys]:
+        begins = np.array([call.start for call in calls], np.int64)
+        sizes = np.array([call.stop for call in calls], np.int64) - begins
+        return begins, sizes, self.ends[[call.table for call in calls]]
+
+
+def _flat(ids: torch.Tensor) -> torch.Tensor:
+    """The same ids, int64 and in sequence."""
+    if ids.dtype is torch.int64 and ids.is_cpu and ids.is_contiguous():
+        return ids
+    return ids.detach().to("cpu", torch.int64).contiguous()
+
+
+def _strided(grad: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
+    """A gradient of (..., dim) float32 whose rows are at equal distances, and this distance in values. That
+    of torch.cat is a part of a wider one, and is used as it is.
+    """
+    grad = grad.detach()
+    if not grad.is_cpu or grad.dtype is not torch.float32:
+        grad = grad.to("cpu", torch.float32)
+    if grad.dim() == 2 and grad.stride(1) == 1:
+        return grad, grad.stride(0)
+    return grad.contiguous(), dim
+
+
+@dataclass(slots=True, eq=False)
+class GroupGradient:
+    """The gradient of a group since the last push, each key once: keys (n,) and rows (n, dim), ordered by
+    server and table. `spans` (servers, tables): how many each has, see `tables.run`. `stats` (n, 2): shows
+    and clicks.
+    """
+
+    spans: Spans
+    keys: torch.Tensor
+    rows: torch.Tensor
+    stats: torch.Tensor | None = None
+
+    def on_servers(self) -> Iterator[tuple[Spans, slice]]:
+        """Of each server the spans, and where its keys are."""
+        stop = 0
+        for spans in self.spans:
+            start, stop = stop, stop + int(np.maximum(spans, 0).sum())
+            yield spans, slice(start, stop)
+
+
+@dataclass(slots=True, eq=False)
+class _Collected:
+    """Gradients of the rows of a batch: of tables that are `touched`."""
+
+    batch: Batch
+    rows: NDArray[np.float32]
+    touched: NDArray[np.bool_]
+
+    def gradient(self) -> GroupGradient:
+        """Of the touched tables."""
+        _, spans, keys = self.batch.pushed
+        rows = self.rows
+        if not (self.touched | (spans.sum(axis=0) == 0)).all():
+            kept = np.repeat(np.tile(self.touched, len(spans)), spans.reshape(-1))
+            keys, rows = keys[kept], rows[kept]
+        spans = np.where(self.touched, spans, NOT_IN)
+        return GroupGradient(spans, torch.from_numpy(keys), torch.from_numpy(rows))
+
+
+Piece = tuple[int, torch.Tensor, torch.Tensor]
+"""A table, keys (n,) and rows (n, width)."""
+
+
+@dataclass(slots=True, eq=False)
+class _Gradients:
+    """What a group has collected since the last push. `events`: how often."""
+
+    batches: list[_Collected] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    stats: list[Piece] = field(default_factory=list)
+    events: int = 0
+
+
+class TableGroup:
+    """`as_of`: the current step of this trainer; `late`: how many steps older prepared rows may be."""
+
+    def __init__(self, tables: Sequence[RemoteTable], *, late: int = 0) -> None:
+        self.tables = tables
+        self.as_of = 0
+        self._late = late
+        one = tables[0]
+        self.first, self.size, self.dim = one.sparse.table, len(tables), one.sparse.spec.size
+        self._servers, self._client = one.servers, one.client
+        modules = [table.sparse.module for table in tables]
+        paddings = [module.padding_idx for module in modules]
+        limits = [row_limit(module) for module in modules]
+        self._padding = np.array([-1 if each is None else each for each in paddings], np.int64)
+        self._padded = np.array([each is not None for each in paddings])
+        self._limits = np.array([-1 if each is None else each for each in limits], np.int64)
+        self._checks = bool(self._padded.any() or (self._limits >= 0).any())
+        self.unbounded = self._limits < 0
+        self.embeds = [
+            embeds(module) and not table.sparse.spec.rows.statistics
+            for module, table in zip(modules, tables, strict=True)
+        ]
+        """Of each table whether its module may be called by `embed`."""
+        self._prepared: list[Batch] = []
+        self._collected = _Gradients()
+        self.anchor = torch.empty(0, requires_grad=True)
+        """What the outputs of `embed` depend on, for autograd."""
+        for place, table in enumerate(tables):
+            table.join(self, place)
+
+    # ---- Rows.
+
+    def prepare(self, calls: Mapping[int, Sequence[torch.Tensor]]) -> list[RowRequest]:
+        """Prepare an upcoming batch: for each table the ids with which its module will be called."""
+        for each in self._prepared:
+            each.age += 1
+        self._prepared = [each for each in self._prepared if each.age <= _MAX_AHEAD]  # others were never used
+        made = [
+            Batch(self, [(table, ids) for table in tables for ids in calls[table]], insert=insert)
+            for insert, tables in self._fitting(calls)
+        ]
+        self._prepared += made
+        return [each.request for each in made]
+
+    def _fitting(self, calls: Mapping[int, Sequence[torch.Tensor]]) -> Iterator[tuple[bool, list[int]]]:
+        """The tables in training and the others, and no more at once than the rows of one message."""
+        training = {table: self.tables[table].sparse.module.training for table in sorted(calls)}
+        for insert in (True, False):
+            some: list[int] = []
+            size = 0
+            for table in (table for table, mode in training.items() if mode is insert):
+                more = 4 * self.dim * sum(ids.numel() for ids in calls[table])
+                if some and size + more > MAX_FRAME_BYTES:
+                    yield insert, some
+                    some, size = [], 0
+                some.append(table)
+                size += more
+            if some:
+                yield insert, some
+
+    def drop_prepared(self) -> None:
+        """Fetch the rows of prepared batches again."""
+        self._prepared.clear()
+
+    def unsent(self) -> list[RowRequest]:
+        """The row requests of prepared batches that have not been sent."""
+        return [each.request for each in self._prepared if each.request.as_of is None]
+
+    def look_up(self, table: int, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
+        """The keys of a call and their rows, (u, dim) float32."""
+        call = self._call(table, ids, insert=insert)
+        return call.batch.lookup(call), call.batch.rows_of(call)
+
+    def keys_of(self, table: int, ids: torch.Tensor) -> Lookup:
+        """The keys of a call; nothing is requested."""
+        call = self._take_prepared(table, ids) or self._single(table, ids, insert=False)
+        return call.batch.lookup(call)
+
+    def call(self, table: int, ids: torch.Tensor) -> Call:
+        """The call of these ids in training, with its rows requested. Raises IndexError for an id out of
+        range.
+        """
+        call = self._call(table, ids, insert=True)
+        call.batch.check(call)
+        return call
+
+    def _call(self, table: int, ids: torch.Tensor, *, insert: bool) -> Call:
+        call = self._take_prepared(table, ids)
+        if call is not None:
+            as_of = call.batch.request.as_of
+            if as_of is not None and self.as_of - as_of <= self._late:
+                return call
+        # Its row request was never sent, or is too old.
+        call = self._single(table, ids, insert=insert)
+        send_row_requests(self._client, self._servers, [call.batch.request], self.as_of)
+        return call
+
+    def _single(self, table: int, ids: torch.Tensor, *, insert: bool) -> Call:
+        return Batch(self, [(table, ids)], insert=insert).calls.pop(table)[0]
+
+    def _take_prepared(self, table: int, ids: torch.Tensor) -> Call | None:
+        """The call that was prepared with this tensor, unless the tensor has changed since."""
+        for batch in self._prepared:
+            calls = batch.calls.get(table, [])
+            for number, call in enumerate(calls):
+                if same_ids(call.ids, ids):
+                    del calls[number]
+                    return call if call.version == version_of(ids) else None
+        return None
+
+    def arranged(self, keys: Keys, ends: Keys, skipped: Keys | None = None) -> tuple[Keys, Spans, Keys]:
+        """See `arrange_run`: where each key goes, the spans of each server, and the keys as they go."""
+        moved, sent = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
+        spans = np.zeros((self._servers, self.size), np.int64)
+        if skipped is None:
+            skipped = np.full(self.size, -1)
+        arrange_run(keys, ends, skipped, moved, spans, sent)
+        return moved, spans, sent[: spans.sum()]
+
+    def find(self, keys: Keys, ends: Keys) -> tuple[Keys, Keys]:
+        """Of each table the place of its padding key and of a key out of range, or -1."""
+        padding, outside = np.full(self.size, -1), np.full(self.size, -1)
+        if self._checks:
+            find_run(keys, ends, self._padding, self._padded, self._limits, padding, outside)
+        return padding, outside
+
+    def refuse(self, table: int, key: int) -> None:
+        sparse = self.tables[table].sparse
+        raise IndexError(
+            f"embedding {sparse.name!r} has rows 0 to {self._limits[table] - 1}; id {key} is out of range"
+        )
+
+    # ---- Gradients.
+
+    @property
+    def trained(self) -> bool:
+        return self.tables[0].sparse.trained
+
+    @property
+    def row_gradients(self) -> int:
+        """How many have been collected, each of some rows."""
+        return self._collected.events
+
+    def concerns(self, weights: Container[int] | None) -> bool:
+        """Whether any of these weights is that of a table here; None: of any model."""
+        return weights is None or any(id(table.sparse.module.weight) in weights for table in self.tables)
+
+    def collecting(self, batch: Batch, keys: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Where the gradients of a batch are added: (keys, dim) rows, and which tables have any."""
+        self._collected.events += 1
+        for each in self._collected.batches:
+            if each.batch is batch:
+                return each.rows, each.touched
+        made = _Collected(batch, np.zeros((keys, self.dim), np.float32), np.zeros(self.size, np.bool_))
+        if self.trained:
+            self._collected.batches.append(made)
+        return made.rows, made.touched
+
+    def add_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
+        """Keep the gradient of these rows for the next push."""
+        if self.trained:
+            self._collected.events += 1
+            self._collected.pieces.append((table, keys, rows))
+
+    def add_stats(self, table: int, keys: torch.Tensor, stats: torch.Tensor) -> None:
+        """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
+        if self.trained:
+            self._collected.stats.append((table, keys, stats))
+
+    def drop_gradients(self) -> None:
+        self._collected = _Gradients()
+
+    def take_gradients(self) -> GroupGradient | None:
+        """The merged gradient since the last call; None when no backward pass has touched the group."""
+        collected, self._collected = self._collected, _Gradients()
+        if not collected.batches and not collected.pieces:
+            return None
+        found = [each.gradient() for each in collected.batches]
+        found += [self._of_table(piece) for piece in collected.pieces]
+        in_order = len(found) == 1 and (collected.batches or self._servers == 1)
+        gradient = found[0] if in_order else self.merged(found)
+        if maximizes(self.tables[0].sparse.group):
+            gradient.rows = gradient.rows.neg()
+        if collected.stats:
+            gradient.stats = self._stats(gradient, [self._of_table(piece) for piece in collected.stats])
+        return gradient
+
+    def _of_table(self, piece: Piece) -> GroupGradient:
+        """A gradient of one table, whose keys are in no order: as if all were on the first server."""
+        table, keys, rows = piece
+        spans = np.full((1, self.size), NOT_IN)
+        spans[0, table] = len(keys)
+        return GroupGradient(spans, keys, rows)
+
+    def merged(self, gradients: Sequence[GroupGradient], steps: int = 1) -> GroupGradient:
+        """The sum, in this order, divided by `steps`."""
+        spans, keys, rows = _merged(gradients, [each.rows for each in gradients])
+        counted = [each for each in gradients if each.stats is not None]
+        stats = None
+        if counted:
+            stats = _merged(counted, [each.stats for each in counted if each.stats is not None])[2]
+        if steps > 1:
+            rows.div_(steps)
+        moved, placed, sent = self.arranged(array_of(keys), starts_of(spans))
+        order = torch.from_numpy(np.argsort(moved))
+        if self._servers > 1:
+            rows = rows.index_select(0, order)
+            stats = None if stats is None else stats.index_select(0, order)
+        placed[:, spans == NOT_IN] = NOT_IN
+        return GroupGradient(placed, torch.from_numpy(sent), rows, stats)
+
+    def _stats(self, gradient: GroupGradient, pieces: Sequence[GroupGradient]) -> torch.Tensor:
+        """(n, 2): those of the keys of the gradient."""
+        found = []
+        for spans, some in gradient.on_servers():
+            keys = gradient.keys[some]
+            first = GroupGradient(spans[None], keys, torch.zeros(len(keys), 2))
+            every = [first, *pieces]
+            known, _, stats = _merged(every, [each.rows for each in every])
+            # Of each table the keys of the gradient come first.
+            before = np.repeat(starts_of(known)[:-1] - starts_of(spans)[:-1], np.maximum(spans, 0))
+            found.append(stats[torch.from_numpy(before + np.arange(len(keys)))])
+        return torch.cat(found)
+
+    def add_push(self, push: Sequence[list[Part]], gradient: GroupGradient, lr: float | None = None) -> None:
+        """Append a gradient to each server's push: also to those without a key, whose step count must advance
+        too. `lr`: instead of the current learning rate.
+        """
+        one = self.tables[0]
+        rate = one.sparse.lr if lr is None else lr
+        rows = gradient.rows.to(one.row_dtype)
+        for parts, (spans, some) in zip(push, gradient.on_servers(), strict=True):
+            stats = None if gradient.stats is None else gradient.stats[some]
+            self._add(parts, spans, gradient.keys[some], rows[some], rate, stats)
+
+    def _add(
+        self,
+        parts: list[Part],
+        spans: Spans,
+        keys: torch.Tensor,
+        rows: torch.Tensor,
+        lr: float,
+        stats: torch.Tensor | None,
+    ) -> None:
+        starts = starts_of(spans)
+        for first, last in self._messages(spans):
+            table, some = self.first + first, slice(starts[first], starts[last])
+            if self.size > 1:
+                parts.append(Part(table, Field.SPANS, torch.from_numpy(spans[first:last])))
+            parts.append(Part(table, Field.KEYS, keys[some]))
+            parts.append(Part(table, Field.ROWS, rows[some], lr))
+            if stats is not None:
+                parts.append(Part(table, Field.STATS, stats[some]))
+
+    def _messages(self, spans: Spans) -> Iterator[tuple[int, int]]:
+        """The tables [first, last) whose rows fit into one part."""
+        most = MAX_FRAME_BYTES // (4 * self.dim)
+        first, total = 0, 0
+        if np.maximum(spans, 0).sum() > most:
+            for table, span in enumerate(spans.tolist()):
+                if total and total + span > most:
+                    yield first, table
+                    first, total = table, 0
+                total += max(0, span)
+        yield first, len(spans)
+
+
+def _merged(
+    gradients: Sequence[GroupGradient], values: Sequence[torch.Tensor]
+) -> tuple[Spans, torch.Tensor, torch.Tensor]:
+    """See `merge_runs`: of all servers together, with these values for their rows."""
+    return merge_runs(
+        [
+            (spans, gradient.keys[some], value[some])
+            for gradient, value in zip(gradients, values, strict=True)
+            for spans, some in gradient.on_servers()
+        ]
+    )
+
+
+def grouped(tables: Sequence[RemoteTable], *, late: int = 0) -> list[TableGroup]:
+    """The tables of a model, in the order of their numbers, in groups."""
+    found = groupby(tables, key=lambda table: table.sparse.alike)
+    return [TableGroup(list(some), late=late) for _, some in found]
