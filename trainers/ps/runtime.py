@@ -81,7 +81,7 @@ class ServedOptimizer(DistributedOptimizer):
             )
 
     def has_gradients(self) -> bool:
-        return super().has_gradients() or self._stepper.has_rows(self)
+        return self._stepper.has_rows(self) or super().has_gradients()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         if self.__dict__.pop("found_inf", None) is not None:  # set by a scaler that is enabled
@@ -111,7 +111,8 @@ class ServedOptimizer(DistributedOptimizer):
             self._local = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
+        with torch._C.DisableTorchFunctionSubclass():  # asking a ServedWeight takes much longer
+            super().zero_grad(set_to_none)
         self._stepper.drop_rows(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -63,12 +63,15 @@ class _Embed(torch.autograd.Function):
         return None, None, None
 
 
-def embed(batch: Batch, call: Call) -> torch.Tensor:
-    """The rows of a call, (*ids.shape, dim), which a backward pass trains. Those of all calls of the batch
-    that can be computed like that are computed with the first.
+def embed(batch: Batch, call: Call, weight: torch.nn.Parameter) -> torch.Tensor:
+    """The rows of a call, (*ids.shape, dim), which a backward pass trains if the weight wants a gradient.
+    Those of all calls of the batch that can be computed like that are computed with the first.
     """
     if call.output is None:
-        calls = [call, *batch.others()]
+        with torch._C.DisableTorchFunctionSubclass():  # asking a ServedWeight takes much longer
+            if not weight.requires_grad:
+                return batch.gather([call])[0]
+            calls = [call, *batch.others()]
         for each, output in zip(calls, _Embed.apply(batch.anchor, batch, calls), strict=True):  # type: ignore[no-untyped-call]  # torch's
             each.output = output
     output, call.output = call.output, None
@@ -242,14 +245,14 @@ class ServedEmbedding:
         """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
         call = self._call(ids)
         if call is not None:
-            return embed(call.batch, call)
+            return embed(call.batch, call, self._module.weight)
         lookup, rows, _ = self._look_up(ids, clicks)
         return gathered(lookup.place, rows)
 
     def _embedding(self, input: torch.Tensor) -> torch.Tensor:
         call = self._call(input)
         if call is not None:
-            return embed(call.batch, call)
+            return embed(call.batch, call, self._module.weight)
         lookup, rows, padding = self._look_up(input)
         module: Any = self._module
         if not module.scale_grad_by_freq:
@@ -281,7 +284,7 @@ class ServedEmbedding:
         return self._module.training and torch.is_grad_enabled()
 
     def _call(self, ids: torch.Tensor) -> Call | None:
-        if self._embeds and self._training and self._module.weight.requires_grad:
+        if self._embeds and self._training:
             return self._rows.call(self._checked(ids))
         return None
 
