@@ -7,7 +7,8 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -371,7 +372,102 @@ def averaged() -> None:
     same(model, reference)
 
 
+class ManyTables(torch.nn.Module):
+    """26 tables of three widths, so that servers and trainers handle some together: with padding, in a bag,
+    not trained, called twice, and not called in every step.
+    """
+
+    BAG, FROZEN, TWICE, SELDOM = 7, 9, 11, 13
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = torch.nn.ModuleList(self._table(number) for number in range(26))
+        self.tables[self.FROZEN].weight.requires_grad_(False)
+        self.out = torch.nn.Linear(1, 1)
+
+    def _table(self, number: int) -> torch.nn.Module:
+        dim = (4, 8, 16)[number % 3]
+        if number == self.BAG:
+            return torch.nn.EmbeddingBag(ROWS, dim, mode="sum", sparse=True)
+        return torch.nn.Embedding(ROWS, dim, sparse=True, padding_idx=0 if number % 5 == 0 else None)
+
+    def calls(self, ids: torch.Tensor, step: int) -> list[tuple[torch.nn.Module, torch.Tensor]]:
+        """(26, 8) ids: which table is called with which of them."""
+        made = [(table, ids[number].view(2, 4)) for number, table in enumerate(self.tables)]
+        made.append((self.tables[self.TWICE], ids[0]))
+        return [each for each in made if each[0] is not self.tables[self.SELDOM] or step % 2 == 0]
+
+    def forward(self, calls: list[tuple[torch.nn.Module, torch.Tensor]]) -> torch.Tensor:
+        rows = [table(ids).flatten().sin() * (number + 1) for number, (table, ids) in enumerate(calls)]
+        return self.out(torch.cat(rows).mean().view(1)).sum()
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        trained = [each.weight for each in self.tables if each.weight.requires_grad]
+        return [torch.optim.SparseAdam(trained, lr=0.1), torch.optim.Adam(self.out.parameters(), lr=0.05)]
+
+
+def trained_with_many_tables(*, prefetch: bool = False, backwards: int = 1, **options: object) -> None:
+    """`backwards`: batches whose gradients make one step."""
+    model, reference = ManyTables(), ManyTables()
+    before = reference.tables[ManyTables.SELDOM].weight.detach().clone()
+    drawn = torch.randint(0, ROWS, (6 * backwards, 26, 8), generator=torch.Generator().manual_seed(1))
+    served = serve(model, *model.optimizers(), **options)
+    for each, optimizers in ((model, served), (reference, reference.optimizers())):
+        coming: Iterable[Any] = [each.calls(ids, number // backwards) for number, ids in enumerate(drawn)]
+        if prefetch and each is model:
+            coming = fleet.prefetch(coming, by_module)
+        for number, calls in enumerate(coming, 1):
+            each(calls).backward()
+            if number % backwards == 0:
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert not torch.equal(before, reference.tables[ManyTables.SELDOM].weight)
+    same(model, reference)
+
+
+def by_module(calls: list[tuple[torch.nn.Module, torch.Tensor]]) -> dict[torch.nn.Module, list[torch.Tensor]]:
+    found: dict[torch.nn.Module, list[torch.Tensor]] = {}
+    for module, ids in calls:
+        found.setdefault(module, []).append(ids)
+    return found
+
+
+def many_tables() -> None:
+    trained_with_many_tables()
+
+
+def many_tables_prefetched() -> None:
+    trained_with_many_tables(prefetch=True)
+
+
+def many_tables_with_accumulated_gradients() -> None:
+    trained_with_many_tables(prefetch=True, backwards=3)
+
+
+def many_tables_in_short_rows() -> None:
+    """An exact comparison is not possible: it must come close."""
+    model = ManyTables()
+    first = model.tables[0].weight.detach().clone()
+    served = serve(model, *model.optimizers(), ps_configs={"wire_dtype": "bfloat16"}, a_sync=True)
+    for ids in torch.randint(0, ROWS, (6, 26, 8), generator=torch.Generator().manual_seed(1)):
+        model(model.calls(ids, 0)).backward()
+        for optimizer in served:
+            optimizer.step()
+            optimizer.zero_grad()
+    fleet.barrier_worker()
+    fleet.stop_worker()
+    moved = (model.tables[0].weight - first).abs()
+    assert moved[0].max() < 0.01, "padding is not trained"  # bfloat16 rounds it
+    assert 0.05 < moved[1:].mean() < 2.0
+
+
 SCENARIOS: tuple[Callable[[], None], ...] = (
+    many_tables,
+    many_tables_prefetched,
+    many_tables_with_accumulated_gradients,
+    many_tables_in_short_rows,
     two_optimizers,
     minimized,
     out_of_turn,

@@ -63,7 +63,7 @@ class _Embed(torch.autograd.Function):
         return None, None, None
 
 
-def embed(batch: Batch, call: Call, weight: torch.nn.Parameter) -> torch.Tensor:
+def embed(batch: Batch, call: Call, weight: torch.Tensor) -> torch.Tensor:
     """The rows of a call, (*ids.shape, dim), which a backward pass trains if the weight wants a gradient.
     Those of all calls of the batch that can be computed like that are computed with the first.
     """
