@@ -203,7 +203,7 @@ def _warm() -> None:
     from tests.support import training  # noqa: F401
     from trainers import fleet  # noqa: F401
     from trainers.ps import SparseEmbedding, read_values  # noqa: F401
-    from trainers.ps.kernels.batch import merge_rows, split_by_server, unique
+    from trainers.ps.kernels.batch import split_by_server, unique
     from trainers.ps.tables.rules import SGD, SparseAdam
     from trainers.ps.tables.sparse import make_table
     from trainers.ps.tables.spec import TableKind, TableSpec
@@ -217,7 +217,6 @@ def _warm() -> None:
     keys, rows = torch.arange(3), torch.ones(3, 4)
     unique(keys)
     split_by_server(keys, 2)
-    merge_rows([(keys, rows), (keys, rows)])
     for rule in (SGD(), SparseAdam()):
         table = make_table(TableSpec(kind=TableKind.SPARSE, name="warm", size=4, rule=rule))
         table.assign(keys, rows)

@@ -181,22 +181,6 @@ def add_rows(place: Keys, rows: Floats, seen: Scalar, out: Floats) -> int:
     return int(seen)
 
 
-def merge_rows(pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum the rows of equal keys, in the order given: pieces of (keys (n,) int64, rows (n, width) float32)
-    -> keys (u,) in the order of their first appearance, and (u, width) float32.
-
-    Keys may repeat within a piece too. There must be at least one piece.
-    """
-    keys, place, _ = unique(torch.cat([keys for keys, _ in pieces]))
-    out = np.empty((len(keys), pieces[0][1].shape[1]), np.float32)
-    places, start, seen = place.numpy(), 0, 0
-    for piece_keys, rows in pieces:
-        stop = start + len(piece_keys)
-        seen = add_rows(places[start:stop], rows.contiguous().numpy(), seen, out)
-        start = stop
-    return keys, torch.from_numpy(out)
-
-
 # ---- The same for a run of tables at once: the keys of table t are at [starts[t], starts[t + 1]), and those
 # of different tables are different, whatever their values.
 

@@ -12,10 +12,22 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
-from trainers.ps.kernels.batch import all_finite, merge_rows, split_by_server, unique
+from trainers.ps.kernels.batch import (
+    all_finite,
+    arrange_run,
+    distinct_run,
+    find_run,
+    gather_calls,
+    merge_runs,
+    scatter_calls,
+    split_by_server,
+)
+from trainers.ps.kernels.index import SECRET
 from trainers.ps.kernels.memory import touch_pages
 from trainers.ps.kernels.rows import without_row
+from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop, SparseAdam
+from trainers.ps.tables.run import Lines
 from trainers.ps.tables.sparse import SparseTable, make_table
 from trainers.ps.tables.spec import (
     Entry,
@@ -29,6 +41,7 @@ from trainers.ps.tables.storage import Storage
 
 _KEYS = torch.arange(3)
 _ROWS = torch.ones(3, 1)
+_ONE_TABLE = np.array([3])
 
 
 def warm_up_server() -> None:
@@ -49,17 +62,25 @@ def warm_up_trainer(specs: Iterable[TableSpec], *, geo: bool) -> None:
 
 def use_batches() -> None:
     """The kernels of a trainer's batch."""
-    unique(_KEYS)
-    merge_rows([(_KEYS, _ROWS)])
+    merge_runs([(np.array([len(_KEYS)]), _KEYS, _ROWS)])
     split_by_server(_KEYS, 2)
     all_finite(_ROWS)
+    ids, none, one = _KEYS.numpy(), np.empty(0, np.int64), np.full(1, -1)
+    ends, spans, each = np.array([0, 0]), np.zeros((1, 1), np.int64), np.zeros(1, np.int64)
+    distinct_run(none, each, np.zeros(2, np.int64), SECRET, none, none, none, none, ends)
+    arrange_run(ids, ends, one, ids.copy(), spans, ids.copy())
+    find_run(none, ends, one, np.zeros(1, np.bool_), one, one.copy(), one.copy())
+    gather_calls(_ROWS.numpy(), none, none, none, none, none, none)
+    scatter_calls(none, none, none, none, none, none, none, _ROWS.numpy().copy())
 
 
 def use_rows() -> None:
     """A server's kernels of rows, independent of entry filter and rule."""
     table = _table(Fixed())
     table.assign(_KEYS, _ROWS)
-    table.pull(_KEYS + 1)
+    run = Lines({0: table}).run(0, 1)
+    run.pull(_ONE_TABLE, _KEYS + 1, insert=True)
+    run.make_room([(_ONE_TABLE, _KEYS)])
     touch_pages(np.zeros(1, np.int64), 0, 1)
     storage, none = Storage(1, 0, 0), np.empty(0, np.int64)
     without_row(storage.index, storage.rows, none, none)  # called when memory is short: too late to compile
@@ -68,11 +89,15 @@ def use_rows() -> None:
 def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
     """A push and a pull of each kind of table."""
     for spec in dict.fromkeys(map(_small, specs)):
-        table, sparse = make_table(spec), spec.kind is TableKind.SPARSE
+        table, rows = make_table(spec), _ROWS[: len(keys)]
+        if isinstance(table, DenseTable):
+            if not isinstance(spec.rule, Fixed):
+                table.apply(None, torch.ones(1), 0.1)
+            continue
+        run, spans = Lines({0: table}).run(0, 1), np.array([len(keys)])
         if not isinstance(spec.rule, Fixed):
-            table.apply(keys if sparse else None, _ROWS[: len(keys)] if sparse else torch.ones(1), 0.1)
-        if sparse:
-            table.pull(keys)
+            run.apply(spans, keys, rows, 0.1)
+        run.pull(spans, keys, insert=True)
 
 
 def use_every_table() -> None:

@@ -17,10 +17,9 @@ from trainers.errors import NotSupportedError
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
 from trainers.ps.tables.rules import SGD, AnyRule
-from trainers.ps.trainer.group import GroupGradient, TableGroup
+from trainers.ps.trainer.group import GroupGradient, RemoteTable, TableGroup
 from trainers.ps.trainer.layout import Block, DenseParameter, maximizes
 from trainers.ps.trainer.remote import (
-    RemoteTable,
     RowRequest,
     SentRequests,
     add_row_requests,

@@ -21,10 +21,9 @@ from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
 from trainers.ps.trainer.embedding import RowSource
 from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange
+from trainers.ps.trainer.group import MergedGradient, RemoteTable
 from trainers.ps.trainer.remote import (
     Lookup,
-    MergedGradient,
-    RemoteTable,
     RowRequest,
     SentRequests,
     add_row_requests,

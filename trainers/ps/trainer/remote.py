@@ -1,15 +1,13 @@
-"""A sparse table as a trainer sees it: requests for rows by key and their assembly from the servers' answers.
+"""Requests for rows by key, with or without a push, and their assembly from the servers' answers.
 
-Batches and gradients belong to `group`, forward passes to `embedding`, the moment of a push to `exchange`.
+Tables, batches and gradients belong to `group`, forward passes to `embedding`, the moment of a push to
+`exchange`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,13 +15,7 @@ from numpy.typing import NDArray
 
 from trainers.errors import ServerError, UsageError
 from trainers.ps.client import Client, Request
-from trainers.ps.kernels.batch import order_by_server
-from trainers.ps.trainer.layout import SparseParameter
-from trainers.ps.trainer.modules import row_limit
-from trainers.ps.wire import INITIAL, MAX_FRAME_BYTES, Field, Kind, Message, Part
-
-if TYPE_CHECKING:
-    from trainers.ps.trainer.group import Call, TableGroup
+from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,141 +189,3 @@ def push_requests(messages: Sequence[Sequence[Part]], step: int) -> list[Request
         Request(server=server, kind=Kind.PUSH, number=step, parts=tuple(parts))
         for server, parts in enumerate(messages)
     ]
-
-
-_CHUNK_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MergedGradient:
-    """The gradient of one table since the last push: each key once. `stats` (keys, 2): shows and clicks."""
-
-    keys: torch.Tensor
-    rows: torch.Tensor
-    stats: torch.Tensor | None
-
-    def at(self, order: torch.Tensor) -> MergedGradient:
-        """The same in another order."""
-        stats = None if self.stats is None else self.stats.index_select(0, order)
-        return MergedGradient(self.keys.index_select(0, order), self.rows.index_select(0, order), stats)
-
-
-class RemoteTable:
-    """One table of the model: requests about some of its rows or all of them. What it has in common with
-    others, batches and gradients, belongs to its `group`.
-    """
-
-    group: TableGroup
-
-    def __init__(
-        self, sparse: SparseParameter, servers: int, client: Client, *, row_dtype: torch.dtype
-    ) -> None:
-        self.sparse = sparse
-        self.servers = servers
-        self.client = client
-        self.row_dtype = row_dtype
-        self.place = 0
-
-    def join(self, group: TableGroup, place: int) -> None:
-        """Become the table of this number in a group."""
-        self.group, self.place = group, place
-
-    def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
-        """The keys of a call and their rows, (u, dim) float32."""
-        return self.group.look_up(self.place, ids, insert=insert)
-
-    def lookup(self, ids: torch.Tensor) -> Lookup:
-        """The keys of a call, which may have been prepared."""
-        return self.group.keys_of(self.place, ids)
-
-    def call(self, ids: torch.Tensor) -> Call:
-        """The call of these ids in training."""
-        return self.group.call(self.place, ids)
-
-    def prepare(self, batches: Sequence[torch.Tensor]) -> RowRequest:
-        """Prepare an upcoming batch of this table alone: the tensors of ids with which its module will be
-        called.
-        """
-        (request,) = self.group.prepare({self.place: batches})
-        return request
-
-    def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
-        """Keep the gradient of these rows for the next push."""
-        self.group.add_gradient(self.place, keys, grad)
-
-    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
-        """Keep shows and clicks for the next push, which sends those of keys with a gradient."""
-        self.group.add_stats(self.place, keys, stats)
-
-    def pull_rows(self, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
-        """(n, dim) float32 for (n,) int64 distinct keys."""
-        order, cuts = order_by_server(keys, self.servers)
-        request = self.row_request(keys if order is None else keys[order], cuts, insert=insert)
-        send_row_requests(self.client, self.servers, [request], self.group.as_of)
-        if order is None:
-            return request.rows
-        rows = torch.empty(len(keys), self.sparse.spec.size)
-        rows[order] = request.rows
-        return rows
-
-    def inserting(self, keys: torch.Tensor) -> RowRequest:
-        """A request for distinct keys, which it orders by server; keys without a row get one."""
-        order, cuts = order_by_server(keys, self.servers)
-        return self.row_request(keys if order is None else keys[order], cuts, insert=True)
-
-    def pull_all(self) -> torch.Tensor | None:
-        """Every row of the module's table, (num_embeddings, dim) float32; None when it is unbounded."""
-        total = row_limit(self.sparse.module)
-        if total is None:
-            return None
-        rows = torch.empty(total, self.sparse.spec.size)
-        for keys in self._chunks(total):
-            rows[keys] = self.pull_rows(keys, insert=False)
-        return rows
-
-    def initial(self) -> Iterator[list[Request]]:
-        """The module's own weights; nothing for an unbounded table."""
-        if row_limit(self.sparse.module) is not None:
-            yield from self.assigned(self.sparse.module.weight.detach().cpu(), INITIAL)
-
-    def assigned(self, weight: torch.Tensor, number: int) -> Iterator[list[Request]]:
-        """The rows of a weight for the servers, some at a time; `number`: INITIAL or LOADED."""
-        for keys in self._chunks(len(weight)):
-            assigned: list[list[Part]] = [[] for _ in range(self.servers)]
-            self._add(assigned, MergedGradient(keys, weight[keys], None), 0.0)
-            yield [
-                Request(server=server, kind=Kind.ASSIGN, number=number, parts=tuple(parts))
-                for server, parts in enumerate(assigned)
-            ]
-
-    def add_push(self, push: Sequence[list[Part]], merged: MergedGradient, lr: float | None = None) -> None:
-        """Append a gradient to each server's push: also to those without a key, whose step count must advance
-        too. `lr`: instead of the current learning rate.
-        """
-        sent = dataclasses.replace(merged, rows=merged.rows.to(self.row_dtype))
-        self._add(push, sent, self.sparse.lr if lr is None else lr)
-
-    def by_server(self, merged: MergedGradient) -> tuple[MergedGradient, list[int]]:
-        """The gradient ordered by server; the keys of server s are at [cuts[s], cuts[s + 1])."""
-        order, cuts = order_by_server(merged.keys, self.servers)
-        return (merged if order is None else merged.at(order)), cuts
-
-    def _add(self, messages: Sequence[list[Part]], merged: MergedGradient, lr: float) -> None:
-        """Append to each server's message the rows of its keys."""
-        table = self.sparse.table
-        merged, cuts = self.by_server(merged)
-        keys, rows, stats = merged.keys, merged.rows.contiguous(), merged.stats
-        for parts, (start, stop) in zip(messages, pairwise(cuts), strict=True):
-            parts.append(Part(table, Field.KEYS, keys[start:stop]))
-            parts.append(Part(table, Field.ROWS, rows[start:stop], lr))
-            if stats is not None:
-                parts.append(Part(table, Field.STATS, stats[start:stop]))
-
-    def row_request(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> RowRequest:
-        """A request for these keys, which are ordered by server."""
-        return RowRequest(self.sparse.table, self.sparse.spec.size, keys, cuts, insert=insert)
-
-    def _chunks(self, total: int) -> Iterator[torch.Tensor]:
-        rows = max(1, _CHUNK_BYTES // (4 * self.sparse.spec.size))
-        for start in range(0, total, rows):
-            yield torch.arange(start, min(start + rows, total))

@@ -28,11 +28,10 @@ from trainers.ps.server.saving import SaveRequest
 from trainers.ps.tables.spec import ShrinkPolicy, describe_job, start_of
 from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, Exchange, SyncExchange
-from trainers.ps.trainer.group import TableGroup, grouped
+from trainers.ps.trainer.group import RemoteTable, TableGroup, grouped
 from trainers.ps.trainer.layout import Layout
 from trainers.ps.trainer.local import AllReduced, CachedRows, GeoExchange
 from trainers.ps.trainer.modules import row_limit
-from trainers.ps.trainer.remote import RemoteTable
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import (
     INITIAL,

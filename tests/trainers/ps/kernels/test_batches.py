@@ -1,10 +1,11 @@
 """The kernels that work on the ids of a batch: against plain Python."""
 
+import numpy as np
 import pytest
 import torch
 
 from tests.support import owners as reference
-from trainers.ps.kernels.batch import all_finite, merge_rows, owners, split_by_server, unique
+from trainers.ps.kernels.batch import all_finite, merge_runs, owners, split_by_server, unique
 
 EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1, 7 << 40, 7 << 41]
 
@@ -43,6 +44,22 @@ def test_unique_takes_a_view_of_every_second_id() -> None:
 def test_ids_that_differ_in_high_bits_only(step: int) -> None:
     ids = torch.arange(1 << 12) * step
     assert len(unique(ids)[0]) == len(ids)
+
+
+def merge_rows(pieces: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of one table."""
+    _, keys, rows = merge_runs([(np.array([len(keys)]), keys, rows) for keys, rows in pieces])
+    return keys, rows
+
+
+def test_rows_are_merged_table_by_table() -> None:
+    """-1: a table that is in no push; 0: one without keys in a push that it is in."""
+    first = (np.array([2, 0, -1, -1]), torch.tensor([7, 8]), torch.ones(2, 1))
+    second = (np.array([1, -1, -1, 2]), torch.tensor([8, 7, 7]), torch.full((3, 1), 10.0))
+    spans, keys, rows = merge_runs([first, second])
+    assert spans.tolist() == [2, 0, -1, 1]
+    assert keys.tolist() == [7, 8, 7]
+    assert rows.flatten().tolist() == [1, 11, 20]
 
 
 def test_rows_of_equal_keys_are_added_in_the_order_given() -> None:

@@ -18,11 +18,10 @@ from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, SyncExchange
-from trainers.ps.trainer.group import TableGroup
+from trainers.ps.trainer.group import RemoteTable, TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.local import CachedRows, GeoExchange
 from trainers.ps.trainer.modules import SparseEmbedding
-from trainers.ps.trainer.remote import RemoteTable
 from trainers.ps.wire import Field, Kind, Message, Part
 
 SERVERS = 3

@@ -10,10 +10,10 @@ from trainers.ps.client import Client
 from trainers.ps.kernels.batch import owners
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.spec import TableKind, TableSpec
-from trainers.ps.trainer.group import Batch, TableGroup
+from trainers.ps.trainer.group import Batch, RemoteTable, TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import SparseEmbedding
-from trainers.ps.trainer.remote import Lookup, RemoteTable, same_ids
+from trainers.ps.trainer.remote import Lookup, same_ids
 
 
 def group_of(tables: int = 1, servers: int = 1) -> TableGroup:

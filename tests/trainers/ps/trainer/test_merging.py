@@ -9,10 +9,9 @@ from trainers.ps.client import Client
 from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, SparseAdam
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.trainer.exchange import DenseParameters, GradientMerger
-from trainers.ps.trainer.group import TableGroup
+from trainers.ps.trainer.group import RemoteTable, TableGroup
 from trainers.ps.trainer.layout import Block, DenseParameter, SparseParameter
 from trainers.ps.trainer.modules import SparseEmbedding
-from trainers.ps.trainer.remote import RemoteTable
 from trainers.ps.wire import Field, Part
 
 

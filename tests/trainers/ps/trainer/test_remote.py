@@ -11,10 +11,10 @@ from trainers.ps.client import Client, Request
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableKind, TableSpec
-from trainers.ps.trainer.group import TableGroup
+from trainers.ps.trainer.group import RemoteTable, TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import SparseEmbedding
-from trainers.ps.trainer.remote import RemoteTable, send_row_requests
+from trainers.ps.trainer.remote import send_row_requests
 from trainers.ps.wire import Field, Message, Part
 
 SPEC = TableSpec(kind=TableKind.SPARSE, name="t", size=1, rule=SGD())

@@ -1,0 +1,110 @@
+"""Compares wide & deep with one table and with many on our parameter servers and on TorchRec, in one run.
+
+    python -m venv RIVAL && RIVAL/bin/pip install torch==2.13.0
+    RIVAL/bin/pip install --no-deps fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0
+    RIVAL/bin/pip install numpy tensordict iopath torchmetrics==1.0.3 tqdm pyre-extensions typing-inspect
+    python bench/ps_torchrec.py --rival RIVAL/bin/python --write docs/benchmarks.md
+    python bench/ps_torchrec.py --rival RIVAL/bin/python --quick            # does everything run?
+
+Runs of a line alternate, and the CPU seconds are of all processes of a job inside its timed part: only these
+are compared, since other work on the machine changes the speed. What the sides do is in `bench/torchrec`.
+
+Equal: examples, their order, ids, batch, the dense model and its Adam, Adagrad for each element of the
+tables, initial values, missing ids as zeros, one thread a process, warm-up, the clock. In the rival's
+favour: ids are numbered ahead, in tables of exactly the right size (ours finds 63-bit ids in tables that
+grow); it has no servers, so no recovery. In ours: async needs no step in common, and DMP is synchronous.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from _marks import check_marks, publish
+
+HERE = Path(__file__).resolve().parent / "torchrec"
+NAME = Path(__file__).name
+COUNTS = (1, 26, 104, 416)
+SIDES = {
+    "**1 server + 2 trainers, async**": ("ours.py", ""),
+    "**1 + 2, sync**": ("ours.py", "--mode sync"),
+    "TorchRec DMP, 2 processes": ("rival.py", ""),
+    "**1 + 1, async**": ("ours.py", "--trainers 1"),
+    "FBGEMM TBE, 1 process, no servers": ("rival.py", "--side tbe --trainers 1"),
+}
+AGAINST = {
+    "**1 server + 2 trainers, async**": "TorchRec DMP, 2 processes",
+    "**1 + 2, sync**": "TorchRec DMP, 2 processes",
+    "**1 + 1, async**": "FBGEMM TBE, 1 process, no servers",
+}
+Figures = dict[str, float]
+
+
+def run(side: str, words: Sequence[str], rival: str) -> Figures:
+    script, options = SIDES[side]
+    python = sys.executable if script == "ours.py" else rival
+    command = [python, str(HERE / script), *options.split(), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def table(found: dict[str, dict[int, list[Figures]]], hidden: str) -> list[str]:
+    counts = list(next(iter(found.values())))
+    names = [f"{count} table{'s' * (count > 1)}" for count in counts]
+    lines = [f"| MLP {hidden.replace(',', ' x ')} | {' | '.join(names)} | test AUC |"]
+    lines.append(f"|---|{'--:|' * (len(counts) + 1)}")
+    for side, by_count in found.items():
+        cells = []
+        for count, runs in by_count.items():
+            mine = statistics.median(each["cpu_s_per_M"] for each in runs)
+            cells.append(f"{mine:.1f}")
+            if side in AGAINST:
+                ratios = [
+                    one["cpu_s_per_M"] / other["cpu_s_per_M"]
+                    for one, other in zip(runs, found[AGAINST[side]][count], strict=True)
+                ]
+                cells[-1] += f" · {statistics.median(ratios):.2f}"
+        aucs = [f"{statistics.median(each['auc'] for each in runs):.4f}" for runs in by_count.values()]
+        lines.append(f"| {side} | {' | '.join(cells)} | {', '.join(aucs)} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rival", required=True, help="python of an environment with torchrec")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each cell [%(default)s]")
+    parser.add_argument("--rows", type=int, default=204_800, help="examples of an epoch [%(default)s]")
+    parser.add_argument("--hidden", default="128,64", help="layers of the MLP [%(default)s]")
+    parser.add_argument("--write", type=Path, help="put the table between this script's marks in this file")
+    parser.add_argument("--quick", action="store_true", help="a small epoch, once")
+    args = parser.parse_args()
+    check_marks(args.write, NAME)
+    rows, repeats = (40_960, 1) if args.quick else (args.rows, args.repeats)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        data = f"{folder}/data.pt"
+        subprocess.run([sys.executable, str(HERE / "workload.py"), data, "--rows", str(rows)], check=True)
+        found: dict[str, dict[int, list[Figures]]] = {side: {} for side in SIDES}
+        for count in COUNTS:
+            words = ["--data", data, "--tables", str(count), "--hidden", args.hidden]
+            for number in range(repeats):
+                for side in SIDES:
+                    figures = run(side, words, args.rival)
+                    found[side].setdefault(count, []).append(figures)
+                    said = f"{figures['cpu_s_per_M']:.1f} s per million, {figures['speed']:,.0f} examples/s"
+                    print(f"{count} tables, run {number + 1}: {side.strip('*')}: {said}", flush=True)
+    publish("\n".join(table(found, args.hidden)), args.write, NAME)
+
+
+if __name__ == "__main__":
+    main()
