@@ -59,6 +59,7 @@ def _count_steps(mark, path):
 
 
 _steps = []
+_marked = []  # who wants to know that this process is another container than it has read so far
 _home = []  # where to answer, and the process that does: not one that it forks
 _more = {}
 _imported = []  # tells what has been imported, for a standby
@@ -69,6 +70,19 @@ def also(name, ask):
     """Answer from now on, with what `ask` returns under that name, for JSON; another thread calls it."""
     _more[name] = ask
     _answer_from_now_on()
+
+
+def take_mark(take):
+    """`take` is called with what `set_mark` says."""
+    _marked.append(take)
+
+
+def set_mark(mark):
+    """The container of this process, as FLEETRUN_CONTAINER says; a standby gets to know it late."""
+    for steps in _steps:
+        steps.mark = mark
+    for take in _marked:
+        take(mark)
 
 
 def hand_steps(take, last):
