@@ -66,9 +66,10 @@ from fleetrun.record.faults import MachineFault, MachineFaults, counted, merged
 LOST_CODE = 125
 SOONEST = 0.3
 LATEST = 5.0
-"""Seconds that the leader waits for causes older than the first: once all nodes have answered, and at most. A
-machine that writes a core dump may take seconds to report what failed, and a launcher that was killed counts
-as gone only after `reconnect_grace`.
+"""Seconds that the leader waits for causes older than the first: once all nodes have answered, and at most;
+none where all processes have ended, because then each node has reported all that it had. A machine that
+writes a core dump may take seconds to report what failed, and a launcher that was killed counts as gone only
+after `reconnect_grace`.
 """
 
 
@@ -105,7 +106,8 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
     here = [node for node in members if gone_at(view, node, policy, now, decision) is None]
     done = [view.done(node.id) for node in here]
     heard = all(each in (MemberStatus.STOPPING, MemberStatus.STOPPED) for each in done)
-    decided = since + (SOONEST if heard else LATEST)
+    ended = all(each is MemberStatus.STOPPED for each in done)
+    decided = since + (0.0 if ended else SOONEST if heard else LATEST)
     if now < decided:
         decision.look_at(decided)
         return decision
@@ -113,7 +115,7 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
     restart = may_restart(round_, cause, len(here) + len(spares(view, members, policy, now)), policy)
     if not restart and cause.why is CauseKind.JOINED:
         cause = final_cause(view, members, policy, now, but=CauseKind.JOINED)
-    if restart and not all(each is MemberStatus.STOPPED for each in done):
+    if restart and not ended:
         return decision
     forgiven, worked = _work(view, members, policy, view.round_since - view.ran_since, _further(view))
     worked.pop(cause.machine, None)

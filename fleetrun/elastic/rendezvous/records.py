@@ -378,6 +378,8 @@ ASKS_PREFIX = "state/asks/"
 """Questions of one node to the others, which watch `state/` anyway; see `inquiry.py`."""
 
 ANSWERS_PREFIX = "answers/"
+IMPORTS_KEY = "imports"
+"""With --warm, what spares may import; only they watch it."""
 REPORTS_PREFIX = "reports/"
 TOPOLOGY_PREFIX = "topology/"
 EVERYTHING = ""
