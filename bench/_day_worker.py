@@ -4,7 +4,8 @@
 
 WAY is `disk`: rank 0 saves every EVERY steps, or `memory`: as well every rank after each step, with a copy on
 the next machine. STEPS: where it ends, 0: never. PAUSE: seconds of a step in which the processors are free,
-as with a GPU. FOLDER is seen by all hosts. A file FOLDER/HOST.KIND makes the rank on that host fail.
+as with a GPU. FOLDER is seen by all hosts. A file FOLDER/HOST.KIND makes the rank on that host fail; with
+HOST.bad, which stays, it does so AFTER steps after each start.
 """
 
 import datetime
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 EVERY = 50
+AFTER = 20
 WAIT = 20.0  # seconds until a collective is given up, with either launcher
 
 folder, way, last, pause = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
@@ -41,10 +43,12 @@ def asked(kind: str) -> bool:
     return True
 
 
-def fail_if_asked() -> None:
+def fail_if_asked(made: int) -> None:
+    """`made`: steps since this process began."""
     if asked("exception"):
         raise RuntimeError("a fault of the schedule")
-    if asked("segv"):
+    if made >= AFTER and (folder / f"{host}.bad").exists():
+        tell("fault", kind="bad")
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGSEGV)
     while asked("hang"):
@@ -80,6 +84,7 @@ if step is None:
             each.load_state_dict(saved[name])
         step = saved["step"]
 tell("ready", step=step, source=source)
+begun = step
 
 truth = torch.randn(64, 1, generator=torch.Generator().manual_seed(7))
 while not last or step < last:
@@ -101,6 +106,6 @@ while not last or step < last:
         aside = checkpoint.with_suffix(".new")
         torch.save({"step": step, **{name: each.state_dict() for name, each in state.items()}}, aside)
         aside.replace(checkpoint)
-    fail_if_asked()
+    fail_if_asked(step - begun)
     time.sleep(pause)
 dist.destroy_process_group()

@@ -5,7 +5,7 @@ torchrun with a checkpoint on the disk and for fleetrun with everything that it 
 
 The job is a data parallel training over Gloo whose losses are known (`_day_worker.py`); two hosts more run a
 launcher that waits. The schedule is drawn from SEED: every 25 to 40 seconds one fault, of kinds that take
-turns in a shuffled order, on a host that is in the job then:
+turns in a shuffled order, on a host that is in the job then. `bad` is always one of the first two:
 
   exception   the script raises RuntimeError
   kill        SIGKILL to the rank
@@ -13,15 +13,19 @@ turns in a shuffled order, on a host that is in the job then:
   lost        the host's cable is out and everything on it is killed; it is back after 20 s
   cut         the cable is out for 20 s
   slow        20 % of the packets from and to the host are lost, for 20 s
-  bad         the rank on host 4 dies of SIGSEGV, if it is in the job
+  bad         from now on for 90 s the rank on this host dies of SIGSEGV, 20 steps after each of its starts
   store       `lost` of the first host, which serves the store (fleetrun: with the next two)
 
-The first host is spared by lost and cut. A launcher that has ended is started again after 5 s, as an engine
-would. Both launchers give up a silent node after 5 s.
+The first host is spared by lost, cut and bad. A launcher that has ended is started again after 5 s, as an
+engine would. Both launchers give up a silent node after 5 s. As the day has minutes, fleetrun's hour after
+which work makes up for a fault has 60 s (--restart_window); it waits 60 s for a node (--elastic_timeout),
+twice as long as by default, because a lost host is away for 20 s and six share the processors of one machine.
 
 `new steps` is how far the training came in the time; `goodput` that times the step of a run without faults,
 over the time. `to the next new step` is the time from a fault to the first step that was not made before:
-median [least-most]. `wrong` are losses that differ from those of a run without faults.
+median [least-most]; of `bad` from its beginning to the first new step after the last death on this host.
+`wrong` are losses that differ from those of a run without faults. `starts on the bad host`: after it had
+failed twice, while it was bad.
 """
 
 from __future__ import annotations
@@ -52,9 +56,9 @@ from tests.support.hosts import Host, hosts
 
 NAME = "day.py"
 WORKER = Path(__file__).with_name("_day_worker.py")
-NODES, SPARES, BAD = 4, 2, 4
+NODES, SPARES = 4, 2
 KINDS = ("exception", "kill", "hang", "lost", "cut", "slow", "bad", "store")
-AWAY, AGAIN = 20.0, 5.0
+AWAY, AGAIN, BAD_FOR = 20.0, 5.0, 90.0
 WARM_UP = 25.0  # seconds before the first fault
 PORT = 29400
 
@@ -107,6 +111,9 @@ def schedule(options: argparse.Namespace) -> list[Fault]:
     while at < options.minutes * 60 - 30:
         if not kinds:
             kinds = dice.sample(KINDS, len(KINDS))
+            if not found:  # the last is the next
+                kinds.remove("bad")
+                kinds.insert(len(kinds) - dice.randrange(2), "bad")
         found.append(Fault(at, kinds.pop(), dice.random()))
         at += dice.uniform(25, 40)
     return found
@@ -129,7 +136,8 @@ def fleetrun(first: Host, host: Host, worker: Sequence[str]) -> list[str]:
     return [
         sys.executable, "-m", "fleetrun", f"--nnodes={NODES}", f"--spares={SPARES}", "--nproc_per_node=1",
         f"--master={store}", "--warm", "--heartbeat_timeout=5", "--hang_timeout=8",
-        "--stop_timeout=1", "--rdzv_timeout=3600", "--elastic_timeout=600", *worker, "memory",
+        "--stop_timeout=1", "--rdzv_timeout=3600", "--elastic_timeout=60", "--restart_window=60",
+        *worker, "memory",
     ]  # fmt: skip
 
 
@@ -150,6 +158,7 @@ class Cluster:
         self._down: dict[str, float] = {}
         self._slow: dict[str, float] = {}
         self._again: dict[str, float] = {}
+        self._bad: dict[str, float] = {}
 
     def start(self, host: Host) -> None:
         worker = [str(WORKER), str(self._folder)]
@@ -167,6 +176,9 @@ class Cluster:
             if now >= self._slow.get(host.name, now + 1):
                 del self._slow[host.name]
                 host.lossy(0)
+            if now >= self._bad.get(host.name, now + 1):
+                del self._bad[host.name]
+                (self._folder / f"{host.name}.bad").unlink()
             if host.name in self._down:
                 if now >= self._down[host.name]:
                     del self._down[host.name]
@@ -192,7 +204,9 @@ class Cluster:
             where.lossy(20)
             self._slow[where.name] = fault.time + AWAY
         else:
-            (self._folder / f"{where.name}.{'segv' if fault.kind == 'bad' else fault.kind}").touch()
+            if fault.kind == "bad":
+                self._bad[where.name] = fault.time + BAD_FOR
+            (self._folder / f"{where.name}.{fault.kind}").touch()
 
     def kill_all(self, host: Host) -> None:
         for _ in range(20):
@@ -241,13 +255,10 @@ def lived(launcher: Launcher, faults: list[Fault], options: argparse.Namespace) 
             began = time.time()
             for fault in faults:
                 wait(began + fault.at, cluster)
-                there = [host for host in found if ranks_on(host)]
-                if fault.kind == "bad":
-                    there = [host for host in there if host is found[BAD - 1]]
-                elif fault.kind in ("lost", "cut"):
-                    there = [host for host in there if host is not found[0]]
-                elif fault.kind == "store":
-                    there = list(found[:1])
+                there = candidates(fault, found)
+                while fault.kind == "bad" and not there and time.time() < began + options.minutes * 60:
+                    wait(time.time() + 0.5, cluster)
+                    there = candidates(fault, found)
                 if there:
                     cluster.strike(fault, there[int(fault.which * len(there))])
             wait(began + options.minutes * 60, cluster)
@@ -260,6 +271,14 @@ def lived(launcher: Launcher, faults: list[Fault], options: argparse.Namespace) 
         return judged(told, faults, began, over, left)
     finally:
         shutil.rmtree(folder)
+
+
+def candidates(fault: Fault, found: Sequence[Host]) -> list[Host]:
+    """The hosts that it may strike."""
+    if fault.kind == "store":
+        return list(found[:1])
+    there = [host for host in found if ranks_on(host)]
+    return [host for host in there if host is not found[0] or fault.kind not in ("lost", "cut", "bad")]
 
 
 def wait(until: float, cluster: Cluster) -> None:
@@ -280,7 +299,8 @@ def judged(told: list[dict[str, Any]], faults: list[Fault], began: float, over: 
     first = min(each["step"] for each in told if each["what"] == "step" and each["time"] >= began)
     for fault in faults:
         if fault.time:
-            before = max((step for at, step in steps if at <= fault.time + 0.2), default=0)
+            over_at = max([fault.time, *deaths(told, fault)])
+            before = max((step for at, step in steps if at <= over_at + 0.2), default=0)
             fault.recovered = next((at - fault.time for at, step in steps if step > before + 1), None)
     best = max(step for _, step in steps)
     usual = step_time(steps, faults, began)
@@ -288,11 +308,20 @@ def judged(told: list[dict[str, Any]], faults: list[Fault], began: float, over: 
     for each in told:
         if each["what"] == "step":
             day.losses.setdefault((each["step"], each["rank"]), set()).add(each["loss"])
-    struck = [each for each in told if each["what"] == "begin" and each["host"] == f"h{BAD}"]
-    bad = sorted(fault.time for fault in faults if fault.kind == "bad" and fault.time)
-    if len(bad) >= 2:
-        day.bad_again = sum(each["time"] > bad[1] + 5 for each in struck)
+    for fault in faults:
+        _, *again = deaths(told, fault) or [0.0]
+        if again:
+            begun = [each["time"] for each in told if each["what"] == "begin" and each["host"] == fault.host]
+            day.bad_again += sum(again[0] < at < fault.time + BAD_FOR for at in begun)
     return day
+
+
+def deaths(told: list[dict[str, Any]], fault: Fault) -> list[float]:
+    """Of the rank on a bad host, in order."""
+    if fault.kind != "bad" or not fault.time:
+        return []
+    mine = [each for each in told if each.get("kind") == "bad" and each["host"] == fault.host]
+    return sorted(each["time"] for each in mine if fault.time <= each["time"] < fault.time + BAD_FOR + 1)
 
 
 def step_time(steps: list[tuple[float, int]], faults: list[Fault], began: float) -> float:

@@ -75,7 +75,9 @@ def memory_socket(runtime: Path, pod: str) -> Path:
 
 
 def probe_socket(runtime: Path, container: str) -> Path:
-    """Where the probe in a container's process answers; `container` is `pod.role.rank`."""
+    """Where the probe in a container's process answers; `container` is `pod.role.index`, the same for each
+    rank that the process gets.
+    """
     return runtime / f"{container}.probe"
 
 

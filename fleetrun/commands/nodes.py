@@ -30,10 +30,11 @@ _COLUMNS = (
 def command(log_dir: str | None, reset: str | None, as_json: bool) -> int:
     """List the faults of machines, and which are left out for them.
 
-    A machine has a fault when it is lost, when a process on it is killed by SIGSEGV, SIGBUS, SIGILL or a
-    SIGKILL that nobody explains, when its GPU fails, when others wait for its trainer in vain, and when a
-    check before a start fails there (--check). After --exclude_after of them (2) it is left out of jobs with
-    the same log directory where there are enough other machines.
+    A machine has a fault when it is lost, when a process on it is killed by SIGBUS or SIGILL, when its GPU
+    fails, and when a check before a start fails there (--check); also when a process is killed by SIGSEGV or
+    a SIGKILL that nobody explains, or others wait for its trainer in vain, until that happens on another
+    machine. Faults are forgotten after an hour of work. After --exclude_after of them (2) it is left out of
+    jobs with the same log directory where there are enough other machines.
 
     \b
     Examples:

@@ -51,6 +51,9 @@ _NOTICES = {
 _STUCK = frozenset({"stopped", "not entered", "silent", "transport"})
 """Kinds of verdicts on a rank that does not go on: its machine may be to blame."""
 
+_HANG = "hang"
+"""`Cause.suspicion` of these, and of a hang."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
@@ -371,7 +374,7 @@ class Agent:
     def pod_hung(self, hang: Hang, fault: Fault) -> None:
         cause = self._cause(CauseKind.FAILED, hang.headline, TIMEOUT, hang.stacks)
         machine = self._node.known_as if hang.alone else self._blamed(hang.verdict)
-        self._post(replace(_with(cause, fault), machine=machine), hang.decision)
+        self._post(replace(_with(cause, fault), machine=machine, suspicion=_HANG), hang.decision)
 
     def _post(self, cause: Cause, decision: Restart | GiveUp) -> None:
         after = decision.after if isinstance(decision, Restart) else 0.0
@@ -394,11 +397,11 @@ class Agent:
         headline, lines = self._pods.describe(ended, verdict, over)
         age = max(0.0, self._wall() - ended.failed_at)
         symptom = verdict is None and is_symptom(ended.exit, ended.message)
-        machine = self._blamed(verdict)
+        machine, suspicion = self._blamed(verdict), _HANG
         if verdict is None and ended.may_be_machine:
-            machine = self._node.known_as
+            machine, suspicion = self._node.known_as, ended.suspicion
         cause = self._cause(why, headline, code_of(ended), lines, age)
-        return replace(cause, symptom=symptom, machine=machine)
+        return replace(cause, symptom=symptom, machine=machine, suspicion=suspicion)
 
     def _blamed(self, verdict: Verdict | None) -> str:
         """The machine of the rank that others wait for; empty where they wait for what the script does."""

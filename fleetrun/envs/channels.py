@@ -11,7 +11,7 @@ opens no file and no socket.
 | probe        | process      | JSON on the unix socket of FLEETRUN_PROBE_SOCKET, when the launcher asks  |
 | imports      | process      | JSON in a file beside that socket, where FLEETRUN_STANDBY is `note`       |
 | memory       | both         | descriptors on the unix socket of FLEETRUN_MEMORY: `pod/memory.py`        |
-| standby      | both         | JSON on the unix socket whose descriptor is in FLEETRUN_STANDBY           |
+| standby      | both         | JSON on the unix socket whose descriptor FLEETRUN_STANDBY begins with     |
 
 Standard library only, and little of it: every script that imports `trainers` loads this module.
 """
@@ -34,8 +34,8 @@ PROGRESS_VARIABLE = "FLEETRUN_PROGRESS"
 PROBE_VARIABLE = "FLEETRUN_PROBE_SOCKET"
 MEMORY_VARIABLE = "FLEETRUN_MEMORY"
 STANDBY_VARIABLE = "FLEETRUN_STANDBY"
-"""`note`: the probe leaves a list of imports for a standby. A number: this process is one, and the number is
-the descriptor on which it hears from the launcher.
+"""`note`: the probe leaves a list of imports for a standby. `7 NAME,NAME`: this process is one, the number is
+the descriptor on which it hears from the launcher, and it watches which of its imports read these variables.
 """
 IMPORTS_SUFFIX = ".imports"
 """What the file with that list has after the path of PROBE_VARIABLE."""
@@ -70,6 +70,15 @@ def take_steps(take: Callable[[int], None], last: Callable[[], object]) -> None:
     probe = sys.modules.get("fleetrun_probe")
     if probe is not None:
         probe.hand_steps(take, last)
+
+
+def take_mark(take: Callable[[str], None]) -> None:
+    """Have the probe, if this process has one, hand the value of CONTAINER_VARIABLE to `take` if that changes
+    once: in a standby, which may have imported this caller before its place in the job was known.
+    """
+    probe = sys.modules.get("fleetrun_probe")
+    if probe is not None:
+        probe.take_mark(take)
 
 
 def note_imports() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,8 @@ from fleetrun.elastic.meeting import Meeting, MeetingOptions, check_meeting, ope
 from fleetrun.elastic.membership import Membership
 from fleetrun.elastic.rendezvous.actions import Policy, Waiting
 from fleetrun.elastic.rendezvous.checks import Measured
-from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Round
+from fleetrun.elastic.rendezvous.records import IMPORTS_KEY, Cause, CauseKind, Node, Round
+from fleetrun.elastic.store import Entry
 from fleetrun.envs.contract import TOKEN, split_endpoint
 from fleetrun.envs.settings.options import LaunchSettings, Resolved
 from fleetrun.envs.settings.show import agreed, words
@@ -93,13 +94,17 @@ def run_cluster(
     others = Inquiry(loop, node.id, session.job_status.packed, session.tell_ranks)
     meeting = None
     try:
-        session.open(imagined, others, OtherRanks(others, agent).ask)
+        warmth = SpareWarmth(agent, partial(session.warm_up, imagined))
+        session.open(imagined, others, OtherRanks(others, agent).ask, warmth.listed)
         options = _meeting_options(settings, host, node, session.companions, console.warning)
         meeting = open_meeting(options, loop, ports)
         _tell_meeting(resolved, host, meeting, console)
         node = replace(node, has_store=meeting.hosted or meeting.member)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
         membership.when_looked, others.membership = others.look, membership
+        if settings.warm and settings.spares:
+            warmth.membership, events.spared = membership, warmth.wait
+            membership.when_looked = partial(_look, (others.look, warmth.look))
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
         runner.over()
         _report_end(outcome, events.nodes, console, pod)
@@ -109,6 +114,11 @@ def run_cluster(
             meeting.close()
         session.close()
     return outcome.code
+
+
+def _look(looks: Sequence[Callable[[Mapping[str, Entry]], None]], found: Mapping[str, Entry]) -> None:
+    for look in looks:
+        look(found)
 
 
 def _end(outcome: Outcome) -> tuple[str, int, list[str]]:
@@ -294,6 +304,39 @@ class OtherRanks:
         self._inquiry.ask_ranks(detail, lambda found: then(_states(found, place), here))
 
 
+class SpareWarmth:
+    """What standbys of spares import, from the node that runs to those that wait, through the store."""
+
+    def __init__(self, agent: Agent, warm_up: Callable[[bytes], None]) -> None:
+        self._agent = agent
+        self._warm_up = warm_up
+        self._waits = False
+        self.membership: Membership | None = None
+        """Of this node; None: no spare needs anything."""
+
+    def listed(self, imports: bytes) -> None:
+        """By the last node: what its last trainer has imported. The first one often imports more."""
+        place, membership = self._agent.place, self.membership
+        if place is None or membership is None or membership.closed or not imports:
+            return
+        if place.rank == len(place.members) - 1:
+            membership.store.put(IMPORTS_KEY, imports, leased=True)
+
+    def wait(self) -> None:
+        """This node is a spare from now on."""
+        if self.membership is not None and not self._waits:
+            self._waits = True
+            self.membership.store.watch(IMPORTS_KEY)
+
+    def look(self, others: Mapping[str, Entry]) -> None:
+        assert self.membership is not None
+        if self._waits and (IMPORTS_KEY in others or self.membership.members):
+            self._waits = False
+            self.membership.store.unwatch(IMPORTS_KEY)
+            if not self.membership.members:
+                self._warm_up(others[IMPORTS_KEY].value)
+
+
 def _states(found: Answers, place: Assignment) -> list[State]:
     from fleetrun.stacks.helper import unpack_states  # late: few jobs need it
 
@@ -405,6 +448,8 @@ class _NodeEvents:
         self._settings = settings
         self._job_status = job_status
         self._known: MachineFaults = ()
+        self.spared: Callable[[], None] = lambda: None
+        """Called when this node begins to wait as a spare."""
 
     def noted(self, faults: MachineFaults) -> None:
         """Written for the next launch; a machine that is left out from now on is told."""
@@ -422,6 +467,8 @@ class _NodeEvents:
 
     def waiting(self, note: Waiting) -> None:
         self._job_status.waiting(note.present, note.fewest, note.missing, spare=note.spare)
+        if note.spare:
+            self.spared()
         self.nodes.waiting(note)
 
     def met(self, place: Assignment) -> None:

@@ -187,10 +187,16 @@ class LaunchSession:
         self.journal.subscribe(self.job_status.goodput.take)
         self._control: Control | None = None
 
-    def open(self, spec: PodSpec, others: Others | None = None, ask_others: AskOthers | None = None) -> None:
+    def open(
+        self,
+        spec: PodSpec,
+        others: Others | None = None,
+        ask_others: AskOthers | None = None,
+        listed: Callable[[bytes], None] = lambda imports: None,
+    ) -> None:
         """Before the first process of the first pod starts. Of the other nodes, if there are any, `others`
-        asks for their status and `ask_others` for where their ranks are. Raises LaunchError for what cannot
-        be.
+        asks for their status and `ask_others` for where their ranks are; with --warm, `listed` gets what
+        spares may import for `warm_up`. Raises LaunchError for what cannot be.
         """
         self._ask_others = ask_others
         if self.settings.tensorboard is not None or self.settings.metrics_port is not None:
@@ -202,7 +208,8 @@ class LaunchSession:
         if self.settings.warm:
             from fleetrun.pod.standby import Standbys  # late: few launches have them
 
-            self._standbys = Standbys(self._loop, self.companions, self._console.info, self._console.warning)
+            tell, warn = self._console.info, self._console.warning
+            self._standbys = Standbys(self._loop, self.companions, tell, warn, listed)
             self.progress.subscribe(self._standbys.heard)
         self.journal.write("launch", **launch_fields(self._resolved, spec, os.environ))
         self._control = Control(
@@ -274,6 +281,14 @@ class LaunchSession:
     def warm(self, spec: ContainerSpec, env: Mapping[str, str]) -> Process | None:
         """`TakeWarm` of the pods of this launch."""
         return self._standbys.take(spec, env) if self._standbys is not None else None
+
+    def warm_up(self, spec: PodSpec, imports: bytes) -> None:
+        """On a spare: start standbys for a place like this one, with what another node's `listed` got."""
+        if self._standbys is not None:
+            try:
+                self._standbys.prepare(spec.containers, imports)
+            except (OSError, ValueError) as error:
+                self._console.warning(printable(f"this spare will not be warm: {error}"))
 
     def _note_lateness(self, late: tuple[Late, ...]) -> None:
         if lateness_fields((*late, *self.job_status.late)):

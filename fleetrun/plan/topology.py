@@ -500,8 +500,8 @@ def pod_spec(
         env[PROGRESS_VARIABLE] = str(files.progress_socket(runtime, pod))
         env[MEMORY_VARIABLE] = str(files.memory_socket(runtime, pod))
         if settings.probe == "on":
-            container = container_id(pod, member.role, member.rank)
-            env |= _probe(env, files.probe_socket(runtime, container), warm=settings.warm)
+            address = files.probe_socket(runtime, container_id(pod, member.role, member.local_rank))
+            env |= _probe(env, address, warm=settings.warm)
         argv = (*_binding(host, member), *process_command(settings, member.role))
         spec = _container_spec(placed, argv, log, env)
         if settings.virtual_local_rank and member.role is Role.TRAINER:

@@ -30,7 +30,7 @@ from fleetrun.envs.contract import Role
 from fleetrun.errors import LaunchError
 from fleetrun.files import open_plain, replace_file
 from fleetrun.pod import logs
-from fleetrun.pod.policy import Fault, error_at, may_be_machine
+from fleetrun.pod.policy import Fault, error_at, may_be_machine, suspicion
 from fleetrun.pod.process import Exit, Process
 from fleetrun.pod.spec import ContainerSpec, PodSpec
 from fleetrun.values import dataclass
@@ -165,6 +165,11 @@ class Ended:
     def may_be_machine(self) -> bool:
         """Whether the machine may be to blame: nobody asked for this end, and no limit was reached."""
         return not (self.ok or self.stopped or self.out_of_memory) and may_be_machine(self.exit, self.message)
+
+    @property
+    def suspicion(self) -> str:
+        """Of a `may_be_machine`: `MachineFault.suspicion`."""
+        return suspicion(self.exit, self.message)
 
     def fault(self, step: int | None) -> Fault:
         """For the restart policy. `step`: the last one that was made in this attempt."""

@@ -87,6 +87,18 @@ def may_be_machine(exit: Exit, message: str) -> bool:
     return exit.signal in _CRASHES or re.search(BROKEN_GPU, message) is not None
 
 
+_SUSPICIONS: dict[int | None, str] = {signal.SIGSEGV: "crash", signal.SIGKILL: "kill"}
+
+
+def suspicion(exit: Exit, message: str) -> str:
+    """`MachineFault.suspicion` of such an end: a library crashes, and a person kills, on any machine. Empty
+    where the machine is to blame: its memory (SIGBUS), its processor (SIGILL), its GPU.
+    """
+    if exit.signal not in _SUSPICIONS or re.search(BROKEN_GPU, message) is not None:
+        return ""
+    return _SUSPICIONS[exit.signal]
+
+
 def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
     """`Fault.error`; empty where the step or the error is not known, or may be another process's."""
     if not traceback or step is None or is_symptom(exit, message):

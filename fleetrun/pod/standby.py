@@ -7,10 +7,14 @@ has, and waits before the first statement of the script. A restart continues in 
                                                                  <--- ready
     ... it ends ...              the variables that differ now   ---> the script begins
 
+A standby of a spare node has no process that it copies: it gets the list of imports of a node that runs, and
+an environment for some place in the job. The variables that its place will change it must not have seen by
+then, so it tells which modules have read them, and another one is started that leaves these to the script.
+
 A standby is started as its process was: command, environment, directory, session, log. So a script cannot
 tell the difference, nor can threads, OpenMP or CUDA, as they could after a fork. The probe makes it wait
 (`probe/inside/fleetrun_standby.py`), and without one it would run the script a second time: it is started
-only once the probe has reported from the very process that it copies.
+only once the probe has reported from the very process that it copies, or on a spare from another node's.
 """
 
 from __future__ import annotations
@@ -21,13 +25,26 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fleetrun.envs.channels import IMPORTS_SUFFIX, PROBE_VARIABLE, STANDBY_VARIABLE
+from fleetrun.envs import contract
+from fleetrun.envs.channels import (
+    ERROR_FILE_VARIABLES,
+    IMPORTS_SUFFIX,
+    MEMORY_VARIABLE,
+    NOTICE_VARIABLE,
+    PROBE_VARIABLE,
+    PROGRESS_VARIABLE,
+    STANDBY_VARIABLE,
+)
+from fleetrun.envs.contract import Role
 from fleetrun.envs.progress_report import Report
 from fleetrun.errors import LaunchError
+from fleetrun.files import replace_file
 from fleetrun.pod import logs
 from fleetrun.pod.container import Container, Pod
 from fleetrun.pod.loop import Loop, Timer
@@ -51,6 +68,19 @@ _MAY_DIFFER = frozenset(
 )  # fmt: skip
 """Variables that count attempts or tell where others are: no library reads them while it is imported."""
 
+_SAME = frozenset({PROGRESS_VARIABLE, NOTICE_VARIABLE, MEMORY_VARIABLE, *ERROR_FILE_VARIABLES})
+"""Variables that are the same in all places of a node."""
+
+_PASSES = 5
+"""Standbys that are started to find out which modules read the variables of their place."""
+
+_LARGEST_LIST = 16 << 20  # bytes
+_SECRET = ("TOKEN", "SECRET", "KEY", "PASS", "CREDENTIAL")
+"""In names of variables whose values are not published."""
+
+Imports = Sequence[tuple[str, str, Mapping[str, str | None]]]
+"""[name, file, changes of the environment before it]: what `fleetrun_standby.Watch` has noted."""
+
 
 class Standbys:
     """Of one launch, over all its pods. Containers go by their names on this node. `companions` gets the pids
@@ -63,16 +93,21 @@ class Standbys:
         companions: set[int],
         tell: Callable[[str], None],
         warn: Callable[[str], None],
+        listed: Callable[[bytes], None] = lambda imports: None,
     ) -> None:
+        """`listed` gets what the last trainer of this node has imported at its first step, for `prepare` on
+        other nodes.
+        """
         self._loop = loop
         self._companions = companions
         self._tell = tell
         self._warn: Callable[[str], None] | None = warn
+        self._listed = listed
         self._pod: Pod | None = None
         self._stepping: set[str] = set()
         """Containers that have reported a step in this attempt."""
         self._timers: dict[str, Timer] = {}
-        self._queue: list[Container] = []
+        self._queue: list[_Wanted] = []
         self._standbys: dict[str, _Standby] = {}
         self._most = max(1, (os.cpu_count() or 1) // _CORES_EACH)
 
@@ -95,8 +130,31 @@ class Standbys:
             self._forget(name)
             self._stepping.add(name)
         self._timers[name] = self._loop.after(
-            0.0 if steps else _WITHOUT_STEPS, lambda: self._enqueue(container)
+            0.0 if steps else _WITHOUT_STEPS, partial(self._copy, container)
         )
+
+    def _copy(self, container: Container) -> None:
+        """Of the process that this container has now."""
+        spec, process = container.spec, container.process
+        trainers = [each.spec for each in self._pod.containers] if self._pod is not None else []
+        if spec == next((each for each in reversed(trainers) if each.role is Role.TRAINER), None):
+            self._listed(_packed(spec))
+
+        def alive() -> bool:
+            return container.alive and container.process is process
+
+        self._enqueue(_Wanted(spec, spec.environment(container.restarts), alive))
+
+    def prepare(self, specs: Sequence[ContainerSpec], imports: bytes) -> None:
+        """On a spare: standbys for its trainers, whose places in the job are not known yet; these specs have
+        others. `imports`: what `listed` got on another node. Raises ValueError for anything else, OSError if
+        the list cannot be written.
+        """
+        modules = _unpacked(imports)
+        for spec in specs:
+            if spec.role is Role.TRAINER and is_python(spec.argv) and PROBE_VARIABLE in spec.env:
+                _list_imports(spec, modules)
+                self._enqueue(_Wanted(spec, spec.environment(0), lambda: True, modules))
 
     def take(self, spec: ContainerSpec, env: Mapping[str, str]) -> Process | None:
         """The standby of a container that starts, if there is one that is ready and like it: its script
@@ -127,24 +185,28 @@ class Standbys:
         if name in self._timers:
             self._timers.pop(name).cancel()
 
-    def _enqueue(self, container: Container) -> None:
-        if container.spec.name not in self._standbys:
-            self._queue.append(container)
+    def _enqueue(self, wanted: _Wanted) -> None:
+        if wanted.spec.name not in self._standbys:
+            self._queue.append(wanted)
             self._start_next()
 
     def _start_next(self) -> None:
         while self._queue and sum(not each.ready for each in self._standbys.values()) < self._most:
-            container = self._queue.pop(0)
-            name = container.spec.name
-            if not container.alive:
+            wanted = self._queue.pop(0)
+            name = wanted.spec.name
+            if not wanted.alive():
                 continue
             with contextlib.suppress(LaunchError, OSError):  # there will be none for this attempt
                 news = partial(self._news, name)
-                self._standbys[name] = _Standby(container, self._loop, self._companions, news)
+                self._standbys[name] = _Standby(wanted, self._loop, self._companions, news)
 
     def _news(self, name: str, refused: str | None) -> None:
         """A standby is ready (None), or is not to be (the reason; empty: it has ended)."""
-        if refused is not None:
+        standby = self._standbys[name]
+        if refused is None and standby.wanted.modules is not None and standby.readers:
+            self._standbys.pop(name).end()
+            self._prepare_without(standby.wanted, standby.readers)
+        elif refused is not None:
             self._standbys.pop(name).end()
         if refused and self._warn is not None:
             self._warn(f"restarts will not be warm: {refused} ({name})")
@@ -155,6 +217,32 @@ class Standbys:
             size = sum(each.memory for each in standbys)
             many = "1 standby is" if len(standbys) == 1 else f"{len(standbys)} standbys are"
             self._tell(f"{many} ready for warm restarts, with {size >> 20} MiB of memory")
+
+    def _prepare_without(self, wanted: _Wanted, readers: Mapping[str, Sequence[str]]) -> None:
+        """Once more, without modules that have read variables of a place that is not known yet."""
+        assert wanted.modules is not None
+        above = tuple(f"{name}." for name in readers)
+        modules = [
+            each for each in wanted.modules if each[0] not in readers and not each[0].startswith(above)
+        ]
+        if len(modules) < len(wanted.modules) and wanted.passes < _PASSES:
+            with contextlib.suppress(OSError):
+                _list_imports(wanted.spec, modules)
+                again = _Wanted(wanted.spec, wanted.env, wanted.alive, modules, wanted.passes + 1)
+                self._queue.insert(0, again)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A standby to start, if `alive` still says so. `modules`: those that it imports where no process of this
+    node has left their list; this is the pass of that number.
+    """
+
+    spec: ContainerSpec
+    env: Mapping[str, str]
+    alive: Callable[[], bool]
+    modules: Imports | None = None
+    passes: int = 1
 
 
 def is_python(argv: tuple[str, ...]) -> bool:
@@ -178,6 +266,39 @@ def _listed(spec: ContainerSpec) -> Path:
     return Path(spec.env[PROBE_VARIABLE] + IMPORTS_SUFFIX)
 
 
+def _list_imports(spec: ContainerSpec, modules: Imports) -> None:
+    replace_file(_listed(spec), json.dumps({"modules": modules}))
+
+
+def _packed(spec: ContainerSpec) -> bytes:
+    """The list of its process for other nodes, as far as the script has set no secret for a library. Empty if
+    it cannot be read.
+    """
+    try:
+        modules: Imports = json.loads(_listed(spec).read_bytes())["modules"]
+    except (OSError, ValueError, KeyError):
+        return b""
+    end = next((number for number, each in enumerate(modules) if _is_secret(each[2])), len(modules))
+    return zlib.compress(json.dumps(modules[:end]).encode())
+
+
+def _is_secret(changes: Mapping[str, str | None]) -> bool:
+    return any(word in name.upper() for name in changes for word in _SECRET)
+
+
+def _unpacked(imports: bytes) -> Imports:
+    """Raises ValueError for what `_packed` has not made."""
+    try:
+        unpacker = zlib.decompressobj()
+        rows = json.loads(unpacker.decompress(imports, _LARGEST_LIST))
+        return [
+            (str(name), str(path), {str(each): changes[each] for each in changes})
+            for name, path, changes in rows
+        ]
+    except (zlib.error, TypeError, RecursionError) as error:
+        raise ValueError(f"not a list of imports: {error}") from None
+
+
 class _Standby:
     """One process. `news` gets None when it is ready, and text when it is over."""
 
@@ -186,11 +307,16 @@ class _Standby:
     """Bytes that it shares with no other process."""
 
     def __init__(
-        self, container: Container, loop: Loop, companions: set[int], news: Callable[[str | None], None]
+        self, wanted: _Wanted, loop: Loop, companions: set[int], news: Callable[[str | None], None]
     ) -> None:
         """Raises LaunchError or OSError when it cannot be started."""
-        self._spec = spec = container.spec
-        self._env = spec.environment(container.restarts)
+        self.wanted = wanted
+        self.readers: Mapping[str, Sequence[str]] = {}
+        """By the names of modules: the variables of their place that they have read when imported."""
+        self._spec = spec = wanted.spec
+        self._env = wanted.env
+        owned = {name for name in self._env if name.startswith(contract.OWNED_PREFIXES)}
+        self._placed = (contract.OWNED | owned) - _SAME
         self._loop = loop
         self._companions = companions
         self._news = news
@@ -200,7 +326,8 @@ class _Standby:
             opened.callback(os.close, output)
             self._log = os.fstat(output)
             channel, theirs = map(opened.enter_context, socket.socketpair())
-            env = {**self._env, STANDBY_VARIABLE: str(theirs.fileno())}
+            placed = ",".join(sorted(self._placed))
+            env = {**self._env, STANDBY_VARIABLE: f"{theirs.fileno()} {placed}"}
             self._process = Process.spawn(spec.argv, env, output, keep=[theirs.fileno()])
             self._channel = channel.dup()
         self._channel.setblocking(False)
@@ -230,7 +357,8 @@ class _Standby:
     def _fits(self, spec: ContainerSpec, env: Mapping[str, str]) -> bool:
         names = env.keys() | self._env.keys()
         different = {name for name in names if env.get(name) != self._env.get(name)}
-        if not self.ready or spec.argv != self._spec.argv or not different <= _MAY_DIFFER:
+        may_differ = _MAY_DIFFER | (self._placed - {name for read in self.readers.values() for name in read})
+        if not self.ready or spec.argv != self._spec.argv or not different <= may_differ:
             return False
         try:
             log = spec.log.stat()
@@ -272,6 +400,7 @@ class _Standby:
             said = json.loads(self._heard)
             self.memory = int(said.get("memory", 0))
             refused = said.get("refused")
+            self.readers = dict(said.get("readers", {}))
         except (ValueError, AttributeError, TypeError):
             refused = ""
         self.ready = refused is None

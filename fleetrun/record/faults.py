@@ -22,11 +22,15 @@ MOST = 256
 class MachineFault(NamedTuple):
     """At `time` (seconds since the epoch) something went wrong for which the machine `node` may be to blame.
     Without `what` it is an acquittal: earlier faults of this machine, of all if it has no name, do not count.
+
+    `suspicion`: of which kind, where a script or a person may be to blame as well (a killed process, a hang).
+    It counts until another machine has one of the same kind. Without it the machine is to blame.
     """
 
     time: float
     node: str
     what: str = ""
+    suspicion: str = ""
 
 
 MachineFaults = tuple[MachineFault, ...]
@@ -38,16 +42,27 @@ def merged(*some: Iterable[MachineFault]) -> MachineFaults:
 
 
 def counted(faults: Iterable[MachineFault]) -> dict[str, list[MachineFault]]:
-    """The faults of each machine since it was acquitted."""
+    """The faults of each machine since it was acquitted, without the suspicions that another machine's have
+    refuted.
+    """
     found: dict[str, list[MachineFault]] = {}
     for fault in faults:
         if fault.what:
+            if fault.suspicion:
+                _refute(found, fault)
             found.setdefault(fault.node, []).append(fault)
         elif fault.node:
             found.pop(fault.node, None)
         else:
             found.clear()
-    return found
+    return {node: own for node, own in found.items() if own}
+
+
+def _refute(found: Mapping[str, list[MachineFault]], by: MachineFault) -> None:
+    """What happens on several machines is the script's, or the cluster's."""
+    for node, own in found.items():
+        if node != by.node:
+            own[:] = [fault for fault in own if fault.suspicion != by.suspicion]
 
 
 def excluded(faults: Iterable[MachineFault], after: int) -> Mapping[str, Sequence[MachineFault]]:
@@ -65,10 +80,10 @@ def said_faults(faults: Sequence[MachineFault]) -> str:
 def read_faults(value: Any) -> MachineFaults:
     """From JSON. Raises ValueError or TypeError."""
     found = []
-    for time, node, what in value:
+    for time, node, what, *more in value:
         if not math.isfinite(float(time)):
             raise ValueError(f"{time} is not a time")
-        found.append(MachineFault(float(time), str(node), str(what)))
+        found.append(MachineFault(float(time), str(node), str(what), *map(str, more[:1])))
     return merged(found)
 
 

@@ -28,11 +28,11 @@ tell("done")
 # While a generation runs, its processes write when they did, by the clock that all hosts here share.
 TICKING = """
 ignore(signal.SIGTERM)
-tell("in", "world", os.environ["WORLD_SIZE"])
-with open("TICKS", "a") as file:
+with open("TICKS", "a", buffering=1) as file:
+    file.write(f"{SIZE} {time.monotonic()}\\n")
+    tell("in", "world", os.environ["WORLD_SIZE"])
     while not Path("TICKS.enough").exists():
         file.write(f"{SIZE} {time.monotonic()}\\n")
-        file.flush()
         time.sleep(0.01)
 """
 

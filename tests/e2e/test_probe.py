@@ -237,3 +237,16 @@ def entered(state: Any) -> int:
 def stands(state: Any, where: str) -> bool:
     """Whether the main thread is in this function."""
     return any(function == where for _, _, function, _ in state["stack"])
+
+
+def test_files_get_what_a_failing_script_has_written_though_no_cycles_are_searched(fleetrun: Fleetrun):
+    script = fleetrun.script(
+        "import atexit, gc, types\natexit.unregister(gc.freeze)  # that of the tests\n"
+        "sys.modules['torch'] = types.ModuleType('torch')\n"
+        "class Held:\n    def __init__(self):\n        self.me, self.file = self, open('kept.txt', 'w')\n"
+        "held = Held()\nheld.file.write('kept')\nraise RuntimeError('broken')"
+    )
+    launch = fleetrun.run("--max_restart", "0", script)
+    assert launch.code == 1
+    assert "RuntimeError: broken" in launch.err
+    assert (fleetrun.folder / "kept.txt").read_text() == "kept"

@@ -460,6 +460,24 @@ def test_a_bad_machine_is_left_out_and_taken_back_when_it_was_repaired(fleetrun:
     assert fleetrun.run("nodes", "--log_dir", "log/1", "--json").out == "[]\n"
 
 
+def test_kills_on_several_machines_leave_none_out_and_two_in_a_row_on_one_do(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--spares", "1", "--max_restart", "9")
+    script = fleetrun.script(
+        f"{TELL}\nif ATTEMPT < 4 and RANK == (1, 0, 1, 1)[ATTEMPT]:\n    os.kill(os.getpid(), 9)\n"
+        "leave_on_term()\nif ATTEMPT < 4:\n    stay()"
+    )
+    names = ("good", "bad", "spare")
+    launches = []
+    for rank, name in enumerate(names):
+        launches.append(nodes.start("--rank", str(rank), script, env={"FLEETRUN_NODE_NAME": name}))
+        launches[-1].until_err(WAITING if name == "spare" else "waiting" if rank == 0 else "Node 1")
+    good, bad, spare = launches
+    assert [each.wait() for each in launches] == [0, 125, 0]
+    assert told(bad)[-1] == "1 2 1 3"
+    assert (told(good)[-1], told(spare)) == ("0 2 0 4", ["1 2 1 4"])
+    assert re.search(r"bad is left out of this job after 2 faults: .*SIGKILL.*SIGKILL", bad.said), bad.said
+
+
 def write_faults(fleetrun: Fleetrun) -> None:
     """Of an earlier launch, for the first of the next."""
     faults = {"exclude_after": 2, "faults": [[1.0, "bad", "it was lost"], [2.0, "bad", "lost again"]]}

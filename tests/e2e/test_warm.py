@@ -1,5 +1,6 @@
 """Warm restarts: a standby has done the imports, and the script cannot tell."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -235,3 +236,84 @@ def test_on_several_machines(fleetrun: Fleetrun, installed: Path):
     os.kill(pids(launches[0])[0], signal.SIGKILL)
     assert [launch.wait() for launch in launches] == [0, 0]
     assert [pids(launch)[1] for launch in launches] == before
+
+
+READERS = {
+    "placed": "import os\nRANK = os.environ.get('RANK')\n",
+    "uses": "import placed\n",
+    "copies": "import os\nALL = dict(os.environ)\n",
+    "sets": "import os\nos.environ['MASTER_ADDR'] = 'elsewhere'\n",
+}
+"""Modules that must not be imported before the place of a process is known."""
+
+SPARED = f"""
+tell("pid", ATTEMPT, os.getpid())
+tell("before", ATTEMPT, [each for each in ("heavy", *{tuple(READERS)}) if each in sys.modules])
+import heavy, uses, copies
+tell("saw", ATTEMPT, uses.placed.RANK, copies.ALL["RANK"], WHO in copies.ALL["FLEETRUN_CONTAINER"])
+import sets
+{LOOK.replace("look.{ATTEMPT}", "look.{RANK}.{ATTEMPT}")}
+if ATTEMPT < 1:
+    {STEPS.replace(chr(10), chr(10) + "    ")}
+if ATTEMPT == 1 and RANK == 1:
+    sys.exit(1)
+if ATTEMPT < 2:
+    leave_on_term()
+    stay()
+"""
+
+
+def test_a_spare_has_a_standby_for_whatever_place_it_gets(fleetrun: Fleetrun, installed: Path):
+    """It replaces one of two nodes; the next restart there is cold."""
+    for name, text in READERS.items():
+        (installed / f"{name}.py").write_text(text)
+    (fleetrun.folder / "log").mkdir(exist_ok=True)
+    script = fleetrun.script(SPARED)
+    many = ("--nnodes", "2", "--spares", "1", "--heartbeat_timeout", "2", "--stop_timeout", "1")
+    many = (*many, "--master", f"127.0.0.1:{free_port()}", script)
+    first = start(fleetrun, installed, "--log_dir", "log/0", *many)
+    first.until_err("waiting")
+    lost = start(fleetrun, installed, "--log_dir", "log/1", *many)
+    lost.until_told(" at 0")
+    spare = start(fleetrun, installed, "--log_dir", "log/2", *many)
+    spare.until_err("is a spare")
+    spare.until_err(f"1 standby is {READY}")
+    (standby,) = standbys(spare)
+    os.kill(lost.launcher, signal.SIGKILL)
+    lost.wait()
+    assert [first.wait(), spare.wait()] == [0, 0], (first, spare)
+    assert spare.told(" before ") == ["trainer.1 before 1 ['heavy']", "trainer.1 before 2 []"]
+    assert spare.told(" saw ") == [f"trainer.1 saw {attempt} 1 1 True" for attempt in (1, 2)]
+    warm, cold = (json.loads((fleetrun.folder / f"look.1.{attempt}").read_text()) for attempt in (1, 2))
+    assert warm == cold
+    assert spare.told(" pid 1 ") == [f"trainer.1 pid 1 {standby}"]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_restart_with_another_rank_is_warm_unless_a_library_has_read_it(
+    fleetrun: Fleetrun, installed: Path, reads: bool
+):
+    text = READERS["placed"] if reads else "RANK = 0"
+    (installed / "placed.py").write_text(text)
+    (fleetrun.folder / "log").mkdir(exist_ok=True)
+    steps = f"import placed\ntell('saw', ATTEMPT, placed.RANK)\n{STEPS}"
+    script = fleetrun.script(f"{steps}\nif ATTEMPT < 1:\n    leave_on_term()\n    stay()")
+    many = ("--nnodes", "1:2", "--heartbeat_timeout", "2", "--stop_timeout", "1")
+    many = (*many, "--master", f"127.0.0.1:{free_port()}")
+    stays = start(fleetrun, installed, "--log_dir", "log/0", *many, "--rank", "1", script)
+    stays.until_err("waiting")
+    lost = start(fleetrun, installed, "--log_dir", "log/1", *many, "--rank", "0", script)
+    for launch in (stays, lost):
+        launch.until_err(READY)
+    assert stays.told(" at 0")[0].startswith("trainer.1 ")
+    (standby,) = standbys(stays)
+    os.kill(lost.launcher, signal.SIGKILL)
+    lost.wait()
+    assert stays.wait() == 0, stays
+    again = stays.told(" at 1")[0]
+    assert again.startswith("trainer.0 ")
+    assert (int(again.split()[-1]) == standby) == (not reads)
+    record = next((fleetrun.folder / "log/0").glob("*.events.jsonl")).read_text().splitlines()
+    reports = [each for each in map(json.loads, record) if each["event"] == "progress"]
+    assert reports[-1]["step"] == 2, reports
+    assert not reads or stays.told(" saw 1 ") == ["trainer.0 saw 1 0"]

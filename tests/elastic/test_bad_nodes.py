@@ -3,6 +3,7 @@
 import pytest
 
 from fleetrun.elastic.rendezvous.actions import Policy
+from fleetrun.elastic.rendezvous.checks import Measured
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind
 from fleetrun.pod.policy import Budget
 from fleetrun.record.faults import MachineFault, counted, excluded, merged
@@ -137,6 +138,144 @@ def test_a_crash_counts_for_its_machine_and_an_exception_for_none():
     job.until(lambda: len(job.players[0].runs) == 3)
     (fault,) = job.players[0].faults
     assert (fault.node, fault.what) == ("h2 (10.0.0.2)", "trainer 1 exited with code 139")
+
+
+def blame(job: SimulatedJob, rank: int, suspicion: str = "", *, after: float = 1.0, step: int = 0) -> None:
+    """The machine of this rank has a fault `after` some seconds, in which the job came to this step."""
+    job.loop.run_for(after)
+    for each in job.players:
+        each.step = step
+    there = [each for each in job.players if each.running]
+    player = next(each for each in there if each.running.rank == rank)
+    runs = len(there[0].runs)
+    player.fail(139, restart=True, machine=player.node.known_as, suspicion=suspicion)
+    job.until(lambda: any(len(each.runs) > runs and each.running for each in there) or job.all_over())
+    job.loop.run_for(1)
+
+
+def machines_out(job: SimulatedJob) -> set[str]:
+    return set(excluded(job.players[0].faults, 2))
+
+
+@pytest.mark.parametrize("suspicion", ["", "crash"])
+def test_a_machine_that_fails_soon_after_each_start_is_out_after_two(suspicion):
+    """The steps that it makes in between are no work worth the name."""
+    job = job_of(3, budget=Budget(9))
+    job.until(lambda: len(running(job)) == 2)
+    for step in (10, 20):
+        blame(job, 1, suspicion, after=30, step=step)
+    assert machines_out(job) == {"h2 (10.0.0.2)"}
+    assert running(job) == {"n1", "n3"}
+    assert job.players[1].error.exit_code == 125
+
+
+def test_what_happens_on_several_machines_is_not_the_fault_of_one():
+    """Crashes of a library, kills by an operator: here and there, so that each machine has several."""
+    job = job_of(3, spares=1, budget=Budget(9))
+    job.until(lambda: len(running(job)) == 2)
+    for rank in (0, 1, 0, 1, 0, 1):
+        blame(job, rank, "kill")
+    assert machines_out(job) == set()
+    assert [fault.node for own in counted(job.players[0].faults).values() for fault in own] == [
+        "h2 (10.0.0.2)"
+    ]
+    blame(job, 0, "crash")  # another kind refutes nothing
+    blame(job, 1, "kill")
+    assert machines_out(job) == {"h2 (10.0.0.2)"}
+
+
+def test_what_speaks_of_the_machine_itself_is_not_refuted_by_other_machines():
+    job = job_of(4, spares=2, budget=Budget(9))
+    job.until(lambda: len(running(job)) == 2)
+    for rank in (1, 0, 1):
+        blame(job, rank)
+    assert machines_out(job) == {"h2 (10.0.0.2)"}
+
+
+@pytest.mark.parametrize(
+    ("window", "works", "out"), [(None, 3600.0, False), (None, 3500.0, True), (60.0, 70.0, False)]
+)
+def test_work_makes_a_fault_forgiven(window, works, out):
+    """It adds up over generations that ended for something else."""
+    job = job_of(3, budget=Budget(99, window))
+    job.until(lambda: len(running(job)) == 2)
+    blame(job, 1, step=1)
+    for step in (2, 3):
+        job.loop.run_for(works / 2)
+        for each in job.players:
+            each.step = step
+        job.players[0].fail(1, restart=True)
+        job.until(lambda step=step: len(job.players[0].runs) == step + 1)
+    blame(job, 1, step=4)
+    assert machines_out(job) == ({"h2 (10.0.0.2)"} if out else set())
+    assert [fault.what != "" for fault in job.players[0].faults] == (
+        [True] * 2 if out else [True, False, True]
+    )
+
+
+def test_time_without_a_new_step_forgives_nothing():
+    job = job_of(3, budget=Budget(99))
+    job.until(lambda: len(running(job)) == 2)
+    blame(job, 1, step=5)
+    blame(job, 1, after=5000, step=5)
+    assert machines_out(job) == {"h2 (10.0.0.2)"}
+
+
+def test_a_job_that_completes_forgives_the_machines_that_worked_for_it():
+    job = job_of(2)
+    job.until(lambda: len(running(job)) == 2)
+    blame(job, 1, step=5)
+    job.loop.run_for(4000)
+    for player in job.players:
+        player.complete()
+    job.until(job.all_over)
+    assert counted(job.players[0].faults) == {}
+
+
+def test_where_all_are_there_and_too_few_are_good_the_least_blamed_takes_part_at_once():
+    job = job_of(0, spares=1, rdzv_timeout=600.0)
+    worse = (*TWICE, MachineFault(3.0, "h2 (10.0.0.2)", "a third time"))
+    twice = tuple(fault._replace(node="h3 (10.0.0.3)") for fault in TWICE)
+    job.add()
+    job.add(faults=worse)
+    job.loop.run_for(10)
+    assert running(job) == set()  # another may come
+    job.add(faults=twice)
+    job.until(lambda: running(job) == {"n1", "n3"}, within=1.0)
+
+
+def test_the_start_waits_for_a_good_machine_as_long_as_a_later_one_would():
+    job = job_of(0, spares=1, rdzv_timeout=600.0, elastic_timeout=20.0)
+    job.add()
+    job.add(faults=TWICE)
+    job.loop.run_for(15)
+    assert running(job) == set()
+    job.until(lambda: len(running(job)) == 2, within=10.0)
+
+
+def test_a_machine_that_a_check_has_found_waits_for_a_better_one():
+    """Though it was a member, and the job stopped for something else."""
+    job = job_of(2, check="fast", rdzv_timeout=600.0, elastic_timeout=20.0, budget=Budget(9))
+    first, second = job.players
+    job.until(lambda: len(running(job)) == 2)
+    second.measure = lambda round, members, rank: Measured(error="its GPU is gone")
+    first.fail(1, restart=True)
+    job.loop.run_for(15)
+    assert running(job) == set()
+    job.until(lambda: len(running(job)) == 2, within=10)
+
+
+def test_a_generation_with_a_bad_machine_starts_again_at_once_unless_it_failed_again():
+    job = job_of(0, spares=1, rdzv_timeout=600.0, elastic_timeout=20.0, budget=Budget(9))
+    first = job.add()
+    job.add(faults=TWICE)
+    job.until(lambda: len(running(job)) == 2, within=30)
+    first.fail(1, restart=True)
+    job.until(lambda: len(first.runs) == 2 and len(running(job)) == 2, within=3)
+    job.players[1].fail(139, restart=True, machine="h2 (10.0.0.2)")
+    job.loop.run_for(15)
+    assert running(job) == set()
+    job.until(lambda: len(running(job)) == 2, within=10)
 
 
 def test_a_job_that_loses_its_nodes_one_by_one_without_a_step_ends():

@@ -11,6 +11,8 @@ from fleetrun.pod.policy import (
     Spent,
     error_at,
     is_symptom,
+    may_be_machine,
+    suspicion,
 )
 from fleetrun.pod.process import Exit
 
@@ -162,3 +164,23 @@ def test_a_process_that_says_so():
 )
 def test_which_errors_may_be_the_fault_of_another(message: str, symptom: bool):
     assert is_symptom(Exit(1), message) is symptom
+
+
+@pytest.mark.parametrize(
+    ("exit", "message", "blamed", "kind"),
+    [
+        (Exit(1), "ValueError: no", False, ""),
+        (Exit(-15), "", False, ""),
+        (Exit(-40), "", False, ""),
+        (Exit(-9), "", True, "kill"),
+        (Exit(-11), "", True, "crash"),
+        (Exit(-7), "", True, ""),
+        (Exit(-4), "", True, ""),
+        (Exit(1), "RuntimeError: CUDA error: uncorrectable ECC error encountered", True, ""),
+        (Exit(-9), "GPU has fallen off the bus", True, ""),
+    ],
+)
+def test_which_ends_may_be_the_fault_of_the_machine(exit, message, blamed, kind):
+    """Those with a kind may be a script's or a person's as well."""
+    assert may_be_machine(exit, message) is blamed
+    assert suspicion(exit, message) == kind

@@ -290,7 +290,14 @@ class Player:
             self.membership.completed()
 
     def fail(
-        self, code: int = 7, *, restart: bool = False, after: float = 0.0, age: float = 0.0, machine: str = ""
+        self,
+        code: int = 7,
+        *,
+        restart: bool = False,
+        after: float = 0.0,
+        age: float = 0.0,
+        machine: str = "",
+        suspicion: str = "",
     ) -> None:
         """A process fails, and the launcher stops the others of this node."""
         assert self.running is not None
@@ -301,6 +308,8 @@ class Player:
             code=code,
             age=age,
             machine=machine,
+            suspicion=suspicion,
+            step=self.step,
         )
         self.membership.failed(cause, restart, after)
 

@@ -5,18 +5,22 @@ One version at a time, the same on all ranks: it is chosen in a save, once all r
 the one before is complete. Until then that one stays, on both sides: at any moment there is a version of
 which every rank has its own or a copy.
 
-A rank listens for the one before it: 32 bytes of a secret that all ranks know, then for each version its head
-and its content; it answers 8 bytes with the number when the copy is complete.
+A rank listens for the one before it, and sends it 32 random bytes. The answer is the number of its rank and
+the HMAC of both under a secret that all ranks know: who cannot answer soon is hung up on. Then follow for
+each version its head and its content, not encrypted; 8 bytes with the number come back when the copy is
+complete.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 
@@ -34,6 +38,9 @@ _LARGEST = 1 << 46  # bytes of a version: more is not one
 _PIECE = 1 << 24  # bytes
 _WITHIN = 60.0  # seconds for a piece of a transfer
 _AGAIN = 1.0  # seconds
+_PROOF = 10.0  # seconds in which a connection must have shown that it is from a rank of this job
+_STRANGERS = 32  # connections that have not yet; the oldest makes room for another
+_CHALLENGE = 32  # bytes
 
 
 def place_on_node() -> tuple[str, int]:
@@ -97,6 +104,8 @@ class Neighbour:
         addresses = ranks.all_tell(lambda: (host, self._listener.getsockname()[1]))
         self._target: tuple[str, int] = addresses[target]
         self._secret = secret
+        self._unproven: list[socket.socket] = []
+        self._unproven_lock = threading.Lock()
         self._wake = threading.Condition()
         for work in (self._serve, self._send_all):
             threading.Thread(target=work, name="fleet-neighbour", daemon=True).start()
@@ -144,8 +153,18 @@ class Neighbour:
 
     def _connected(self) -> socket.socket:
         connection = socket.create_connection(self._target, _WITHIN)
-        connection.sendall(self._secret + _NUMBER.pack(self._rank))
+        try:
+            challenge = bytearray(_CHALLENGE)
+            _receive(connection, memoryview(challenge))
+            rank = _NUMBER.pack(self._rank)
+            connection.sendall(rank + self._proof(bytes(challenge), rank))
+        except OSError:
+            connection.close()
+            raise
         return connection
+
+    def _proof(self, challenge: bytes, rank: bytes) -> bytes:
+        return hmac.digest(self._secret, challenge + rank, "sha256")
 
     # ---- receiving
 
@@ -153,20 +172,42 @@ class Neighbour:
         while True:
             try:
                 connection, _ = self._listener.accept()
+                self._note_stranger(connection)
                 threading.Thread(target=self._take_all, args=(connection,), daemon=True).start()
             except (OSError, RuntimeError):  # no descriptor left, or no thread, for now
                 threading.Event().wait(_AGAIN)
 
+    def _note_stranger(self, connection: socket.socket) -> None:
+        with self._unproven_lock:
+            self._unproven.append(connection)
+            while len(self._unproven) > _STRANGERS:
+                with contextlib.suppress(OSError):
+                    self._unproven.pop(0).shutdown(socket.SHUT_RDWR)  # its thread closes it
+
+    def _owner(self, connection: socket.socket) -> int | None:
+        """The rank that sends; None if that is not of this job."""
+        rank, proof = bytearray(_NUMBER.size), bytearray(32)
+        challenge = secrets.token_bytes(_CHALLENGE)
+        until = time.monotonic() + _PROOF
+        try:
+            connection.settimeout(_PROOF)
+            connection.sendall(challenge)
+            _receive(connection, memoryview(rank), until)
+            _receive(connection, memoryview(proof), until)
+        except OSError:
+            return None
+        finally:
+            with self._unproven_lock:
+                if connection in self._unproven:
+                    self._unproven.remove(connection)
+        right = hmac.compare_digest(bytes(proof), self._proof(challenge, bytes(rank)))
+        return int(_NUMBER.unpack(rank)[0]) if right else None
+
     def _take_all(self, connection: socket.socket) -> None:
         try:
             with connection:
-                connection.settimeout(_WITHIN)
-                begin = bytearray(len(self._secret) + _NUMBER.size)
-                _receive(connection, memoryview(begin))
-                if not hmac.compare_digest(bytes(begin[:32]), self._secret):
-                    return
-                owner = _NUMBER.unpack(begin[32:])[0]
-                while True:
+                owner = self._owner(connection)
+                while owner is not None:
                     connection.settimeout(None)  # until the next version
                     if not connection.recv(1, socket.MSG_PEEK):
                         return
@@ -187,10 +228,12 @@ class Neighbour:
             glog(f"warning: {what}")
 
 
-def _receive(connection: socket.socket, room: memoryview) -> None:
-    """Fill it. Raises OSError, ConnectionError at the end of the connection."""
+def _receive(connection: socket.socket, room: memoryview, until: float | None = None) -> None:
+    """Fill it. Raises OSError, ConnectionError at the end of the connection, TimeoutError after `until`."""
     at = 0
     while at < len(room):
+        if until is not None:
+            connection.settimeout(max(0.001, until - time.monotonic()))
         count = connection.recv_into(room[at:])
         if not count:
             raise ConnectionError("the connection has ended")

@@ -18,13 +18,14 @@ import atexit
 import os
 from typing import Any
 
-from fleetrun.envs.channels import CONTAINER_VARIABLE, note_imports, take_steps
+from fleetrun.envs.channels import CONTAINER_VARIABLE, note_imports, take_mark, take_steps
 from trainers.progress.channel import channel_of
 from trainers.progress.meter import Activity, Meter
 
 __all__ = ["Activity", "Counter", "activity", "heartbeat", "log_scalar", "meter", "report", "step"]
 
 meter = Meter(os.environ.get(CONTAINER_VARIABLE, ""), channel_of(os.environ), begun=note_imports)
+take_mark(meter.set_mark)
 """Of this process."""
 atexit.register(meter.end)
 os.register_at_fork(after_in_child=meter.turn_off)

@@ -129,6 +129,10 @@ class Meter:
         self._names: dict[str, str] = {}
         self._activities: list[Activity] = []
 
+    def set_mark(self, mark: str) -> None:
+        """This process is another one than it was made for."""
+        self._mark = mark
+
     # ---- what scripts say
 
     def step(self, samples: Any = None, loss: Any = None, scalars: Mapping[str, Any] | None = None) -> None:

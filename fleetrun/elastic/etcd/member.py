@@ -126,6 +126,7 @@ class Member:
         self._said = json.dumps(said)
         self._companion: Companion | None = None
         self._timer: Timer | None = None
+        self._closing = False
         self._start()
 
     def _start(self) -> None:
@@ -144,6 +145,9 @@ class Member:
 
     def _ended(self, exit: Exit) -> None:
         """Its etcd was in its process group, and has ended with it; the data are still there."""
+        if self._closing:
+            self._loop.stop()
+            return
         self._tell(f"the process that runs this machine's part of the store {exit}; it is started again")
         self._timer = self._loop.after(_AGAIN, self._restart)
 
@@ -154,12 +158,20 @@ class Member:
             self._tell(f"this machine's part of the store is gone: {error.message}")
 
     def close(self) -> None:
-        """Waits until the others have read the end of the job, but not long. May be called twice."""
+        """Waits until the others have read the end of the job, but not long, nor after a signal, which stops
+        the loop. May be called twice.
+        """
         if self._timer is not None:
             self._timer.cancel()
         if self._companion is not None:
             companion, self._companion = self._companion, None
-            companion.close(_LEAVE + _STOP + 1.0)
+            self._closing = True
+            companion.close_input()
+            if companion.alive:
+                limit = self._loop.after(_LEAVE + _STOP + 1.0, self._loop.stop)
+                self._loop.run()
+                limit.cancel()
+            companion.close()
             self._lock.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -205,6 +217,10 @@ _TUNING = (
 _NO_FSYNC = "--unsafe-no-fsync"
 
 
+class _OtherJobError(Exception):
+    """A listed machine is in the cluster of another job."""
+
+
 class Runner:
     """Runs one member until the input ends."""
 
@@ -226,6 +242,11 @@ class Runner:
             begun = time.monotonic()
             try:
                 etcd = self._start()
+            except _OtherJobError as error:
+                _say(str(error))
+                if _input_ends(None, backoff.next()):
+                    return
+                continue
             except (Unreachable, Rejected, LaunchError):
                 if _input_ends(None, backoff.next()):
                     return
@@ -287,7 +308,10 @@ class Runner:
         present: list[Body] = client.ask("/cluster/member/list", {})["members"]
         names = [name for each in present if (name := each.get("name"))]
         if not all(name.startswith(self._job_name) for name in names):
-            raise Unreachable(f"{client.name} serves the store of another job: {', '.join(names)}")
+            raise _OtherJobError(
+                f"{client.name} serves the store of another job ({', '.join(names)}): give other ports in "
+                "--master, or end that job"
+            )
         for each in present:
             if mine in each.get("peerURLs", ()):
                 client.ask("/cluster/member/remove", {"ID": each["ID"]})

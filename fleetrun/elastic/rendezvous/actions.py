@@ -20,6 +20,9 @@ together.
 ELECTION = 4.0
 """Seconds in which the members of an etcd have another leader."""
 
+FORGIVEN_AFTER = 3600.0
+"""Seconds of work, without --restart_window, after which a machine's faults do not count any more."""
+
 _LOSSES = 3
 """At least so many nodes may be lost before the next step."""
 
@@ -64,6 +67,11 @@ class Policy:
         step may be what breaks them.
         """
         return replace(self.budget, limit=max(_LOSSES, self.most))
+
+    @property
+    def forgiven_after(self) -> float:
+        """Seconds of work after which a machine's faults do not count any more."""
+        return FORGIVEN_AFTER if self.budget.window is None else self.budget.window
 
     @property
     def reform_timeout(self) -> float:

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from fleetrun.elastic.rendezvous.actions import Policy, Refuse
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Verdict
 from fleetrun.elastic.rendezvous.view import Candidate, View
-from fleetrun.record.faults import MachineFault, MachineFaults, excluded, merged, said_faults
+from fleetrun.record.faults import MachineFault, MachineFaults, counted, excluded, merged, said_faults
 
 # ---- Admission: which of the present nodes may take part
 
@@ -82,6 +82,17 @@ def leave_out(admission: Admission, view: View, policy: Policy) -> list[Refuse]:
         for candidate in admission.left_out
         if not candidate.node.has_store
     ]
+
+
+def least_blamed(admission: Admission, view: View) -> list[Candidate]:
+    """Those that are left out, the one with the fewest faults first; of two the one whose last is older."""
+    faults = counted(known_faults(view))
+
+    def blame(candidate: Candidate) -> tuple[int, float]:
+        own = faults[candidate.node.known_as]
+        return len(own), own[-1].time
+
+    return sorted(admission.left_out, key=blame)
 
 
 def _is_excluded(node: Node, faults: Sequence[MachineFault]) -> Verdict:

@@ -23,7 +23,14 @@ from fleetrun.elastic.rendezvous.actions import (
     WriteCensus,
     WriteRound,
 )
-from fleetrun.elastic.rendezvous.admission import admit, choose, job_is_full, known_faults, leave_out
+from fleetrun.elastic.rendezvous.admission import (
+    admit,
+    choose,
+    job_is_full,
+    known_faults,
+    least_blamed,
+    leave_out,
+)
 from fleetrun.elastic.rendezvous.checks import (
     MARGIN,
     NO_CHECK,
@@ -49,7 +56,7 @@ from fleetrun.elastic.store import ABSENT, reconnect_grace
 from fleetrun.pod.events import servers_named_in
 from fleetrun.pod.policy import NOTHING_SPENT, Fault, Restart, Spent
 from fleetrun.pod.process import Exit
-from fleetrun.record.faults import MachineFault, MachineFaults, merged
+from fleetrun.record.faults import MachineFault, MachineFaults, counted, merged
 
 # ---- After a generation: why it stopped, and whether another follows
 #
@@ -59,9 +66,10 @@ from fleetrun.record.faults import MachineFault, MachineFaults, merged
 LOST_CODE = 125
 SOONEST = 0.3
 LATEST = 5.0
-"""Seconds that the leader waits for causes older than the first: once all nodes have answered, and at most. A
-machine that writes a core dump may take seconds to report what failed, and a launcher that was killed counts
-as gone only after `reconnect_grace`.
+"""Seconds that the leader waits for causes older than the first: once all nodes have answered, and at most;
+none where all processes have ended, because then each node has reported all that it had. A machine that
+writes a core dump may take seconds to report what failed, and a launcher that was killed counts as gone only
+after `reconnect_grace`.
 """
 
 
@@ -74,9 +82,9 @@ def follows(lease: float) -> float:
 
 def lost(view: View, node: Node, rank: int, lease: float, age: float) -> Cause:
     if node.id in view.closed:
-        why = "its launcher has ended (its connection was closed)"
+        why, suspicion = "its launcher has ended (its connection was closed)", "launcher"
     else:
-        why = f"it was not heard of for {lease:g} s"
+        why, suspicion = f"it was not heard of for {lease:g} s", ""
     return Cause(
         why=CauseKind.LOST,
         node=node.title,
@@ -85,6 +93,7 @@ def lost(view: View, node: Node, rank: int, lease: float, age: float) -> Cause:
         code=LOST_CODE,
         age=max(0.0, age),
         machine=node.known_as,
+        suspicion=suspicion,
     )
 
 
@@ -97,7 +106,8 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
     here = [node for node in members if gone_at(view, node, policy, now, decision) is None]
     done = [view.done(node.id) for node in here]
     heard = all(each in (MemberStatus.STOPPING, MemberStatus.STOPPED) for each in done)
-    decided = since + (SOONEST if heard else LATEST)
+    ended = all(each is MemberStatus.STOPPED for each in done)
+    decided = since + (0.0 if ended else SOONEST if heard else LATEST)
     if now < decided:
         decision.look_at(decided)
         return decision
@@ -105,9 +115,11 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
     restart = may_restart(round_, cause, len(here) + len(spares(view, members, policy, now)), policy)
     if not restart and cause.why is CauseKind.JOINED:
         cause = final_cause(view, members, policy, now, but=CauseKind.JOINED)
-    if restart and not all(each is MemberStatus.STOPPED for each in done):
+    if restart and not ended:
         return decision
-    noted = merged(known_faults(view), _faults(view, cause, now))
+    forgiven, worked = _work(view, members, policy, view.round_since - view.ran_since, _further(view))
+    worked.pop(cause.machine, None)
+    noted = merged(known_faults(view), forgiven, _faults(view, cause, now))
     spent, losses = round_.spent, round_.losses
     if restart and cause.counts:
         spent = policy.budget.after(_fault(cause), spent)
@@ -126,6 +138,7 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
             spent=spent,
             losses=losses,
             faults=noted,
+            worked=worked,
             cause=cause,
             after=round_.after,
             topology=round_.topology,
@@ -140,7 +153,35 @@ def after_stop(view: View, members: tuple[Node, ...], policy: Policy, now: float
 def _faults(view: View, cause: Cause, now: float) -> MachineFaults:
     if not cause.machine:
         return ()
-    return (MachineFault(round(view.epoch + now - cause.age, 1), cause.machine, cause.headline),)
+    time = round(view.epoch + now - cause.age, 1)
+    return (MachineFault(time, cause.machine, cause.headline, cause.suspicion),)
+
+
+def _work(
+    view: View, members: Sequence[Node], policy: Policy, seconds: float, useful: bool
+) -> tuple[MachineFaults, dict[str, float]]:
+    """The acquittals of machines that have worked long enough since their last fault, these `seconds` of the
+    members included if they were `useful`; and `Round.worked` of the other machines with faults.
+    """
+    assert view.round is not None
+    here = {node.known_as for node in members} if useful else set()
+    forgiven, worked = [], {}
+    for machine, own in counted(known_faults(view)).items():
+        total = view.round.worked.get(machine, 0.0) + (seconds if machine in here else 0.0)
+        if total >= policy.forgiven_after:
+            # Just after it, not now: the generation may have ended with the next fault, which counts.
+            forgiven.append(MachineFault(round(own[-1].time + 0.1, 1), machine))
+        elif total > 0:
+            worked[machine] = total
+    return merged(forgiven), worked
+
+
+def _further(view: View) -> bool:
+    """Whether this generation made a later step than any before; also where steps are not known."""
+    assert view.round is not None
+    last = _last_step(view)
+    before = [step for step in (view.round.spent.step, view.round.losses.step) if step is not None]
+    return last is None or last > max(before, default=-1)
 
 
 def _last_step(view: View) -> int | None:
@@ -352,12 +393,18 @@ def _open(view: View, round_: Round, members: Sequence[Node], policy: Policy, no
         decision.do(_ended(view, round_, admission.conflict))
         return decision
     deadline = view.unformed_since + meeting_time(round_, policy)
-    here = admission.eligible
-    if len(here) >= policy.fewest:
+    not_again = _not_again(round_, members, policy)
+    nodes = [candidate for candidate in admission.eligible if candidate.node.id != not_again]
+    if len(nodes) >= policy.fewest:
         decision.do(*leave_out(admission, view, policy))
-    elif not policy.spares or now >= deadline:  # better than none; else one of the spares may still come
-        here = [*here, *admission.left_out]
-    nodes = [candidate for candidate in here if candidate.node.id != _not_again(round_, members, policy)]
+    elif admission.left_out:  # better than none
+        rest = [each for each in least_blamed(admission, view) if each.node.id != not_again]
+        rest = rest[: policy.fewest - len(nodes)]
+        until = _others_until(view, round_, members, rest, deadline, policy)
+        if now >= until:
+            nodes += rest
+        else:
+            decision.look_at(until)
     form_at = _form_at(view, round_, members, nodes, deadline, policy)
     if form_at <= now < deadline + 2 * policy.lease:  # after that, no proposal was ever accepted
         decision.do(_form(view, round_, members, nodes, policy))
@@ -375,6 +422,28 @@ def _open(view: View, round_: Round, members: Sequence[Node], policy: Policy, no
         )
         _count(view, decision, Census(present=len(nodes), missing=missing), now)
     return decision
+
+
+def _others_until(
+    view: View,
+    round_: Round,
+    members: Sequence[Node],
+    rest: Sequence[Candidate],
+    deadline: float,
+    policy: Policy,
+) -> float:
+    """Until when the job waits for others rather than take the `rest`, which is left out for its faults. Not
+    at all where all that there can be are here, nor for a generation that had to take them as well and has
+    stopped for something else.
+    """
+    if not policy.spares or len(view.nodes) >= policy.most + policy.spares:
+        return float("-inf")
+    known, faults = {node.id for node in members}, counted(known_faults(view))
+    began = view.epoch + view.ran_since if round_.cause is not None else float("-inf")
+    if rest and all(each.node.id in known and faults[each.node.known_as][-1].time < began for each in rest):
+        return float("-inf")
+    since = max(view.unformed_since, view.nodes_since, view.led_since, view.whole_since)
+    return min(since + policy.elastic_timeout, deadline)
 
 
 def meeting_time(round_: Round | None, policy: Policy) -> float:
@@ -433,6 +502,7 @@ def _form(
         size=len(chosen),
         attempts=0 if old_job else round_.attempts,
         restarts=0 if old_job else round_.restarts,
+        worked={} if old_job else round_.worked,
         spent=NOTHING_SPENT if old_job else round_.spent,
         losses=NOTHING_SPENT if old_job else round_.losses,
         faults=known_faults(view),
@@ -566,12 +636,18 @@ def _checked(view: View, round_: Round, members: Sequence[Node], now: float) -> 
         for rank, why in wrong.items()
         for turn in (1, 2)
     ]
-    return replace(_again(round_), check=Check(done=digest(ids)), faults=merged(round_.faults, faults))
+    blamed = {fault.node for fault in faults}
+    worked = {machine: seconds for machine, seconds in round_.worked.items() if machine not in blamed}
+    noted = merged(round_.faults, faults)
+    return replace(_again(round_), check=Check(done=digest(ids)), faults=noted, worked=worked)
 
 
 def _running(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
     if all(view.done(node.id) is MemberStatus.COMPLETED for node in members):
-        return _only(WriteRound(replace(round_, state=State.ENDED, cause=None, code=0), view.round_revision))
+        forgiven, _ = _work(view, members, policy, now - view.ran_since, True)
+        faults = merged(known_faults(view), forgiven)
+        ended = replace(round_, state=State.ENDED, cause=None, code=0, faults=faults)
+        return _only(WriteRound(ended, view.round_revision))
     decision = Decision()
     cause = _first_lost(view, members, policy, now, decision)
     if cause is None and len(view.nodes) > sum(node.id in view.nodes for node in members):

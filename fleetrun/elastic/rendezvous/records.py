@@ -93,6 +93,7 @@ class Cause:
     the process failed because of another one, and its node does not know which. `counts`: whether it counts
     against --max_restart; `time`, `step` and `error` are those of `pod.policy.Fault`. `machine` is
     the machine that may be to blame (`Node.known_as`); empty where a script is, or that is not known.
+    `suspicion` is that of `record.faults.MachineFault`.
     """
 
     why: CauseKind
@@ -107,6 +108,7 @@ class Cause:
     step: int | None = None
     error: str = ""
     machine: str = ""
+    suspicion: str = ""
 
     @property
     def counts(self) -> bool:
@@ -119,7 +121,8 @@ class Round:
 
     `attempts` counts the generations that ran before: others were not accepted, or only checked nodes.
     `restarts` counts failures that led to a restart, `spent` is what they have used of --max_restart,
-    `losses` what lost nodes have used of their own budget. `faults` are those of all machines. While
+    `losses` what lost nodes have used of their own budget. `faults` are those of all machines, `worked` the
+    seconds that those with faults have taken part in the job since, in generations that made new steps. While
     STOPPING, `restart` says whether another generation follows, `after` how many seconds later at the
     earliest. `code` is the exit code of an ENDED round. `topology` names the record with the members
     (`3/h1-17.0`: of generation 3, the first that this node wrote); in an OPEN round it is the previous one,
@@ -134,6 +137,7 @@ class Round:
     spent: Spent = NOTHING_SPENT
     losses: Spent = NOTHING_SPENT
     faults: MachineFaults = ()
+    worked: Mapping[str, float] = field(default_factory=dict)
     cause: Cause | None = None
     restart: bool = False
     after: float = 0.0
@@ -285,7 +289,7 @@ def _offer_row(offer: Mapping[str, Any]) -> list[Any]:
 def _cause(fields: Mapping[str, Any]) -> Cause:
     plain = _only(
         fields, why=CauseKind, node=str, rank=int, headline=str, code=_code, age=_seconds, symptom=bool,
-        time=_seconds, step=_step, error=str, machine=str,
+        time=_seconds, step=_step, error=str, machine=str, suspicion=str,
     )  # fmt: skip
     return Cause(**plain, lines=tuple(map(str, fields.get("lines", ()))))
 
@@ -309,6 +313,7 @@ def _round(fields: Mapping[str, Any]) -> Round:
         spent=_spent,
         losses=_spent,
         faults=read_faults,
+        worked=_worked,
         restart=bool,
         after=_seconds,
         code=_code,
@@ -346,6 +351,10 @@ def _measure(value: Any) -> float:
     return number
 
 
+def _worked(fields: Mapping[str, Any]) -> dict[str, float]:
+    return {str(machine): _measure(seconds) for machine, seconds in fields.items()}
+
+
 def _check(fields: Mapping[str, Any]) -> Check:
     plain = _only(fields, turn=int, usual=_measure, done=int)
     return Check(**plain, suspects=tuple(map(str, fields.get("suspects", ()))))
@@ -369,6 +378,8 @@ ASKS_PREFIX = "state/asks/"
 """Questions of one node to the others, which watch `state/` anyway; see `inquiry.py`."""
 
 ANSWERS_PREFIX = "answers/"
+IMPORTS_KEY = "imports"
+"""With --warm, what spares may import; only they watch it."""
 REPORTS_PREFIX = "reports/"
 TOPOLOGY_PREFIX = "topology/"
 EVERYTHING = ""

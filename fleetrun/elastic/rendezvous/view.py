@@ -62,6 +62,9 @@ class View:
         self.round_since = now
         self.unformed_since = now
         """Since when no generation has been running or stopping, nor a turn of a check begun or ended."""
+        self.ran_since = now
+        """When the last generation that ran began to, or this node saw it for the first time."""
+        self._ran = -1
         self._round_seen = ABSENT
         """Revision of the round when the job was last seen alive."""
         self.rewound = False
@@ -212,6 +215,8 @@ class View:
             self.unformed_since = now
         if before is None or round_.generation != before.generation:
             self.reports = {}
+        if round_.state in (State.RUNNING, State.STOPPING) and self._ran != round_.generation:
+            self._ran, self.ran_since = round_.generation, now
         self.foreign = ""
         still = self.rewound and not round_.topology
         self.rewound = still or entry.revision < self._round_seen

@@ -59,6 +59,7 @@ def _count_steps(mark, path):
 
 
 _steps = []
+_marked = []  # who wants to know that this process is another container than it has read so far
 _home = []  # where to answer, and the process that does: not one that it forks
 _more = {}
 _imported = []  # tells what has been imported, for a standby
@@ -69,6 +70,19 @@ def also(name, ask):
     """Answer from now on, with what `ask` returns under that name, for JSON; another thread calls it."""
     _more[name] = ask
     _answer_from_now_on()
+
+
+def take_mark(take):
+    """`take` is called with what `set_mark` says."""
+    _marked.append(take)
+
+
+def set_mark(mark):
+    """The container of this process, as FLEETRUN_CONTAINER says; a standby gets to know it late."""
+    for steps in _steps:
+        steps.mark = mark
+    for take in _marked:
+        take(mark)
 
 
 def hand_steps(take, last):
@@ -125,7 +139,7 @@ class _Ending:
         mistake = isinstance(getattr(sys, "last_value", None), (ImportError, SyntaxError))
         if not ("torch" in sys.modules or mistake) or os.getpid() != self._pid:
             return
-        for leave in (self._leave_state, self._say_how_it_ends):
+        for leave in (self._leave_state, self._say_how_it_ends, self._end_sooner):
             try:
                 leave()
             except Exception:  # each is worth something without the other
@@ -144,6 +158,25 @@ class _Ending:
         elif not self._exits_with_error and not _may_raise_exit():
             parent = os.getppid()
             _leave(self._path, {"finished": self._pid, "below": [parent, _program(parent)]})
+
+    @staticmethod
+    def _end_sooner():
+        """The others wait for the end of a process that has failed, and to search the hundred thousands of
+        objects of torch for cycles takes most of it. What is in a cycle is left to the kernel; Python does
+        not promise more. Files get what was written to them.
+        """
+        import gc
+        import io
+
+        if getattr(sys, "last_value", None) is None or "torch" not in sys.modules:
+            return
+        for each in gc.get_objects():
+            if type(each) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+                try:
+                    each.flush()
+                except (OSError, ValueError):  # it is closed, or its disk is full
+                    pass
+        gc.freeze()
 
 
 def _says_more(path):

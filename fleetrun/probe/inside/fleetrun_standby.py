@@ -1,6 +1,7 @@
 """A standby (`--warm`): started like the process that it may replace, it imports what that one has imported,
 in the same order, and waits before the first statement of the script. When the launcher needs it, it gets the
-variables that are different now, and the script begins.
+variables that are different now, and the script begins. Before that it tells the launcher which modules have
+read such variables while they were imported.
 
 Whatever goes wrong ends it: the script must never run in it unasked. Standard library only.
 """
@@ -82,10 +83,74 @@ def _installed(path):
     return "-packages/" in path or path.startswith(_LIBRARY) or path.startswith(_OURS)
 
 
-def park(channel, listed):
+class Reads:
+    """While modules are imported: which of them read or set one of these variables of the environment."""
+
+    def __init__(self, variables):
+        self._variables = frozenset(variables)
+        self.readers = {}
+        """By the name of a module, also of those that were importing the one that reads."""
+        self._importing = None
+
+    def begin(self):
+        """Raises TypeError where somebody has replaced `os.environ`."""
+        reads = self
+
+        class Watched(type(os.environ)):
+            def __getitem__(self, key):
+                reads._note(key)
+                return super().__getitem__(key)
+
+            def __setitem__(self, key, value):
+                reads._note(key)
+                super().__setitem__(key, value)
+
+            def __delitem__(self, key):
+                reads._note(key)
+                super().__delitem__(key)
+
+            def __iter__(self):
+                reads._note(None)
+                return super().__iter__()
+
+        self._before = type(os.environ)
+        os.environ.__class__ = os.environb.__class__ = Watched  # the same objects: modules keep them
+
+    def end(self):
+        os.environ.__class__ = os.environb.__class__ = self._before
+
+    def during(self, name):
+        """This module of the list is imported from now on; None: none."""
+        self._importing = name
+
+    def _note(self, key):
+        """None: all variables are read."""
+        if isinstance(key, bytes):
+            key = os.fsdecode(key)
+        if self._importing is None or (key is not None and key not in self._variables):
+            return
+        names, frame = {self._importing}, sys._getframe(2)
+        if key == "FLEETRUN_CONTAINER" and _reads_of(frame).startswith(_OURS):
+            return  # it gets the new one: `set_mark` of the probe
+        while frame is not None and frame.f_code is not _import.__code__:
+            if frame.f_code.co_name == "<module>":
+                names.add(frame.f_globals.get("__name__"))
+            frame = frame.f_back
+        for name in names:
+            self.readers.setdefault(name, set()).update(self._variables if key is None else (key,))
+
+
+def _reads_of(frame):
+    """The file of the code that reads, beyond the methods of a mapping."""
+    while frame.f_code.co_filename.startswith("<frozen ") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+def park(channel, listed, reads):
     """Import the modules whose names are in the file `listed`; return once the launcher has said so on the
-    socket `channel`, a descriptor. Ends the process if the launcher ends, or if the imports do what a standby
-    must not do.
+    socket `channel`, a descriptor. The variables of `reads` may have other values then. Ends the process if
+    the launcher ends, or if the imports do what a standby must not do.
     """
     import json
 
@@ -96,8 +161,13 @@ def park(channel, listed):
         output = _divert()
         said = {}
         try:
-            _import_all(json.loads(_contents(listed))["modules"])
+            reads.during(None)
+            try:
+                _import_all(json.loads(_contents(listed))["modules"], reads.during)
+            finally:
+                reads.end()
             said["memory"] = _own_memory()
+            said["readers"] = {name: sorted(read) for name, read in reads.readers.items()}
         except Refused as refusal:
             said["refused"] = str(refusal)
         os.write(channel, json.dumps(said).encode() + b"\n")
@@ -106,6 +176,7 @@ def park(channel, listed):
         for name in changes["unset"]:
             os.environ.pop(name, None)
         os.environ.update(changes["set"])
+        sys.modules["fleetrun_probe"].set_mark(os.environ.get("FLEETRUN_CONTAINER"))
         _restore(output)
         _rename(_NAME, before)
         os.close(channel)
@@ -118,9 +189,9 @@ def _contents(source):
         return file.read(ROOM)
 
 
-def _import_all(modules):
+def _import_all(modules, during):
     """As the script will: its own folder comes first, so that what shadows a library does so here, too; and
-    with the variables that it sets before.
+    with the variables that it sets before. `during` is told which one is imported.
     """
     import importlib
 
@@ -132,7 +203,9 @@ def _import_all(modules):
     for name, path, changes in modules:
         _set_variables(changes, replaced)
         if name not in sys.modules:
+            during(name)
             _import(name, path)
+            during(None)
     for name, (ours, was) in replaced.items():
         if os.environ.get(name) == ours:
             _set_variable(name, was)

@@ -18,7 +18,7 @@ class Steps:
     """Of this process. `mark` and `path`: its id, and the launcher's datagram socket."""
 
     def __init__(self, mark, path):
-        self._mark = mark
+        self.mark = mark
         self._path = path
         self._pid = os.getpid()
         self._torch = None
@@ -91,12 +91,12 @@ class Steps:
         if now < self._next or os.getpid() != self._pid:
             return
         self._next = now + _PERIOD
-        self._news = not self._send({"mark": self._mark, "step": number, "time": time.time()})
+        self._news = not self._send({"mark": self.mark, "step": number, "time": time.time()})
 
     def alive(self, **more):
         """Report that there is a process, without a step; and what else is known of it."""
         if os.getpid() == self._pid:
-            self._send(dict(more, mark=self._mark, time=time.time()))
+            self._send(dict(more, mark=self.mark, time=time.time()))
 
     def _send(self, said):
         """Whether the launcher took it."""

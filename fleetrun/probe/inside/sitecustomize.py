@@ -26,12 +26,15 @@ def _leave_search_path():
 _address = os.environ.pop("FLEETRUN_PROBE_SOCKET", "")
 _standby = os.environ.pop("FLEETRUN_STANDBY", "")
 _parks = _standby not in ("", "note")
-_watch = None
+_watch = _reads = None
 try:
     if _standby:
         import fleetrun_standby
 
         _watch = fleetrun_standby.Watch()
+        if _parks:
+            _reads = fleetrun_standby.Reads(_standby.partition(" ")[2].split(","))
+            _reads.begin()
     if _address:
         import fleetrun_probe
 
@@ -44,8 +47,10 @@ _leave_search_path()
 if _watch is not None:
     _watch.begin()
 del sys.modules["sitecustomize"]
+if _reads is not None:
+    _reads.during("sitecustomize")
 try:
     import sitecustomize  # noqa: F401  the next one; where there is none, Python takes the error for that
 finally:
     if _parks:
-        fleetrun_standby.park(int(_standby), _address + ".imports")
+        fleetrun_standby.park(int(_standby.partition(" ")[0]), _address + ".imports", _reads)

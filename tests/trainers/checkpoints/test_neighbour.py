@@ -1,10 +1,12 @@
 """Copies on the next machine, of a rank that is its own neighbour: real sockets, one process."""
 
+import contextlib
 import os
 import resource
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -56,9 +58,24 @@ def test_versions_are_copied_and_strangers_change_nothing(copies: list[Slot]):
     is_copied(made, copies, 1)
     with socket.create_connection(("127.0.0.1", port(made))) as stranger:
         stranger.sendall(bytes(40))
+        assert len(stranger.recv(64)) == 32, "another one each time: what was answered once is no use again"
         assert stranger.recv(1) == b""
     is_copied(made, copies, 2)
     assert [copy.head.number for copy in copies] == [1, 2]
+
+
+def test_strangers_that_say_nothing_make_room_for_others(copies: list[Slot]):
+    made = neighbour(copies)
+    with contextlib.ExitStack() as connected:
+        strangers = [
+            connected.enter_context(socket.create_connection(("127.0.0.1", port(made)))) for _ in range(40)
+        ]
+        for each in strangers[:8]:
+            while each.recv(64):
+                pass
+        is_copied(made, copies, 1)
+        threads = [each.name for each in threading.enumerate()]
+        assert sum("_take_all" in name for name in threads) <= 33
 
 
 def test_the_copied_version_of_the_run_before_stays_until_there_is_a_newer_one(copies: list[Slot]):
