@@ -439,7 +439,8 @@ def _others_until(
     if not policy.spares or len(view.nodes) >= policy.most + policy.spares:
         return float("-inf")
     known, faults = {node.id for node in members}, counted(known_faults(view))
-    began = view.epoch + view.ran_since if round_.cause is not None else float("-inf")
+    # Rounded as the times of faults are: one that came right after the start is not before it.
+    began = round(view.epoch + view.ran_since, 1) if round_.cause is not None else float("-inf")
     if rest and all(each.node.id in known and faults[each.node.known_as][-1].time < began for each in rest):
         return float("-inf")
     since = max(view.unformed_since, view.nodes_since, view.led_since, view.whole_since)
