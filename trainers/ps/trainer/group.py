@@ -537,12 +537,13 @@ class TableGroup:
 
     def collecting(self, batch: Batch, keys: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Where the gradients of a batch are added: (keys, dim) rows, and which tables have any."""
-        self._collected.events += 1
         for each in self._collected.batches:
             if each.batch is batch:
+                self._collected.events += 1
                 return each.rows, each.touched
         made = _Collected(batch, np.zeros((keys, self.dim), np.float32), np.zeros(self.size, np.bool_))
         if self.trained:
+            self._collected.events += 1
             self._collected.batches.append(made)
         return made.rows, made.touched
 
@@ -562,9 +563,9 @@ class TableGroup:
 
     def take_gradients(self) -> GroupGradient | None:
         """The merged gradient since the last call; None when no backward pass has touched the group."""
-        collected, self._collected = self._collected, _Gradients()
-        if not collected.batches and not collected.pieces:
+        if not self._collected.events:
             return None
+        collected, self._collected = self._collected, _Gradients()
         found = [each.gradient() for each in collected.batches]
         found += [self._of_table(piece) for piece in collected.pieces]
         in_order = len(found) == 1 and (collected.batches or self._servers == 1)
