@@ -14,7 +14,7 @@ from fleetrun.proc import read_stat
 from tests.support.command import FLEETRUN, Launch
 from tests.support.hosts import Host, needs_hosts
 from tests.support.nodes import Nodes, codes, go, needs_etcd
-from tests.support.traces import wait_until
+from tests.support.traces import cgroup_of, wait_until
 
 pytestmark = [*needs_hosts, pytest.mark.slow, needs_etcd, pytest.mark.timeout(300)]
 
@@ -64,6 +64,9 @@ def lose(host: Host) -> None:
 
 
 def kill_all(host: Host) -> None:
+    """Its cgroups go, too: where guard and launcher are killed at once, they stay until the next launch."""
+    groups = [group for pid in host.pids() for group in cgroup_of(pid)]
+
     def killed() -> bool:
         pids = host.pids()
         for pid in pids:
@@ -71,6 +74,15 @@ def kill_all(host: Host) -> None:
         return not pids
 
     wait_until(killed)
+    for group in groups:
+        wait_until(lambda group=group: is_removed(group))
+
+
+def is_removed(group: Path) -> bool:
+    """A process that is ending keeps it a moment longer than its network."""
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 def kill(pid: int) -> None:
