@@ -249,7 +249,7 @@ NEIGHBOURS = (
     )
     .replace(
         "tell('half', RANK)",
-        "tell('half', RANK); __import__('time').sleep(0.5); memory.save(step, state, neighbour=True); "
+        "tell('half', RANK); __import__('time').sleep(2.0); memory.save(step, state, neighbour=True); "
         "wait_for_go()",
     )
 )

@@ -199,7 +199,7 @@ def without_room(lines: Keys, starts: Keys, most: Scalar, lacking: Mask) -> bool
 
 
 @compiled
-def sgd(
+def sgd_run(
     lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
 ) -> int:
     total = np.int64(0)
@@ -213,7 +213,7 @@ def sgd(
 
 
 @compiled
-def momentum(
+def momentum_run(
     lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
 ) -> int:
     total = np.int64(0)
@@ -227,7 +227,7 @@ def momentum(
 
 
 @compiled
-def adagrad(
+def adagrad_run(
     lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
 ) -> int:
     total = np.int64(0)
@@ -241,7 +241,7 @@ def adagrad(
 
 
 @compiled
-def sparse_adam(
+def sparse_adam_run(
     lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
 ) -> int:
     total = np.int64(0)
@@ -255,7 +255,7 @@ def sparse_adam(
 
 
 @compiled
-def adam(
+def adam_run(
     lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
 ) -> int:
     total = np.int64(0)
@@ -269,7 +269,7 @@ def adam(
 
 
 @compiled
-def rmsprop(
+def rmsprop_run(
     lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
 ) -> int:
     total = np.int64(0)
@@ -283,7 +283,7 @@ def rmsprop(
 
 
 @compiled
-def ftrl(
+def ftrl_run(
     lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
 ) -> int:
     total = np.int64(0)
