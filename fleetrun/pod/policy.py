@@ -35,8 +35,8 @@ class GiveUp:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """How an attempt ended at `time` (seconds since the epoch). `kind` is the class of its exception, such as
-    `ValueError`; `error` is the same text for the same error at the same step. Both may be empty. `step` is
-    the last one that was made in this attempt, None if none is known. `hopeless`: the process itself said
+    `ValueError`; `error` is the same text for the same traceback. Both may be empty. `step` is the last one
+    that was made in this attempt, None if none is known. `hopeless`: the process itself said
     that its next attempt would fail in the same way: a damaged file, no memory.
     """
 
@@ -51,12 +51,15 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What a job has used of its budget. `times` of the restarts that count, in seconds since the epoch;
-    `step` is the last one of all attempts, None before the first; `error` is that of the last `Fault`.
+    `step` is the last one of all attempts, None before the first; `error` and `last` are error and step of
+    the last `Fault`, and `gain` is how many steps it came further than the one before.
     """
 
     times: tuple[float, ...] = ()
     step: int | None = None
     error: str = ""
+    last: int | None = None
+    gain: int | None = None
 
 
 NOTHING_SPENT = Spent()
@@ -104,7 +107,7 @@ def error_at(step: int | None, exit: Exit, message: str, traceback: str) -> str:
     if not traceback or step is None or is_symptom(exit, message):
         return ""
     text = re.sub(r"0x[0-9a-f]+", "", traceback)
-    return f"{step} {crc32(text.encode()):08x}"
+    return f"{crc32(text.encode()):08x}"
 
 
 _MISTAKES = frozenset(
@@ -139,7 +142,8 @@ class Budget:
     def after(self, fault: Fault, spent: Spent) -> Spent:
         """What is spent once it has led to a restart."""
         step = fault.step if _progressed(fault, spent) else spent.step
-        return Spent((*self._counted(fault, spent), fault.time), step, fault.error)
+        times = (*self._counted(fault, spent), fault.time)
+        return Spent(times, step, fault.error, fault.step, _gain(fault, spent))
 
     def _counted(self, fault: Fault, spent: Spent) -> tuple[float, ...]:
         if _progressed(fault, spent):
@@ -161,12 +165,20 @@ class Budget:
             return f"exit code {fault.exit.code}: a restart will not help"
         if fault.kind in _MISTAKES and fault.step is None and spent.step is None:
             return f"{fault.kind} before the first step: a restart will not help"
-        if fault.error and fault.error == spent.error:
+        if not fault.error or fault.error != spent.error:
+            return ""
+        if fault.step == spent.last:
             return f"the same error twice after step {fault.step}: a restart will not help"
+        if spent.gain is not None and _gain(fault, spent) == spent.gain:
+            return f"the same error again {spent.gain} steps further, as before: a restart will not help"
         return ""
 
 
 NO_RESTARTS = Budget(0)
+
+
+def _gain(fault: Fault, spent: Spent) -> int | None:
+    return None if fault.step is None or spent.last is None else fault.step - spent.last
 
 
 def _progressed(fault: Fault, spent: Spent) -> bool:

@@ -102,6 +102,20 @@ for batch in range(5):
     assert "the same error twice after step 3: a restart will not help" in " ".join(launch.err.split())
 
 
+def test_the_same_error_as_many_steps_further_each_time_ends_the_job(fleetrun: Fleetrun):
+    """A trainer of a parameter server counts on from the servers' step: it would be restarted for ever."""
+    script = fleetrun.script(f"""
+{START}
+import torch
+from trainers import progress
+progress.report(step=5 * (ATTEMPT + 1))
+raise ValueError("id 274 is out of range")
+""")
+    launch = fleetrun.run("--max_restart", "5", script)
+    assert (launch.code, len(starts(launch))) == (1, 3), launch
+    assert "the same error again 5 steps further, as before" in " ".join(launch.err.split())
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [("import no_such_module", "ModuleNotFoundError"), ("exec('a b')", "SyntaxError"),

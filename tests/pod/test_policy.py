@@ -132,14 +132,33 @@ def test_the_same_error_at_the_same_step_twice():
 
 
 @pytest.mark.parametrize(
-    "second",
-    [error(step=8), error(trace=TRACE.replace("line 3", "line 4")), error(step=None), error(trace="")],
+    ("step", "second"),
+    [
+        (8, error()),
+        (7, error(trace=TRACE.replace("line 3", "line 4"))),
+        (7, error(step=None)),
+        (7, error(trace="")),
+    ],
     ids=["a later step", "elsewhere", "no step is known", "no error is known"],
 )
-def test_another_error(second):
+def test_another_error(step, second):
     used = after(BUDGET, fault(step=7, error=error()))
-    assert isinstance(BUDGET.decide(fault(step=7, error=second), used), Restart)
+    assert isinstance(BUDGET.decide(fault(step=step, error=second), used), Restart)
     assert isinstance(BUDGET.decide(fault(step=7), after(BUDGET, fault(step=7))), Restart)
+
+
+def test_the_same_error_as_many_steps_further_each_time_is_no_progress():
+    """A trainer of a parameter server counts on, and fails where its script did: it would never end."""
+    first, second = fault(step=5, error=error()), fault(step=10, error=error())
+    used = after(BUDGET, first)
+    assert isinstance(BUDGET.decide(second, used), Restart)
+    used = BUDGET.after(second, used)
+    assert BUDGET.decide(fault(step=15, error=error()), used) == GiveUp(
+        "the same error again 5 steps further, as before: a restart will not help"
+    )
+    other = error(trace=TRACE.replace("line 3", "line 4"))
+    for later in (fault(step=16, error=error()), fault(step=15, error=other)):
+        assert isinstance(BUDGET.decide(later, used), Restart)
 
 
 def test_what_may_be_the_fault_of_another_is_no_such_error():

@@ -299,7 +299,14 @@ def _step(value: Any) -> int | None:
 
 
 def _spent(fields: Mapping[str, Any]) -> Spent:
-    return Spent(tuple(map(_seconds, fields["times"])), _step(fields["step"]), str(fields["error"]))
+    gain = fields.get("gain")
+    return Spent(
+        tuple(map(_seconds, fields["times"])),
+        _step(fields["step"]),
+        str(fields["error"]),
+        _step(fields.get("last")),
+        None if gain is None else int(gain),
+    )
 
 
 def _round(fields: Mapping[str, Any]) -> Round:
