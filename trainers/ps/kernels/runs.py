@@ -195,7 +195,9 @@ def without_room(lines: Keys, starts: Keys, most: Scalar, lacking: Mask) -> bool
 
 
 # ---- One step of an optimizer. options: (tables, ...), a line as the kernel in `updates` takes it. Each does
-# what its kernel does for every table, and returns how many keys without a row there are.
+# what its kernel does for every table, and returns how many keys without a row there are. One function for
+# all rules would take its kernel as an argument, and numba does not cache such functions: each process would
+# compile it again.
 
 
 @compiled

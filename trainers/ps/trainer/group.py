@@ -8,7 +8,6 @@ A batch is prepared when its ids are known: by `prefetch` for all tables, or by 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -212,11 +211,14 @@ class GroupGradient:
     rows: torch.Tensor
     stats: torch.Tensor | None = None
 
+    @property
+    def cuts(self) -> list[int]:
+        """The keys of server s are at [cuts[s], cuts[s + 1])."""
+        return [0, *np.cumsum(np.maximum(self.spans, 0).sum(axis=1)).tolist()]
+
     def on_servers(self) -> Iterator[tuple[Spans, slice]]:
         """Of each server the spans, and where its keys are."""
-        stop = 0
-        for spans in self.spans:
-            start, stop = stop, stop + int(np.maximum(spans, 0).sum())
+        for spans, (start, stop) in zip(self.spans, pairwise(self.cuts), strict=True):
             yield spans, slice(start, stop)
 
 
@@ -253,39 +255,15 @@ class _Gradients:
     events: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MergedGradient:
-    """The gradient of one table since the last push: each key once. `stats` (keys, 2): shows and clicks."""
-
-    keys: torch.Tensor
-    rows: torch.Tensor
-    stats: torch.Tensor | None
-
-    def at(self, order: torch.Tensor) -> MergedGradient:
-        """The same in another order."""
-        stats = None if self.stats is None else self.stats.index_select(0, order)
-        return MergedGradient(self.keys.index_select(0, order), self.rows.index_select(0, order), stats)
-
-
 class RemoteTable:
     """One table of the model: requests about some of its rows or all of them. What it has in common with
     others, batches and gradients, belongs to its `group`.
     """
 
-    group: TableGroup
-
-    def __init__(
-        self, sparse: SparseParameter, servers: int, client: Client, *, row_dtype: torch.dtype
-    ) -> None:
+    def __init__(self, group: TableGroup, place: int, sparse: SparseParameter) -> None:
+        self.group = group
+        self.place = place
         self.sparse = sparse
-        self.servers = servers
-        self.client = client
-        self.row_dtype = row_dtype
-        self.place = 0
-
-    def join(self, group: TableGroup, place: int) -> None:
-        """Become the table of this number in a group."""
-        self.group, self.place = group, place
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
         """The keys of a call and their rows, (u, dim) float32."""
@@ -316,9 +294,9 @@ class RemoteTable:
 
     def pull_rows(self, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
         """(n, dim) float32 for (n,) int64 distinct keys."""
-        order, cuts = order_by_server(keys, self.servers)
+        order, cuts = order_by_server(keys, self.group.servers)
         request = self.row_request(keys if order is None else keys[order], cuts, insert=insert)
-        send_row_requests(self.client, self.servers, [request], self.group.as_of)
+        send_row_requests(self.group.client, self.group.servers, [request], self.group.as_of)
         if order is None:
             return request.rows
         rows = torch.empty(len(keys), self.sparse.spec.size)
@@ -327,7 +305,7 @@ class RemoteTable:
 
     def inserting(self, keys: torch.Tensor) -> RowRequest:
         """A request for distinct keys, which it orders by server; keys without a row get one."""
-        order, cuts = order_by_server(keys, self.servers)
+        order, cuts = order_by_server(keys, self.group.servers)
         return self.row_request(keys if order is None else keys[order], cuts, insert=True)
 
     def pull_all(self) -> torch.Tensor | None:
@@ -348,35 +326,13 @@ class RemoteTable:
     def assigned(self, weight: torch.Tensor, number: int) -> Iterator[list[Request]]:
         """The rows of a weight for the servers, some at a time; `number`: INITIAL or LOADED."""
         for keys in self._chunks(len(weight)):
-            assigned: list[list[Part]] = [[] for _ in range(self.servers)]
-            self._add(assigned, MergedGradient(keys, weight[keys], None), 0.0)
+            assigned: list[list[Part]] = [[] for _ in range(self.group.servers)]
+            rows = self.group.placed(self.place, keys, weight[keys])
+            self.group.add_push(assigned, rows, 0.0, row_dtype=torch.float32)
             yield [
                 Request(server=server, kind=Kind.ASSIGN, number=number, parts=tuple(parts))
                 for server, parts in enumerate(assigned)
             ]
-
-    def add_push(self, push: Sequence[list[Part]], merged: MergedGradient, lr: float | None = None) -> None:
-        """Append a gradient to each server's push: also to those without a key, whose step count must advance
-        too. `lr`: instead of the current learning rate.
-        """
-        sent = dataclasses.replace(merged, rows=merged.rows.to(self.row_dtype))
-        self._add(push, sent, self.sparse.lr if lr is None else lr)
-
-    def by_server(self, merged: MergedGradient) -> tuple[MergedGradient, list[int]]:
-        """The gradient ordered by server; the keys of server s are at [cuts[s], cuts[s + 1])."""
-        order, cuts = order_by_server(merged.keys, self.servers)
-        return (merged if order is None else merged.at(order)), cuts
-
-    def _add(self, messages: Sequence[list[Part]], merged: MergedGradient, lr: float) -> None:
-        """Append to each server's message the rows of its keys."""
-        table = self.sparse.table
-        merged, cuts = self.by_server(merged)
-        keys, rows, stats = merged.keys, merged.rows.contiguous(), merged.stats
-        for parts, (start, stop) in zip(messages, pairwise(cuts), strict=True):
-            parts.append(Part(table, Field.KEYS, keys[start:stop]))
-            parts.append(Part(table, Field.ROWS, rows[start:stop], lr))
-            if stats is not None:
-                parts.append(Part(table, Field.STATS, stats[start:stop]))
 
     def row_request(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> RowRequest:
         """A request for these keys, which are ordered by server."""
@@ -389,16 +345,25 @@ class RemoteTable:
 
 
 class TableGroup:
-    """`as_of`: the current step of this trainer; `late`: how many steps older prepared rows may be."""
+    """`as_of`: the current step of this trainer; `late`: how many steps older prepared rows may be.
+    `row_dtype`: in which gradients are sent.
+    """
 
-    def __init__(self, tables: Sequence[RemoteTable], *, late: int = 0) -> None:
-        self.tables = tables
+    def __init__(
+        self,
+        sparse: Sequence[SparseParameter],
+        servers: int,
+        client: Client,
+        *,
+        row_dtype: torch.dtype = torch.float32,
+        late: int = 0,
+    ) -> None:
+        self.tables = [RemoteTable(self, place, each) for place, each in enumerate(sparse)]
+        self.servers, self.client, self.row_dtype = servers, client, row_dtype
         self.as_of = 0
         self._late = late
-        one = tables[0]
-        self.first, self.size, self.dim = one.sparse.table, len(tables), one.sparse.spec.size
-        self._servers, self._client = one.servers, one.client
-        modules = [table.sparse.module for table in tables]
+        self.first, self.size, self.dim = sparse[0].table, len(sparse), sparse[0].spec.size
+        modules = [each.module for each in sparse]
         paddings = [module.padding_idx for module in modules]
         limits = [row_limit(module) for module in modules]
         self._padding = np.array([-1 if each is None else each for each in paddings], np.int64)
@@ -406,17 +371,12 @@ class TableGroup:
         self._limits = np.array([-1 if each is None else each for each in limits], np.int64)
         self._checks = bool(self._padded.any() or (self._limits >= 0).any())
         self.unbounded = self._limits < 0
-        self.embeds = [
-            embeds(module) and not table.sparse.spec.rows.statistics
-            for module, table in zip(modules, tables, strict=True)
-        ]
+        self.embeds = [embeds(each.module) and not each.spec.rows.statistics for each in sparse]
         """Of each table whether its module may be called by `embed`."""
         self._prepared: list[Batch] = []
         self._collected = _Gradients()
         self.anchor = torch.empty(0, requires_grad=True)
         """What the outputs of `embed` depend on, for autograd."""
-        for place, table in enumerate(tables):
-            table.join(self, place)
 
     # ---- Rows.
 
@@ -482,7 +442,7 @@ class TableGroup:
                 return call
         # Its row request was never sent, or is too old.
         call = self._single(table, ids, insert=insert)
-        send_row_requests(self._client, self._servers, [call.batch.request], self.as_of)
+        send_row_requests(self.client, self.servers, [call.batch.request], self.as_of)
         return call
 
     def _single(self, table: int, ids: torch.Tensor, *, insert: bool) -> Call:
@@ -501,7 +461,7 @@ class TableGroup:
     def arranged(self, keys: Keys, ends: Keys, skipped: Keys | None = None) -> tuple[Keys, Spans, Keys]:
         """See `arrange_run`: where each key goes, the spans of each server, and the keys as they go."""
         moved, sent = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
-        spans = np.zeros((self._servers, self.size), np.int64)
+        spans = np.zeros((self.servers, self.size), np.int64)
         if skipped is None:
             skipped = np.full(self.size, -1)
         arrange_run(keys, ends, skipped, moved, spans, sent)
@@ -568,13 +528,24 @@ class TableGroup:
         collected, self._collected = self._collected, _Gradients()
         found = [each.gradient() for each in collected.batches]
         found += [self._of_table(piece) for piece in collected.pieces]
-        in_order = len(found) == 1 and (collected.batches or self._servers == 1)
+        in_order = len(found) == 1 and (collected.batches or self.servers == 1)
         gradient = found[0] if in_order else self.merged(found)
         if maximizes(self.tables[0].sparse.group):
             gradient.rows = gradient.rows.neg()
         if collected.stats:
             gradient.stats = self._stats(gradient, [self._of_table(piece) for piece in collected.stats])
         return gradient
+
+    def placed(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> GroupGradient:
+        """Rows of one table, with distinct keys, ordered by server."""
+        ends = np.zeros(self.size + 1, np.int64)
+        ends[table + 1 :] = len(keys)
+        moved, placed, sent = self.arranged(array_of(keys), ends)
+        spans = np.full_like(placed, NOT_IN)
+        spans[:, table] = placed[:, table]
+        if self.servers > 1:
+            rows = rows.index_select(0, torch.from_numpy(np.argsort(moved)))
+        return GroupGradient(spans, torch.from_numpy(sent), rows)
 
     def _of_table(self, piece: Piece) -> GroupGradient:
         """A gradient of one table, whose keys are in no order: as if all were on the first server."""
@@ -594,7 +565,7 @@ class TableGroup:
             rows.div_(steps)
         moved, placed, sent = self.arranged(array_of(keys), starts_of(spans))
         order = torch.from_numpy(np.argsort(moved))
-        if self._servers > 1:
+        if self.servers > 1:
             rows = rows.index_select(0, order)
             stats = None if stats is None else stats.index_select(0, order)
         placed[:, spans == NOT_IN] = NOT_IN
@@ -613,13 +584,19 @@ class TableGroup:
             found.append(stats[torch.from_numpy(before + np.arange(len(keys)))])
         return torch.cat(found)
 
-    def add_push(self, push: Sequence[list[Part]], gradient: GroupGradient, lr: float | None = None) -> None:
+    def add_push(
+        self,
+        push: Sequence[list[Part]],
+        gradient: GroupGradient,
+        lr: float | None = None,
+        *,
+        row_dtype: torch.dtype | None = None,
+    ) -> None:
         """Append a gradient to each server's push: also to those without a key, whose step count must advance
-        too. `lr`: instead of the current learning rate.
+        too. `lr`, `row_dtype`: instead of the current learning rate, and of the group's type.
         """
-        one = self.tables[0]
-        rate = one.sparse.lr if lr is None else lr
-        rows = gradient.rows.to(one.row_dtype)
+        rate = self.tables[0].sparse.lr if lr is None else lr
+        rows = gradient.rows.to(row_dtype or self.row_dtype).contiguous()
         for parts, (spans, some) in zip(push, gradient.on_servers(), strict=True):
             stats = None if gradient.stats is None else gradient.stats[some]
             self._add(parts, spans, gradient.keys[some], rows[some], rate, stats)
@@ -636,7 +613,7 @@ class TableGroup:
         starts = starts_of(spans)
         for first, last in self._messages(spans):
             table, some = self.first + first, slice(starts[first], starts[last])
-            if self.size > 1:
+            if last - first > 1:
                 parts.append(Part(table, Field.SPANS, torch.from_numpy(spans[first:last])))
             parts.append(Part(table, Field.KEYS, keys[some]))
             parts.append(Part(table, Field.ROWS, rows[some], lr))
@@ -644,16 +621,17 @@ class TableGroup:
                 parts.append(Part(table, Field.STATS, stats[some]))
 
     def _messages(self, spans: Spans) -> Iterator[tuple[int, int]]:
-        """The tables [first, last) whose rows fit into one part."""
+        """The tables [first, last) whose rows fit into one part, from the first to the last that is in it."""
         most = MAX_FRAME_BYTES // (4 * self.dim)
-        first, total = 0, 0
+        known = np.flatnonzero(spans != NOT_IN)
+        first, end, total = int(known[0]), int(known[-1]) + 1, 0
         if np.maximum(spans, 0).sum() > most:
-            for table, span in enumerate(spans.tolist()):
+            for table, span in enumerate(spans[first:end].tolist(), first):
                 if total and total + span > most:
                     yield first, table
                     first, total = table, 0
                 total += max(0, span)
-        yield first, len(spans)
+        yield first, end
 
 
 def _merged(
@@ -669,7 +647,6 @@ def _merged(
     )
 
 
-def grouped(tables: Sequence[RemoteTable], *, late: int = 0) -> list[TableGroup]:
+def grouped(sparse: Sequence[SparseParameter]) -> list[list[SparseParameter]]:
     """The tables of a model, in the order of their numbers, in groups."""
-    found = groupby(tables, key=lambda table: table.sparse.alike)
-    return [TableGroup(list(some), late=late) for _, some in found]
+    return [list(some) for _, some in groupby(sparse, key=lambda each: each.alike)]

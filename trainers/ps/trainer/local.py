@@ -21,7 +21,7 @@ from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
 from trainers.ps.trainer.embedding import RowSource
 from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange
-from trainers.ps.trainer.group import MergedGradient, RemoteTable
+from trainers.ps.trainer.group import RemoteTable
 from trainers.ps.trainer.remote import (
     Lookup,
     RowRequest,
@@ -265,15 +265,16 @@ class GeoExchange:
         requests: list[tuple[CachedRows, RowRequest]] = []
         for table, keys, changes in rows:
             if len(keys):
-                merged, cuts = table.remote.by_server(MergedGradient(keys, changes / self._trainers, None))
-                table.remote.add_push(push, merged, lr=_ADD)
-                requests.append((table, table.remote.row_request(merged.keys, cuts, insert=True)))
+                group = table.remote.group
+                sent = group.placed(table.remote.place, keys, changes / self._trainers)
+                group.add_push(push, sent, lr=_ADD)
+                requests.append((table, table.remote.row_request(sent.keys, sent.cuts, insert=True)))
         if dense is not None:
             for parts, wants in zip(push, self._dense.trained_wants, strict=True):
                 parts += wants
-        sent = [request for _, request in requests]
-        add_row_requests(push, sent)
-        self._dense.take(SentRequests(self._client, push_requests(push, number), sent, self.step).wait())
+        asked = [request for _, request in requests]
+        add_row_requests(push, asked)
+        self._dense.take(SentRequests(self._client, push_requests(push, number), asked, self.step).wait())
         for table, request in requests:
             table.cache.revise(request.keys, request.rows)
 

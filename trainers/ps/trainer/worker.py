@@ -155,19 +155,18 @@ class Worker:
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
         tell_probe("ps", self._client.waits)
         self._dense = DenseParameters(layout.dense, layout.servers)
-        self._tables = [
-            RemoteTable(
-                sparse,
+        geo = asynchronous is not None and asynchronous.k_steps > 0
+        self._groups = [
+            TableGroup(
+                some,
                 layout.servers,
                 self._client,
                 row_dtype=ROW_DTYPES[configs.wire_dtype],
+                late=0 if asynchronous is None else 1,
             )
-            for sparse in layout.sparse
+            for some in ([[each] for each in layout.sparse] if geo else grouped(layout.sparse))
         ]
-        if asynchronous is not None and asynchronous.k_steps:
-            self._groups = [TableGroup([table], late=1) for table in self._tables]
-        else:
-            self._groups = grouped(self._tables, late=0 if asynchronous is None else 1)
+        self._tables = [table for group in self._groups for table in group.tables]
         self._local_dense = local is not None and bool(local.dense)
         self._rows: list[RemoteTable | CachedRows] = [*self._tables]
         self._exchange = self._exchange_for(asynchronous, local)

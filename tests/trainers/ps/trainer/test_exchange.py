@@ -18,7 +18,7 @@ from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind, TableSpec
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, SyncExchange
-from trainers.ps.trainer.group import RemoteTable, TableGroup
+from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.local import CachedRows, GeoExchange
 from trainers.ps.trainer.modules import SparseEmbedding
@@ -106,8 +106,8 @@ class Trainer:
             name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
         )
         late = 0 if configs is None else 1
-        self.table = RemoteTable(sparse, SERVERS, client, row_dtype=torch.float32)
-        groups = [TableGroup([self.table], late=late)]
+        groups = [TableGroup([sparse], SERVERS, client, late=late)]
+        self.table = groups[0].tables[0]
         dense = DenseParameters([], SERVERS)
         self.exchange: SyncExchange | AsyncExchange
         if configs is None:
@@ -257,9 +257,7 @@ def geo(batches: Sequence[torch.Tensor], k_steps: int = 100) -> tuple[Servers, l
     sparse: Any = SparseParameter(
         name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
     )
-    remote = RemoteTable(sparse, SERVERS, client, row_dtype=torch.float32)
-    TableGroup([remote])
-    table = CachedRows(remote)
+    table = CachedRows(TableGroup([sparse], SERVERS, client).tables[0])
     exchange = GeoExchange(
         client,
         DenseParameters([], SERVERS),

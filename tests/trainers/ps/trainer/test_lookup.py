@@ -10,7 +10,7 @@ from trainers.ps.client import Client
 from trainers.ps.kernels.batch import owners
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.spec import TableKind, TableSpec
-from trainers.ps.trainer.group import Batch, RemoteTable, TableGroup
+from trainers.ps.trainer.group import Batch, TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.modules import SparseEmbedding
 from trainers.ps.trainer.remote import Lookup, same_ids
@@ -29,8 +29,8 @@ def group_of(tables: int = 1, servers: int = 1) -> TableGroup:
             spec=spec,
             rule=SGD(),
         )
-        made.append(RemoteTable(sparse, servers, cast(Client, None), row_dtype=torch.float32))
-    return TableGroup(made)
+        made.append(sparse)
+    return TableGroup(made, servers, cast(Client, None))
 
 
 def lookups(batch: Batch) -> list[Lookup]:

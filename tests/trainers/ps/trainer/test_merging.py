@@ -72,9 +72,7 @@ def rows_of(rule: AnyRule, row_dtype: torch.dtype = torch.float32) -> RemoteTabl
     sparse: Any = SparseParameter(
         name="t", module=SparseEmbedding(2), group={"lr": 0.1}, own_lr=None, table=0, spec=spec, rule=rule
     )
-    table = RemoteTable(sparse, 1, cast(Client, None), row_dtype=row_dtype)
-    TableGroup([table])
-    return table
+    return TableGroup([sparse], 1, cast(Client, None), row_dtype=row_dtype).tables[0]
 
 
 @pytest.mark.parametrize(

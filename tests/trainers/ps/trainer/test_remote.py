@@ -45,9 +45,7 @@ def remote() -> tuple[OneServer, RemoteTable]:
     sparse: Any = SparseParameter(
         name="t", module=module, group={"lr": 1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
     )
-    table = RemoteTable(sparse, 1, cast(Client, server), row_dtype=torch.float32)
-    TableGroup([table], late=1)
-    return server, table
+    return server, TableGroup([sparse], 1, cast(Client, server), late=1).tables[0]
 
 
 def prepare(server: OneServer, table: RemoteTable, ids: torch.Tensor) -> None:
