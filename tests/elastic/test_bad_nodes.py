@@ -159,7 +159,7 @@ def machines_out(job: SimulatedJob) -> set[str]:
 
 @pytest.mark.parametrize("suspicion", ["", "crash"])
 def test_a_machine_that_fails_soon_after_each_start_is_out_after_two(suspicion):
-    """The steps that it makes in between are no work worth the name."""
+    """A few steps between its faults do not make up for them."""
     job = job_of(3, budget=Budget(9))
     job.until(lambda: len(running(job)) == 2)
     for step in (10, 20):

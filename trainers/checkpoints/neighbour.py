@@ -6,7 +6,7 @@ the one before is complete. Until then that one stays, on both sides: at any mom
 which every rank has its own or a copy.
 
 A rank listens for the one before it, and sends it 32 random bytes. The answer is the number of its rank and
-the HMAC of both under a secret that all ranks know: who cannot answer soon is hung up on. Then follow for
+the HMAC of both under a secret that all ranks know: a connection without it is closed. Then follow for
 each version its head and its content, not encrypted; 8 bytes with the number come back when the copy is
 complete.
 """

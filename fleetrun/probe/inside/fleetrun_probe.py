@@ -59,7 +59,7 @@ def _count_steps(mark, path):
 
 
 _steps = []
-_marked = []  # who wants to know that this process is another container than it has read so far
+_marked = []  # called once this process is another container than it has read so far
 _home = []  # where to answer, and the process that does: not one that it forks
 _more = {}
 _imported = []  # tells what has been imported, for a standby

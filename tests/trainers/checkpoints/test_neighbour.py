@@ -58,7 +58,7 @@ def test_versions_are_copied_and_strangers_change_nothing(copies: list[Slot]):
     is_copied(made, copies, 1)
     with socket.create_connection(("127.0.0.1", port(made))) as stranger:
         stranger.sendall(bytes(40))
-        assert len(stranger.recv(64)) == 32, "another one each time: what was answered once is no use again"
+        assert len(stranger.recv(64)) == 32, "another challenge each time: an answer cannot be used twice"
         assert stranger.recv(1) == b""
     is_copied(made, copies, 2)
     assert [copy.head.number for copy in copies] == [1, 2]

@@ -2,7 +2,7 @@
 grows with its keys and not with the tables.
 
 numba takes no list of tables. So each table publishes the addresses of its arrays as a line of numbers, from
-which a kernel makes the arrays again: whoever calls must keep the tables alive, and their lines up to date.
+which a kernel makes the arrays again: callers must keep the tables alive, and their lines up to date.
 Keys are in the order of the tables; those of table t are at [starts[t], starts[t + 1]).
 """
 

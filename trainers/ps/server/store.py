@@ -216,7 +216,7 @@ def spans_of(part: Part, table: int, keys: torch.Tensor) -> Spans:
         raise Refusal(Code.BAD_MESSAGE, f"the SPANS part of table {part.table} is in the wrong place")
     # Each by itself first: the sum of large ones might overflow.
     if not len(spans) or spans.min() < NOT_IN or spans.max() > len(keys):
-        raise Refusal(Code.BAD_SHAPE, f"the spans of {len(spans)} tables are no division of {len(keys)} keys")
+        raise Refusal(Code.BAD_SHAPE, f"the spans of {len(spans)} tables do not fit {len(keys)} keys")
     if starts_of(spans)[-1] != len(keys):
         raise Refusal(Code.BAD_SHAPE, f"the spans of {len(spans)} tables do not add up to {len(keys)} keys")
     return spans

@@ -54,7 +54,7 @@ class Lines:
         self._runs: dict[tuple[int, int], SparseRun] = {}
 
     def run(self, first: int, count: int) -> SparseRun:
-        """Raises KeysError for tables that are no run."""
+        """Raises KeysError for tables that cannot be used together."""
         run = self._runs.get((first, count))
         if run is None:
             if not 0 < count <= len(self._tables):
