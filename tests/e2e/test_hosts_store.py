@@ -50,7 +50,10 @@ def start(nodes: Nodes, number: int, *words: str, nnodes: str = "2:3") -> Launch
 
 def in_world(launches: Sequence[Launch], size: int) -> None:
     for launch in launches:
-        launch.until(lambda launch=launch: last(launch) == str(size), f"in world {size}")
+        try:
+            launch.until(lambda launch=launch: last(launch) == str(size), f"in world {size}")
+        except AssertionError:
+            raise AssertionError("\n".join(map(str, launches))) from None  # another one may say why
 
 
 def last(launch: Launch) -> str:
