@@ -610,9 +610,7 @@ class TrainerRuntime(_ServedRuntime):
             worker = self._training("prefetch")
             worker.prefetch(ids_by_module(ids(batch), worker.served_modules()))
 
-        worker = self._training("prefetch")
-        worker.look_ahead.active = False
-        yield from prefetched(batches, prepare, worker.ahead)
+        yield from prefetched(batches, prepare, self._training("prefetch").said_ahead())
 
     def resume_step(self) -> int:
         self._training("resume_step")

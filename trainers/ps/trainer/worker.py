@@ -184,9 +184,11 @@ class Worker:
         """How many steps of this rank have been pushed, by this process and by earlier ones."""
         return self._exchange.step
 
-    @property
-    def ahead(self) -> int:
-        """How many batches in advance a batch should be prefetched."""
+    def said_ahead(self) -> int:
+        """The script says which rows it will need, so that nothing is foretold any more; how many batches in
+        advance a batch should be prefetched.
+        """
+        self.look_ahead.active = False
         return self._exchange.ahead
 
     def start(self) -> None:
