@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from trainers.ps.saves.read import SparseValues, open_saves, read_values
-from trainers.ps.tables.spec import Initializer, InitKind
+from trainers.ps.tables.spec import Initializer, InitKind, RowOptions
 from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit
 from trainers.serving.program import Bags
 from trainers.storage.folder import open_folder
@@ -37,12 +37,12 @@ class SavedRows(torch.nn.Module):
     rows: torch.Tensor
 
     def __init__(
-        self, keys: torch.Tensor, rows: torch.Tensor, init: Initializer, padding_idx: int | None
+        self, keys: torch.Tensor, rows: torch.Tensor, options: RowOptions, padding_idx: int | None
     ) -> None:
         super().__init__()
         self.register_buffer("keys", torch.cat([keys, torch.tensor([_LAST_KEY])]))
-        self.register_buffer("rows", torch.cat([rows, torch.zeros(1, rows.shape[1])]))
-        self._init = init
+        self.register_buffer("rows", torch.cat([rows, rows.new_zeros(1, rows.shape[1])]))
+        self._options = options
         self._padding = padding_idx
 
     def forward(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
@@ -50,16 +50,20 @@ class SavedRows(torch.nn.Module):
         place = torch.searchsorted(self.keys, ids)
         known = (self.keys[place] == ids) & (place < self.keys.shape[0] - 1)
         rows = functional.embedding(place, self.rows)
-        rows = torch.where(known[..., None], rows, initial_rows(self._init, ids, self.rows.shape[1]))
+        initial = initial_rows(self._options, ids, self.rows.shape[1]).to(rows.dtype)
+        rows = torch.where(known[..., None], rows, initial)
         if self._padding is not None:
             rows = torch.where((ids == self._padding)[..., None], 0.0, rows)
         return rows
 
 
-def initial_rows(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
-    """(..., dim) float32: the initial values of these keys, by the formula of `ps.kernels.initial` in torch's
-    operations.
-    """
+def initial_rows(options: RowOptions, ids: torch.Tensor, dim: int) -> torch.Tensor:
+    """(..., dim) float32: the initial values of these keys, as a row of their type has them."""
+    return _drawn(options.init, ids, dim).to(options.dtype.dtype).float()
+
+
+def _drawn(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
+    """(..., dim) float32, by the formula of `ps.kernels.rows.fill_values` in torch's operations."""
     start = _finalized(ids ^ _signed(_finalized_int((init.seed + _GOLDEN) % _WORD)))
     a, b = float(torch.tensor(init.a)), float(torch.tensor(init.b))  # as float32
     if init.kind is InitKind.UNIFORM:
@@ -123,25 +127,24 @@ def stand_ins_of(
     try:
         save(folder.path(name))
         values = read_values(folder.path(name)).sparse
-        inits = {
-            table: saved.spec.rows.init for table, saved in open_saves(folder.path(name)).tables().items()
-        }
+        options = {table: saved.spec.rows for table, saved in open_saves(folder.path(name)).tables().items()}
     finally:
         folder.remove(name)
     found: StandIns = {}
     for path, module in served:
         table = f"{path}.weight" if path else "weight"
-        found[module] = _stand_in(module, values[table], inits[table])
+        found[module] = _stand_in(module, values[table], options[table])
     return found
 
 
-def _stand_in(module: EmbeddingModule, saved: SparseValues, init: Initializer) -> torch.nn.Module:
+def _stand_in(module: EmbeddingModule, saved: SparseValues, options: RowOptions) -> torch.nn.Module:
     total = row_limit(module)
     if total is None:
-        rows = SavedRows(saved.keys, saved.values, init, module.padding_idx)
+        dtype = module.weight.dtype
+        rows = SavedRows(saved.keys, saved.values.to(dtype), options, module.padding_idx)
         return Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows
     table: Any = torch.nn.Embedding if isinstance(module, torch.nn.Embedding) else torch.nn.EmbeddingBag
-    weight = _whole(total, saved, init)
+    weight = _whole(total, saved, options).to(module.weight.dtype)
     own: torch.nn.Module = table(
         *weight.shape, _weight=weight, padding_idx=module.padding_idx, **_options(module)
     )
@@ -154,11 +157,11 @@ def _options(module: EmbeddingModule) -> dict[str, Any]:
     return {"mode": module.mode, "include_last_offset": module.include_last_offset}
 
 
-def _whole(total: int, saved: SparseValues, init: Initializer) -> torch.Tensor:
+def _whole(total: int, saved: SparseValues, options: RowOptions) -> torch.Tensor:
     """(total, dim): rows that `shrink` has removed read as on the servers."""
     weight = torch.empty(total, saved.values.shape[1])
     weight[saved.keys] = saved.values
     if len(saved.keys) < total:
         gone = torch.ones(total, dtype=torch.bool).index_fill_(0, saved.keys, False).nonzero()[:, 0]
-        weight[gone] = initial_rows(init, gone, weight.shape[1])
+        weight[gone] = initial_rows(options, gone, weight.shape[1])
     return weight
