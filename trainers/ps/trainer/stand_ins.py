@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from trainers.process.log import glog
 from trainers.ps.saves.read import SparseValues, open_saves, read_values
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions
 from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit
@@ -27,21 +28,63 @@ _WORD = 1 << 64
 _LAST_KEY = (1 << 63) - 1
 
 
+class Int8Rows(torch.nn.Module):
+    """Rows (n, dim) in 8 bits by place: the values of a row are offset + scale * code, codes from 0 to 255
+    between its smallest and its largest value, as in FBGEMM's 8-bit row-wise quantization. A value is off by
+    half the row's scale at most, but for the rounding of float32.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        super().__init__()
+        self._dtype = rows.dtype
+        values = rows.float()
+        low = values.amin(1, keepdim=True)
+        scale = (values.amax(1, keepdim=True) - low) / 255
+        codes = ((values - low) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0, 255)
+        self.register_buffer("codes", codes.to(torch.uint8))
+        self.register_buffer("scales", scale)
+        self.register_buffer("offsets", low)
+
+    @property
+    def largest_error(self) -> float:
+        """By how much a value may be off."""
+        return float(self.scales.max()) / 2 if len(self.scales) else 0.0
+
+    def forward(self, place: torch.Tensor) -> torch.Tensor:
+        place = place.to(torch.int64)
+        scales, offsets = self.scales[place], self.offsets[place]
+        return (offsets + scales * self.codes[place].float()).to(self._dtype)
+
+
 class SavedRows(torch.nn.Module):
     """Any int64 ids (...) to rows (..., dim) float32. `keys` (n + 1,) int64 ascending, `rows` (n + 1, dim):
     the last ones are placeholders, so that every search has a result. An id without a row reads as its
-    initial value, as in evaluation with servers; `padding_idx` as zeros.
+    initial value, as in evaluation with servers; `padding_idx` as zeros. `int8`: rows are kept as Int8Rows.
     """
 
     keys: torch.Tensor
-    rows: torch.Tensor
+    rows: torch.Tensor | Int8Rows
 
     def __init__(
-        self, keys: torch.Tensor, rows: torch.Tensor, options: RowOptions, padding_idx: int | None
+        self,
+        keys: torch.Tensor,
+        rows: torch.Tensor,
+        options: RowOptions,
+        padding_idx: int | None,
+        *,
+        int8: bool = False,
     ) -> None:
         super().__init__()
         self.register_buffer("keys", torch.cat([keys, torch.tensor([_LAST_KEY])]))
-        self.register_buffer("rows", torch.cat([rows, rows.new_zeros(1, rows.shape[1])]))
+        rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+        if int8:
+            self.rows = Int8Rows(rows)
+        else:
+            self.register_buffer("rows", rows)
         self._options = options
         self._padding = padding_idx
 
@@ -49,8 +92,8 @@ class SavedRows(torch.nn.Module):
         ids = ids.to(torch.int64).contiguous()
         place = torch.searchsorted(self.keys, ids)
         known = (self.keys[place] == ids) & (place < self.keys.shape[0] - 1)
-        rows = functional.embedding(place, self.rows)
-        initial = initial_rows(self._options, ids, self.rows.shape[1]).to(rows.dtype)
+        rows = self.rows(place) if isinstance(self.rows, Int8Rows) else functional.embedding(place, self.rows)
+        initial = initial_rows(self._options, ids, rows.shape[-1]).to(rows.dtype)
         rows = torch.where(known[..., None], rows, initial)
         if self._padding is not None:
             rows = torch.where((ids == self._padding)[..., None], 0.0, rows)
@@ -111,11 +154,12 @@ StandIns = dict[torch.nn.Module, torch.nn.Module]
 
 
 def stand_ins_of(
-    model: torch.nn.Module, where: str | os.PathLike[str], save: Callable[[str], None]
+    model: torch.nn.Module, where: str | os.PathLike[str], save: Callable[[str], None], *, int8: bool = False
 ) -> StandIns:
     """For each served embedding a module with its rows, all as of one moment. `save(folder)` lets the servers
     save their values into a temporary folder inside `where`. All rows must fit into this process's memory.
-    Raises what `save` raises, and LoadError.
+    `int8`: rows are kept as Int8Rows, and by how much they are off is logged. Raises what `save` raises, and
+    LoadError.
     """
     served = find_embeddings(model)
     if not served:
@@ -133,18 +177,31 @@ def stand_ins_of(
     found: StandIns = {}
     for path, module in served:
         table = f"{path}.weight" if path else "weight"
-        found[module] = _stand_in(module, values[table], options[table])
+        found[module] = _stand_in(module, values[table], options[table], int8=int8)
+    if int8:
+        errors = [
+            each.largest_error
+            for stand_in in found.values()
+            for each in stand_in.modules()
+            if isinstance(each, Int8Rows)
+        ]
+        glog(f"rows of {len(found)} tables in int8: no value is off by more than {max(errors):.3g}")
     return found
 
 
-def _stand_in(module: EmbeddingModule, saved: SparseValues, options: RowOptions) -> torch.nn.Module:
+def _stand_in(
+    module: EmbeddingModule, saved: SparseValues, options: RowOptions, *, int8: bool
+) -> torch.nn.Module:
     total = row_limit(module)
     if total is None:
         dtype = module.weight.dtype
-        rows = SavedRows(saved.keys, saved.values.to(dtype), options, module.padding_idx)
+        rows = SavedRows(saved.keys, saved.values.to(dtype), options, module.padding_idx, int8=int8)
         return Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows
     table: Any = torch.nn.Embedding if isinstance(module, torch.nn.Embedding) else torch.nn.EmbeddingBag
     weight = _whole(total, saved, options).to(module.weight.dtype)
+    if int8:
+        quantized = Int8Rows(weight)
+        return Bags(module, quantized) if isinstance(module, torch.nn.EmbeddingBag) else quantized
     own: torch.nn.Module = table(
         *weight.shape, _weight=weight, padding_idx=module.padding_idx, **_options(module)
     )
