@@ -3,9 +3,10 @@
     python bench/ps_lean.py [--rows 10000000] [--examples 800000] [--write docs/benchmarks.md]
 
 Memory and speed of a table of random ids, dim 16, one thread, in its CPU time; each table is made in a
-process of its own, so that its resident memory is that of the table. Bytes a row are the slope over the last
-half of the rows: memory that is touched ahead of use does not grow with them. AUC: one process trains the job
-of bench/ps_wide_deep.py with dim 16, its rows in one table; the dense part is the same in all.
+process of its own. Bytes a row: those in use by records, flags and index, on average while the table doubles
+its rows at last, since the index is fuller at some sizes than at others; and all resident memory at the end,
+in which up to 32 MiB each of records and index have been touched ahead of use. AUC: one process trains the
+job of bench/ps_wide_deep.py with dim 16, its rows in one table; the dense part is the same in all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from _ps_files import TEST_ROWS, TRAIN_ROWS
 from ps_auc import BATCH, HIDDEN, LR, Tensors, splits
 
 from trainers.metrics import auc
+from trainers.ps.kernels.index import SEGMENT, SEGMENTS
 from trainers.ps.tables.rules import Adagrad, AnyRule, RowWiseAdagrad, RowWiseAdam, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, RowType, TableKind, TableSpec
@@ -52,23 +54,29 @@ def new_table(rule: AnyRule, dtype: RowType) -> SparseTable:
 
 
 def measured(rule: AnyRule, dtype: RowType, rows: int, batch: int = 20_000) -> dict[str, float]:
-    """Bytes a row, and nanoseconds of an insertion, a lookup and an update of a row."""
+    """Bytes a row in use and resident, and nanoseconds of an insertion, a lookup and an update of a row."""
     torch.set_num_threads(1)
     table, random = new_table(rule, dtype), np.random.default_rng(0)
     ids, grad = random.integers(-(2**63), 2**63 - 1, rows), torch.randn(batch, DIM)
     table.apply(torch.from_numpy(ids[:10]), grad[:10], LR)
-    inserted, resident_at = [], {}
+    inserted, used, before = [], [], resident()
     for start in range(0, rows, batch):
         some = torch.from_numpy(ids[start : start + batch])
         inserted.append(seconds(lambda some=some: table.pull(some)))
-        resident_at[len(table)] = resident()
-    half = [(size, at) for size, at in resident_at.items() if size > rows / 2]
-    slope = np.polyfit(*np.array(half, float).T, 1)[0] if len(half) > 2 else 0.0
+        if 2 * len(table) > rows:
+            used.append(bytes_in_use(table) / len(table))
+    all_bytes = (resident() - before) / rows
     asked = [torch.from_numpy(ids[random.integers(0, rows, batch)]) for _ in range(40)]
     pulls = [seconds(partial(table.pull, some, insert=False)) for some in asked]
     updates = [seconds(partial(table.apply, some, grad, LR)) for some in asked]
     times = {"insert": inserted, "lookup": pulls, "update": updates}
-    return {"bytes": slope} | {name: statistics.median(each) / batch * 1e9 for name, each in times.items()}
+    found = {name: statistics.median(each) / batch * 1e9 for name, each in times.items()}
+    return {"used": statistics.mean(used), "resident": all_bytes} | found
+
+
+def bytes_in_use(table: SparseTable) -> int:
+    storage = table._storage
+    return len(table) * (4 * storage.stride + 1) + 8 * SEGMENT * int(storage.index.numbers[SEGMENTS])
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -130,7 +138,8 @@ def trained(rule: AnyRule, lr: float, dtype: RowType, train: Tensors, test: Tens
 def line(name: str, dtype: RowType, found: dict[str, float], score: float, wide: float) -> str:
     times = " | ".join(f"{found[each]:.0f}" for each in ("insert", "lookup", "update"))
     less = "" if dtype is RowType.FLOAT32 else f"{score - wide:+.4f}"
-    return f"| {name} | {dtype.name.lower()} | **{found['bytes']:.1f}** | {times} | {score:.4f} | {less} |"
+    size = f"**{found['used']:.1f}** | {found['resident']:.1f}"
+    return f"| {name} | {dtype.name.lower()} | {size} | {times} | {score:.4f} | {less} |"
 
 
 def main() -> int:
@@ -147,8 +156,9 @@ def main() -> int:
     lines = [
         f"{options.rows:,} rows of {DIM} values; AUC after {options.examples:,} examples.",
         "",
-        "| rule | values | bytes a row | insert, ns | lookup, ns | update, ns | test AUC | less float32's |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| rule | values | bytes a row in use | resident | insert, ns | lookup, ns | update, ns | test AUC | "
+        "less float32's |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for rule, lr, types in KINDS:
         wide = 0.0
