@@ -273,7 +273,7 @@ def _plan_sparse(
 ) -> SparseParameter:
     if module.embedding_dim > MAX_DIM:
         raise NotSupportedError(f"embedding {name!r} has rows of {module.embedding_dim}; at most {MAX_DIM}")
-    own = options.tables.get(name) or options.tables.get(EVERY_TABLE, TableConfigs())
+    own = options.tables.get(name) or _of_every_table(options.tables, trained=trained_by is not None)
     rule = own.rule or _rule(trained_by, sparse=True, name=name)
     if own.rule is not None and own.lr is None and trained_by is None:
         raise UsageError(
@@ -299,6 +299,12 @@ def _plan_sparse(
         spec=spec,
         rule=rule,
     )
+
+
+def _of_every_table(tables: Mapping[str, TableConfigs], *, trained: bool) -> TableConfigs:
+    """The settings of a table without an entry of its own. One that is in no optimizer stays as it is."""
+    found = tables.get(EVERY_TABLE, TableConfigs())
+    return found if trained else dataclasses.replace(found, rule=None, lr=None)
 
 
 def _rows(module: EmbeddingModule, own: TableConfigs) -> RowOptions:

@@ -92,6 +92,8 @@ def test_rows_have_the_type_of_their_module_or_of_their_entry_and_tables_of_two_
     rules = [type(found[f"{number}.weight"].rule) for number in range(4)]
     assert rules == [RowWiseAdagrad, RowWiseAdagrad, RowWiseAdagrad, SGD], "an own entry counts alone"
     assert len({each.alike for each in layout.sparse}) == 4
+    (frozen, *_) = plan_layout(model, [], 1, LayoutOptions(tables={"*": tables["*"]})).sparse
+    assert frozen.rule == Fixed()
     double = torch.nn.ModuleList([torch.nn.Embedding(3, 2, sparse=True, dtype=torch.float64)])
     with pytest.raises(NotSupportedError, match=r"'0' is torch\.float64"):
         plan_layout(double, [sgd(double)], 1, LayoutOptions())
