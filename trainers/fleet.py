@@ -336,6 +336,7 @@ class Fleet:
         example_inputs: Inputs | None = None,
         *more: object,
         dynamic_shapes: object = None,
+        int8_rows: bool = False,
     ) -> None:
         """Save a model to be called without fleet, and without its code: `trainers.inference.
         load_inference_model(dirname)`. A program of torch.export, and its weights next to it in a safetensors
@@ -347,6 +348,8 @@ class Fleet:
 
         For one trainer to call, or all; the first writes. With parameter servers it takes the rows that are
         there at the moment, which must fit into this process; an id without a row reads as in evaluation.
+        `int8_rows`: it keeps them in 8 bits, with a scale and an offset for each row, and logs by how much a
+        value is off at most.
         Without a model it saves the values of all tables, which `trainers.ps.read_values(dirname)` reads.
 
         Raises SaveError, NotSupportedError for a model that fixes the size of a batch, and what torch.export
@@ -354,7 +357,7 @@ class Fleet:
         """
         _check_folder("save_inference_model", None if more else dirname)
         runtime = self._runtime_for("save_inference_model")
-        if model is None:
+        if model is None and not int8_rows:
             runtime.save_table_values(dirname)
             return
         model = check_model("save_inference_model", model)
@@ -363,7 +366,9 @@ class Fleet:
                 "fleet.save_inference_model() needs example_inputs with the model: a batch for its forward()"
             )
         with progress.activity("saving the model for serving"):
-            stand_ins = runtime.stand_ins(model, dirname)
+            stand_ins = runtime.stand_ins(model, dirname, int8=int8_rows)
+            if int8_rows and not stand_ins:
+                raise UsageError("int8_rows is for tables on parameter servers, and this model has none")
             if stand_ins is not None:
                 from trainers.export import save_program
 

@@ -22,6 +22,7 @@ Ids: TypeAlias = Tensors | Mapping[torch.nn.Module, Tensors]
 """The tensors with which embeddings will be called: for each module, or of the only one."""
 
 Where: TypeAlias = str | os.PathLike[str]
+StandIns: TypeAlias = dict[torch.nn.Module, torch.nn.Module]
 """A folder: a path, or a URL that fsspec supports."""
 
 
@@ -78,11 +79,10 @@ class Runtime(Protocol):
         """Save the values of all tables, without a model."""
         ...
 
-    def stand_ins(
-        self, model: torch.nn.Module, where: Where
-    ) -> dict[torch.nn.Module, torch.nn.Module] | None:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns | None:
         """Ordinary modules with the current values, for those of the model whose values are on servers; None
-        where another rank exports the model. `where`: a folder for temporary files of the servers.
+        where another rank exports the model. `where`: a folder for temporary files of the servers; `int8`:
+        rows are kept in 8 bits.
         """
         ...
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from enum import IntEnum
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,19 @@ from fleetrun.verbs import VERBS
 from tests.support.cluster import PATH
 from tests.support.command import FLEETRUN, environment
 from trainers.ps.configs import AsyncConfigs, PsConfigs, TableConfigs
-from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, RMSprop, SparseAdam
-from trainers.ps.tables.spec import TableKind, TableSpec
+from trainers.ps.tables.rules import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AnyRule,
+    RMSprop,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    SparseAdam,
+    state_widths,
+)
+from trainers.ps.tables.spec import RowType
 from trainers.ps.tables.storage import Storage
 from trainers.ps.wire import VERSION, Code, Field, Kind, Message, Part, decode, encode
 
@@ -104,11 +116,15 @@ def test_the_formula_of_a_row_is_that_of_the_table():
     for rule, states in zip(rules, (0, 1, 2, 2, 1, 2), strict=True):
         assert rule.states == states
         assert f"{type(rule).__name__} {states}" in section("Sizing")
-        for dim in (1, 9, 16):
-            for statistics in (0, 3):
-                spec = TableSpec(kind=TableKind.SPARSE, name="rows", size=dim, rule=rule)
-                storage = Storage(dim, spec.rule.states * dim, statistics)
-                assert 8 * storage.stride == 8 * (1 + -(-(dim * (1 + states) + statistics) // 2))
+    assert f"{RowWiseAdagrad.__name__} one number a row, {RowWiseAdam.__name__} 1 and one" in section(
+        "Sizing"
+    )
+    for rule in (*rules, RowWiseAdagrad(), RowWiseAdam()):
+        for dim, statistics, dtype in product((1, 9, 16), (0, 3), RowType):
+            widths = state_widths(rule, dim)
+            storage = Storage(dim, sum(widths), statistics, dtype=dtype)
+            value = 2 if dtype else 4
+            assert 4 * storage.stride == 8 + 4 * (-(-dim * value // 4) + sum(widths) + statistics)
 
 
 def commands(path: Path) -> Iterator[list[str]]:

@@ -71,7 +71,7 @@ def test_tables_have_settings_of_their_own() -> None:
         ("ps_configs", {"durability": "yes"}, "none, snapshot, log"),
         ("ps_configs", {"wire_dtype": "float64"}, "float32, float16, bfloat16"),
         ("sparse_table_configs", {"e": {"rul": 1}}, "did you mean 'rule'"),
-        ("sparse_table_configs", {"e": {"rule": "adam"}}, "SGD, Adagrad, SparseAdam, Adam, RMSprop or FTRL"),
+        ("sparse_table_configs", {"e": {"rule": "adam"}}, "SGD, Adagrad, RowWiseAdagrad, SparseAdam"),
         ("sparse_table_configs", {"e": {"low": 2.0, "high": 1.0}}, "low"),
         ("dense", "here", "servers, allreduce"),
         ("ps_configs", {"split_method": "Random"}, "RoundRobin, HashName"),

@@ -23,7 +23,7 @@ from trainers.errors import UsageError
 from trainers.notice import Notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.roles.identity import Identity
-from trainers.runtime import Ids, Where, check_model, check_optimizer
+from trainers.runtime import Ids, StandIns, Where, check_model, check_optimizer
 from trainers.strategy import DistributedStrategy
 
 # ---- What a strategy changes in a model and in an optimizer, in the order in which it must be applied
@@ -239,9 +239,7 @@ class CollectiveRuntime:
     def save_table_values(self, dirname: Where) -> None:
         check_model("save_inference_model", None)
 
-    def stand_ins(
-        self, model: torch.nn.Module, where: Where
-    ) -> dict[torch.nn.Module, torch.nn.Module] | None:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns | None:
         return {} if self._identity.index == 0 else None
 
     def save_checkpoint(

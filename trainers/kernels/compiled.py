@@ -29,6 +29,7 @@ Floats: TypeAlias = NDArray[np.float32]
 Words: TypeAlias = NDArray[np.uint64]
 Places: TypeAlias = NDArray[np.int32]
 Flags: TypeAlias = NDArray[np.uint8]
+Halves: TypeAlias = NDArray[np.uint16]
 Mask: TypeAlias = NDArray[np.bool_]
 Scalar: TypeAlias = Any
 """One number inside a kernel, of the type that numba infers."""

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainers.ps.saves.read import read_values
-    from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, RMSprop, SparseAdam
+    from trainers.ps.tables.rules import (
+        FTRL,
+        SGD,
+        Adagrad,
+        Adam,
+        RMSprop,
+        RowWiseAdagrad,
+        RowWiseAdam,
+        SparseAdam,
+    )
     from trainers.ps.tables.spec import ShrinkPolicy
     from trainers.ps.trainer.modules import (
         Constant,
@@ -31,6 +40,8 @@ __all__ = [
     "Normal",
     "ProbabilityEntry",
     "RMSprop",
+    "RowWiseAdagrad",
+    "RowWiseAdam",
     "ShowClickEntry",
     "ShrinkPolicy",
     "SparseAdam",
@@ -47,6 +58,8 @@ _HOMES = {
     "Adagrad": _RULES,
     "Adam": _RULES,
     "RMSprop": _RULES,
+    "RowWiseAdagrad": _RULES,
+    "RowWiseAdam": _RULES,
     "SparseAdam": _RULES,
     "ShrinkPolicy": "trainers.ps.tables.spec",
     "read_values": "trainers.ps.saves.read",

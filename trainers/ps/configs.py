@@ -34,7 +34,7 @@ class PsConfigs:
     trainer that is disconnected for so long is lost. `join_timeout_s`: how long to wait for processes that
     have not joined yet.
 
-    `wire_dtype`: the type in which rows and their gradients are sent; tables are always float32. `nonfinite`:
+    `wire_dtype`: the type in which rows and their gradients are sent, whatever that of a table. `nonfinite`:
     a push with NaN or infinite gradients is refused, or those rows and blocks are skipped.
 
     `durability`: what a killed server has after its restart: nothing, the last snapshot, or every
@@ -148,13 +148,18 @@ def ps_configs(name: str, value: Any) -> Mapping[str, Any]:
     return configs
 
 
+EVERY_TABLE = "*"
+"""Instead of a table's name: all tables without an entry of their own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableConfigs:
     """The keys of `strategy.sparse_table_configs[name]`. None: the setting of the module or the optimizer.
 
     `rule`: an update rule of trainers.ps (SGD, Adagrad, ...) in place of the optimizer's; `lr`:
     a learning rate of its own. `init`, `entry`: see `SparseEmbedding`; `low`, `high`: bounds of every value
-    after an update; `statistics`: rows count shows, clicks and unseen days.
+    after an update; `statistics`: rows count shows, clicks and unseen days. `dtype`: the type in which
+    servers keep the values of rows.
     """
 
     rule: AnyRule | None = None
@@ -164,6 +169,7 @@ class TableConfigs:
     low: float = -math.inf
     high: float = math.inf
     statistics: bool = False
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         where = "sparse_table_configs"
@@ -181,6 +187,8 @@ class TableConfigs:
         if not self.low < self.high:
             raise UsageError(f"{where} bounds are {self.low!r} and {self.high!r}; low must be below high")
         flag(f"{where} statistics", self.statistics)
+        if self.dtype is not None:
+            one_of(f"{where} dtype", self.dtype, WIRE_DTYPES)
 
 
 def sparse_table_configs(name: str, value: Any) -> Mapping[str, Any]:

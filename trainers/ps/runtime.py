@@ -31,7 +31,7 @@ from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of,
 from trainers.ps.trainer.worker import LocalTraining, Worker
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
-from trainers.runtime import Ids, Where, check_model, ids_by_module
+from trainers.runtime import Ids, StandIns, Where, check_model, ids_by_module
 from trainers.strategy import DistributedStrategy
 
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
@@ -423,7 +423,7 @@ class ServerRuntime(_ServedRuntime):
     def save_table_values(self, dirname: Where) -> None:
         raise _not_a_trainer("save_persistables")
 
-    def stand_ins(self, model: torch.nn.Module, where: Where) -> dict[torch.nn.Module, torch.nn.Module]:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns:
         raise _not_a_trainer("save_inference_model")
 
     def shrink(self, policy: ShrinkPolicy | None) -> int:
@@ -629,13 +629,13 @@ class TrainerRuntime(_ServedRuntime):
     def save_table_values(self, dirname: Where) -> None:
         self._save_tables(dirname, SaveMode.VALUES)
 
-    def stand_ins(self, model: torch.nn.Module, where: Where) -> dict[torch.nn.Module, torch.nn.Module]:
+    def stand_ins(self, model: torch.nn.Module, where: Where, *, int8: bool) -> StandIns:
         if not self.serving or model is not self._model:
             return {}
         from trainers.ps.trainer.stand_ins import stand_ins_of
 
         worker = self._training("save_inference_model")
-        found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES))
+        found = stand_ins_of(model, where, lambda folder: worker.save(folder, SaveMode.VALUES), int8=int8)
         worker.refresh()
         return found
 

@@ -19,13 +19,11 @@ from trainers.storage.folder import Buffer
 
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 100_000_000  # as the library's own limit
-_NAMES = {torch.int64: "I64", torch.float32: "F32"}
+_NAMES = {torch.int64: "I64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 EVERY_TYPE = {
     **_NAMES,
     torch.float64: "F64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
     torch.complex64: "C64",
     torch.int32: "I32",
     torch.int16: "I16",

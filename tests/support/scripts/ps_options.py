@@ -17,6 +17,7 @@ from trainers.ps import (
     Constant,
     CountFilterEntry,
     ProbabilityEntry,
+    RowWiseAdagrad,
     ShowClickEntry,
     ShrinkPolicy,
     SparseEmbedding,
@@ -83,11 +84,15 @@ class Wished(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        names = ("counted", "drawn", "bounded", "plain", "own")
+        names = ("counted", "drawn", "bounded", "plain", "own", "lean")
         self.tables = torch.nn.ModuleDict({name: SparseEmbedding(2, init=Constant(0.0)) for name in names})
+        self.short = torch.nn.Embedding(41, 2, sparse=True, dtype=torch.bfloat16)
+        torch.nn.init.zeros_(self.short.weight)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return torch.stack([table(ids) for table in self.tables.values()])
+        short = self.short(ids)
+        assert short.dtype is torch.bfloat16
+        return torch.stack([*(table(ids) for table in self.tables.values()), short.float()])
 
 
 def options() -> None:
@@ -97,6 +102,8 @@ def options() -> None:
         "tables.drawn.weight": {"entry": ProbabilityEntry(0.5), "init": Uniform(0.0, 0.0, seed=7)},
         "tables.bounded.weight": {"low": -1.0, "high": 2.5},
         "tables.own.weight": {"rule": Adagrad(initial_accumulator_value=0.0), "lr": 0.5},
+        "tables.lean.weight": {"rule": RowWiseAdagrad(), "lr": 0.5, "dtype": "float16"},
+        "*": {"high": 39.0},
     }
     model = Wished()
     optimizer = begin(model, a_sync=True, a_sync_configs={"overlap": False}, sparse_table_configs=own)
@@ -105,6 +112,7 @@ def options() -> None:
     for step in range(1, 41):
         optimizer.minimize(-model(torch.arange(step, 41)).sum())
     fleet.save_persistables(FOLDER / "saved")
+    assert model.state_dict()["short.weight"].dtype is torch.bfloat16
     fleet.stop_worker()
 
 

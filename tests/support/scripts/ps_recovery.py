@@ -11,7 +11,7 @@ import torch
 
 from tests.support.scripts import step_limit
 from trainers import fleet
-from trainers.ps import SparseAdam, SparseEmbedding, Uniform
+from trainers.ps import RowWiseAdam, SparseEmbedding, Uniform
 
 
 class Model(torch.nn.Module):
@@ -46,7 +46,8 @@ def main() -> None:
     torch.manual_seed(0)
     model = fleet.distributed_model(Model())
     adamw = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
-    strategy.sparse_table_configs = {"words.weight": {"rule": SparseAdam(), "lr": 0.01}}
+    lean = {"rule": RowWiseAdam(), "lr": 0.01, "dtype": "bfloat16"}
+    strategy.sparse_table_configs = {"words.weight": lean}
     optimizer = fleet.distributed_optimizer(adamw, strategy)
     if fleet.is_server():
         fleet.init_server()

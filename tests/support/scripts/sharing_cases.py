@@ -126,6 +126,18 @@ def serve_and_compare(model: torch.nn.Module, example: Sequence[torch.Tensor], *
     model.train()
 
 
+def serve_in_8_bits(model: torch.nn.Module, batch: Any) -> None:
+    """Known ids, unknown ones and bags, with rows in 8 bits."""
+    fleet.save_inference_model(FOLDER / "served8", model, tuple(batch), int8_rows=True)
+    full, short = load_inference_model(FOLDER / "served"), load_inference_model(FOLDER / "served8")
+    assert any(each.dtype is torch.uint8 for each in short.weights.values())
+    off = (short(*batch)["click"] - full(*batch)["click"]).abs()
+    assert 0 < float(off.max()) < 0.01
+    assert "has none" in refused(
+        lambda: fleet.save_inference_model(FOLDER, torch.nn.Linear(1, 1), torch.ones(1, 1), int8_rows=True)
+    )
+
+
 def with_servers() -> None:
     fleet.init()
     strategy = fleet.DistributedStrategy()
@@ -154,6 +166,7 @@ def with_servers() -> None:
         dense = torch.randn(40, 2)
         whole, one = (IDS, dense), (IDS[:1], dense[:1])
         serve_and_compare(model, one, whole, one)  # an example of one: batches of any size all the same
+        serve_in_8_bits(model, whole)
     fleet.barrier_worker()
     fleet.stop_worker()
 

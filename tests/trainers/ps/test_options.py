@@ -48,15 +48,18 @@ def test_every_table_follows_its_own_wishes(forker: Forker, tmp_path: Path, serv
     run(forker, command("options", tmp_path), trainers=1, servers=servers)
     rows = {
         name: {key: row[0] for key, row in saved_rows(tmp_path, f"tables.{name}.weight").items()}
-        for name in ("counted", "drawn", "bounded", "plain", "own")
+        for name in ("counted", "drawn", "bounded", "plain", "own", "lean")
     }
-    assert rows["plain"] == {key: key for key in range(1, 41)}
+    assert rows["plain"] == {key: min(key, 39.0) for key in range(1, 41)}, "as every table without its own"
     assert rows["counted"] == {key: key - 2 for key in range(3, 41)}, "pulled for the third time"
     assert 8 <= len(rows["drawn"]) <= 32
     assert rows["drawn"] == {key: key for key in rows["drawn"]}
     assert rows["bounded"] == {key: min(key, 2.5) for key in range(1, 41)}
     for key, value in rows["own"].items():  # Adagrad's n-th step on gradients of 1 is lr / sqrt(n)
         assert value == pytest.approx(sum(0.5 / n**0.5 for n in range(1, key + 1)), rel=1e-5)
+        assert rows["lean"][key] == pytest.approx(value, rel=0.02), "the same, row-wise, in float16"
+    short = saved_rows(tmp_path, "short.weight")
+    assert {key: row[0] for key, row in short.items()} == {key: min(key, 39.0) for key in range(41)}
 
 
 def test_a_lottery_draws_the_same_keys_on_any_number_of_servers(forker: Forker, tmp_path: Path) -> None:

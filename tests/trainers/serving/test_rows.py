@@ -6,31 +6,34 @@ import torch
 from trainers.ps import Normal, Uniform
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import Initializer, RowOptions, TableKind, TableSpec
+from trainers.ps.tables.spec import Initializer, RowOptions, RowType, TableKind, TableSpec
 from trainers.ps.trainer.stand_ins import SavedRows, initial_rows
 
 LAST, FIRST = 2**63 - 1, -(2**63)
 
 
-def table(init: Initializer, dim: int) -> SparseTable:
-    rows = RowOptions(init=init)
+def table(rows: RowOptions, dim: int) -> SparseTable:
     return SparseTable(TableSpec(kind=TableKind.SPARSE, name="t", size=dim, rule=SGD(), rows=rows))
 
 
+@pytest.mark.parametrize("dtype", RowType)
 @pytest.mark.parametrize("dim", [1, 4, 7])
 @pytest.mark.parametrize(
     "init", [Uniform(), Uniform(-3.0, 5.5, seed=2**64 - 1), Normal(0.0, 0.1, seed=3), Normal(1.5, 2.0)]
 )
-def test_an_unknown_id_reads_as_the_servers_would_begin_it(init: Initializer, dim: int) -> None:
+def test_an_unknown_id_reads_as_the_servers_would_begin_it(
+    init: Initializer, dim: int, dtype: RowType
+) -> None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.cat([torch.randint(FIRST, LAST, (500,), generator=generator), torch.arange(-9, 9)])
     ids = torch.cat([ids, torch.tensor([FIRST, LAST])])
-    assert torch.equal(initial_rows(init, ids, dim), table(init, dim).pull(ids, insert=False))
+    rows = RowOptions(init=init, dtype=dtype)
+    assert torch.equal(initial_rows(rows, ids, dim), table(rows, dim).pull(ids, insert=False))
 
 
 @pytest.mark.parametrize("keys", [[], [-5, 3, 8], [FIRST, 0, LAST]])
 def test_ids_find_their_rows_and_no_other(keys: list[int]) -> None:
-    init = Normal(0.0, 1.0, seed=1)
+    init = RowOptions(init=Normal(0.0, 1.0, seed=1))
     served = table(init, 2)
     some = torch.tensor(keys, dtype=torch.int64)
     served.assign(some, torch.arange(2.0 * len(keys)).view(-1, 2))

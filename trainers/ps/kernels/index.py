@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.kernels.compiled import Keys, Scalar, Words, compiled
+from trainers.kernels.compiled import Floats, Scalar, Words, compiled
+from trainers.ps.kernels.memory import key_at
 
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
@@ -124,15 +125,15 @@ def slot_at(entries: Words, position: Scalar) -> Scalar:
 
 @compiled
 def search(
-    entries: Words, records: Keys, stride: Scalar, key: Scalar, base: Scalar, tag: Scalar, place: Scalar
+    entries: Words, records: Floats, stride: Scalar, key: Scalar, base: Scalar, tag: Scalar, place: Scalar
 ) -> Scalar:
     """The position of the key's entry, or of the empty entry where it belongs. `records`: the key of slot s
-    is records[s * stride].
+    is at s * stride.
     """
     while True:
         place = probe(entries, base, tag, place)
         slot = slot_at(entries, base + place)
-        if slot < 0 or records[slot * stride] == key:
+        if slot < 0 or key_at(records, slot * stride) == key:
             return base + place
         place = (place + 1) & (SEGMENT - 1)
 

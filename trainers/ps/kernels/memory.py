@@ -1,4 +1,6 @@
-"""Inlined into kernels: prefetch, fence, fused multiply-add, touching of pages; arrays by address."""
+"""Inlined into kernels: prefetch, fence, fused multiply-add, keys in records, bits of numbers, touching of
+pages; arrays by address.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,43 @@ def _fence(typingctx: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), build
+
+
+def _key_at(typingctx: Any, array: Any, index: Any) -> Any:
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = context.make_array(signature.args[0])(context, builder, value=arguments[0])
+        place = builder.bitcast(builder.gep(view.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        return builder.load(place, align=4)
+
+    return types.int64(array, index), build
+
+
+def _set_key(typingctx: Any, array: Any, index: Any, key: Any) -> Any:
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = context.make_array(signature.args[0])(context, builder, value=arguments[0])
+        place = builder.bitcast(builder.gep(view.data, [arguments[1]]), ir.IntType(64).as_pointer())
+        builder.store(arguments[2], place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, index, types.int64), build
+
+
+def _bits_of(typingctx: Any, value: Any) -> Any:
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), build
+
+
+def _float_of(typingctx: Any, bits: Any) -> Any:
+
+    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), build
 
 
 def _touch(typingctx: Any, array: Any, index: Any) -> Any:
@@ -76,6 +115,18 @@ fence = cast(Callable[[], None], intrinsic(_fence))
 
 fma = cast(Callable[[Any, Any, Any], Any], intrinsic(_fma))
 """fma(a, b, c) = a * b + c in float32, rounded once."""
+
+key_at = cast(Callable[[Any, Any], Any], intrinsic(_key_at))
+"""key_at(array, index): the int64 in the two float32 from array[index] on."""
+
+set_key = cast(Callable[[Any, Any, Any], None], intrinsic(_set_key))
+"""set_key(array, index, key) writes it."""
+
+bits_of = cast(Callable[[Any], Any], intrinsic(_bits_of))
+"""bits_of(value): those of a float32, as uint32."""
+
+float_of = cast(Callable[[Any], Any], intrinsic(_float_of))
+"""float_of(bits): the reverse."""
 
 touch = cast(Callable[[Any, Any], None], intrinsic(_touch))
 """touch(array, index) writes array[index], an int64, as it is, in one indivisible step."""

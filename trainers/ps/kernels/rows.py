@@ -3,9 +3,10 @@
 Everything that depends on the layout of a record, except the steps of optimizers (`updates`): finding and
 inserting, initial values, cuts that are read while another thread changes the rows, statistics, removal.
 
-Record: key int64 | values float32 x dim | each state float32 x dim | show, click, unseen days float32, if
-kept; a multiple of 8 bytes. Loops work in blocks: they prefetch the entries, then the records, then compute,
-so that many reads of memory are in flight at the same time.
+Record: key int64 | values x dim, float32 or in 16 bits | optimizer state float32: dim for each state, then
+one for each row-wise state | show, click, unseen days float32, if kept. It is measured in places of 4 bytes,
+and its values fill whole places. Loops work in blocks: they prefetch the entries, then the records, then
+compute, so that many reads of memory are in flight at the same time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from trainers.ps.kernels.index import (
     split,
     where,
 )
-from trainers.ps.kernels.memory import fence, prefetch
+from trainers.ps.kernels.memory import carray, fence, key_at, pointer, prefetch, set_key
+from trainers.ps.kernels.rounding import narrow, narrow_randomly, widen
 
 # ---- Initial values: a pure function of (seed, key, column), independent of the order of arrival and of the
 # number of servers.
@@ -82,18 +84,27 @@ def fill_values(fresh: Fresh, key: Scalar, floats: Floats, start: Scalar, dim: S
 
 
 @compiled
-def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: Scalar) -> None:
-    """Rows `positions` of `flat` = the initial values of their keys."""
+def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: Scalar, dtype: Scalar) -> None:
+    """Rows `positions` of `flat` = the initial values of their keys, as a row of this type has them."""
+    halves, zero = np.empty(dim, np.uint16), np.int64(0)  # numba would compile for a literal 0 by itself
     for position in positions:
-        fill_values(fresh, keys[position], flat, position * dim, dim)
+        start = position * dim
+        fill_values(fresh, keys[position], flat, start, dim)
+        if dtype:
+            narrow(flat[start : start + dim], halves, zero, dtype)
+            widen(halves, zero, dtype, flat[start : start + dim])
 
 
 # ---- Finding, inserting and writing rows.
 
-COUNT, STRIDE, DIM, STATES, STATISTICS, DAY = 0, 1, 2, 3, 4, 5
-"""`Rows.numbers`: rows in use, 8-byte words a record, columns, state values a row, statistics a row, and the
-flag EVEN_DAY on every second day.
+COUNT, STRIDE, DIM, STATES, STATISTICS, DAY, DTYPE, WIDTH, SEED, STEP, ROW_NUMBERS = range(11)
+"""`Rows.numbers`: rows in use, places a record, columns, state values a row, statistics a row, the flag
+EVEN_DAY on every second day, the type of the values (see `rounding`), places that they need, and what their
+random rounding depends on: a seed, and the updates of the table so far.
 """
+
+VALUES = 2
+"""Where in a record the values begin."""
 
 OPEN, CUT_ROWS, READ, TAKEN = 0, 1, 2, 3
 """`Rows.cut`: whether there is a cut, its rows, how many of them were read, how many images were taken."""
@@ -103,18 +114,17 @@ CHANGED, SINCE_CUT, EVEN_DAY = 1, 2, 4
 day that passed for the row.
 """
 
-_LINE = 8  # words of a cache line
+_LINE = 16  # places of a cache line
 _AHEAD = 8  # lines of a record to prefetch; the processor prefetches the rest
 
 
 class Rows(NamedTuple):
     """The arrays of the rows of a table, and those of its cut (empty while there is none)."""
 
-    words: NDArray[np.int64]  # the records
-    floats: NDArray[np.float32]  # the same memory
+    floats: NDArray[np.float32]  # the records
     flags: NDArray[np.uint8]  # of each row
     numbers: NDArray[np.int64]
-    images: NDArray[np.int64]  # records as they were at the cut
+    images: NDArray[np.float32]  # records as they were at the cut
     image_of: NDArray[np.uint32]  # of each row that has one
     cut: NDArray[np.int64]
 
@@ -124,7 +134,7 @@ def will_change(rows: Rows, slots: Keys, count: Scalar) -> None:
     """To be called before the rows in slots[:count] change (-1: none): flags them, and keeps their images if
     the cut may still need them. For many rows at once: a call with arrays costs more than a row.
     """
-    words, flags, cut, stride = rows.words, rows.flags, rows.cut, rows.numbers[STRIDE]
+    floats, flags, cut, stride = rows.floats, rows.flags, rows.cut, rows.numbers[STRIDE]
     images, image_of = rows.images, rows.image_of
     for i in range(count):
         slot = slots[i]
@@ -136,9 +146,9 @@ def will_change(rows: Rows, slots: Keys, count: Scalar) -> None:
             if cut[READ] <= slot < cut[CUT_ROWS]:
                 image = cut[TAKEN]
                 target = images[image * stride : (image + 1) * stride]
-                source = words[slot * stride : (slot + 1) * stride]
-                for word in range(stride):
-                    target[word] = source[word]
+                source = floats[slot * stride : (slot + 1) * stride]
+                for place in range(stride):
+                    target[place] = source[place]
                 image_of[slot] = np.uint32(image)
                 cut[TAKEN] = image + 1
                 fence()  # a reader that sees the flag must find the image
@@ -158,10 +168,10 @@ def locate(
     tags: Words,
     slots: Keys,
 ) -> None:
-    """slots[i] = the slot of keys[start + i], or -1. `used`: words of a record that will be used; all of them
-    if it may be changed. `bases`, `tags`: working space of BLOCK words.
+    """slots[i] = the slot of keys[start + i], or -1. `used`: places of a record that will be used; all of
+    them if it may be changed. `bases`, `tags`: working space of BLOCK words.
     """
-    entries, words, flags, stride = index.entries, rows.words, rows.flags, rows.numbers[STRIDE]
+    entries, floats, flags, stride = index.entries, rows.floats, rows.flags, rows.numbers[STRIDE]
     prefetched, image_of = min(used, _LINE * _AHEAD), rows.image_of
     may_keep = used == stride and rows.cut[OPEN]
     for i in range(stop - start):
@@ -169,21 +179,21 @@ def locate(
         bases[i], tags[i] = base, tag
         prefetch(entries, base + home(tag))
     for i in range(stop - start):
-        place = probe(entries, bases[i], tags[i], home(tags[i]))
-        slots[i] = slot = slot_at(entries, bases[i] + place)
+        position = bases[i] + probe(entries, bases[i], tags[i], home(tags[i]))
+        slots[i] = slot = slot_at(entries, position)
         if slot >= 0:
-            for word in range(0, prefetched, _LINE):
-                prefetch(words, slot * stride + word)
-            prefetch(words, slot * stride + used - 1)
+            for place in range(0, prefetched, _LINE):
+                prefetch(floats, slot * stride + place)
+            prefetch(floats, slot * stride + used - 1)
             if used == stride:
                 prefetch(flags, slot)
             if may_keep:
                 prefetch(image_of, slot)
     for i in range(stop - start):
         slot = slots[i]
-        if slot >= 0 and words[slot * stride] != keys[start + i]:  # another key with the same tag
+        if slot >= 0 and key_at(floats, slot * stride) != keys[start + i]:  # another key with the same tag
             base, tag = bases[i], tags[i]
-            position = search(entries, words, stride, keys[start + i], base, tag, home(tag))
+            position = search(entries, floats, stride, keys[start + i], base, tag, home(tag))
             slots[i] = slot_at(entries, position)
 
 
@@ -193,16 +203,20 @@ def pull(index: Index, rows: Rows, keys: Keys, out: Floats, missing: Keys) -> in
     their number.
     """
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    dtype, halves = rows.numbers[DTYPE], rows.floats.view(np.uint16)
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, 1 + (dim + 1) // 2, bases, tags, slots)
+        locate(index, rows, keys, start, stop, VALUES + rows.numbers[WIDTH], bases, tags, slots)
         for i in range(stop - start):
             if slots[i] < 0:
                 missing[count] = start + i
                 count += 1
                 continue
-            source = slots[i] * stride * 2 + 2
+            source = slots[i] * stride + VALUES
+            if dtype:
+                widen(halves, 2 * source, dtype, out[start + i])
+                continue
             values, target = rows.floats[source : source + dim], out[start + i]
             for column in range(dim):
                 target[column] = values[column]
@@ -228,8 +242,12 @@ def without_row(index: Index, rows: Rows, keys: Keys, missing: Keys) -> int:
 def gather(rows: Rows, slots: Keys, positions: Keys, out: Floats) -> None:
     """out[positions[i]] = the values of slots[i]."""
     stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
+    dtype, halves = rows.numbers[DTYPE], rows.floats.view(np.uint16)
     for i in range(len(slots)):
-        source = slots[i] * stride * 2 + 2
+        source = slots[i] * stride + VALUES
+        if dtype:
+            widen(halves, 2 * source, dtype, out[positions[i]])
+            continue
         values, target = rows.floats[source : source + dim], out[positions[i]]
         for column in range(dim):
             target[column] = values[column]
@@ -241,7 +259,7 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
     `fresh` says. Returns (the next position, ENOUGH or what the index needs to continue). There must be
     memory for the rows.
     """
-    numbers, words, flags, cut = rows.numbers, rows.words, rows.flags, rows.cut
+    numbers, floats, flags, cut = rows.numbers, rows.floats, rows.flags, rows.cut
     entries, fill, stride = index.entries, index.fill, numbers[STRIDE]
     start, needs = begin, ENOUGH
     new = np.uint8(numbers[DAY]) | (np.uint8(SINCE_CUT) if cut[OPEN] else np.uint8(CHANGED))
@@ -254,7 +272,7 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
         for i in range(first, stop):
             key = keys[i]
             base, tag = where(index, key)
-            position = search(entries, words, stride, key, base, tag, home(tag))
+            position = search(entries, floats, stride, key, base, tag, home(tag))
             slot = slot_at(entries, position)
             if slot < 0:
                 if fill[base // SEGMENT] >= FULL:
@@ -264,7 +282,7 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
                 numbers[COUNT] = slot + 1
                 entries[position] = (tag << np.uint64(32)) | np.uint64(slot + 1)
                 fill[base // SEGMENT] += 1
-                words[slot * stride] = key
+                set_key(floats, slot * stride, key)
                 flags[slot] = new  # not part of the cut
             slots[i] = slot
         if fresh.kind != NOTHING:
@@ -277,13 +295,19 @@ def blank(fresh: Fresh, rows: Rows, first: Scalar) -> None:
     """Fill rows from `first` on behind their keys: initial values and state, zero statistics. For many rows
     at once: a call with arrays costs more than a row.
     """
-    words, floats, numbers = rows.words, rows.floats, rows.numbers
-    stride, dim = numbers[STRIDE], numbers[DIM]
+    floats, numbers = rows.floats, rows.numbers
+    stride, dim, dtype = numbers[STRIDE], numbers[DIM], numbers[DTYPE]
+    work, halves = np.empty(dim, np.float32), floats.view(np.uint16)
     for slot in range(first, numbers[COUNT]):
-        place = slot * stride * 2 + 2
-        fill_values(fresh, words[slot * stride], floats, place, dim)
-        end = place + dim + numbers[STATES]
-        for column in range(place + dim, end):
+        key, place = key_at(floats, slot * stride), slot * stride + VALUES
+        if dtype:
+            fill_values(fresh, key, work, np.int64(0), dim)
+            narrow(work, halves, 2 * place, dtype)
+        else:
+            fill_values(fresh, key, floats, place, dim)
+        place += numbers[WIDTH]
+        end = place + numbers[STATES]
+        for column in range(place, end):
             floats[column] = fresh.state
         for column in range(end, end + numbers[STATISTICS]):
             floats[column] = np.float32(0)
@@ -291,32 +315,80 @@ def blank(fresh: Fresh, rows: Rows, first: Scalar) -> None:
 
 @compiled
 def write(
-    rows: Rows, slots: Keys, values: Floats, state: Floats, statistics: Floats, state_of_new: Scalar
+    rows: Rows,
+    slots: Keys,
+    values: Floats,
+    state: Floats,
+    of_row: Floats,
+    statistics: Floats,
+    state_of_new: Scalar,
 ) -> None:
-    """Overwrite rows: values (n, dim), state (states, n, dim) or (0, 0, 0), statistics (n, 3) or (0, 3).
-    Missing state becomes `state_of_new`, missing statistics 0.
+    """Overwrite rows: values (n, dim), which are rounded to the nearest; state (states, n, dim) and row-wise
+    state `of_row` (n, row states), or (0, 0, 0) and (0, 0); statistics (n, 3) or (0, 3). Missing state
+    becomes `state_of_new`, missing statistics 0.
     """
     numbers, floats = rows.numbers, rows.floats
-    stride, dim = numbers[STRIDE], numbers[DIM]
+    stride, dim, dtype = numbers[STRIDE], numbers[DIM], numbers[DTYPE]
+    halves = floats.view(np.uint16)
     will_change(rows, slots, len(slots))
     for i in range(len(slots)):
-        place = slots[i] * stride * 2 + 2
-        target, source = floats[place : place + dim], values[i]  # slices, so that loops become vectors
-        for column in range(dim):
-            target[column] = source[column]
-        place += dim
-        for which in range(numbers[STATES] // dim):
-            target = floats[place : place + dim]
-            if len(state):
-                source = state[which, i]
-                for column in range(dim):
-                    target[column] = source[column]
-            else:
-                for column in range(dim):
-                    target[column] = state_of_new
-            place += dim
+        place = slots[i] * stride + VALUES
+        if dtype:
+            narrow(values[i], halves, 2 * place, dtype)
+        else:
+            target, source = floats[place : place + dim], values[i]  # slices, so that loops become vectors
+            for column in range(dim):
+                target[column] = source[column]
+        place += numbers[WIDTH]
+        if not len(state) and not len(of_row):
+            for column in range(numbers[STATES]):
+                floats[place + column] = state_of_new
+        for which in range(len(state)):
+            target, source = floats[place + which * dim : place + (which + 1) * dim], state[which, i]
+            for column in range(dim):
+                target[column] = source[column]
+        for column in range(of_row.shape[1]):
+            floats[place + len(state) * dim + column] = of_row[i, column]
+        place += numbers[STATES]
         for column in range(numbers[STATISTICS]):
             floats[place + column] = statistics[i, column] if len(statistics) else np.float32(0)
+
+
+# ---- The values of a row while an optimizer changes them: in the record, or in working space where it has 16
+# bits a value. By address: numba would count references to an array that is one or the other, row by row.
+
+
+class Values(NamedTuple):
+    """The addresses of the records and of working space for the values of a row, which belongs to `space`."""
+
+    records: Scalar
+    work: Scalar
+    space: NDArray[np.float32]
+    dtype: int
+    seed: int
+    step: int
+
+
+@compiled
+def values_of(rows: Rows) -> Values:
+    numbers = rows.numbers
+    space = np.empty(numbers[DIM], np.float32)
+    addresses = np.int64(rows.floats.ctypes.data), np.int64(space.ctypes.data)
+    return Values(addresses[0], addresses[1], space, numbers[DTYPE], numbers[SEED], numbers[STEP])
+
+
+@compiled
+def begin_row(address: Scalar, work: Scalar, dim: Scalar, dtype: Scalar) -> None:
+    """Values of 16 bits at an address, as float32 in working space."""
+    halves = carray(pointer(address), (dim,), np.uint16)
+    widen(halves, np.int64(0), dtype, carray(pointer(work), (dim,), np.float32))
+
+
+@compiled
+def end_row(address: Scalar, work: Scalar, dim: Scalar, dtype: Scalar, word: Scalar) -> None:
+    """The reverse, with random rounding."""
+    halves = carray(pointer(address), (dim,), np.uint16)
+    narrow_randomly(carray(pointer(work), (dim,), np.float32), halves, np.int64(0), dtype, word)
 
 
 # ---- Reading the rows of a cut while another thread changes them.
@@ -324,18 +396,28 @@ def write(
 
 @compiled
 def copy_record(
-    floats: Floats, place: Scalar, dim: Scalar, to: Scalar, values: Floats, state: Floats, statistics: Floats
+    floats: Floats,
+    place: Scalar,
+    to: Scalar,
+    values: Floats,
+    state: Floats,
+    of_row: Floats,
+    statistics: Floats,
 ) -> None:
     """Copy the content of a record behind its key, from `place` on."""
-    source, target = floats[place : place + dim], values[to]  # slices, so that loops become vectors
-    for column in range(dim):
+    width, dim = values.shape[1], state.shape[2]
+    source, target = floats[place : place + width], values[to]  # slices, so that loops become vectors
+    for column in range(width):
         target[column] = source[column]
+    place += width
     for which in range(len(state)):
-        place += dim
         source, target = floats[place : place + dim], state[which, to]
         for column in range(dim):
             target[column] = source[column]
-    place += dim
+        place += dim
+    for column in range(of_row.shape[1]):
+        of_row[to, column] = floats[place + column]
+    place += of_row.shape[1]
     for column in range(statistics.shape[1]):
         statistics[to, column] = floats[place + column]
 
@@ -349,28 +431,29 @@ def read(
     keys: Keys,
     values: Floats,
     state: Floats,
+    of_row: Floats,
     statistics: Floats,
 ) -> int:
-    """Rows [start, stop) as of the cut; returns how many of them were copied. values (n, dim), state
-    (states, n, dim), statistics (n, 3 or 0).
+    """Rows [start, stop) as of the cut; returns how many of them were copied. values (n, width): the places
+    of the values, as they are; state (states, n, dim); row-wise state `of_row` (n, row states); statistics
+    (n, 3 or 0).
 
     Without a lock: a row is copied first, and then its flag is read. A writer keeps the image, sets the flag
     and only then changes the row; so if the flag is not set, the copy is from before the change.
     """
-    words, floats, flags = rows.words, rows.floats, rows.flags
-    image_of, image_floats = rows.image_of, rows.images.view(np.float32)
-    stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
+    floats, flags, stride = rows.floats, rows.flags, rows.numbers[STRIDE]
+    image_of, images = rows.image_of, rows.images
     found = np.int64(0)  # with a literal 0 numba would compile every callee twice
     for slot in range(start, stop):
         if changed_only and not flags[slot] & np.uint8(CHANGED):
             continue
-        keys[found] = words[slot * stride]
-        copy_record(floats, slot * stride * 2 + 2, dim, found, values, state, statistics)
+        keys[found] = key_at(floats, slot * stride)
+        copy_record(floats, slot * stride + VALUES, found, values, state, of_row, statistics)
         fence()
         if flags[slot] & np.uint8(SINCE_CUT):
             fence()
-            place = np.int64(image_of[slot]) * stride * 2 + 2
-            copy_record(image_floats, place, dim, found, values, state, statistics)
+            place = np.int64(image_of[slot]) * stride + VALUES
+            copy_record(images, place, found, values, state, of_row, statistics)
         found += 1
     return int(found)
 
@@ -387,10 +470,14 @@ def settle_flags(flags: Flags, saved: Scalar) -> None:
 @compiled
 def revise(rows: Rows, slots: Keys, values: Floats) -> None:
     """The values of slots[i] = values[i]; state and statistics stay."""
-    stride, dim = rows.numbers[STRIDE], rows.numbers[DIM]
+    stride, dim, dtype = rows.numbers[STRIDE], rows.numbers[DIM], rows.numbers[DTYPE]
+    halves = rows.floats.view(np.uint16)
     will_change(rows, slots, len(slots))
     for i in range(len(slots)):
-        start = slots[i] * stride * 2 + 2
+        start = slots[i] * stride + VALUES
+        if dtype:
+            narrow(values[i], halves, 2 * start, dtype)
+            continue
         target, source = rows.floats[start : start + dim], values[i]
         for column in range(dim):
             target[column] = source[column]
@@ -405,7 +492,7 @@ def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
     the latter.
     """
     numbers = rows.numbers
-    offset = 2 + numbers[DIM] + numbers[STATES]
+    offset = VALUES + numbers[WIDTH] + numbers[STATES]
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
@@ -414,7 +501,7 @@ def add_seen(index: Index, rows: Rows, keys: Keys, stats: Floats) -> None:
         for i in range(stop - start):
             if slots[i] < 0:
                 continue
-            place = slots[i] * numbers[STRIDE] * 2 + offset
+            place = slots[i] * numbers[STRIDE] + offset
             if len(stats):
                 rows.floats[place] += stats[start + i, 0]
                 rows.floats[place + 1] += stats[start + i, 1]
@@ -427,7 +514,7 @@ def count_up(rows: Rows, slots: Keys, needed: Scalar, admitted: Mask) -> None:
     admitted[i] = whether it has been seen often enough.
     """
     for i in range(len(slots)):
-        place = slots[i] * rows.numbers[STRIDE] * 2 + 2
+        place = slots[i] * rows.numbers[STRIDE] + VALUES
         rows.floats[place] += np.float32(1)
         rows.floats[place + 1] = np.float32(0)
         admitted[i] = rows.floats[place] >= needed
@@ -446,20 +533,20 @@ def drawn(keys: Keys, seed: Scalar, chance: Scalar, admitted: Mask) -> None:
 def position_of(index: Index, rows: Rows, key: Scalar) -> Scalar:
     """The position of the key's entry, or of the empty one where it belongs."""
     base, tag = where(index, key)
-    return search(index.entries, rows.words, rows.numbers[STRIDE], key, base, tag, home(tag))
+    return search(index.entries, rows.floats, rows.numbers[STRIDE], key, base, tag, home(tag))
 
 
 @compiled
 def remove_slot(index: Index, rows: Rows, slot: Scalar) -> None:
     """Remove a row; the last row takes its place."""
-    numbers, words = rows.numbers, rows.words
+    numbers, floats = rows.numbers, rows.floats
     stride, last = numbers[STRIDE], numbers[COUNT] - 1
-    remove_entry(index, position_of(index, rows, words[slot * stride]))
+    remove_entry(index, position_of(index, rows, key_at(floats, slot * stride)))
     if slot != last:
-        position = position_of(index, rows, words[last * stride])
+        position = position_of(index, rows, key_at(floats, last * stride))
         index.entries[position] += np.uint64(slot) - np.uint64(last)
-        for word in range(stride):
-            words[slot * stride + word] = words[last * stride + word]
+        for place in range(stride):
+            floats[slot * stride + place] = floats[last * stride + place]
         rows.flags[slot] = rows.flags[last]
     numbers[COUNT] = last
 
@@ -480,11 +567,11 @@ def day_passes(rows: Rows, slot: Scalar, policy: Floats) -> bool:
     """
     decay, shown, clicked, least, oldest = policy[0], policy[1], policy[2], policy[3], policy[4]
     numbers, floats = rows.numbers, rows.floats
-    place = slot * numbers[STRIDE] * 2 + 2
+    place = slot * numbers[STRIDE] + VALUES
     if not numbers[STATISTICS]:
         floats[place + 1] += np.float32(1)
         return bool(floats[place + 1] > oldest)
-    place += numbers[DIM] + numbers[STATES]
+    place += numbers[WIDTH] + numbers[STATES]
     floats[place] *= decay
     floats[place + 1] *= decay
     floats[place + 2] += np.float32(1)

@@ -20,6 +20,8 @@ from trainers.ps.kernels.memory import carray, pointer
 from trainers.ps.kernels.rows import (
     COUNT,
     DIM,
+    DTYPE,
+    ROW_NUMBERS,
     STRIDE,
     Fresh,
     Rows,
@@ -33,12 +35,12 @@ from trainers.ps.kernels.rows import (
 
 (
     RECORDS,
-    RECORD_WORDS,
+    RECORD_PLACES,
     FLAGS,
     FLAG_COUNT,
     NUMBERS,
     IMAGES,
-    IMAGE_WORDS,
+    IMAGE_PLACES,
     IMAGE_OF,
     IMAGE_COUNT,
     CUT,
@@ -72,7 +74,7 @@ class Run(NamedTuple):
 def line_of(index: Index, rows: Rows, room: int) -> list[int]:
     """The line of a table. Its arrays must stay alive, and where they are."""
     return [
-        *(rows.words.ctypes.data, len(rows.words), rows.flags.ctypes.data, len(rows.flags)),
+        *(rows.floats.ctypes.data, len(rows.floats), rows.flags.ctypes.data, len(rows.flags)),
         *(rows.numbers.ctypes.data, rows.images.ctypes.data, len(rows.images)),
         *(rows.image_of.ctypes.data, len(rows.image_of), rows.cut.ctypes.data),
         *(index.entries.ctypes.data, len(index.entries), index.directory.ctypes.data, len(index.directory)),
@@ -98,11 +100,10 @@ def index_at(lines: Keys, table: Scalar) -> Index:
 def rows_at(lines: Keys, table: Scalar) -> Rows:
     line = lines[table]
     return Rows(
-        carray(pointer(line[RECORDS]), (line[RECORD_WORDS],), np.int64),
-        carray(pointer(line[RECORDS]), (2 * line[RECORD_WORDS],), np.float32),
+        carray(pointer(line[RECORDS]), (line[RECORD_PLACES],), np.float32),
         carray(pointer(line[FLAGS]), (line[FLAG_COUNT],), np.uint8),
-        carray(pointer(line[NUMBERS]), (6,), np.int64),
-        carray(pointer(line[IMAGES]), (line[IMAGE_WORDS],), np.int64),
+        carray(pointer(line[NUMBERS]), (ROW_NUMBERS,), np.int64),
+        carray(pointer(line[IMAGES]), (line[IMAGE_PLACES],), np.float32),
         carray(pointer(line[IMAGE_OF]), (line[IMAGE_COUNT],), np.uint32),
         carray(pointer(line[CUT]), (4,), np.int64),
     )
@@ -181,9 +182,10 @@ def initial_run(run: Run, starts: Keys, keys: Keys, missing: Keys, counts: Keys,
     for table in range(len(counts)):
         start, stop, end = starts[table], starts[table + 1], starts[table] + counts[table]
         if start < end:
-            dim = rows_at(run.lines, table).numbers[DIM]
-            target = flat[start * dim : stop * dim]
-            initial_rows(fresh_at(run, table), keys[start:stop], missing[start:end], target, dim)
+            numbers = rows_at(run.lines, table).numbers
+            dim = numbers[DIM]
+            target, some = flat[start * dim : stop * dim], missing[start:end]
+            initial_rows(fresh_at(run, table), keys[start:stop], some, target, dim, numbers[DTYPE])
 
 
 @compiled
@@ -212,7 +214,7 @@ def without_room(lines: Keys, starts: Keys, most: Scalar, lacking: Mask) -> bool
             total, segments = rows.numbers[COUNT] + new, index.numbers[SEGMENTS] + new
             lacking[table] = (
                 total > min(most, line[FLAG_COUNT])
-                or total * rows.numbers[STRIDE] > line[RECORD_WORDS]
+                or total * rows.numbers[STRIDE] > line[RECORD_PLACES]
                 or segments * SEGMENT > line[ENTRY_COUNT]
             )
             found |= lacking[table]
@@ -291,6 +293,36 @@ def adam_run(
         if start < stop:
             index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
             counts[t] = updates.adam(index, rows, keys[start:stop], grad[start:stop], options[t], some)
+            total += counts[t]
+    return int(total)
+
+
+@compiled
+def row_wise_adagrad_run(
+    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
+) -> int:
+    total = np.int64(0)
+    for t in range(len(counts)):
+        start, stop = starts[t], starts[t + 1]
+        if start < stop:
+            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
+            of_keys, slopes = keys[start:stop], grad[start:stop]
+            counts[t] = updates.row_wise_adagrad(index, rows, of_keys, slopes, options[t], some)
+            total += counts[t]
+    return int(total)
+
+
+@compiled
+def row_wise_adam_run(
+    lines: Keys, starts: Keys, keys: Keys, grad: Floats, options: Floats, missing: Keys, counts: Keys
+) -> int:
+    total = np.int64(0)
+    for t in range(len(counts)):
+        start, stop = starts[t], starts[t + 1]
+        if start < stop:
+            index, rows, some = index_at(lines, t), rows_at(lines, t), missing[start:stop]
+            of_keys, slopes = keys[start:stop], grad[start:stop]
+            counts[t] = updates.row_wise_adam(index, rows, of_keys, slopes, options[t], some)
             total += counts[t]
     return int(total)
 

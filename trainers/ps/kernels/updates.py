@@ -11,8 +11,20 @@ import numpy as np
 
 from trainers.kernels.compiled import Floats, Keys, Scalar, compiled
 from trainers.ps.kernels.index import BLOCK, Index
-from trainers.ps.kernels.memory import fma
-from trainers.ps.kernels.rows import DIM, STRIDE, Rows, locate, will_change
+from trainers.ps.kernels.memory import carray, fma, pointer
+from trainers.ps.kernels.rounding import word_of
+from trainers.ps.kernels.rows import (
+    DIM,
+    STRIDE,
+    VALUES,
+    WIDTH,
+    Rows,
+    begin_row,
+    end_row,
+    locate,
+    values_of,
+    will_change,
+)
 
 # ---- Rows of a push. float32 throughout, in the order of torch.optim's formulas for sparse gradients.
 #
@@ -31,7 +43,8 @@ def sgd(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mis
     """options: low, high, lr, weight decay."""
     low, high, lr, decay = options[0], options[1], options[2], options[3]
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats = rows.floats
+    values = values_of(rows)
+    dtype = values.dtype
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
@@ -42,11 +55,18 @@ def sgd(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mis
                 missing[count] = start + i
                 count += 1
                 continue
-            place = slots[i] * stride * 2 + 2
-            value, slopes = floats[place : place + dim], grad[start + i]
+            place = slots[i] * stride + VALUES
+            address = values.records + 4 * place
+            if dtype:
+                begin_row(address, values.work, dim, dtype)
+            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
+            slopes = grad[start + i]
             for column in range(dim):
                 slope = slopes[column] + decay * value[column]
                 value[column] = bounded(value[column] - lr * slope, low, high)
+            if dtype:
+                word = word_of(values.seed, values.step, keys[start + i])
+                end_row(address, values.work, dim, dtype, word)
     return count
 
 
@@ -56,7 +76,8 @@ def momentum(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats
     low, high, back, decay, kept = options[0], options[1], options[2], options[3], options[4]
     added, ahead, share = options[5], options[6], options[7]
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats = rows.floats
+    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
+    dtype = values.dtype
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
@@ -67,15 +88,22 @@ def momentum(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats
                 missing[count] = start + i
                 count += 1
                 continue
-            place = slots[i] * stride * 2 + 2
-            value, slopes = floats[place : place + dim], grad[start + i]
-            buffer = floats[place + dim : place + 2 * dim]
+            place = slots[i] * stride + VALUES
+            address = values.records + 4 * place
+            if dtype:
+                begin_row(address, values.work, dim, dtype)
+            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
+            slopes = grad[start + i]
+            buffer = floats[place + width : place + width + dim]
             for column in range(dim):
                 slope = fma(value[column], decay, slopes[column])
                 moving = fma(slope, added, buffer[column] * kept)
                 buffer[column] = moving
                 moved = fma(fma(moving, ahead, share * slope), back, value[column])
                 value[column] = bounded(moved, low, high)
+            if dtype:
+                word = word_of(values.seed, values.step, keys[start + i])
+                end_row(address, values.work, dim, dtype, word)
     return count
 
 
@@ -84,7 +112,8 @@ def adagrad(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats,
     """options: low, high, lr after its decay, weight decay, eps."""
     low, high, lr, decay, eps = options[0], options[1], options[2], options[3], options[4]
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats = rows.floats
+    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
+    dtype = values.dtype
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
@@ -95,15 +124,22 @@ def adagrad(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats,
                 missing[count] = start + i
                 count += 1
                 continue
-            place = slots[i] * stride * 2 + 2
-            value, slopes = floats[place : place + dim], grad[start + i]
-            total = floats[place + dim : place + 2 * dim]
+            place = slots[i] * stride + VALUES
+            address = values.records + 4 * place
+            if dtype:
+                begin_row(address, values.work, dim, dtype)
+            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
+            slopes = grad[start + i]
+            total = floats[place + width : place + width + dim]
             for column in range(dim):
                 slope = slopes[column] + decay * value[column]
                 squares = total[column] + slope * slope
                 total[column] = squares
                 moved = value[column] - lr * (slope / (math.sqrt(squares) + eps))
                 value[column] = bounded(moved, low, high)
+            if dtype:
+                word = word_of(values.seed, values.step, keys[start + i])
+                end_row(address, values.work, dim, dtype, word)
     return count
 
 
@@ -112,7 +148,8 @@ def sparse_adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Flo
     """options: low, high, step size (lr with both corrections), 1 - beta1, 1 - beta2, eps."""
     low, high, size, fast, slow, eps = options[0], options[1], options[2], options[3], options[4], options[5]
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats = rows.floats
+    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
+    dtype = values.dtype
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
@@ -123,9 +160,14 @@ def sparse_adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Flo
                 missing[count] = start + i
                 count += 1
                 continue
-            place = slots[i] * stride * 2 + 2
-            value, slopes = floats[place : place + dim], grad[start + i]
-            first, second = floats[place + dim : place + 2 * dim], floats[place + 2 * dim : place + 3 * dim]
+            place = slots[i] * stride + VALUES
+            address = values.records + 4 * place
+            if dtype:
+                begin_row(address, values.work, dim, dtype)
+            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
+            slopes = grad[start + i]
+            state = place + width
+            first, second = floats[state : state + dim], floats[state + dim : state + 2 * dim]
             for column in range(dim):
                 slope = slopes[column]
                 mean = first[column] + (slope - first[column]) * fast
@@ -134,6 +176,9 @@ def sparse_adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Flo
                 second[column] = square
                 moved = value[column] - size * mean / (math.sqrt(square) + eps)
                 value[column] = bounded(moved, low, high)
+            if dtype:
+                word = word_of(values.seed, values.step, keys[start + i])
+                end_row(address, values.work, dim, dtype, word)
     return count
 
 
@@ -146,7 +191,8 @@ def adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mi
     fast, kept, slow, root, eps = options[5], options[6], options[7], options[8], options[9]
     amsgrad = options[10] != np.float32(0)
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats = rows.floats
+    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
+    dtype = values.dtype
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
@@ -157,10 +203,15 @@ def adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mi
                 missing[count] = start + i
                 count += 1
                 continue
-            place = slots[i] * stride * 2 + 2
-            value, slopes = floats[place : place + dim], grad[start + i]
-            mean, square = floats[place + dim : place + 2 * dim], floats[place + 2 * dim : place + 3 * dim]
-            last = place + 3 * dim if amsgrad else place + 2 * dim
+            place = slots[i] * stride + VALUES
+            address = values.records + 4 * place
+            if dtype:
+                begin_row(address, values.work, dim, dtype)
+            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
+            slopes = grad[start + i]
+            state = place + width
+            mean, square = floats[state : state + dim], floats[state + dim : state + 2 * dim]
+            last = state + 2 * dim if amsgrad else state + dim
             largest = floats[last : last + dim]  # the square itself without amsgrad
             for column in range(dim):
                 slope = fma(value[column], decay, slopes[column])
@@ -173,7 +224,109 @@ def adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mi
                     largest[column] = second
                 moved = value[column] * stays + back * first / (math.sqrt(second) / root + eps)
                 value[column] = bounded(moved, low, high)
+            if dtype:
+                word = word_of(values.seed, values.step, keys[start + i])
+                end_row(address, values.work, dim, dtype, word)
     return count
+
+
+@compiled
+def row_wise_adagrad(
+    index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys
+) -> int:
+    """options: low, high, lr after its decay, what decoupled weight decay leaves of a value, weight decay,
+    eps. State: one sum of squares for the row.
+    """
+    low, high, lr, stays, decay, eps = options[0], options[1], options[2], options[3], options[4], options[5]
+    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
+    dtype = values.dtype
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            place = slots[i] * stride + VALUES
+            address = values.records + 4 * place
+            if dtype:
+                begin_row(address, values.work, dim, dtype)
+            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
+            slopes = grad[start + i]
+            squares = floats[place + width] + mean_square(value, slopes, decay)
+            floats[place + width] = squares
+            size = lr / (math.sqrt(squares) + eps)
+            for column in range(dim):
+                slope = slopes[column] + decay * value[column]
+                value[column] = bounded(value[column] * stays - size * slope, low, high)
+            if dtype:
+                word = word_of(values.seed, values.step, keys[start + i])
+                end_row(address, values.work, dim, dtype, word)
+    return count
+
+
+@compiled
+def row_wise_adam(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, missing: Keys) -> int:
+    """options: low, high, then those of `adam_block`. State: the mean, and one mean square for the row."""
+    low, high, back, stays, decay = options[0], options[1], options[2], options[3], options[4]
+    fast, kept, slow, root, eps = options[5], options[6], options[7], options[8], options[9]
+    count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
+    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
+    dtype = values.dtype
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, stride, bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                missing[count] = start + i
+                count += 1
+                continue
+            place = slots[i] * stride + VALUES
+            address = values.records + 4 * place
+            if dtype:
+                begin_row(address, values.work, dim, dtype)
+            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
+            slopes = grad[start + i]
+            mean, last = floats[place + width : place + width + dim], place + width + dim
+            square = floats[last] * kept + slow * mean_square(value, slopes, decay)
+            floats[last] = square
+            size = back / (math.sqrt(square) / root + eps)
+            for column in range(dim):
+                slope = fma(value[column], decay, slopes[column])
+                first = fma(fast, slope - mean[column], mean[column])
+                mean[column] = first
+                value[column] = bounded(value[column] * stays + size * first, low, high)
+            if dtype:
+                word = word_of(values.seed, values.step, keys[start + i])
+                end_row(address, values.work, dim, dtype, word)
+    return count
+
+
+@compiled
+def mean_square(value: Floats, slopes: Floats, decay: Scalar) -> Scalar:
+    """Of a row's gradient with L2 weight decay. Four sums: each waits for the addition before it."""
+    one = two = three = four = np.float32(0)
+    dim = len(value)
+    whole = dim - dim % 4
+    for column in range(0, whole, 4):
+        a = slopes[column] + decay * value[column]
+        b = slopes[column + 1] + decay * value[column + 1]
+        c = slopes[column + 2] + decay * value[column + 2]
+        d = slopes[column + 3] + decay * value[column + 3]
+        one += a * a
+        two += b * b
+        three += c * c
+        four += d * d
+    for column in range(whole, dim):
+        a = slopes[column] + decay * value[column]
+        one += a * a
+    return np.float32((one + two) + (three + four)) / np.float32(dim)
 
 
 @compiled
@@ -185,7 +338,8 @@ def rmsprop(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats,
     slow, eps, inertia, centered = options[5], options[6], options[7], options[8] != np.float32(0)
     moves = inertia != np.float32(0)
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats = rows.floats
+    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
+    dtype = values.dtype
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
@@ -196,12 +350,17 @@ def rmsprop(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats,
                 missing[count] = start + i
                 count += 1
                 continue
-            square = slots[i] * stride * 2 + 2 + dim
+            place = slots[i] * stride + VALUES
+            address = values.records + 4 * place
+            if dtype:
+                begin_row(address, values.work, dim, dtype)
+            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
+            slopes = grad[start + i]
+            square = place + width
             mean = square + dim if centered else square
             buffer = mean + dim if moves else mean
             for column in range(dim):
-                value = floats[square - dim + column]
-                slope = fma(value, decay, grad[start + i, column])
+                slope = fma(value[column], decay, slopes[column])
                 spread = fma(slow * slope, slope, floats[square + column] * kept)
                 floats[square + column] = spread
                 if centered:
@@ -212,7 +371,10 @@ def rmsprop(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats,
                 if moves:
                     step = fma(floats[buffer + column], inertia, step)
                     floats[buffer + column] = step
-                floats[square - dim + column] = bounded(fma(back, step, value), low, high)
+                value[column] = bounded(fma(back, step, value[column]), low, high)
+            if dtype:
+                word = word_of(values.seed, values.step, keys[start + i])
+                end_row(address, values.work, dim, dtype, word)
     return count
 
 
@@ -222,7 +384,8 @@ def ftrl(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mi
     low, high, lr, l1, l2 = options[0], options[1], options[2], options[3], options[4]
     power, beta = options[5], options[6]
     count, stride, dim = 0, rows.numbers[STRIDE], rows.numbers[DIM]
-    floats = rows.floats
+    floats, width, values = rows.floats, rows.numbers[WIDTH], values_of(rows)
+    dtype = values.dtype
     bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
     for start in range(0, len(keys), BLOCK):
         stop = min(start + BLOCK, len(keys))
@@ -233,16 +396,27 @@ def ftrl(index: Index, rows: Rows, keys: Keys, grad: Floats, options: Floats, mi
                 missing[count] = start + i
                 count += 1
                 continue
-            value = slots[i] * stride * 2 + 2
+            place = slots[i] * stride + VALUES
+            address = values.records + 4 * place
+            if dtype:
+                begin_row(address, values.work, dim, dtype)
+            value = carray(pointer(values.work if dtype else address), (dim,), np.float32)
+            slopes = grad[start + i]
+            squares = place + width
             for column in range(dim):
-                place = value + column
-                moved = ftrl_step(floats, place, dim, grad[start + i, column], lr, l1, l2, power, beta)
-                floats[place] = bounded(moved, low, high)
+                moved = ftrl_step(
+                    value[column], floats, squares + column, dim, slopes[column], lr, l1, l2, power, beta
+                )
+                value[column] = bounded(moved, low, high)
+            if dtype:
+                word = word_of(values.seed, values.step, keys[start + i])
+                end_row(address, values.work, dim, dtype, word)
     return count
 
 
 @compiled
 def ftrl_step(
+    value: Scalar,
     floats: Floats,
     place: Scalar,
     dim: Scalar,
@@ -253,16 +427,16 @@ def ftrl_step(
     power: Scalar,
     beta: Scalar,
 ) -> Scalar:
-    """The new value at `place`, where sum of squares and linear term follow dim and 2 * dim further."""
-    old = floats[place + dim]
+    """The new value, whose sum of squares is at `place` and the linear term dim further."""
+    old = floats[place]
     new = old + slope * slope
     if power == np.float32(0.5):
         old_root, new_root = math.sqrt(old), math.sqrt(new)
     else:
         old_root, new_root = old**power, new**power
-    linear = floats[place + 2 * dim] + (slope - (new_root - old_root) / lr * floats[place])
-    floats[place + dim] = new
-    floats[place + 2 * dim] = linear
+    linear = floats[place + dim] + (slope - (new_root - old_root) / lr * value)
+    floats[place] = new
+    floats[place + dim] = linear
     if abs(linear) <= l1:
         return np.float32(0)
     pull = l1 - linear if linear > np.float32(0) else -l1 - linear

@@ -113,6 +113,7 @@ class SavedPart:
                 "kind": table.spec.kind.name.lower(),
                 "size": table.spec.size,
                 "rule": type(table.spec.rule).__name__,
+                "dtype": table.spec.rows.dtype.name.lower(),
                 "spec": table.spec.encode().hex(),
                 "step": table.step,
                 "rows": table.rows,

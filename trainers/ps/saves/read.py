@@ -32,7 +32,7 @@ from trainers.ps.saves.manifest import (
     current_manifest,
 )
 from trainers.ps.saves.write import Candidates, Chunk, SparseTarget, Target, counts_of
-from trainers.ps.tables.rules import AnyRule, Fixed, same_state
+from trainers.ps.tables.rules import AnyRule, Fixed, same_state, state_widths
 from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
@@ -178,7 +178,7 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
 
 
 def _names(spec: TableSpec) -> list[str]:
-    states = [f"state.{number}" for number in range(spec.rule.states)]
+    states = [f"state.{number}" for number, _ in enumerate(state_widths(spec.rule, spec.size))]
     return ["keys", "values", *states, "statistics", "counts", "days"]
 
 
@@ -187,10 +187,11 @@ def _tensor_shapes(spec: TableSpec, piece: Piece) -> dict[str, tuple[tuple[int, 
     if piece.kind is PieceKind.CANDIDATES:
         return {**keys, **dict.fromkeys(("counts", "days"), ((piece.rows,), torch.float32))}
     dense = piece.kind is PieceKind.DENSE
-    shape: tuple[int, ...] = (spec.size,) if dense else (piece.rows, spec.size)
+    rows: tuple[int, ...] = () if dense else (piece.rows,)
     shapes = {} if dense else keys
-    for name in ("values", *(f"state.{number}" for number in range(spec.rule.states))):
-        shapes[name] = (shape, torch.float32)
+    shapes["values"] = ((*rows, spec.size), spec.rows.dtype.dtype)
+    for number, width in enumerate(state_widths(spec.rule, spec.size)):
+        shapes[f"state.{number}"] = ((*rows, width), torch.float32)
     if counts_of(spec):
         shapes["statistics"] = ((piece.rows, counts_of(spec)), torch.float32)
     return shapes
@@ -497,9 +498,11 @@ def _completed(chunk: Chunk, spec: TableSpec) -> Chunk:
     """Adds fresh state and statistics that the save lacks; drops statistics that the table does not have."""
     if isinstance(chunk, Candidates):
         return chunk
-    state = chunk.state
-    if len(state) != spec.rule.states:
-        state = tuple(torch.full_like(chunk.values, spec.rule.initial_state) for _ in range(spec.rule.states))
+    state, widths = chunk.state, state_widths(spec.rule, spec.size)
+    if len(state) != len(widths):
+        state = tuple(
+            torch.full((*chunk.values.shape[:-1], width), spec.rule.initial_state) for width in widths
+        )
     if isinstance(chunk, DenseRows):
         return DenseRows(chunk.values, state)
     statistics = chunk.statistics if counts_of(spec) else None
@@ -564,7 +567,8 @@ def read_values(where: str | os.PathLike[str], *, verify: bool = True) -> ModelV
                 blocks.add(item.part.spec_of(piece.table), chunk)
             elif isinstance(chunk, SparseRows):
                 # Copies: a view would keep the whole shard, with its optimizer state, in memory.
-                found[piece.table].append(SparseValues(chunk.keys.clone(), chunk.values.clone()))
+                values = chunk.values.to(torch.float32, copy=True)
+                found[piece.table].append(SparseValues(chunk.keys.clone(), values))
     dense = {name: rows.values for name, rows in blocks.whole(opened.folder.where)}
     sizes = {spec.name: spec.size for spec in specs}
     return ModelValues(dense, {name: _merged(pieces, sizes[name]) for name, pieces in found.items()})

@@ -30,6 +30,7 @@ from trainers.ps.saves.manifest import (
     Shard,
 )
 from trainers.ps.tables.dense import DenseTable
+from trainers.ps.tables.rules import state_widths
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import EntryKind, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
@@ -141,7 +142,8 @@ def counts_of(spec: TableSpec) -> int:
 
 def row_bytes(spec: TableSpec) -> int:
     """Bytes of a row of a sparse table, with key, state and statistics."""
-    return 8 + 4 * (spec.size * (1 + spec.rule.states) + counts_of(spec))
+    state = sum(state_widths(spec.rule, spec.size))
+    return 8 + spec.size * spec.rows.dtype.dtype.itemsize + 4 * (state + counts_of(spec))
 
 
 # ---- Pieces and shards.
@@ -234,7 +236,10 @@ class _ShardBuffer:
         stop = self.used + tensor.numel() * tensor.element_size()
         copy = self._bytes[self.used : stop].view(tensor.dtype).view(tensor.shape)
         self.used = -(-stop // 8) * 8  # int64 must begin at a multiple of 8
-        np.copyto(copy.numpy(), tensor.numpy())  # not torch, which would wake all its threads
+        if tensor.dtype is torch.bfloat16:  # which numpy does not have
+            np.copyto(copy.view(torch.int16).numpy(), tensor.view(torch.int16).numpy())
+        else:
+            np.copyto(copy.numpy(), tensor.numpy())  # not torch, which would wake all its threads
         return copy
 
 

@@ -15,7 +15,18 @@ from trainers.ps.kernels import runs, updates
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.index import Index
 from trainers.ps.kernels.rows import Rows
-from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop, SparseAdam
+from trainers.ps.tables.rules import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AnyRule,
+    Fixed,
+    RMSprop,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    SparseAdam,
+)
 from trainers.ps.tables.spec import KeysError, NotFiniteError, ShapeError, TableError, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows
 
@@ -31,6 +42,8 @@ _KERNELS: dict[type[AnyRule], Kernel] = {
     SparseAdam: updates.sparse_adam,
     FTRL: updates.ftrl,
     RMSprop: updates.rmsprop,
+    RowWiseAdagrad: updates.row_wise_adagrad,
+    RowWiseAdam: updates.row_wise_adam,
 }
 
 
@@ -54,6 +67,11 @@ def numbers_of(rule: AnyRule, step: int, lr: float) -> tuple[float, ...]:
             return _momentum_numbers(rule, step, lr)
         case Adam():
             return *_adam_numbers(rule, step, lr), rule.amsgrad
+        case RowWiseAdam():
+            return _adam_numbers(rule, step, lr)
+        case RowWiseAdagrad():
+            rate = lr / (1 + (step - 1) * rule.lr_decay)
+            return rate, *_decays(rule, rate), rule.eps
         case RMSprop():
             shares = (rule.alpha, 1 - rule.alpha)
             return -lr, rule.weight_decay, *shares, rule.eps, rule.momentum, rule.centered
@@ -115,10 +133,14 @@ def _momentum_numbers(rule: SGD, step: int, lr: float) -> tuple[float, ...]:
     return -lr, rule.weight_decay, *moving, *used
 
 
-def _adam_numbers(rule: Adam, step: int, lr: float) -> tuple[float, ...]:
+def _decays(rule: Adam | RowWiseAdam | RowWiseAdagrad, lr: float) -> tuple[float, float]:
+    """What decoupled weight decay leaves of a value, and the other weight decay."""
+    return (1 - lr * rule.weight_decay, 0.0) if rule.decoupled else (1.0, rule.weight_decay)
+
+
+def _adam_numbers(rule: Adam | RowWiseAdam, step: int, lr: float) -> tuple[float, ...]:
     corrected, root = -lr / (1 - rule.beta1**step), math.sqrt(1 - rule.beta2**step)
-    decays = (1 - lr * rule.weight_decay, 0.0) if rule.decoupled else (1.0, rule.weight_decay)
-    return corrected, *decays, 1 - rule.beta1, rule.beta2, 1 - rule.beta2, root, rule.eps
+    return corrected, *_decays(rule, lr), 1 - rule.beta1, rule.beta2, 1 - rule.beta2, root, rule.eps
 
 
 class DenseTable:

@@ -1,9 +1,9 @@
 """Update rules: how a gradient changes values, in place on float32 tensors, by torch.optim's formulas.
 
-`update` works element by element, so a slice of a parameter or a selection of rows gets the same result as
-the whole. The order of operations is that of torch's single-tensor implementations
-(torch/optim/{sgd,adagrad,adam}.py and torch/optim/_functional.py), so that results agree bit for bit on
-most inputs.
+`update` works element by element (the row-wise rules: row by row), so a slice of a parameter or a selection
+of rows gets the same result as the whole. The order of operations is that of torch's single-tensor
+implementations (torch/optim/{sgd,adagrad,adam}.py and torch/optim/_functional.py), so that results agree bit
+for bit on most inputs.
 
 On rows all rules are lazy: a step changes the values and the state of the rows of its gradient only, weight
 decay included, and `step` counts the updates of the whole table (as torch.optim.SparseAdam and FBGEMM do).
@@ -173,6 +173,74 @@ class RMSprop:
 
 
 @dataclass(frozen=True, slots=True)
+class RowWiseAdagrad:
+    """Adagrad with one sum of squares for each row, of the mean square of its gradient: FBGEMM's
+    EXACT_ROWWISE_ADAGRAD (`rowwise_adagrad` in fbgemm_gpu/codegen/genscript/optimizers.py), TorchRec's
+    RowWiseAdagrad.
+
+        G' = G + mean(g^2);  w' = w - lr / (sqrt(G') + eps) * g
+
+    where weight decay adds weight_decay * w to g or, `decoupled`, multiplies w by 1 - lr * weight_decay.
+    """
+
+    code: ClassVar[int] = 7
+    states: ClassVar[int] = 0
+    row_states: ClassVar[int] = 1
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    decoupled: float = 0.0
+
+    @property
+    def initial_state(self) -> float:
+        return self.initial_accumulator_value
+
+    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+        (total,) = state
+        lr = lr / (1 + (step - 1) * self.lr_decay)
+        if self.weight_decay and not self.decoupled:
+            grad = grad.add(values, alpha=self.weight_decay)
+        total.add_(grad.square().mean(-1, keepdim=True))
+        if self.decoupled:
+            values.mul_(1 - lr * self.weight_decay)
+        values.addcmul_(grad, lr / total.sqrt().add_(self.eps), value=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowWiseAdam:
+    """Adam with one second moment for each row, of the mean square of its gradient: FBGEMM's
+    PARTIAL_ROWWISE_ADAM, whose weight decay is `decoupled`.
+
+        m' = b1 m + (1 - b1) g;  v' = b2 v + (1 - b2) mean(g^2)
+        w' = w - lr * (m' / (1 - b1^t)) / (sqrt(v' / (1 - b2^t)) + eps)
+
+    Weight decay as in RowWiseAdagrad.
+    """
+
+    code: ClassVar[int] = 8
+    states: ClassVar[int] = 1
+    row_states: ClassVar[int] = 1
+    initial_state: ClassVar[float] = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: float = 0.0
+
+    def update(self, values: torch.Tensor, grad: torch.Tensor, state: State, step: int, lr: float) -> None:
+        mean, square = state
+        if self.weight_decay and not self.decoupled:
+            grad = grad.add(values, alpha=self.weight_decay)
+        mean.lerp_(grad, 1 - self.beta1)
+        square.mul_(self.beta2).add_(grad.square().mean(-1, keepdim=True), alpha=1 - self.beta2)
+        if self.decoupled:
+            values.mul_(1 - lr * self.weight_decay)
+        scale = (square.sqrt() / math.sqrt(1 - self.beta2**step)).add_(self.eps)
+        values.addcdiv_(mean, scale, value=-lr / (1 - self.beta1**step))
+
+
+@dataclass(frozen=True, slots=True)
 class FTRL:
     """FTRL-proximal (McMahan et al. 2013, "Ad click prediction: a view from the trenches", algorithm 1):
     sparse weights by l1. State: n, the sum of squared gradients, and z, the linear term.
@@ -203,16 +271,28 @@ class FTRL:
         values.copy_(torch.where(linear.abs() <= self.l1, 0.0, moved))
 
 
-AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam | FTRL | RMSprop
-"""`states` is the number of state tensors, each as large as the values and full of `initial_state` at first.
+AnyRule = Fixed | SGD | Adagrad | Adam | SparseAdam | FTRL | RMSprop | RowWiseAdagrad | RowWiseAdam
+"""`states` is the number of state tensors that are as large as the values; a row-wise rule, which is for
+sparse tables only, has another `row_states` of one number a row. All are full of `initial_state` at first.
 `update` changes values and state in place; `step` counts the updates of the whole table, this one included.
 """
 
 RULES: dict[int, type[AnyRule]] = {
-    rule.code: rule for rule in (Fixed, SGD, Adagrad, Adam, SparseAdam, FTRL, RMSprop)
+    rule.code: rule
+    for rule in (Fixed, SGD, Adagrad, Adam, SparseAdam, FTRL, RMSprop, RowWiseAdagrad, RowWiseAdam)
 }
-ON_ROWS = "SGD, Adagrad, SparseAdam, Adam, RMSprop or FTRL"
+ON_ROWS = "SGD, Adagrad, RowWiseAdagrad, SparseAdam, Adam, RowWiseAdam, RMSprop or FTRL"
 """The rules that a sparse table may be given by name."""
+
+
+def row_states_of(rule: AnyRule) -> int:
+    """How many states have one number a row."""
+    return rule.row_states if isinstance(rule, RowWiseAdagrad | RowWiseAdam) else 0
+
+
+def state_widths(rule: AnyRule, dim: int) -> tuple[int, ...]:
+    """Of each state of a row, how many numbers it has."""
+    return (dim,) * rule.states + (1,) * row_states_of(rule)
 
 
 def options_of(rule: AnyRule) -> tuple[float, ...]:

@@ -86,8 +86,10 @@ class SparseRun:
     def __init__(self, tables: Sequence[SparseTable], lines: Keys) -> None:
         first = tables[0].spec
         for spec in (table.spec for table in tables):
-            if spec.size != first.size or spec.rule != first.rule:
-                raise KeysError(f"tables {first.name!r} and {spec.name!r} are not of the same size and rule")
+            if (spec.size, spec.rule, spec.rows.dtype) != (first.size, first.rule, first.rows.dtype):
+                raise KeysError(
+                    f"tables {first.name!r} and {spec.name!r} are not of the same size, rule and type"
+                )
         self._tables = tables
         self._name = first.name if len(tables) == 1 else f"{first.name} to {tables[-1].spec.name}"
         self._rule = first.rule
@@ -102,8 +104,7 @@ class SparseRun:
             seeds=np.array([each.seed for each in fresh], np.uint64),
             numbers=np.array([(each.a, each.b, each.state) for each in fresh], np.float32),
         )
-        bounds = [(table.spec.rows.low, table.spec.rows.high) for table in tables]
-        self._bounds = np.array(bounds, np.float32)
+        self._bounds = np.array([table.bounds for table in tables], np.float32)
 
     def pull(self, spans: Spans, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
         """(n, size) float32, a fresh tensor: see SparseTable.pull."""

@@ -17,6 +17,7 @@ from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.rows import (
     DAY,
+    DTYPE,
     EVEN_DAY,
     NOTHING,
     UNIFORM,
@@ -36,11 +37,13 @@ from trainers.ps.kernels.rows import (
     write,
 )
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, numbers_of
+from trainers.ps.tables.rules import row_states_of, state_widths
 from trainers.ps.tables.spec import (
     EntryKind,
     KeysError,
     NotFiniteError,
     RowOptions,
+    RowType,
     ShapeError,
     ShrinkPolicy,
     TableError,
@@ -83,9 +86,8 @@ class PassingDay:
         """For so many last rows, which are about to take the places of others."""
         before = -1
         while before != self.removed:  # others are the last then
-            before, count, stride = self.removed, len(self._storage), self._storage.stride
-            last = self._storage.rows.words[max(0, count - rows) * stride : count * stride : stride]
-            self.pass_for(last.copy())
+            before, count = self.removed, len(self._storage)
+            self.pass_for(self._storage.keys(max(0, count - rows), count))
 
 
 # ---- Entry filters: which keys get a row.
@@ -166,16 +168,14 @@ class AdmitByCount:
 
     def counts(self) -> tuple[Keys, Floats, Floats]:
         """The candidates (n,) int64, how often each was pulled and its unseen days, (n,) float32: copies."""
-        rows, size, stride = self._storage.rows, len(self), self._storage.stride
-        keys = rows.words[: size * stride : stride].copy()
-        floats = rows.floats[: 2 * size * stride]
-        return keys, floats[2 :: 2 * stride].copy(), floats[3 :: 2 * stride].copy()
+        counts, days = self._storage.column(0), self._storage.column(1)
+        return self._storage.keys(0, len(self)), counts.copy(), days.copy()
 
     def load(self, keys: Keys, counts: Floats, days: Floats) -> None:
         """Candidates as `counts` gave them."""
-        places = self._storage.insert(keys, _UNINITIALIZED) * (2 * self._storage.stride)
-        self._storage.rows.floats[places + 2] = counts
-        self._storage.rows.floats[places + 3] = days
+        slots = self._storage.insert(keys, _UNINITIALIZED)
+        self._storage.column(0)[slots] = counts
+        self._storage.column(1)[slots] = days
 
 
 _UNINITIALIZED = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
@@ -191,18 +191,40 @@ def filter_of(options: RowOptions) -> EntryFilter:
             return AdmitAll()
 
 
+def bounds_of(options: RowOptions) -> tuple[float, float]:
+    """Low and high; of rows in 16 bits the nearest values of their type in between, so that no value is
+    rounded beyond a bound.
+    """
+    low, high = options.low, options.high
+    if options.dtype is RowType.FLOAT32:
+        return low, high
+    return min(each for each in _near(low, options) if each >= low), max(
+        each for each in _near(high, options) if each <= high
+    )
+
+
+def _near(bound: float, options: RowOptions) -> list[float]:
+    """The value of the rows' type that is the nearest to a bound, and its neighbours."""
+    bits = torch.tensor(bound, dtype=torch.float64).to(options.dtype.dtype).view(torch.int16)
+    near: list[float] = torch.stack([bits - 1, bits, bits + 1]).view(options.dtype.dtype).tolist()
+    return near
+
+
 _AT_ONCE = 4096
 """Rows that are inserted and then written: few enough to be in the caches still."""
 
 _MANY = 1 << 40
 
 _NO_STATE = np.empty((0, 0, 0), np.float32)
+_NO_ROW_STATE = np.empty((0, 0), np.float32)
 _NO_STATISTICS = np.empty((0, 3), np.float32)
 _NO_STATS = np.empty((0, 2), np.float32)
 
 
 class SparseTable:
-    """Rows of (dim,) float32; `keys` is (n,) int64, any values in any order. For one thread; a Cut may be
+    """Rows of (dim,) values, which are float32 wherever they are read or given, whatever the type in which
+    they are kept: what an update changes is rounded at random (see `kernels.rounding`), what `assign` and
+    `load` get to the nearest. `keys` is (n,) int64, any values in any order. For one thread; a Cut may be
     read by another.
 
     A key that occurs several times in a request is not merged: it is read, or updated, several times in the
@@ -216,7 +238,10 @@ class SparseTable:
         self._update: Kernel | None = kernel_of(spec.rule)
         rows = spec.rows
         self._counts = 3 if rows.statistics or rows.entry.kind is EntryKind.SHOW_CLICK else 0
-        self._storage = Storage(spec.size, spec.rule.states * spec.size, self._counts)
+        states = sum(state_widths(spec.rule, spec.size))
+        self._storage = Storage(spec.size, states, self._counts, dtype=rows.dtype, seed=rows.init.seed)
+        self.bounds = bounds_of(rows)
+        """Of every value after an update."""
         self._filter: EntryFilter = filter_of(rows)
         self.fresh = Fresh(
             kind=int(rows.init.kind),
@@ -250,6 +275,7 @@ class SparseTable:
     def begin_update(self, rows: int) -> None:
         """Count an update, of so many rows, that is about to be made."""
         self.step += 1
+        self._storage.begin_update(self.step)
         if self._cut is not None:
             self._cut.expect(rows)
 
@@ -265,7 +291,7 @@ class SparseTable:
     def assign(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """Insert or overwrite rows; state and statistics are reset. Entry filters do not apply."""
         self.check_assign(keys, values)
-        self._write(self._array(keys), array_of(values), _NO_STATE, _NO_STATISTICS)
+        self._write(self._array(keys), array_of(values), _NO_STATE, _NO_ROW_STATE, _NO_STATISTICS)
 
     def revise(self, keys: torch.Tensor | None, values: torch.Tensor) -> None:
         """As `assign`, but state and statistics stay."""
@@ -325,7 +351,7 @@ class SparseTable:
         update = self._update_of(grad, stats)
         self.begin_update(len(keys) if keys is not None else 0)
         numbers = numbers_of(self.spec.rule, self.step, lr)
-        options = np.array((self.spec.rows.low, self.spec.rows.high, *numbers), np.float32)
+        options = np.array((*self.bounds, *numbers), np.float32)
         updated, gradients = self._array(keys), array_of(grad)
         self._before_use(updated)
         missing = np.empty(len(updated), np.int64)
@@ -383,14 +409,14 @@ class SparseTable:
             raise TableError(f"table {self.spec.name!r} is already being saved; close that cut first")
         if self._shrinking:
             raise TableError(f"table {self.spec.name!r} is being shrunk; save it after that")
-        states = self.spec.rule.states
+        rule = self.spec.rule
 
         def ended(saved: bool) -> None:
             settle_flags(self._storage.rows.flags[: len(self._storage)], saved and mark)
             self._storage.end_cut()
             self._cut = None
 
-        self._cut = Cut(self._storage, states, self.step, changed_only, ended)
+        self._cut = Cut(self._storage, rule.states, row_states_of(rule), self.step, changed_only, ended)
         return self._cut
 
     def expect(self, rows: int) -> None:
@@ -398,26 +424,29 @@ class SparseTable:
         self._storage.expect(rows)
 
     def load(self, chunk: SparseRows) -> None:
-        """Insert or overwrite rows with state and statistics, as a cut returned them. The step is set
-        separately. Raises ShapeError for rows of another table.
+        """Insert or overwrite rows with state and statistics, as a cut returned them; values of another type
+        are rounded to the nearest. The step is set separately. Raises ShapeError for rows of another table.
         """
-        self.check_assign(chunk.keys, chunk.values)
-        shape = chunk.values.shape
-        if [state.shape for state in chunk.state] != [shape] * self.spec.rule.states:
-            raise ShapeError(f"table {self.spec.name!r} has {self.spec.rule.states} states of {list(shape)}")
+        wide = chunk.values.float()
+        self.check_assign(chunk.keys, wide)
+        widths, count = state_widths(self.spec.rule, self.spec.size), len(chunk.keys)
+        if [tuple(state.shape) for state in chunk.state] != [(count, width) for width in widths]:
+            raise ShapeError(f"table {self.spec.name!r} has {len(widths)} states of {list(widths)} columns")
         counts = chunk.statistics
         if counts is not None:
             self._check_counts(counts, (len(chunk.keys), 3))
         elif self._counts:
             raise ShapeError(f"table {self.spec.name!r} has statistics, but these rows have none")
-        keys, values = self._array(chunk.keys), array_of(chunk.values)
-        states = list(map(array_of, chunk.state))
+        keys, values = self._array(chunk.keys), array_of(wide)
+        split = self.spec.rule.states
+        states, of_row = list(map(array_of, chunk.state[:split])), list(map(array_of, chunk.state[split:]))
         statistics = _NO_STATISTICS if counts is None else array_of(counts)
         for start in range(0, len(keys), _AT_ONCE):
             some = slice(start, start + _AT_ONCE)
             state = [each[some] for each in states]
             stacked = _NO_STATE if not state else state[0][None] if len(state) == 1 else np.stack(state)
-            self._write(keys[some], values[some], stacked, statistics[some])
+            joined = np.hstack([each[some] for each in of_row]) if of_row else _NO_ROW_STATE
+            self._write(keys[some], values[some], stacked, joined, statistics[some])
 
     def candidates(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Keys (n,) int64 that wait for admission by an entry filter of kind COUNT, how often each was pulled
@@ -463,14 +492,18 @@ class SparseTable:
     def _pull_missing(self, keys: Keys, positions: Keys, out: Floats, insert: bool) -> None:
         """Fill rows `positions` of `out`, whose keys have no row."""
         if not insert:
-            initial_rows(self.fresh, keys, positions, out.reshape(-1), self.spec.size)
+            self._fill_initial(keys, positions, out)
             return
         admitted = self._filter.pulled(keys[positions])
         if admitted is not None:
-            initial_rows(self.fresh, keys, positions[~admitted], out.reshape(-1), self.spec.size)
+            self._fill_initial(keys, positions[~admitted], out)
             positions = positions[admitted]
         slots = self._storage.insert(keys[positions], self.fresh)  # before `rows`: it may grow
         gather(self._storage.rows, slots, positions, out)
+
+    def _fill_initial(self, keys: Keys, positions: Keys, out: Floats) -> None:
+        dtype = self._storage.rows.numbers[DTYPE]
+        initial_rows(self.fresh, keys, positions, out.reshape(-1), self.spec.size, dtype)
 
     def _apply_missing(self, keys: Keys, grad: Floats, options: Floats, positions: Keys) -> None:
         positions = self._insert_pushed(keys, positions)
@@ -491,10 +524,10 @@ class SparseTable:
         if self._day is not None:
             self._day.pass_for(keys)
 
-    def _write(self, keys: Keys, values: Floats, state: Floats, statistics: Floats) -> None:
+    def _write(self, keys: Keys, values: Floats, state: Floats, of_row: Floats, statistics: Floats) -> None:
         self._before_use(keys)
         slots = self._storage.insert(keys, self.fresh._replace(kind=NOTHING))
-        write(self._storage.rows, slots, values, state, statistics, self.fresh.state)
+        write(self._storage.rows, slots, values, state, of_row, statistics, self.fresh.state)
 
 
 def make_table(spec: TableSpec) -> DenseTable | SparseTable:

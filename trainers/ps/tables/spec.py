@@ -15,10 +15,11 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
+import torch
 import xxhash
 from numpy.typing import NDArray
 
-from trainers.ps.tables.rules import RULES, AnyRule, options_of
+from trainers.ps.tables.rules import RULES, AnyRule, options_of, row_states_of
 
 MAX_BLOCK = 1 << 24
 MAX_DIM = 512
@@ -56,6 +57,24 @@ class Initializer:
     seed: int = 0
 
 
+class RowType(IntEnum):
+    """The type of a row's values; its optimizer state and statistics are float32."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    FLOAT16 = 2
+
+    @classmethod
+    def of(cls, name: str) -> RowType:
+        """By the name of torch's dtype."""
+        return cls[name.upper()]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.name.lower())
+        return found
+
+
 class EntryKind(IntEnum):
     """Which keys get a row. Each kind says what `a` of Entry is."""
 
@@ -76,7 +95,7 @@ class Entry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOptions:
     """What only sparse tables have. `low` and `high` bound every value after an update. `statistics`: each
-    row counts shows, clicks and unseen days.
+    row counts shows, clicks and unseen days. `dtype`: the type of the values.
     """
 
     init: Initializer = Initializer()
@@ -84,6 +103,7 @@ class RowOptions:
     low: float = -math.inf
     high: float = math.inf
     statistics: bool = False
+    dtype: RowType = RowType.FLOAT32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +125,14 @@ class TableSpec:
     def encode(self) -> bytes:
         """B kind | B rule | H options | Q size | row options | d for each rule option | name in UTF-8.
 
-        Row options: B init kind | B entry kind | B statistics | B zero | Q seed | d init a | d init b |
+        Row options: B init kind | B entry kind | B statistics | B row type | Q seed | d init a | d init b |
         d entry a | d low | d high | d zero.
         """
         options = options_of(self.rule)
         head = _HEAD.pack(self.kind, self.rule.code, len(options), self.size)
         rows, init, entry = self.rows, self.rows.init, self.rows.entry
         numbers = (init.a, init.b, entry.a, rows.low, rows.high, 0)
-        shape = _ROWS.pack(init.kind, entry.kind, rows.statistics, 0, init.seed, *numbers)
+        shape = _ROWS.pack(init.kind, entry.kind, rows.statistics, rows.dtype, init.seed, *numbers)
         return head + shape + struct.pack(f"<{len(options)}d", *options) + self.name.encode()
 
     @classmethod
@@ -139,6 +159,8 @@ class TableSpec:
             raise SpecError("the table name is not UTF-8") from None
         made = rule(*options)  # earlier versions saved fewer options: the others had their defaults
         _check_rule(made)
+        if kind == TableKind.DENSE and row_states_of(made):
+            raise SpecError(f"{rule.__name__} is for rows, and the table is dense")
         return cls(kind=TableKind(kind), name=name, size=size, rule=made, rows=rows)
 
 
@@ -152,11 +174,14 @@ def _check_rule(rule: AnyRule) -> None:
 
 
 def _decode_rows(content: bytes) -> RowOptions:
-    init, entry, statistics, zero, seed, a, b, filter_a, low, high, rest = _ROWS.unpack_from(
+    init, entry, statistics, dtype, seed, a, b, filter_a, low, high, rest = _ROWS.unpack_from(
         content, _HEAD.size
     )
-    if init not in tuple(InitKind) or entry not in tuple(EntryKind) or statistics > 1 or zero or rest:
-        raise SpecError(f"the row options have init {init}, entry {entry}, statistics {statistics}")
+    known = init in tuple(InitKind) and entry in tuple(EntryKind) and dtype in tuple(RowType)
+    if not known or statistics > 1 or rest:
+        raise SpecError(
+            f"the row options have init {init}, entry {entry}, statistics {statistics}, type {dtype}"
+        )
     if not all(map(math.isfinite, (a, b, filter_a))) or not low <= high:
         raise SpecError(f"the row options have initializer {a}, {b}, entry {filter_a}, bounds {low}, {high}")
     return RowOptions(
@@ -165,6 +190,7 @@ def _decode_rows(content: bytes) -> RowOptions:
         low=low,
         high=high,
         statistics=bool(statistics),
+        dtype=RowType(dtype),
     )
 
 

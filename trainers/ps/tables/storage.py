@@ -32,9 +32,28 @@ from trainers.ps.kernels.index import (
     laid_out,
 )
 from trainers.ps.kernels.memory import touch_pages
-from trainers.ps.kernels.rows import COUNT, READ, TAKEN, Fresh, Rows, insert, read, without_row
+from trainers.ps.kernels.rows import (
+    COUNT,
+    DIM,
+    DTYPE,
+    READ,
+    ROW_NUMBERS,
+    SEED,
+    STATES,
+    STATISTICS,
+    STEP,
+    STRIDE,
+    TAKEN,
+    VALUES,
+    WIDTH,
+    Fresh,
+    Rows,
+    insert,
+    read,
+    without_row,
+)
 from trainers.ps.kernels.runs import COLUMNS, NEEDS_ROOM, ROOM, line_of
-from trainers.ps.tables.spec import FullError, TableError
+from trainers.ps.tables.spec import FullError, RowType, TableError
 
 # ---- Touching memory before it is written.
 #
@@ -152,12 +171,14 @@ So the limit is a good deal below, where every process finds room for what anoth
 """
 _ROWS_AHEAD = 1024
 _WORD = 8
-_NO_IMAGES = np.empty(0, np.int64), np.empty(0, np.uint32), np.zeros(4, np.int64)
+_PLACE = 4
+_NO_IMAGES = np.empty(0, np.float32), np.empty(0, np.uint32), np.zeros(4, np.int64)
 
 
 class Storage:
-    """Records of `dim` values, `states` floats of optimizer state and `statistics` floats, by key. Slots
-    are numbered from 0 without gaps, in the order of insertion. `rows` and `index` are what kernels take.
+    """Records of `dim` values of a type, `states` floats of optimizer state and `statistics` floats, by key.
+    Slots are numbered from 0 without gaps, in the order of insertion. `rows` and `index` are what kernels
+    take. `seed`: of the random rounding of values that are not float32.
     """
 
     rows: Rows
@@ -165,14 +186,24 @@ class Storage:
     dim: int
     statistics: int
     stride: int
-    """8-byte words of a record."""
+    """Places of 4 bytes of a record."""
 
-    def __init__(self, dim: int, states: int, statistics: int, reserve: int | None = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        states: int,
+        statistics: int,
+        reserve: int | None = None,
+        *,
+        dtype: RowType = RowType.FLOAT32,
+        seed: int = 0,
+    ) -> None:
         reserve = reservation() if reserve is None else reserve
-        self.dim, self.statistics = dim, statistics
-        self.stride = 1 + (dim + states + statistics + 1) // 2
+        self.dim, self.statistics, self.dtype = dim, statistics, dtype.dtype
+        width = -(-dim * self.dtype.itemsize // _PLACE)
+        self.stride = VALUES + width + states + statistics
         self._records = Arena(reserve)
-        self._flags = Arena(reserve // (_WORD * self.stride))
+        self._flags = Arena(reserve // (_PLACE * self.stride))
         self._entries = Arena(min(reserve, _WORD * SEGMENT << DEEPEST))
         self._room = 0
         self._line = np.zeros(COLUMNS, np.int64)
@@ -184,7 +215,10 @@ class Storage:
             numbers=np.array([0, 1], np.int64),
             secret=SECRET,
         )
-        numbers = np.array([0, self.stride, dim, states, statistics, 0], np.int64)
+        numbers = np.zeros(ROW_NUMBERS, np.int64)
+        numbers[[STRIDE, DIM, STATES, STATISTICS]] = self.stride, dim, states, statistics
+        numbers[[DTYPE, WIDTH]] = dtype, width
+        numbers[SEED] = np.array(seed, np.uint64).astype(np.int64)
         self._view_rows(numbers, *_NO_IMAGES)
 
     def publish(self, line: Keys) -> None:
@@ -194,6 +228,19 @@ class Storage:
 
     def __len__(self) -> int:
         return int(self.rows.numbers[COUNT])
+
+    def begin_update(self, step: int) -> None:
+        """Values that are rounded at random from now on are those of this step."""
+        self.rows.numbers[STEP] = step
+
+    def keys(self, start: int, stop: int) -> Keys:
+        """(stop - start,) int64: those of these slots, a copy."""
+        records = self.rows.floats[start * self.stride : stop * self.stride].reshape(-1, self.stride)
+        return records[:, :VALUES].copy().view(np.int64).reshape(-1)
+
+    def column(self, place: int) -> NDArray[np.float32]:
+        """(rows,): of each record the number at this place behind the key; a view."""
+        return self.rows.floats[VALUES + place : len(self) * self.stride : self.stride]
 
     def insert(self, keys: Keys, fresh: Fresh) -> Keys:
         """The slots of `keys`, (n,); a key without a row gets one. Raises FullError; rows inserted before
@@ -218,7 +265,7 @@ class Storage:
         elif needs == NEEDS_ROOM:
             total = len(self) + rows
             self._make_room(total)
-            fit = min(self._flags.size, self._records.size // (self.stride * _WORD), MAX_ROWS)
+            fit = min(self._flags.size, self._records.size // (self.stride * _PLACE), MAX_ROWS)
             self._make_room(max(total, min(total + _ROWS_AHEAD, fit)))  # so that it is rarely asked for
         else:
             self._more_segments()
@@ -230,7 +277,7 @@ class Storage:
         total, segments = len(self) + rows, int(self.index.numbers[SEGMENTS]) + rows
         return (
             total <= min(MAX_ROWS, self._flags.size)
-            and total * self.stride * _WORD <= self._records.size
+            and total * self.stride * _PLACE <= self._records.size
             and segments * SEGMENT * _WORD <= self._entries.size
         )
 
@@ -245,7 +292,7 @@ class Storage:
             self._set_index(entries=self._entries.words.view(np.uint64))
         self._make_room(rows)
 
-    def begin_cut(self, images: NDArray[np.int64], image_of: NDArray[np.uint32]) -> None:
+    def begin_cut(self, images: NDArray[np.float32], image_of: NDArray[np.uint32]) -> None:
         """From now on rows are copied to an image before they change."""
         cut = np.array([1, len(self), 0, 0], np.int64)
         self._view_rows(self.rows.numbers, images, image_of, cut)
@@ -256,7 +303,7 @@ class Storage:
 
     def give_back(self) -> None:
         """Return memory behind the last row to the system."""
-        self._records.give_back(len(self) * self.stride * _WORD)
+        self._records.give_back(len(self) * self.stride * _PLACE)
         self._flags.give_back(len(self))
         self._room = self._line[ROOM] = len(self)
 
@@ -267,12 +314,11 @@ class Storage:
     def _view_rows(
         self,
         numbers: NDArray[np.int64],
-        images: NDArray[np.int64],
+        images: NDArray[np.float32],
         image_of: NDArray[np.uint32],
         cut: NDArray[np.int64],
     ) -> None:
         self.rows = Rows(
-            words=self._records.words,
             floats=self._records.words.view(np.float32),
             flags=self._flags.words.view(np.uint8),
             numbers=numbers,
@@ -288,7 +334,7 @@ class Storage:
                 f"{rows:,} rows are too many for one server (at most {MAX_ROWS:,} a table); start more "
                 "servers"
             )
-        size = rows * self.stride * _WORD
+        size = rows * self.stride * _PLACE
         if size > self._records.size or rows > self._flags.size:
             self._records.grow(size)
             self._flags.grow(rows)
@@ -319,8 +365,9 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseRows:
-    """Rows of a sparse table: keys (n,) int64, values (n, dim) float32, a (n, dim) float32 for each state,
-    statistics (n, 3) float32 (show, click, unseen days) or None.
+    """Rows of a sparse table: keys (n,) int64; values (n, dim) float32, or of the type that the table has; a
+    (n, dim) float32 for each state, then a (n, 1) for each row-wise state; statistics (n, 3) float32 (show,
+    click, unseen days) or None.
     """
 
     keys: torch.Tensor
@@ -353,18 +400,25 @@ class Cut:
     """
 
     def __init__(
-        self, storage: Storage, states: int, step: int, changed_only: bool, ended: Callable[[bool], None]
+        self,
+        storage: Storage,
+        states: int,
+        row_states: int,
+        step: int,
+        changed_only: bool,
+        ended: Callable[[bool], None],
     ) -> None:
         self.rows, self.step = len(storage), step
-        self._storage, self._states, self._changed_only, self._ended = storage, states, changed_only, ended
+        self._storage, self._changed_only, self._ended = storage, changed_only, ended
+        self._states, self._row_states = states, row_states
         self._images, self._image_of = _room_for(self.rows, storage.stride)
         self._open = True
-        storage.begin_cut(self._images.words, self._image_of.words.view(np.uint32))
+        storage.begin_cut(self._images.words.view(np.float32), self._image_of.words.view(np.uint32))
         self.expect(0)
 
     def expect(self, changes: int) -> None:
         """Get memory for the images of so many rows that are about to change. In the table's thread."""
-        record = 8 * self._storage.stride
+        record = _PLACE * self._storage.stride
         taken = min(int(self._storage.rows.cut[TAKEN]) + changes, self.rows)
         self._images.expect(taken * record, self.rows * record)
 
@@ -382,16 +436,21 @@ class Cut:
                 f"slots {start} to {stop} cannot be read: the cut has {self.rows}, of which "
                 f"{int(rows.cut[READ])} were read"
             )
-        dim, statistics = self._storage.dim, self._storage.statistics
-        keys, values = np.empty(stop - start, np.int64), np.empty((stop - start, dim), np.float32)
-        state = np.empty((self._states, stop - start, dim), np.float32)
-        counts = np.empty((stop - start, statistics), np.float32)
-        found = read(rows, start, stop, self._changed_only, keys, values, state, counts)
+        count, dim, statistics = stop - start, self._storage.dim, self._storage.statistics
+        keys, places = np.empty(count, np.int64), torch.empty(count, int(rows.numbers[WIDTH]))
+        state = np.empty((self._states, count, dim), np.float32)
+        of_row = np.empty((count, self._row_states), np.float32)
+        counts = np.empty((count, statistics), np.float32)
+        found = read(rows, start, stop, self._changed_only, keys, places.numpy(), state, of_row, counts)
         rows.cut[READ] = stop
+        values = places[:found].view(self._storage.dtype)[:, :dim].contiguous()
+        row_states = (
+            torch.from_numpy(of_row[:found, number].copy()).view(-1, 1) for number in range(self._row_states)
+        )
         return SparseRows(
             torch.from_numpy(keys[:found]),
-            torch.from_numpy(values[:found]),
-            tuple(torch.from_numpy(each[:found]) for each in state),
+            values,
+            (*(torch.from_numpy(each) for each in state[:, :found]), *row_states),
             torch.from_numpy(counts[:found]) if statistics else None,
         )
 
@@ -414,7 +473,7 @@ class Cut:
 
 def _room_for(rows: int, stride: int) -> tuple[Arena, Arena]:
     """Address space for an image of every row, and for the number of each row's image."""
-    sizes = (8 * rows * stride, 4 * rows)
+    sizes = (_PLACE * rows * stride, 4 * rows)
     arenas = tuple(Arena(size if reservation() else 0) for size in sizes)
     for arena, size in zip(arenas, sizes, strict=True):
         arena.grow(size)

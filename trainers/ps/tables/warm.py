@@ -26,7 +26,18 @@ from trainers.ps.kernels.index import SECRET
 from trainers.ps.kernels.memory import touch_pages
 from trainers.ps.kernels.rows import without_row
 from trainers.ps.tables.dense import DenseTable
-from trainers.ps.tables.rules import FTRL, SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop, SparseAdam
+from trainers.ps.tables.rules import (
+    FTRL,
+    SGD,
+    Adagrad,
+    Adam,
+    AnyRule,
+    Fixed,
+    RMSprop,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    SparseAdam,
+)
 from trainers.ps.tables.run import Lines
 from trainers.ps.tables.sparse import SparseTable, make_table
 from trainers.ps.tables.spec import (
@@ -103,7 +114,10 @@ def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
 def use_every_table() -> None:
     blocks = (SGD(weight_decay=0.5), SGD(momentum=0.5), Adagrad(), Adam(), FTRL())
     use_tables(TableSpec(kind=TableKind.DENSE, name="", size=1, rule=rule) for rule in blocks)
-    rows: tuple[AnyRule, ...] = (SGD(), SGD(momentum=0.5), Adagrad(), Adam(), SparseAdam(), FTRL(), RMSprop())
+    rows: tuple[AnyRule, ...] = (
+        *(SGD(), SGD(momentum=0.5), Adagrad(), Adam(), SparseAdam(), FTRL(), RMSprop()),
+        *(RowWiseAdagrad(), RowWiseAdam()),
+    )
     use_tables(_spec(rule) for rule in rows)
     use_tables(_spec(SGD(), entry) for entry in EntryKind)
 

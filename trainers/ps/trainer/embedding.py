@@ -186,8 +186,9 @@ class ServedEmbedding:
         self._bound = row_limit(module)
         self._embeds = embeds(module) and not statistics
         self._device = torch.device("cpu") if module.weight.is_meta else module.weight.device
+        self._dtype = module.weight.dtype
         module.weight.data = torch.empty(
-            0, module.embedding_dim, device=module.weight.device
+            0, module.embedding_dim, device=module.weight.device, dtype=self._dtype
         )  # the servers have it now
         self._weight_class = type(module.weight)
         module.weight.__class__ = ServedWeight
@@ -216,7 +217,7 @@ class ServedEmbedding:
         """Make it an ordinary module again, with these values."""
         self._module.weight.__class__ = self._weight_class
         if weight is not None:
-            self._module.weight.data = weight.to(self._device)
+            self._module.weight.data = weight.to(self._device, self._dtype)
         for name in ("forward", *_COPYING):  # restores those of the class
             del self._module.__dict__[name]
         self._hook.remove()
@@ -254,20 +255,20 @@ class ServedEmbedding:
         """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
         call = self._call(ids)
         if call is not None:
-            return embed(call.batch, call, self._module.weight)
+            return self._typed(embed(call.batch, call, self._module.weight))
         lookup, rows, _ = self._look_up(ids, clicks)
-        return gathered(lookup.place, rows)
+        return self._typed(gathered(lookup.place, rows))
 
     def _embedding(self, input: torch.Tensor) -> torch.Tensor:
         call = self._call(input)
         if call is not None:
-            return embed(call.batch, call, self._module.weight)
+            return self._typed(embed(call.batch, call, self._module.weight))
         lookup, rows, padding = self._look_up(input)
         module: Any = self._module
         if not module.scale_grad_by_freq:
-            return gathered(lookup.place, rows)
+            return self._typed(gathered(lookup.place, rows))
         place = lookup.place.to(self._device)
-        return functional.embedding(place, rows, padding_idx=padding, scale_grad_by_freq=True)
+        return self._typed(functional.embedding(place, rows, padding_idx=padding, scale_grad_by_freq=True))
 
     def _bag(
         self,
@@ -279,7 +280,7 @@ class ServedEmbedding:
         module: Any = self._module
         return functional.embedding_bag(
             lookup.place.to(self._device),
-            rows,
+            self._typed(rows),
             offsets,
             mode=module.mode,
             scale_grad_by_freq=module.scale_grad_by_freq,
@@ -287,6 +288,10 @@ class ServedEmbedding:
             include_last_offset=module.include_last_offset,
             padding_idx=padding,
         )
+
+    def _typed(self, rows: torch.Tensor) -> torch.Tensor:
+        """In the type of the module: they come and are trained in float32."""
+        return rows if self._dtype is torch.float32 else rows.to(self._dtype)
 
     @property
     def _training(self) -> bool:
@@ -368,4 +373,5 @@ def _without(tensor: torch.Tensor, place: int) -> torch.Tensor:
 def _add_weight(state: dict[str, torch.Tensor], name: str, rows: RowSource) -> None:
     weight = rows.pull_all()
     # Without a bound, an ordinary tensor without rows: the state may be saved, and read elsewhere.
-    state[name] = state[name].as_subclass(torch.Tensor).detach() if weight is None else weight
+    own = state[name].as_subclass(torch.Tensor).detach()
+    state[name] = own if weight is None else weight.to(own.dtype)

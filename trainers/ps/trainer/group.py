@@ -314,7 +314,7 @@ class RemoteTable:
     def initial(self) -> Iterator[list[Request]]:
         """The module's own weights; nothing for an unbounded table."""
         if row_limit(self.sparse.module) is not None:
-            yield from self.assigned(self.sparse.module.weight.detach().cpu(), INITIAL)
+            yield from self.assigned(self.sparse.module.weight.detach().float().cpu(), INITIAL)
 
     def assigned(self, weight: torch.Tensor, number: int) -> Iterator[list[Request]]:
         """The rows of a weight for the servers, some at a time; `number`: INITIAL or LOADED."""

@@ -16,13 +16,14 @@ import torch
 
 from trainers.checks import nearest
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.configs import PsConfigs, TableConfigs
+from trainers.ps.configs import EVERY_TABLE, PsConfigs, TableConfigs
 from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop, SparseAdam
 from trainers.ps.tables.spec import (
     MAX_BLOCK,
     MAX_DIM,
     EntryKind,
     RowOptions,
+    RowType,
     TableKind,
     TableSpec,
     block_slices,
@@ -152,7 +153,7 @@ class SparseParameter:
     def alike(self) -> Hashable:
         """Equal for tables that can be handled together: see `group`."""
         rows, lr = self.spec.rows, (id(self.group), self.own_lr)
-        return self.spec.size, self.spec.rule, self.rule, lr, rows.statistics, rows.entry.kind
+        return self.spec.size, self.spec.rule, self.rule, lr, rows.dtype, rows.statistics, rows.entry.kind
 
     @property
     def lr(self) -> float:
@@ -248,7 +249,7 @@ def dense_of(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[tor
 
 def _check_names(tables: Mapping[str, TableConfigs], names: list[str]) -> None:
     for name in tables:
-        if name not in names:
+        if name not in (*names, EVERY_TABLE):
             raise UsageError(
                 f"strategy.sparse_table_configs has the key {name!r}, which is not a sparse embedding of the "
                 f"model{nearest(name, names)}"
@@ -272,7 +273,7 @@ def _plan_sparse(
 ) -> SparseParameter:
     if module.embedding_dim > MAX_DIM:
         raise NotSupportedError(f"embedding {name!r} has rows of {module.embedding_dim}; at most {MAX_DIM}")
-    own = options.tables.get(name, TableConfigs())
+    own = options.tables.get(name) or _of_every_table(options.tables, trained=trained_by is not None)
     rule = own.rule or _rule(trained_by, sparse=True, name=name)
     if own.rule is not None and own.lr is None and trained_by is None:
         raise UsageError(
@@ -300,6 +301,12 @@ def _plan_sparse(
     )
 
 
+def _of_every_table(tables: Mapping[str, TableConfigs], *, trained: bool) -> TableConfigs:
+    """The settings of a table without an entry of its own. One that is in no optimizer stays as it is."""
+    found = tables.get(EVERY_TABLE, TableConfigs())
+    return found if trained else dataclasses.replace(found, rule=None, lr=None)
+
+
 def _rows(module: EmbeddingModule, own: TableConfigs) -> RowOptions:
     rows = rows_of(module)
     entry = own.entry or rows.entry
@@ -309,6 +316,7 @@ def _rows(module: EmbeddingModule, own: TableConfigs) -> RowOptions:
         low=max(own.low, rows.low),
         high=min(own.high, rows.high),
         statistics=own.statistics or rows.statistics or entry.kind is EntryKind.SHOW_CLICK,
+        dtype=rows.dtype if own.dtype is None else RowType.of(own.dtype),
     )
 
 

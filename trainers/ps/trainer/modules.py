@@ -11,7 +11,7 @@ import math
 import torch
 
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind, RowOptions
+from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind, RowOptions, RowType
 
 
 def Uniform(low: float = -0.01, high: float = 0.01, seed: int = 0) -> Initializer:
@@ -52,13 +52,17 @@ def ShowClickEntry() -> Entry:
     return Entry(EntryKind.SHOW_CLICK)
 
 
+_ROW_TYPES = {each.dtype: each for each in RowType}
+
+
 class SparseEmbedding(torch.nn.Module):
-    """Rows of `dim` float32 for any int64 id, made by `init` when training first asks for them.
+    """Rows of `dim` values for any int64 id, made by `init` when training first asks for them.
 
     ids of any shape (...) give (..., dim). `padding_idx` (an id) reads as zeros and is not trained. `entry`
     decides which ids get a row; `low` and `high` bound every value; `statistics` counts shows, clicks and
-    unseen days of each row, for `shrink`. The rows exist only on parameter servers, between
-    fleet.init_worker() and fleet.stop_worker(): `weight`, which an optimizer may be given, has no rows.
+    unseen days of each row, for `shrink`; `dtype`, float32, bfloat16 or float16, is that of the rows that are
+    kept and given. The rows exist only on parameter servers, between fleet.init_worker() and
+    fleet.stop_worker(): `weight`, which an optimizer may be given, has no rows.
     """
 
     def __init__(
@@ -71,19 +75,22 @@ class SparseEmbedding(torch.nn.Module):
         low: float = -math.inf,
         high: float = math.inf,
         statistics: bool = False,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= 512:
             raise UsageError(f"SparseEmbedding dim is {dim!r}; it must be a whole number from 1 to 512")
         if not low < high:
             raise UsageError(f"SparseEmbedding bounds are {low!r} and {high!r}; low must be below high")
+        if dtype not in _ROW_TYPES:
+            raise UsageError(f"SparseEmbedding dtype is {dtype}; it must be float32, bfloat16 or float16")
         self.embedding_dim = dim
         self.init = init or Uniform()
         self.padding_idx = padding_idx
         self.entry = entry or Entry()
         self.low, self.high = low, high
         self.statistics = statistics or self.entry.kind is EntryKind.SHOW_CLICK
-        self.weight = torch.nn.Parameter(torch.empty(0, dim))
+        self.weight = torch.nn.Parameter(torch.empty(0, dim, dtype=dtype))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         raise UsageError(
@@ -139,6 +146,7 @@ def embeds(module: EmbeddingModule) -> bool:
 
 def rows_of(module: EmbeddingModule) -> RowOptions:
     """How new rows are initialized: those of torch's modules as their reset_parameters does."""
+    dtype = _ROW_TYPES[module.weight.dtype]
     if isinstance(module, SparseEmbedding):
         return RowOptions(
             init=module.init,
@@ -146,8 +154,9 @@ def rows_of(module: EmbeddingModule) -> RowOptions:
             low=module.low,
             high=module.high,
             statistics=module.statistics,
+            dtype=dtype,
         )
-    return RowOptions(init=Initializer(InitKind.NORMAL, 0.0, 1.0))
+    return RowOptions(init=Initializer(InitKind.NORMAL, 0.0, 1.0), dtype=dtype)
 
 
 def _check(model: torch.nn.Module, name: str, module: EmbeddingModule) -> None:
@@ -155,8 +164,10 @@ def _check(model: torch.nn.Module, name: str, module: EmbeddingModule) -> None:
     known = (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward)
     if not isinstance(module, SparseEmbedding) and forward not in known:
         raise NotSupportedError(f"embedding {name!r} is a {type(module).__name__} with a forward of its own")
-    if module.weight.dtype != torch.float32:
-        raise NotSupportedError(f"embedding {name!r} is {module.weight.dtype}; servers keep float32")
+    if module.weight.dtype not in _ROW_TYPES:
+        raise NotSupportedError(
+            f"embedding {name!r} is {module.weight.dtype}; servers keep float32, bfloat16 or float16"
+        )
     users = [
         where
         for where, other in model.named_modules()

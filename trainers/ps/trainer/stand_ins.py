@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from trainers.process.log import glog
 from trainers.ps.saves.read import SparseValues, open_saves, read_values
-from trainers.ps.tables.spec import Initializer, InitKind
+from trainers.ps.tables.spec import Initializer, InitKind, RowOptions
 from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit
 from trainers.serving.program import Bags
 from trainers.storage.folder import open_folder
@@ -27,39 +28,85 @@ _WORD = 1 << 64
 _LAST_KEY = (1 << 63) - 1
 
 
+class Int8Rows(torch.nn.Module):
+    """Rows (n, dim) in 8 bits by place: the values of a row are offset + scale * code, codes from 0 to 255
+    between its smallest and its largest value, as in FBGEMM's 8-bit row-wise quantization. A value is off by
+    half the row's scale at most, but for the rounding of float32.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        super().__init__()
+        self._dtype = rows.dtype
+        values = rows.float()
+        low = values.amin(1, keepdim=True)
+        scale = (values.amax(1, keepdim=True) - low) / 255
+        codes = ((values - low) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0, 255)
+        self.register_buffer("codes", codes.to(torch.uint8))
+        self.register_buffer("scales", scale)
+        self.register_buffer("offsets", low)
+
+    @property
+    def largest_error(self) -> float:
+        """By how much a value may be off."""
+        return float(self.scales.max()) / 2 if len(self.scales) else 0.0
+
+    def forward(self, place: torch.Tensor) -> torch.Tensor:
+        place = place.to(torch.int64)
+        scales, offsets = self.scales[place], self.offsets[place]
+        return (offsets + scales * self.codes[place].float()).to(self._dtype)
+
+
 class SavedRows(torch.nn.Module):
     """Any int64 ids (...) to rows (..., dim) float32. `keys` (n + 1,) int64 ascending, `rows` (n + 1, dim):
     the last ones are placeholders, so that every search has a result. An id without a row reads as its
-    initial value, as in evaluation with servers; `padding_idx` as zeros.
+    initial value, as in evaluation with servers; `padding_idx` as zeros. `int8`: rows are kept as Int8Rows.
     """
 
     keys: torch.Tensor
-    rows: torch.Tensor
+    rows: torch.Tensor | Int8Rows
 
     def __init__(
-        self, keys: torch.Tensor, rows: torch.Tensor, init: Initializer, padding_idx: int | None
+        self,
+        keys: torch.Tensor,
+        rows: torch.Tensor,
+        options: RowOptions,
+        padding_idx: int | None,
+        *,
+        int8: bool = False,
     ) -> None:
         super().__init__()
         self.register_buffer("keys", torch.cat([keys, torch.tensor([_LAST_KEY])]))
-        self.register_buffer("rows", torch.cat([rows, torch.zeros(1, rows.shape[1])]))
-        self._init = init
+        rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+        if int8:
+            self.rows = Int8Rows(rows)
+        else:
+            self.register_buffer("rows", rows)
+        self._options = options
         self._padding = padding_idx
 
     def forward(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
         ids = ids.to(torch.int64).contiguous()
         place = torch.searchsorted(self.keys, ids)
         known = (self.keys[place] == ids) & (place < self.keys.shape[0] - 1)
-        rows = functional.embedding(place, self.rows)
-        rows = torch.where(known[..., None], rows, initial_rows(self._init, ids, self.rows.shape[1]))
+        rows = self.rows(place) if isinstance(self.rows, Int8Rows) else functional.embedding(place, self.rows)
+        initial = initial_rows(self._options, ids, rows.shape[-1]).to(rows.dtype)
+        rows = torch.where(known[..., None], rows, initial)
         if self._padding is not None:
             rows = torch.where((ids == self._padding)[..., None], 0.0, rows)
         return rows
 
 
-def initial_rows(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
-    """(..., dim) float32: the initial values of these keys, by the formula of `ps.kernels.initial` in torch's
-    operations.
-    """
+def initial_rows(options: RowOptions, ids: torch.Tensor, dim: int) -> torch.Tensor:
+    """(..., dim) float32: the initial values of these keys, as a row of their type has them."""
+    return _drawn(options.init, ids, dim).to(options.dtype.dtype).float()
+
+
+def _drawn(init: Initializer, ids: torch.Tensor, dim: int) -> torch.Tensor:
+    """(..., dim) float32, by the formula of `ps.kernels.rows.fill_values` in torch's operations."""
     start = _finalized(ids ^ _signed(_finalized_int((init.seed + _GOLDEN) % _WORD)))
     a, b = float(torch.tensor(init.a)), float(torch.tensor(init.b))  # as float32
     if init.kind is InitKind.UNIFORM:
@@ -107,11 +154,12 @@ StandIns = dict[torch.nn.Module, torch.nn.Module]
 
 
 def stand_ins_of(
-    model: torch.nn.Module, where: str | os.PathLike[str], save: Callable[[str], None]
+    model: torch.nn.Module, where: str | os.PathLike[str], save: Callable[[str], None], *, int8: bool = False
 ) -> StandIns:
     """For each served embedding a module with its rows, all as of one moment. `save(folder)` lets the servers
     save their values into a temporary folder inside `where`. All rows must fit into this process's memory.
-    Raises what `save` raises, and LoadError.
+    `int8`: rows are kept as Int8Rows, and by how much they are off is logged. Raises what `save` raises, and
+    LoadError.
     """
     served = find_embeddings(model)
     if not served:
@@ -123,25 +171,37 @@ def stand_ins_of(
     try:
         save(folder.path(name))
         values = read_values(folder.path(name)).sparse
-        inits = {
-            table: saved.spec.rows.init for table, saved in open_saves(folder.path(name)).tables().items()
-        }
+        options = {table: saved.spec.rows for table, saved in open_saves(folder.path(name)).tables().items()}
     finally:
         folder.remove(name)
     found: StandIns = {}
     for path, module in served:
         table = f"{path}.weight" if path else "weight"
-        found[module] = _stand_in(module, values[table], inits[table])
+        found[module] = _stand_in(module, values[table], options[table], int8=int8)
+    if int8:
+        errors = [
+            each.largest_error
+            for stand_in in found.values()
+            for each in stand_in.modules()
+            if isinstance(each, Int8Rows)
+        ]
+        glog(f"rows of {len(found)} tables in int8: no value is off by more than {max(errors):.3g}")
     return found
 
 
-def _stand_in(module: EmbeddingModule, saved: SparseValues, init: Initializer) -> torch.nn.Module:
+def _stand_in(
+    module: EmbeddingModule, saved: SparseValues, options: RowOptions, *, int8: bool
+) -> torch.nn.Module:
     total = row_limit(module)
     if total is None:
-        rows = SavedRows(saved.keys, saved.values, init, module.padding_idx)
+        dtype = module.weight.dtype
+        rows = SavedRows(saved.keys, saved.values.to(dtype), options, module.padding_idx, int8=int8)
         return Bags(module, rows) if isinstance(module, torch.nn.EmbeddingBag) else rows
     table: Any = torch.nn.Embedding if isinstance(module, torch.nn.Embedding) else torch.nn.EmbeddingBag
-    weight = _whole(total, saved, init)
+    weight = _whole(total, saved, options).to(module.weight.dtype)
+    if int8:
+        quantized = Int8Rows(weight)
+        return Bags(module, quantized) if isinstance(module, torch.nn.EmbeddingBag) else quantized
     own: torch.nn.Module = table(
         *weight.shape, _weight=weight, padding_idx=module.padding_idx, **_options(module)
     )
@@ -154,11 +214,11 @@ def _options(module: EmbeddingModule) -> dict[str, Any]:
     return {"mode": module.mode, "include_last_offset": module.include_last_offset}
 
 
-def _whole(total: int, saved: SparseValues, init: Initializer) -> torch.Tensor:
+def _whole(total: int, saved: SparseValues, options: RowOptions) -> torch.Tensor:
     """(total, dim): rows that `shrink` has removed read as on the servers."""
     weight = torch.empty(total, saved.values.shape[1])
     weight[saved.keys] = saved.values
     if len(saved.keys) < total:
         gone = torch.ones(total, dtype=torch.bool).index_fill_(0, saved.keys, False).nonzero()[:, 0]
-        weight[gone] = initial_rows(init, gone, weight.shape[1])
+        weight[gone] = initial_rows(options, gone, weight.shape[1])
     return weight

@@ -11,13 +11,16 @@ from tests.support.owners import owners
 from trainers.ps.saves.manifest import Manifest, SaveMode, commit_save, new_id
 from trainers.ps.saves.read import RowOwner, load_tables
 from trainers.ps.saves.write import Candidates, SaveSpec, SaveTask, TableCut
-from trainers.ps.tables.rules import Adagrad, Adam
-from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
+from trainers.ps.tables.rules import Adagrad, Adam, RowWiseAdam, state_widths
+from trainers.ps.tables.spec import RowOptions, RowType, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
 from trainers.storage.manifest import FileRecord
 
 WORDS = TableSpec(kind=TableKind.SPARSE, name="words", size=4, rule=Adam(), rows=RowOptions(statistics=True))
 USERS = TableSpec(kind=TableKind.SPARSE, name="users", size=3, rule=Adagrad())
+LEAN = TableSpec(
+    kind=TableKind.SPARSE, name="lean", size=3, rule=RowWiseAdam(), rows=RowOptions(dtype=RowType.BFLOAT16)
+)
 
 
 def dense_spec(start: int, stop: int, name: str = "fc.weight") -> TableSpec:
@@ -42,7 +45,9 @@ class MemoryTable:
         """Random rows with state and statistics for these keys."""
         random = torch.Generator().manual_seed(seed)
         for key in keys:
-            row = [torch.randn(self.spec.size, generator=random) for _ in range(1 + self.spec.rule.states)]
+            widths = (self.spec.size, *state_widths(self.spec.rule, self.spec.size))
+            row = [torch.randn(width, generator=random) for width in widths]
+            row[0] = row[0].to(self.spec.rows.dtype.dtype)
             if self.spec.rows.statistics:
                 row.append(torch.rand(3, generator=random))
             self.rows[key] = tuple(row)
@@ -63,7 +68,7 @@ class MemoryTable:
 
     def load(self, rows: SparseRows | DenseRows) -> None:
         columns = [rows.values, *rows.state]
-        assert len(rows.state) == self.spec.rule.states
+        assert len(rows.state) == len(state_widths(self.spec.rule, self.spec.size))
         if isinstance(rows, DenseRows):
             self.rows[None] = tuple(column.clone() for column in columns)
             return

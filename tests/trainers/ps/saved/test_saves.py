@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.support.owners import owners
 from tests.trainers.ps.saved.tables import (
+    LEAN,
     USERS,
     WORDS,
     MemoryTable,
@@ -58,6 +59,24 @@ def slice_of(server: int, servers: int) -> TableSpec:
 
 def specs(servers: int) -> list[list[TableSpec]]:
     return [[slice_of(server, servers), WORDS, USERS] for server in range(servers)]
+
+
+def test_rows_in_16_bits_are_saved_so_and_load_into_any_type(tmp_path):
+    tables = spread(LEAN, KEYS, 2, 5)
+    save(tmp_path, [[table] for table in tables])
+    (first, *_) = tmp_path.glob("save-*/server-0-*.safetensors")
+    assert {each.dtype for name, each in load_file(first).items() if name.endswith("values")} == {
+        torch.bfloat16
+    }
+    assert '"dtype": "bfloat16"' in first.with_name("server-0.json").read_text()
+    rows = {key: row for table in tables for key, row in table.rows.items()}
+    ((again,),) = load(tmp_path, [[LEAN]])
+    assert again.rows.keys() == rows.keys()
+    for key, row in again.rows.items():
+        assert all(torch.equal(one, other) for one, other in zip(row, rows[key], strict=True))
+    values = read_values(tmp_path).sparse["lean"]
+    assert values.values.dtype is torch.float32
+    assert torch.equal(values.values[5], rows[int(values.keys[5])][0].float())
 
 
 @pytest.mark.slow

@@ -35,14 +35,13 @@ def check_against(storage: Storage, model: dict[int, float]) -> None:
     rows, missing = found(storage, keys)
     assert not len(missing)
     assert rows[:, 0].tolist() == list(model.values())
-    words = storage.rows.words[: len(storage) * storage.stride : storage.stride]
-    assert set(words.tolist()) == model.keys()
+    assert set(storage.keys(0, len(storage)).tolist()) == model.keys()
     assert int(storage.index.fill.sum()) == len(model)
 
 
 def write(storage: Storage, model: dict[int, float], keys: Keys, value: float) -> None:
     slots = storage.insert(keys, FRESH)
-    storage.rows.floats[slots * storage.stride * 2 + 2] = value
+    storage.column(0)[slots] = value
     model.update(dict.fromkeys(keys.tolist(), value))
 
 

@@ -5,8 +5,8 @@ from tests.support.training import TwoTables
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps import CountFilterEntry, ShowClickEntry, SparseEmbedding
 from trainers.ps.configs import PsConfigs, TableConfigs
-from trainers.ps.tables.rules import SGD, Adagrad, Fixed
-from trainers.ps.tables.spec import TableKind, place_blocks
+from trainers.ps.tables.rules import SGD, Adagrad, Fixed, RowWiseAdagrad
+from trainers.ps.tables.spec import RowType, TableKind, place_blocks
 from trainers.ps.trainer.layout import LayoutOptions, plan_layout
 
 
@@ -78,3 +78,38 @@ def test_a_table_is_what_its_own_settings_make_of_it() -> None:
     rows = mine.spec.rows
     assert (rows.entry, rows.low, rows.high) == (ShowClickEntry(), -0.5, 2.0)
     assert rows.statistics, "who filters by shows and clicks has them counted"
+
+
+def test_rows_have_the_type_of_their_module_or_of_their_entry_and_tables_of_two_types_are_apart() -> None:
+    wide = torch.nn.Embedding(3, 2, sparse=True)
+    short = torch.nn.Embedding(3, 2, sparse=True, dtype=torch.float16)
+    model = torch.nn.ModuleList([wide, short, SparseEmbedding(2, dtype=torch.bfloat16), SparseEmbedding(2)])
+    tables = {"3.weight": TableConfigs(dtype="bfloat16"), "*": TableConfigs(rule=RowWiseAdagrad())}
+    layout = plan_layout(model, [sgd(model)], 1, LayoutOptions(tables=tables))
+    found = {each.name: each for each in layout.sparse}
+    types = [found[f"{number}.weight"].spec.rows.dtype for number in range(4)]
+    assert types == [RowType.FLOAT32, RowType.FLOAT16, RowType.BFLOAT16, RowType.BFLOAT16]
+    rules = [type(found[f"{number}.weight"].rule) for number in range(4)]
+    assert rules == [RowWiseAdagrad, RowWiseAdagrad, RowWiseAdagrad, SGD], "an own entry counts alone"
+    assert len({each.alike for each in layout.sparse}) == 4
+    (frozen, *_) = plan_layout(model, [], 1, LayoutOptions(tables={"*": tables["*"]})).sparse
+    assert frozen.rule == Fixed()
+    double = torch.nn.ModuleList([torch.nn.Embedding(3, 2, sparse=True, dtype=torch.float64)])
+    with pytest.raises(NotSupportedError, match=r"'0' is torch\.float64"):
+        plan_layout(double, [sgd(double)], 1, LayoutOptions())
+    with pytest.raises(UsageError, match="int8"):
+        SparseEmbedding(2, dtype=torch.int8)
+
+
+def test_a_table_learns_at_the_rate_of_its_group_or_its_own() -> None:
+    model = torch.nn.ModuleList([torch.nn.Embedding(3, 2, sparse=True) for _ in range(3)])
+    groups = [{"params": model[:2].parameters()}, {"params": model[2].parameters(), "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    tables = {"1.weight": TableConfigs(lr=2.0)}
+    layout = plan_layout(model, [optimizer], 1, LayoutOptions(tables=tables))
+    found = {each.name: each for each in layout.sparse}
+    for group in optimizer.param_groups:
+        group["lr"] /= 10  # as a scheduler does
+    rates = [found[f"{number}.weight"].lr for number in range(3)]
+    assert rates == [pytest.approx(0.01), 2.0, pytest.approx(0.05)]
+    assert len({each.alike for each in layout.sparse}) == 3
