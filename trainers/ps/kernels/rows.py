@@ -4,8 +4,9 @@ Everything that depends on the layout of a record, except the steps of optimizer
 inserting, initial values, cuts that are read while another thread changes the rows, statistics, removal.
 
 Record: key int64 | values float32 x dim | each state float32 x dim | show, click, unseen days float32, if
-kept; a multiple of 8 bytes. Loops work in blocks: they prefetch the entries, then the records, then compute,
-so that many reads of memory are in flight at the same time.
+kept | stamp float32, if bounded; a multiple of 8 bytes. The last two are the statistics. Loops work in
+blocks: they prefetch the entries, then the records, then compute, so that many reads of memory are in flight
+at the same time.
 """
 
 from __future__ import annotations
@@ -90,9 +91,9 @@ def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: S
 
 # ---- Finding, inserting and writing rows.
 
-COUNT, STRIDE, DIM, STATES, STATISTICS, DAY = 0, 1, 2, 3, 4, 5
-"""`Rows.numbers`: rows in use, 8-byte words a record, columns, state values a row, statistics a row, and the
-flag EVEN_DAY on every second day.
+COUNT, STRIDE, DIM, STATES, STATISTICS, DAY, COST = 0, 1, 2, 3, 4, 5, 6
+"""`Rows.numbers`: rows in use, 8-byte words a record, columns, state values a row, statistics a row, the flag
+EVEN_DAY on every second day, and what a row costs of its budget; 0: the table is not bounded.
 """
 
 OPEN, CUT_ROWS, READ, TAKEN = 0, 1, 2, 3
@@ -265,7 +266,8 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
                 entries[position] = (tag << np.uint64(32)) | np.uint64(slot + 1)
                 fill[base // SEGMENT] += 1
                 words[slot * stride] = key
-                flags[slot] = new  # not part of the cut
+                # Not part of the cut, which may still have to know whether the row that was here had changed.
+                flags[slot] = new | (flags[slot] & np.uint8(CHANGED) if cut[OPEN] else np.uint8(0))
             slots[i] = slot
         if fresh.kind != NOTHING:
             blank(fresh, rows, before)
@@ -346,13 +348,15 @@ def read(
     start: Scalar,
     stop: Scalar,
     changed_only: Scalar,
+    below: Scalar,
     keys: Keys,
     values: Floats,
     state: Floats,
     statistics: Floats,
 ) -> int:
     """Rows [start, stop) as of the cut; returns how many of them were copied. values (n, dim), state
-    (states, n, dim), statistics (n, 3 or 0).
+    (states, n, dim), statistics (n, as many as there are). `changed_only`: those that have changed, and those
+    with a stamp below `below`, which may have been evicted; 0: none.
 
     Without a lock: a row is copied first, and then its flag is read. A writer keeps the image, sets the flag
     and only then changes the row; so if the flag is not set, the copy is from before the change.
@@ -363,13 +367,16 @@ def read(
     found = np.int64(0)  # with a literal 0 numba would compile every callee twice
     for slot in range(start, stop):
         if changed_only and not flags[slot] & np.uint8(CHANGED):
-            continue
+            kept = below == 0 or floats[stamp_at(rows, slot)] >= below
+            if kept and not (below > 0 and flags[slot] & np.uint8(SINCE_CUT)):
+                continue
         keys[found] = words[slot * stride]
         copy_record(floats, slot * stride * 2 + 2, dim, found, values, state, statistics)
         fence()
         if flags[slot] & np.uint8(SINCE_CUT):
             fence()
-            place = np.int64(image_of[slot]) * stride * 2 + 2
+            image = np.int64(image_of[slot])
+            keys[found], place = rows.images[image * stride], image * stride * 2 + 2
             copy_record(image_floats, place, dim, found, values, state, statistics)
         found += 1
     return int(found)
@@ -443,6 +450,13 @@ def drawn(keys: Keys, seed: Scalar, chance: Scalar, admitted: Mask) -> None:
 
 
 @compiled
+def stamp_at(rows: Rows, slot: Scalar) -> Scalar:
+    """Where in `floats` the last of a row's statistics is: the stamp, if the table is bounded."""
+    numbers = rows.numbers
+    return slot * numbers[STRIDE] * 2 + 1 + numbers[DIM] + numbers[STATES] + numbers[STATISTICS]
+
+
+@compiled
 def position_of(index: Index, rows: Rows, key: Scalar) -> Scalar:
     """The position of the key's entry, or of the empty one where it belongs."""
     base, tag = where(index, key)
@@ -453,14 +467,19 @@ def position_of(index: Index, rows: Rows, key: Scalar) -> Scalar:
 def remove_slot(index: Index, rows: Rows, slot: Scalar) -> None:
     """Remove a row; the last row takes its place."""
     numbers, words = rows.numbers, rows.words
-    stride, last = numbers[STRIDE], numbers[COUNT] - 1
+    flags, stride, last = rows.flags, numbers[STRIDE], numbers[COUNT] - 1
+    if rows.cut[OPEN]:
+        will_change(rows, np.array([slot, last]), 2)  # `last` will be given to a new row
     remove_entry(index, position_of(index, rows, words[slot * stride]))
     if slot != last:
         position = position_of(index, rows, words[last * stride])
         index.entries[position] += np.uint64(slot) - np.uint64(last)
         for word in range(stride):
             words[slot * stride + word] = words[last * stride + word]
-        rows.flags[slot] = rows.flags[last]
+        if not rows.cut[OPEN]:
+            flags[slot] = flags[last]
+        else:  # its CHANGED says whether the row that the cut has there had changed
+            flags[slot] = (flags[slot] & ~np.uint8(EVEN_DAY)) | (flags[last] & np.uint8(EVEN_DAY))
     numbers[COUNT] = last
 
 
@@ -490,38 +509,3 @@ def day_passes(rows: Rows, slot: Scalar, policy: Floats) -> bool:
     floats[place + 2] += np.float32(1)
     show, click, days = floats[place], floats[place + 1], floats[place + 2]
     return bool(shown * (show - click) + clicked * click < least or days > oldest)
-
-
-@compiled
-def shrink(index: Index, rows: Rows, policy: Floats, start: Scalar, most: Scalar) -> tuple[int, int]:
-    """A day passes for so many rows from slot `start` on, but for those whose day has passed already. Returns
-    the next slot and how many rows were removed. Must not be called while there is a cut.
-    """
-    numbers, flags = rows.numbers, rows.flags
-    slot, removed = np.int64(start), np.int64(0)  # with a literal 0 numba would compile every callee twice
-    for _ in range(most):
-        if slot >= numbers[COUNT]:
-            break
-        if flags[slot] & np.uint8(EVEN_DAY) != np.uint8(numbers[DAY]):
-            if day_passes(rows, slot, policy):
-                remove_slot(index, rows, slot)
-                removed += 1
-                continue
-            flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)  # no cut is open
-        slot += 1
-    return int(slot), int(removed)
-
-
-@compiled
-def shrink_keys(index: Index, rows: Rows, policy: Floats, keys: Keys) -> int:
-    """As `shrink`, for the rows of these keys; returns how many were removed."""
-    numbers, flags, removed = rows.numbers, rows.flags, np.int64(0)
-    for key in keys:
-        slot = slot_at(index.entries, position_of(index, rows, key))
-        if slot >= 0 and flags[slot] & np.uint8(EVEN_DAY) != np.uint8(numbers[DAY]):
-            if day_passes(rows, slot, policy):
-                remove_slot(index, rows, slot)
-                removed += 1
-            else:
-                flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)
-    return int(removed)

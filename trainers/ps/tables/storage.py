@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainers.kernels.compiled import Keys
+from trainers.ps.kernels.eviction import FLOORS, NO_USES, Uses, find_evicted
 from trainers.ps.kernels.index import (
     DEEPEST,
     DEPTH,
@@ -32,7 +33,7 @@ from trainers.ps.kernels.index import (
     laid_out,
 )
 from trainers.ps.kernels.memory import touch_pages
-from trainers.ps.kernels.rows import COUNT, READ, TAKEN, Fresh, Rows, insert, read, without_row
+from trainers.ps.kernels.rows import COST, COUNT, READ, TAKEN, Fresh, Rows, insert, read, without_row
 from trainers.ps.kernels.runs import COLUMNS, NEEDS_ROOM, ROOM, line_of
 from trainers.ps.tables.spec import FullError, TableError
 
@@ -157,11 +158,13 @@ _NO_IMAGES = np.empty(0, np.int64), np.empty(0, np.uint32), np.zeros(4, np.int64
 
 class Storage:
     """Records of `dim` values, `states` floats of optimizer state and `statistics` floats, by key. Slots
-    are numbered from 0 without gaps, in the order of insertion. `rows` and `index` are what kernels take.
+    are numbered from 0 without gaps, in the order of insertion. `rows`, `index` and `uses` are what kernels
+    take.
     """
 
     rows: Rows
     index: Index
+    uses: Uses
     dim: int
     statistics: int
     stride: int
@@ -169,6 +172,7 @@ class Storage:
 
     def __init__(self, dim: int, states: int, statistics: int, reserve: int | None = None) -> None:
         reserve = reservation() if reserve is None else reserve
+        self.uses = NO_USES
         self.dim, self.statistics = dim, statistics
         self.stride = 1 + (dim + states + statistics + 1) // 2
         self._records = Arena(reserve)
@@ -184,13 +188,18 @@ class Storage:
             numbers=np.array([0, 1], np.int64),
             secret=SECRET,
         )
-        numbers = np.array([0, self.stride, dim, states, statistics, 0], np.int64)
+        numbers = np.array([0, self.stride, dim, states, statistics, 0, 0], np.int64)
         self._view_rows(numbers, *_NO_IMAGES)
+
+    def bound(self, uses: Uses, cost: int) -> None:
+        """From now on the last of the statistics is a stamp, and a row costs so much of this budget."""
+        self.uses, self.rows.numbers[COST] = uses, cost
+        self.publish(self._line)
 
     def publish(self, line: Keys) -> None:
         """From now on keep the line of this table (see `kernels.runs`) here."""
         self._line = line
-        self._line[:] = line_of(self.index, self.rows, self._room)
+        self._line[:] = line_of(self.index, self.rows, self.uses, self._room)
 
     def __len__(self) -> int:
         return int(self.rows.numbers[COUNT])
@@ -320,13 +329,15 @@ class Storage:
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseRows:
     """Rows of a sparse table: keys (n,) int64, values (n, dim) float32, a (n, dim) float32 for each state,
-    statistics (n, 3) float32 (show, click, unseen days) or None.
+    statistics (n, columns) float32 (show, click, unseen days if it counts them, stamp if it is bounded) or
+    None. `removed`: keys of rows that do not exist any more.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     state: tuple[torch.Tensor, ...]
     statistics: torch.Tensor | None = None
+    removed: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -348,15 +359,25 @@ class DenseCut:
 class Cut:
     """Copy-on-write view of a sparse table as of the moment when `SparseTable.cut` was called.
 
-    `rows` slots must be read upwards from 0; `step` is the table's at that moment. `read` may run in another
-    thread than the table's, `close` must run in the table's thread; leaving a `with` block closes too.
+    `rows` slots must be read upwards from 0; `step` is the table's at that moment, and `removed` are the keys
+    of rows that were removed before it, since the last cut with `mark`; some may have a row again. `read` may
+    run in another thread than the table's, `close` must run in the table's thread; leaving a `with` block
+    closes too.
     """
 
     def __init__(
-        self, storage: Storage, states: int, step: int, changed_only: bool, ended: Callable[[bool], None]
+        self,
+        storage: Storage,
+        states: int,
+        step: int,
+        changed_only: bool,
+        removed: Keys,
+        ended: Callable[[bool], None],
     ) -> None:
         self.rows, self.step = len(storage), step
+        self.removed = torch.from_numpy(removed)
         self._storage, self._states, self._changed_only, self._ended = storage, states, changed_only, ended
+        self._floors = storage.uses.clock[FLOORS:].copy()
         self._images, self._image_of = _room_for(self.rows, storage.stride)
         self._open = True
         storage.begin_cut(self._images.words, self._image_of.words.view(np.uint32))
@@ -386,13 +407,24 @@ class Cut:
         keys, values = np.empty(stop - start, np.int64), np.empty((stop - start, dim), np.float32)
         state = np.empty((self._states, stop - start, dim), np.float32)
         counts = np.empty((stop - start, statistics), np.float32)
-        found = read(rows, start, stop, self._changed_only, keys, values, state, counts)
+        below = self._floors.max()
+        found = read(rows, start, stop, self._changed_only, below, keys, values, state, counts)
         rows.cut[READ] = stop
+        keys, values, state, counts = keys[:found], values[:found], state[:, :found], counts[:found]
+        removed = None
+        evicted = np.zeros(found, np.bool_)
+        if below > 0 and find_evicted(keys, counts[:, -1], self._floors, evicted):
+            removed = torch.from_numpy(keys[evicted])
+            keys, values, state, counts = (
+                each.compress(~evicted, axis)
+                for each, axis in ((keys, 0), (values, 0), (state, 1), (counts, 0))
+            )
         return SparseRows(
-            torch.from_numpy(keys[:found]),
-            torch.from_numpy(values[:found]),
-            tuple(torch.from_numpy(each[:found]) for each in state),
-            torch.from_numpy(counts[:found]) if statistics else None,
+            torch.from_numpy(keys),
+            torch.from_numpy(values),
+            tuple(torch.from_numpy(each) for each in state),
+            torch.from_numpy(counts) if statistics else None,
+            removed,
         )
 
     def close(self, *, saved: bool = True) -> None:

@@ -21,7 +21,9 @@ from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop
 from trainers.ps.tables.spec import (
     MAX_BLOCK,
     MAX_DIM,
+    Bound,
     EntryKind,
+    EvictionPolicy,
     RowOptions,
     TableKind,
     TableSpec,
@@ -152,7 +154,8 @@ class SparseParameter:
     def alike(self) -> Hashable:
         """Equal for tables that can be handled together: see `group`."""
         rows, lr = self.spec.rows, (id(self.group), self.own_lr)
-        return self.spec.size, self.spec.rule, self.rule, lr, rows.statistics, rows.entry.kind
+        kind = rows.statistics, rows.entry.kind, rows.bound is not None
+        return self.spec.size, self.spec.rule, self.rule, lr, *kind
 
     @property
     def lr(self) -> float:
@@ -227,7 +230,7 @@ def plan_layout(
     sparse_names = [name for name, parameter in named.items() if id(parameter) in embeddings]
     _check_names(options.tables, sparse_names)
     sparse = _in_groups(
-        _plan_sparse(name, embeddings[id(named[name])], trained.get(id(named[name])), options)
+        _plan_sparse(name, embeddings[id(named[name])], trained.get(id(named[name])), servers, options)
         for name in sparse_names
     )
     dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
@@ -268,6 +271,7 @@ def _plan_sparse(
     name: str,
     module: EmbeddingModule,
     trained_by: _Trained | None,
+    servers: int,
     options: LayoutOptions,
 ) -> SparseParameter:
     if module.embedding_dim > MAX_DIM:
@@ -279,9 +283,20 @@ def _plan_sparse(
             f"sparse_table_configs[{name!r}] has a rule but no lr, and the optimizer has none for it"
         )
     trained = not isinstance(rule, Fixed)
-    rows = _rows(module, own)
+    rows = _rows(name, module, own, options.configs.bound)
     if options.geo and rows.statistics:
         raise NotSupportedError(f"statistics of {name!r} are not supported with geo training")
+    if rows.bound is not None:
+        if options.geo:
+            raise NotSupportedError(
+                f"embedding {name!r} is bounded, which is not supported with geo training: its trainers keep "
+                "every row that they have trained"
+            )
+        if rows.bound.policy is EvictionPolicy.SCORE and not rows.statistics:
+            raise UsageError(
+                f"embedding {name!r} has evict 'score' but no statistics; set statistics=True, or use 'lfu'"
+            )
+        rows = dataclasses.replace(rows, bound=rows.bound.on(servers))
     spec = TableSpec(
         kind=TableKind.SPARSE,
         name=name,
@@ -300,15 +315,22 @@ def _plan_sparse(
     )
 
 
-def _rows(module: EmbeddingModule, own: TableConfigs) -> RowOptions:
+def _rows(name: str, module: EmbeddingModule, own: TableConfigs, of_job: Bound | None) -> RowOptions:
     rows = rows_of(module)
     entry = own.entry or rows.entry
+    bound = own.bound or rows.bound or of_job
+    if bound is not None and of_job is not None and not (bound.rows or bound.bytes):
+        raise UsageError(
+            f"embedding {name!r} has ttl_s, and the job has a bound, which a table with a bound of its own "
+            "has no share in; give it max_rows or max_bytes too"
+        )
     return RowOptions(
         init=own.init or rows.init,
         entry=entry,
         low=max(own.low, rows.low),
         high=min(own.high, rows.high),
         statistics=own.statistics or rows.statistics or entry.kind is EntryKind.SHOW_CLICK,
+        bound=bound,
     )
 
 

@@ -88,10 +88,7 @@ class SaveCoordinator:
             self._last = save.id
 
     def shrink(self, tables: Sequence[int], policy: ShrinkPolicy) -> int:
-        """A day has passed in these tables; returns how many rows were removed. A delta does not record
-        removed rows, so the next save must be a full one.
-        """
-        self._last = None
+        """A day has passed in these tables; returns how many rows were removed."""
         numbers = torch.from_numpy(policy.numbers())
         parts = tuple(Part(table, Field.VALUES, numbers) for table in tables)
         return sum(reply.number for reply in self._client.ask(self._all(Kind.SHRINK, 0, parts)))
