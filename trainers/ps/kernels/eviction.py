@@ -153,10 +153,12 @@ def count_uses(index: Index, rows: Rows, uses: Uses, keys: Keys, stats: Floats) 
 
 @compiled
 def find_evicted(keys: Keys, stamps: Floats, floors: NDArray[np.float64], evicted: Mask) -> bool:
-    """evicted[i] = whether a row with this key and stamp is below its floor; whether any is."""
+    """evicted[i] = whether a row with this key and stamp is below its floor, or was never used; whether any
+    is.
+    """
     found = False
     for i in range(len(keys)):
-        evicted[i] = stamps[i] < floors[part_of(keys[i])]
+        evicted[i] = stamps[i] == np.float32(0) or stamps[i] < floors[part_of(keys[i])]
         found |= evicted[i]
     return found
 

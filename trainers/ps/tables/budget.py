@@ -25,13 +25,16 @@ from trainers.ps.kernels.eviction import (
     Uses,
     pass_until,
 )
-from trainers.ps.tables.spec import Bound
+from trainers.ps.tables.spec import Bound, EvictionPolicy
 
 ROW_BYTES = 16
 """What a row takes besides its record: its flags, and its share of the index."""
 
-_USES_A_UNIT = 8
-"""A unit of the clock is so many uses of each row that there is room for: the half-life of a use in LFU."""
+_USES_A_UNIT = {EvictionPolicy.LRU: 8, EvictionPolicy.LFU: 2, EvictionPolicy.SCORE: 2}
+"""A unit of the clock is so many uses for each row that there is room for. In LFU and SCORE it is the
+half-life of a use: long enough to count, short enough for ids that go out of use. In LRU a longer unit orders
+rows that were used longer ago.
+"""
 _RESERVE, _FREED = 32, 16
 """Rows are evicted when less than a 32nd of the budget is free; then a 16th is."""
 _SWEPT_BY_ROW, _SWEPT_AT_LEAST = 64, 1024
@@ -72,7 +75,7 @@ class Budget:
         self._limit = bound.rows or bound.bytes
         clock = np.zeros(FLOORS + PARTS)
         clock[POLICY] = bound.policy
-        clock[COST_UNIT] = 0 if bound.ttl_s else 1 / (_USES_A_UNIT * self._limit)
+        clock[COST_UNIT] = 0 if bound.ttl_s else 1 / (_USES_A_UNIT[bound.policy] * self._limit)
         self.uses = Uses(clock, np.zeros(LEVELS * PARTS, np.int64))
         self._tables: list[Evictable] = []
         self._records = 0

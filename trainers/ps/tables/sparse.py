@@ -641,9 +641,8 @@ class SparseTable:
         write(storage.rows, slots, values, state, statistics, self.fresh.state)
         if self.budget is not None and len(statistics):
             count_loaded(storage.rows, storage.uses, slots)
-            self.budget.settle()
-        else:
-            self._count_uses(keys)
+            keys = keys[statistics[:, -1] == 0]  # of a save without stamps
+        self._count_uses(keys)
 
 
 def make_table(spec: TableSpec) -> DenseTable | SparseTable:

@@ -413,7 +413,7 @@ class Cut:
         keys, values, state, counts = keys[:found], values[:found], state[:, :found], counts[:found]
         removed = None
         evicted = np.zeros(found, np.bool_)
-        if below > 0 and find_evicted(keys, counts[:, -1], self._floors, evicted):
+        if rows.numbers[COST] and find_evicted(keys, counts[:, -1], self._floors, evicted):
             removed = torch.from_numpy(keys[evicted])
             keys, values, state, counts = (
                 each.compress(~evicted, axis)

@@ -209,7 +209,11 @@ class Worker:
         self._take_dense()
         self._servings = [
             ServedEmbedding(
-                table.sparse.name, table.sparse.module, rows, statistics=table.sparse.spec.rows.statistics
+                table.sparse.name,
+                table.sparse.module,
+                rows,
+                statistics=table.sparse.spec.rows.statistics,
+                evicts=table.sparse.spec.rows.bound is not None,
             )
             for table, rows in zip(self._tables, self._rows, strict=True)
         ]
