@@ -15,7 +15,7 @@ from trainers.ps import SparseAdam, SparseEmbedding, Uniform
 
 
 class Model(torch.nn.Module):
-    """More ids than there is room for, an embedding with rows of its own, and dense layers over two servers."""
+    """More ids than there is room for, an embedding with rows of its own, and dense layers on two servers."""
 
     def __init__(self) -> None:
         super().__init__()

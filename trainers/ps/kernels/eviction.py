@@ -206,13 +206,15 @@ def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys)
 
 @compiled
 def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, most: Scalar, gone: Keys) -> tuple[int, int]:
-    """Remove the records of evicted rows among the next `most` slots below `below`. Returns where to continue
-    and how many were removed; their keys are in `gone`. Downwards: a row that takes the place of another was
-    looked at before.
+    """Remove the records of evicted rows among the next `most` slots below `below`, until `gone` is full of
+    their keys. Returns where to continue and how many were removed. Downwards: a row that takes the place of
+    another was looked at before.
     """
     words, stride = rows.words, rows.numbers[STRIDE]
     count, slot = np.int64(0), min(np.int64(below), rows.numbers[COUNT])
     for _ in range(min(np.int64(most), slot)):
+        if count == len(gone):
+            break
         slot -= 1
         if slot >= _AHEAD:
             prefetch(words, (slot - _AHEAD) * stride)

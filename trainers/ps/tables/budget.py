@@ -37,12 +37,12 @@ rows that were used longer ago.
 """
 _RESERVE, _FREED = 32, 16
 """Rows are evicted when less than a 32nd of the budget is free; then a 16th is."""
-_SWEPT_BY_ROW, _SWEPT_AT_LEAST = 64, 1024
-"""Records that are looked at for each new row, and after any request: before the 32nd has been used up, those
-of all evicted rows are gone.
+_SWEPT_BY_ROW, _REMOVED_BY_ROW, _NEW_AT_LEAST = 64, 2, 128
+"""Records to look at, and to remove at most, for each new row of a request, or as if it had made so many:
+those of all evicted rows are gone before the 32nd has been used up.
 """
-_SWEPT_BY_TICK = 1 << 16
-"""About a millisecond."""
+_NEW_BY_TICK = 1024
+"""As above, when time passes: a millisecond or two."""
 _TICKS = 480
 """Parts of a time to live by which the age of a row is known: fewer than LEVELS_BELOW."""
 
@@ -60,8 +60,8 @@ class Evictable(Protocol):
     def begin_sweep(self) -> None:
         """Rows were evicted, whose records are to be removed."""
 
-    def sweep(self, rows: int) -> int:
-        """Look at so many records at most; at how many it was."""
+    def sweep(self, records: int, removed: int) -> tuple[int, int]:
+        """Look at so many records at most, and remove so many at most. How many that were."""
 
 
 class Budget:
@@ -97,8 +97,7 @@ class Budget:
         full = self._limit and self.uses.clock[TOTAL] > self._limit - self._limit // _RESERVE
         if full and not self.held:
             self._evict()
-        new = sum(map(len, self._tables)) - self._records
-        self._sweep(max(_SWEPT_AT_LEAST, _SWEPT_BY_ROW * new))
+        self._sweep(max(_NEW_AT_LEAST, sum(map(len, self._tables)) - self._records))
 
     def tick(self, time: float) -> None:
         """It is `time`, in seconds; rows whose time to live is over are evicted."""
@@ -112,7 +111,7 @@ class Budget:
             over = self._times.popleft()[1]
         if over is not None:
             self._raise_floors(np.full(PARTS, over))
-        self._sweep(_SWEPT_BY_TICK)
+        self._sweep(_NEW_BY_TICK)
 
     def ticks_at(self, time: float) -> bool:
         """Whether `tick` does something at this time."""
@@ -134,9 +133,11 @@ class Budget:
         times = clocks[0][1 + PARTS :]
         self._times = deque((time, int(level)) for time, level in zip(times[::2], times[1::2], strict=True))
 
-    def _sweep(self, records: int) -> None:
+    def _sweep(self, new: int) -> None:
+        records, removed = _SWEPT_BY_ROW * new, _REMOVED_BY_ROW * new
         for table in self._tables:
-            records -= table.sweep(records)
+            looked, gone = table.sweep(records, removed)
+            records, removed = records - looked, removed - gone
         self._records = sum(map(len, self._tables))
 
     def _evict(self) -> None:

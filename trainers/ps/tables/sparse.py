@@ -406,17 +406,17 @@ class SparseTable:
         self._sweep_again = self._unswept > 0
         self._unswept = self._unswept or len(self)
 
-    def sweep(self, rows: int) -> int:
+    def sweep(self, records: int, removed: int) -> tuple[int, int]:
         """See Evictable. While a day passes, nothing is removed: rows that have not had it would take the
         places of others.
         """
-        if not self._unswept or rows <= 0 or self._day is not None:
-            return 0
+        if not self._unswept or records <= 0 or removed <= 0 or self._day is not None:
+            return 0, 0
         storage, before = self._storage, min(self._unswept, len(self))
-        gone = np.empty(min(rows, before), np.int64)
-        self._unswept, count = sweep(storage.index, storage.rows, storage.uses, before, rows, gone)
+        gone = np.empty(min(records, removed, before), np.int64)
+        self._unswept, count = sweep(storage.index, storage.rows, storage.uses, before, records, gone)
         self._note_removed(gone[:count])
-        looked = before - self._unswept
+        looked = before - self._unswept, count
         if not self._unswept and self._sweep_again:
             self._unswept, self._sweep_again = len(self), False
         return looked
