@@ -176,6 +176,26 @@ def test_a_delta_has_the_rows_that_were_removed(tmp_path, servers):
             assert all(torch.equal(one, other[own]) for one, other in pairs if len(other))
 
 
+def test_evicted_rows_whose_records_are_still_there_are_in_no_save(tmp_path):
+    rows = RowOptions(bound=Bound(rows=40_000))
+    mine = [SparseTable(TableSpec(kind=TableKind.SPARSE, name="bounded", size=1, rule=Adagrad(), rows=rows))]
+
+    def push(start, stop):
+        mine[0].apply(torch.arange(start, stop), torch.ones(stop - start, 1), 0.1)
+
+    push(0, 38_700)
+    first = saved(tmp_path, mine)
+    push(38_700, 38_800)
+    left = content(mine[0])[0]
+    assert len(left) < len(mine[0]) - 500
+    saved(tmp_path, mine, SaveMode.DELTA, first.saves[-1].id)
+    found = [SparseTable(mine[0].spec)]
+    load_tables(tmp_path, found, RowOwner(0, 1))
+    assert torch.equal(content(found[0])[0], left)
+    assert len(found[0]) == len(left)
+    assert torch.equal(read_values(tmp_path).sparse["bounded"].keys, left)
+
+
 def test_a_save_fits_a_table_with_another_bound(tmp_path):
     mine = [SparseTable(SEEN)]
     keys = torch.arange(1000)
