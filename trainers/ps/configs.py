@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from trainers.checks import flag, keys, one_of, positive, whole
 from trainers.errors import NotSupportedError, UsageError
 from trainers.ps.tables.rules import ON_ROWS, RULES, AnyRule
-from trainers.ps.tables.spec import Entry, Initializer
+from trainers.ps.tables.spec import Bound, Entry, Initializer
 
 SPLIT_METHODS = ("RoundRobin", "HashName")
 WIRE_DTYPES = ("float32", "float16", "bfloat16")
@@ -44,6 +44,9 @@ class PsConfigs:
 
     `rows_at_end`: whose model gets the rows of embeddings of a known size in `stop_worker`: that of every
     trainer, of the first one, or of none, because the servers have saved them.
+
+    `max_rows` or `max_bytes`: how much all tables without a bound of their own may have together, on all
+    servers; `evict`: which rows then leave first.
     """
 
     split_method: str = "RoundRobin"
@@ -58,6 +61,9 @@ class PsConfigs:
     log_fsync: str = "everysec"
     durability_dir: str = ""
     rows_at_end: str = "all"
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    evict: str | None = None
 
     def __post_init__(self) -> None:
         one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
@@ -71,6 +77,13 @@ class PsConfigs:
             positive(f"ps_configs {name}", getattr(self, name))
         if not isinstance(self.durability_dir, str):
             raise UsageError(f"ps_configs durability_dir is {self.durability_dir!r}; it must be a path")
+        _ = self.bound
+
+    @property
+    def bound(self) -> Bound | None:
+        """Of all tables without one of their own."""
+        bound = Bound.of("ps_configs", self.max_rows, self.max_bytes, self.evict, None)
+        return None if bound is None else replace(bound, shared=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +171,8 @@ class TableConfigs:
 
     `rule`: an update rule of trainers.ps (SGD, Adagrad, ...) in place of the optimizer's; `lr`:
     a learning rate of its own. `init`, `entry`: see `SparseEmbedding`; `low`, `high`: bounds of every value
-    after an update; `statistics`: rows count shows, clicks and unseen days. `dtype`: the type in which
-    servers keep the values of rows.
+    after an update; `statistics`: rows count shows, clicks and unseen days; `dtype`: the type in which
+    servers keep the values of rows; `max_rows`, `max_bytes`, `evict`, `ttl_s`: as for `SparseEmbedding`.
     """
 
     rule: AnyRule | None = None
@@ -170,6 +183,10 @@ class TableConfigs:
     high: float = math.inf
     statistics: bool = False
     dtype: str | None = None
+    max_rows: int | None = None
+    max_bytes: int | None = None
+    evict: str | None = None
+    ttl_s: float | None = None
 
     def __post_init__(self) -> None:
         where = "sparse_table_configs"
@@ -189,6 +206,12 @@ class TableConfigs:
         flag(f"{where} statistics", self.statistics)
         if self.dtype is not None:
             one_of(f"{where} dtype", self.dtype, WIRE_DTYPES)
+        _ = self.bound
+
+    @property
+    def bound(self) -> Bound | None:
+        """How many rows there may be; None: as the module says."""
+        return Bound.of("sparse_table_configs", self.max_rows, self.max_bytes, self.evict, self.ttl_s)
 
 
 def sparse_table_configs(name: str, value: Any) -> Mapping[str, Any]:

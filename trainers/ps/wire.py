@@ -52,11 +52,13 @@ class Kind(IntEnum):
     SHRINK = 12  # a day has passed; VALUES: the policy. Answer: number, the rows that were removed
     TRAINERS = 13  # in a server's log only: from here on `number` new trainers; TEXT: of which start
     GATHER = 14  # TEXT: a contribution to gather `number`; 0: any. Answer: TEXTs, all contributions
+    TIME = 15  # in a server's log only: it is `number` ms since 1970, for rows that have a time to live
     DONE = 16  # success; number: the server's step
     DATA = 17  # success, with values
     WAIT = 18  # received; the answer waits for what the text says
     REFUSED = 19  # refused; the code and the text say why
     PROBE = 20  # from the server, to find out whether a connection is open; not answered
+    SHRUNK = 21  # in a server's log only: the last SHRINK is over, and budgets evict rows again
 
 
 INITIAL, LOADED = 0, 1

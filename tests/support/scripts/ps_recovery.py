@@ -15,11 +15,11 @@ from trainers.ps import RowWiseAdam, SparseEmbedding, Uniform
 
 
 class Model(torch.nn.Module):
-    """Unbounded ids, an embedding with rows of its own, and dense layers over two servers."""
+    """More ids than there is room for, an embedding with rows of its own, and dense layers on two servers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ids = SparseEmbedding(4, init=Uniform(-0.5, 0.5, seed=3))
+        self.ids = SparseEmbedding(4, init=Uniform(-0.5, 0.5, seed=3), max_rows=300)
         self.words = torch.nn.Embedding(50, 4, sparse=True)
         self.wide = torch.nn.Linear(8, 2100)
         self.out = torch.nn.Linear(2100, 1)

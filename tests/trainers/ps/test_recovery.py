@@ -113,6 +113,7 @@ def test_sync_training_with_kills_is_bit_for_bit_training_without(forker: Forker
     quiet, killed = (read_values(tmp_path / name / "saved") for name in ("quiet", "killed"))
     assert quiet.dense.keys() == killed.dense.keys()
     assert quiet.sparse.keys() == killed.sparse.keys()
+    assert 0 < len(quiet.sparse["ids.weight"].keys) <= 300, "rows were evicted"
     assert all(torch.equal(quiet.dense[name], killed.dense[name]) for name in quiet.dense)
     for name, table in quiet.sparse.items():
         assert torch.equal(table.keys, killed.sparse[name].keys)

@@ -4,9 +4,10 @@ Everything that depends on the layout of a record, except the steps of optimizer
 inserting, initial values, cuts that are read while another thread changes the rows, statistics, removal.
 
 Record: key int64 | values x dim, float32 or in 16 bits | optimizer state float32: dim for each state, then
-one for each row-wise state | show, click, unseen days float32, if kept. It is measured in places of 4 bytes,
-and its values fill whole places. Loops work in blocks: they prefetch the entries, then the records, then
-compute, so that many reads of memory are in flight at the same time.
+one for each row-wise state | show, click, unseen days float32, if kept | stamp float32, if bounded. The last
+two are the statistics. It is measured in places of 4 bytes, and its values fill whole places. Loops work in
+blocks: they prefetch the entries, then the records, then compute, so that many reads of memory are in flight
+at the same time.
 """
 
 from __future__ import annotations
@@ -97,10 +98,11 @@ def initial_rows(fresh: Fresh, keys: Keys, positions: Keys, flat: Floats, dim: S
 
 # ---- Finding, inserting and writing rows.
 
-COUNT, STRIDE, DIM, STATES, STATISTICS, DAY, DTYPE, WIDTH, SEED, STEP, ROW_NUMBERS = range(11)
+COUNT, STRIDE, DIM, STATES, STATISTICS, DAY, DTYPE, WIDTH, SEED, STEP, COST, ROW_NUMBERS = range(12)
 """`Rows.numbers`: rows in use, places a record, columns, state values a row, statistics a row, the flag
-EVEN_DAY on every second day, the type of the values (see `rounding`), places that they need, and what their
-random rounding depends on: a seed, and the updates of the table so far.
+EVEN_DAY on every second day, the type of the values (see `rounding`), places that they need, what their
+random rounding depends on (a seed, and the updates of the table so far), and what a row costs of its budget;
+0: the table is not bounded.
 """
 
 VALUES = 2
@@ -283,7 +285,8 @@ def insert(index: Index, rows: Rows, fresh: Fresh, keys: Keys, begin: Scalar, sl
                 entries[position] = (tag << np.uint64(32)) | np.uint64(slot + 1)
                 fill[base // SEGMENT] += 1
                 set_key(floats, slot * stride, key)
-                flags[slot] = new  # not part of the cut
+                # Not part of the cut, which may still have to know whether the row that was here had changed.
+                flags[slot] = new | (flags[slot] & np.uint8(CHANGED) if cut[OPEN] else np.uint8(0))
             slots[i] = slot
         if fresh.kind != NOTHING:
             blank(fresh, rows, before)
@@ -428,6 +431,7 @@ def read(
     start: Scalar,
     stop: Scalar,
     changed_only: Scalar,
+    below: Scalar,
     keys: Keys,
     values: Floats,
     state: Floats,
@@ -436,7 +440,8 @@ def read(
 ) -> int:
     """Rows [start, stop) as of the cut; returns how many of them were copied. values (n, width): the places
     of the values, as they are; state (states, n, dim); row-wise state `of_row` (n, row states); statistics
-    (n, 3 or 0).
+    (n, as many as there are). `changed_only`: those that have changed, and those with a stamp below `below`,
+    which may have been evicted; 0: none.
 
     Without a lock: a row is copied first, and then its flag is read. A writer keeps the image, sets the flag
     and only then changes the row; so if the flag is not set, the copy is from before the change.
@@ -446,14 +451,17 @@ def read(
     found = np.int64(0)  # with a literal 0 numba would compile every callee twice
     for slot in range(start, stop):
         if changed_only and not flags[slot] & np.uint8(CHANGED):
-            continue
+            kept = below == 0 or floats[stamp_at(rows, slot)] >= below
+            if kept and not (below > 0 and flags[slot] & np.uint8(SINCE_CUT)):
+                continue
         keys[found] = key_at(floats, slot * stride)
         copy_record(floats, slot * stride + VALUES, found, values, state, of_row, statistics)
         fence()
         if flags[slot] & np.uint8(SINCE_CUT):
             fence()
-            place = np.int64(image_of[slot]) * stride + VALUES
-            copy_record(images, place, found, values, state, of_row, statistics)
+            image = np.int64(image_of[slot]) * stride
+            keys[found] = key_at(images, image)
+            copy_record(images, image + VALUES, found, values, state, of_row, statistics)
         found += 1
     return int(found)
 
@@ -530,6 +538,13 @@ def drawn(keys: Keys, seed: Scalar, chance: Scalar, admitted: Mask) -> None:
 
 
 @compiled
+def stamp_at(rows: Rows, slot: Scalar) -> Scalar:
+    """Where in `floats` the last of a row's statistics is: the stamp, if the table is bounded."""
+    numbers = rows.numbers
+    return (slot + 1) * numbers[STRIDE] - 1
+
+
+@compiled
 def position_of(index: Index, rows: Rows, key: Scalar) -> Scalar:
     """The position of the key's entry, or of the empty one where it belongs."""
     base, tag = where(index, key)
@@ -540,14 +555,19 @@ def position_of(index: Index, rows: Rows, key: Scalar) -> Scalar:
 def remove_slot(index: Index, rows: Rows, slot: Scalar) -> None:
     """Remove a row; the last row takes its place."""
     numbers, floats = rows.numbers, rows.floats
-    stride, last = numbers[STRIDE], numbers[COUNT] - 1
+    flags, stride, last = rows.flags, numbers[STRIDE], numbers[COUNT] - 1
+    if rows.cut[OPEN]:
+        will_change(rows, np.array([slot, last]), 2)  # `last` will be given to a new row
     remove_entry(index, position_of(index, rows, key_at(floats, slot * stride)))
     if slot != last:
         position = position_of(index, rows, key_at(floats, last * stride))
         index.entries[position] += np.uint64(slot) - np.uint64(last)
         for place in range(stride):
             floats[slot * stride + place] = floats[last * stride + place]
-        rows.flags[slot] = rows.flags[last]
+        if not rows.cut[OPEN]:
+            flags[slot] = flags[last]
+        else:  # its CHANGED says whether the row that the cut has there had changed
+            flags[slot] = (flags[slot] & ~np.uint8(EVEN_DAY)) | (flags[last] & np.uint8(EVEN_DAY))
     numbers[COUNT] = last
 
 
@@ -577,38 +597,3 @@ def day_passes(rows: Rows, slot: Scalar, policy: Floats) -> bool:
     floats[place + 2] += np.float32(1)
     show, click, days = floats[place], floats[place + 1], floats[place + 2]
     return bool(shown * (show - click) + clicked * click < least or days > oldest)
-
-
-@compiled
-def shrink(index: Index, rows: Rows, policy: Floats, start: Scalar, most: Scalar) -> tuple[int, int]:
-    """A day passes for so many rows from slot `start` on, but for those whose day has passed already. Returns
-    the next slot and how many rows were removed. Must not be called while there is a cut.
-    """
-    numbers, flags = rows.numbers, rows.flags
-    slot, removed = np.int64(start), np.int64(0)  # with a literal 0 numba would compile every callee twice
-    for _ in range(most):
-        if slot >= numbers[COUNT]:
-            break
-        if flags[slot] & np.uint8(EVEN_DAY) != np.uint8(numbers[DAY]):
-            if day_passes(rows, slot, policy):
-                remove_slot(index, rows, slot)
-                removed += 1
-                continue
-            flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)  # no cut is open
-        slot += 1
-    return int(slot), int(removed)
-
-
-@compiled
-def shrink_keys(index: Index, rows: Rows, policy: Floats, keys: Keys) -> int:
-    """As `shrink`, for the rows of these keys; returns how many were removed."""
-    numbers, flags, removed = rows.numbers, rows.flags, np.int64(0)
-    for key in keys:
-        slot = slot_at(index.entries, position_of(index, rows, key))
-        if slot >= 0 and flags[slot] & np.uint8(EVEN_DAY) != np.uint8(numbers[DAY]):
-            if day_passes(rows, slot, policy):
-                remove_slot(index, rows, slot)
-                removed += 1
-            else:
-                flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)
-    return int(removed)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainers.kernels.compiled import Floats, Keys, Mask, Scalar, compiled
 from trainers.ps.kernels import updates
+from trainers.ps.kernels.eviction import FLOORS, LEVELS, PARTS, Uses, count_uses
 from trainers.ps.kernels.index import BLOCK, ENOUGH, SEGMENT, SEGMENTS, Index
 from trainers.ps.kernels.memory import carray, pointer
 from trainers.ps.kernels.rows import (
@@ -54,9 +55,13 @@ from trainers.ps.kernels.rows import (
     INDEX_NUMBERS,
     SECRETS,
     ROOM,
+    CLOCK,
+    CELLS,
     COLUMNS,
-) = range(21)
-"""A line: addresses and lengths of the arrays of `Rows` and `Index`; ROOM: rows for which there is memory."""
+) = range(23)
+"""A line: addresses and lengths of the arrays of `Rows`, `Index` and `Uses`; ROOM: rows for which there is
+memory.
+"""
 
 NEEDS_ROOM = 3
 """What `insert_run` needs to continue, besides what the index may need."""
@@ -71,7 +76,7 @@ class Run(NamedTuple):
     numbers: NDArray[np.float32]  # (tables, 3): a, b, state
 
 
-def line_of(index: Index, rows: Rows, room: int) -> list[int]:
+def line_of(index: Index, rows: Rows, uses: Uses, room: int) -> list[int]:
     """The line of a table. Its arrays must stay alive, and where they are."""
     return [
         *(rows.floats.ctypes.data, len(rows.floats), rows.flags.ctypes.data, len(rows.flags)),
@@ -80,6 +85,7 @@ def line_of(index: Index, rows: Rows, room: int) -> list[int]:
         *(index.entries.ctypes.data, len(index.entries), index.directory.ctypes.data, len(index.directory)),
         *(index.fill.ctypes.data, len(index.fill), index.depths.ctypes.data),
         *(index.numbers.ctypes.data, index.secret.ctypes.data, room),
+        *(uses.clock.ctypes.data, uses.cells.ctypes.data),
     ]
 
 
@@ -106,6 +112,15 @@ def rows_at(lines: Keys, table: Scalar) -> Rows:
         carray(pointer(line[IMAGES]), (line[IMAGE_PLACES],), np.float32),
         carray(pointer(line[IMAGE_OF]), (line[IMAGE_COUNT],), np.uint32),
         carray(pointer(line[CUT]), (4,), np.int64),
+    )
+
+
+@compiled
+def uses_at(lines: Keys, table: Scalar) -> Uses:
+    line = lines[table]
+    return Uses(
+        carray(pointer(line[CLOCK]), (FLOORS + PARTS,), np.float64),
+        carray(pointer(line[CELLS]), (LEVELS * PARTS,), np.int64),
     )
 
 
@@ -219,6 +234,16 @@ def without_room(lines: Keys, starts: Keys, most: Scalar, lacking: Mask) -> bool
             )
             found |= lacking[table]
     return found
+
+
+@compiled
+def count_uses_run(lines: Keys, starts: Keys, keys: Keys, stats: Floats) -> None:
+    """The rows of these keys of bounded tables were used."""
+    for table in range(len(starts) - 1):
+        start, stop = starts[table], starts[table + 1]
+        if start < stop:
+            index, rows, uses = index_at(lines, table), rows_at(lines, table), uses_at(lines, table)
+            count_uses(index, rows, uses, keys[start:stop], stats)
 
 
 # ---- One step of an optimizer. options: (tables, ...), a line as the kernel in `updates` takes it. Each does

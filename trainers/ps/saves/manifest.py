@@ -26,9 +26,8 @@ from trainers.storage.manifest import FileRecord, checksum_of, is_name
 #
 # 0  Paddle and here: every row, with optimizer state and statistics.
 # 1  Paddle: for serving, the values of rows that pass base_threshold, delta_threshold and delta_keep_days.
-#    Here: every row changed since the last save of mode 0, 1 or 3, with state and statistics; mode 0 and its
-#    deltas load as one save. A delta does not record rows that `shrink` removed: after a shrink, save with
-#    mode 0 or 3.
+#    Here: every row changed since the last save of mode 0, 1 or 3, with state and statistics, and the keys of
+#    the rows removed since then; mode 0 and its deltas load as one save.
 # 2  Paddle: values of rows that pass base_threshold and delta_keep_days. Here: the values of every row. 3
 # Paddle: every row, and then one more unseen day for each. Here: every row; the caller ages the statistics.
 
@@ -44,8 +43,8 @@ class SaveMode(IntEnum):
 
 # ---- The files of a save.
 
-VERSION = 2
-"""Of version 1, specs had fewer options."""
+VERSION = 3
+"""Of version 1, specs had fewer options; of version 2, deltas had no removed keys."""
 MANIFEST = "manifest.json"
 _FORMAT = "fleetrun saved tables"
 
@@ -58,13 +57,14 @@ class PieceKind(StrEnum):
     DENSE = "dense"
     ROWS = "rows"
     CANDIDATES = "candidates"
+    REMOVED = "removed"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of one table in a file. Its tensors are named `TABLE/KIND/NUMBER/` and `values`, `state.0`
     (dense); `keys`, `values`, `state.0`, `statistics` (rows); `keys`, `counts`, `days` (candidates: keys that
-    do not have a row yet).
+    do not have a row yet); `keys` (removed).
     """
 
     table: str
@@ -85,11 +85,14 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class SavedTable:
-    """A table of one server. `step`: its updates so far; `rows`: in this part."""
+    """A table of one server. `step`: its updates so far; `rows`: in this part; `clock`: of the budget of a
+    bounded table (see `tables.budget`).
+    """
 
     spec: TableSpec
     step: int
     rows: int
+    clock: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class SavedPart:
                 "spec": table.spec.encode().hex(),
                 "step": table.step,
                 "rows": table.rows,
+                "clock": table.clock,
             }
             for table in self.tables
         ]
@@ -249,7 +253,10 @@ def _table(body: Mapping[str, Any]) -> SavedTable:
         spec = TableSpec.decode(bytes.fromhex(_text(body, "spec")))
     except (SpecError, ValueError) as error:
         raise ManifestError(f"table {body.get('name')!r}: {error}") from error
-    return SavedTable(spec, _count(body, "step"), _count(body, "rows"))
+    clock = body.get("clock", [])
+    if not isinstance(clock, list) or not all(isinstance(number, float | int) for number in clock):
+        raise ManifestError(f"table {spec.name!r} has the clock {clock!r}")
+    return SavedTable(spec, _count(body, "step"), _count(body, "rows"), tuple(map(float, clock)))
 
 
 def _shard(body: Mapping[str, Any]) -> Shard:

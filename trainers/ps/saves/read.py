@@ -31,7 +31,7 @@ from trainers.ps.saves.manifest import (
     Shard,
     current_manifest,
 )
-from trainers.ps.saves.write import Candidates, Chunk, SparseTarget, Target, counts_of
+from trainers.ps.saves.write import Candidates, Chunk, Removed, SparseTarget, Target, counts_of, seen_of
 from trainers.ps.tables.rules import AnyRule, Fixed, same_state, state_widths
 from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec
 from trainers.ps.tables.storage import DenseRows, SparseRows
@@ -169,6 +169,8 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
         raise LoadError(
             f"{path} does not have the tensors of table {piece.table!r} that its part lists: {shapes}"
         )
+    if piece.kind is PieceKind.REMOVED:
+        return Removed(found["keys"])
     if piece.kind is PieceKind.CANDIDATES:
         return Candidates(found["keys"], found["counts"], found.get("days", torch.zeros(piece.rows)))
     state = tuple(found[name] for name in found if name.startswith("state."))
@@ -184,6 +186,8 @@ def _names(spec: TableSpec) -> list[str]:
 
 def _tensor_shapes(spec: TableSpec, piece: Piece) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     keys: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"keys": ((piece.rows,), torch.int64)}
+    if piece.kind is PieceKind.REMOVED:
+        return keys
     if piece.kind is PieceKind.CANDIDATES:
         return {**keys, **dict.fromkeys(("counts", "days"), ((piece.rows,), torch.float32))}
     dense = piece.kind is PieceKind.DENSE
@@ -401,13 +405,17 @@ class RowOwner:
         """The approximate share of a part's rows that this server owns."""
         return math.gcd(part.servers, self.servers) / self.servers if self.may_own_of(part) else 0.0
 
-    def owned(self, part: SavedPart, chunk: SparseRows | Candidates) -> SparseRows | Candidates:
+    def owned(
+        self, part: SavedPart, chunk: SparseRows | Candidates | Removed
+    ) -> SparseRows | Candidates | Removed:
         """The rows of a part that this server owns."""
         if part.servers % self.servers == 0:
             return chunk  # a part then belongs to one server as a whole
         mine = split_by_server(chunk.keys, self.servers)[self.server]
         if isinstance(chunk, Candidates):
             return Candidates(chunk.keys[mine], chunk.counts[mine], chunk.days[mine])
+        if isinstance(chunk, Removed):
+            return Removed(chunk.keys[mine])
         statistics = None if chunk.statistics is None else chunk.statistics[mine]
         state = tuple(tensor[mine] for tensor in chunk.state)
         return SparseRows(chunk.keys[mine], chunk.values[mine], state, statistics)
@@ -431,14 +439,20 @@ def load_tables(
     specs = [table.spec for table in tables]
     by_name = {table.spec.name: table for table in tables}
     expected = _expected(opened, owner)
+    for table in tables:
+        if isinstance(table, SparseTarget):
+            table.restore_clock(_clocks(opened, table.spec, owner))
     for name, chunk in owned_chunks(opened, specs, owner, verify=verify):
         table = by_name[name]
         if isinstance(table, SparseTarget) and name in expected:
             table.expect(expected.pop(name))
-        if not isinstance(chunk, Candidates):
+        if isinstance(chunk, SparseRows | DenseRows):
             table.load(chunk)
         elif isinstance(table, SparseTarget):
-            table.load_candidates(chunk.keys, chunk.counts, chunk.days)
+            if isinstance(chunk, Removed):
+                table.remove(chunk.keys)
+            else:
+                table.load_candidates(chunk.keys, chunk.counts, chunk.days)
     if not opened.values_only:
         for name, step in _steps(opened, specs, owner).items():
             by_name[name].step = step
@@ -463,11 +477,12 @@ def owned_chunks(
                 if isinstance(chunk, DenseRows):
                     blocks.add(item.part.spec_of(piece.table), chunk)
                 # A candidate of an earlier save has a row now, or is a candidate in the last save too.
-                elif isinstance(chunk, SparseRows) or item.save == last:
-                    yield piece.table, _completed(owner.owned(item.part, chunk), by_name[piece.table])
+                elif not isinstance(chunk, Candidates) or item.save == last:
+                    theirs, mine = item.part.spec_of(piece.table), by_name[piece.table]
+                    yield piece.table, _completed(owner.owned(item.part, chunk), theirs, mine)
             loading.advance()
     for name, block in blocks.whole(opened.folder.where):
-        yield name, _completed(block, by_name[name])
+        yield name, _completed(block, by_name[name], by_name[name])
 
 
 def _expected(opened: OpenFolder, owner: RowOwner) -> dict[str, int]:
@@ -494,9 +509,19 @@ def _wanted(opened: OpenFolder, blocks: BlockAssembler, owner: RowOwner) -> Iter
                     yield ShardToRead(save.id, part, shard)
 
 
-def _completed(chunk: Chunk, spec: TableSpec) -> Chunk:
+def _clocks(opened: OpenFolder, spec: TableSpec, owner: RowOwner) -> list[tuple[float, ...]]:
+    """Those of the saved tables of its rows."""
+    return [
+        table.clock
+        for part in opened.saves[-1].parts
+        for table in part.tables
+        if table.clock and _comes_from(spec, part, table.spec, owner)
+    ]
+
+
+def _completed(chunk: Chunk, saved: TableSpec, spec: TableSpec) -> Chunk:
     """Adds fresh state and statistics that the save lacks; drops statistics that the table does not have."""
-    if isinstance(chunk, Candidates):
+    if isinstance(chunk, Candidates | Removed):
         return chunk
     state, widths = chunk.state, state_widths(spec.rule, spec.size)
     if len(state) != len(widths):
@@ -505,9 +530,15 @@ def _completed(chunk: Chunk, spec: TableSpec) -> Chunk:
         )
     if isinstance(chunk, DenseRows):
         return DenseRows(chunk.values, state)
-    statistics = chunk.statistics if counts_of(spec) else None
-    if counts_of(spec) and statistics is None:
-        statistics = torch.zeros(len(chunk.keys), counts_of(spec))
+    columns = counts_of(spec)
+    if not columns:
+        return SparseRows(chunk.keys, chunk.values, state)
+    statistics = torch.zeros(len(chunk.keys), columns)
+    if chunk.statistics is not None:
+        seen = min(seen_of(saved), seen_of(spec))
+        statistics[:, :seen] = chunk.statistics[:, :seen]
+        if saved.rows.bound is not None and spec.rows.bound is not None:
+            statistics[:, -1] = chunk.statistics[:, -1]
     return SparseRows(chunk.keys, chunk.values, state, statistics)
 
 
@@ -552,7 +583,7 @@ def read_values(where: str | os.PathLike[str], *, verify: bool = True) -> ModelV
     opened = open_saves(where)
     specs = [table.spec for table in opened.tables().values()]
     blocks = BlockAssembler(_whole_parameters(specs))
-    found: dict[str, list[SparseValues]] = {s.name: [] for s in specs if s.kind is TableKind.SPARSE}
+    found: dict[str, list[SparseValues | Removed]] = {s.name: [] for s in specs if s.kind is TableKind.SPARSE}
     wanted = [
         ShardToRead(save.id, part, shard)
         for save in opened.saves
@@ -569,6 +600,8 @@ def read_values(where: str | os.PathLike[str], *, verify: bool = True) -> ModelV
                 # Copies: a view would keep the whole shard, with its optimizer state, in memory.
                 values = chunk.values.to(torch.float32, copy=True)
                 found[piece.table].append(SparseValues(chunk.keys.clone(), values))
+            elif isinstance(chunk, Removed):
+                found[piece.table].append(Removed(chunk.keys.clone()))
     dense = {name: rows.values for name, rows in blocks.whole(opened.folder.where)}
     sizes = {spec.name: spec.size for spec in specs}
     return ModelValues(dense, {name: _merged(pieces, sizes[name]) for name, pieces in found.items()})
@@ -584,11 +617,17 @@ def _whole_parameters(specs: list[TableSpec]) -> list[TableSpec]:
     ]
 
 
-def _merged(pieces: list[SparseValues], dim: int) -> SparseValues:
-    """Pieces in the order of saves as one; of a repeated key the last values count."""
+def _merged(pieces: list[SparseValues | Removed], dim: int) -> SparseValues:
+    """Pieces in the order of saves as one; of a repeated key the last piece counts."""
+    rows = [piece for piece in pieces if isinstance(piece, SparseValues)]
     keys = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.keys for piece in pieces)])
-    values = torch.cat([torch.empty(0, dim), *(piece.values for piece in pieces)])
+    values = torch.cat([torch.empty(0, dim), *(piece.values for piece in rows)])
+    lengths = torch.tensor([len(piece.keys) for piece in pieces], dtype=torch.int64)
+    exists = torch.tensor([isinstance(piece, SparseValues) for piece in pieces], dtype=torch.bool)
+    exists = exists.repeat_interleave(lengths)
+    place = exists.cumsum(0) - 1  # of each key with a row, in `values`
     keys, order = torch.sort(keys, stable=True)
     last = torch.ones(len(keys), dtype=torch.bool)
     last[:-1] = keys[1:] != keys[:-1]
-    return SparseValues(keys[last], values[order[last]])
+    last &= exists[order]
+    return SparseValues(keys[last], values[place[order[last]]])

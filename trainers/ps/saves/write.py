@@ -51,12 +51,24 @@ class Candidates:
     days: torch.Tensor
 
 
-Chunk = SparseRows | DenseRows | Candidates
+@dataclass(frozen=True, slots=True, eq=False)
+class Removed:
+    """Keys (n,) int64 whose rows do not exist any more."""
+
+    keys: torch.Tensor
+
+
+Chunk = SparseRows | DenseRows | Candidates | Removed
 """Content of a table as a file has it and a table loads it."""
 
 
 class SparseCut(Protocol):
-    """A consistent view of a sparse table. `rows`: slots to read, upwards; `step`: updates so far."""
+    """A consistent view of a sparse table. `rows`: slots to read, upwards; `step`: updates so far; `removed`:
+    keys whose rows were removed since the last save, some of which may have a row again.
+    """
+
+    @property
+    def removed(self) -> torch.Tensor: ...
 
     @property
     def rows(self) -> int: ...
@@ -80,7 +92,13 @@ class Target(Protocol):
 
 @runtime_checkable
 class SparseTarget(Protocol):
-    """A sparse table, which may have candidates. `expect`: how many rows are about to be loaded."""
+    """A sparse table, which may have candidates and a budget. `expect`: how many rows are about to be loaded;
+    `restore_clock`: what the budgets of saved tables had, before their rows are loaded.
+    """
+
+    def restore_clock(self, clocks: Sequence[Sequence[float]]) -> None: ...
+
+    def remove(self, keys: torch.Tensor) -> None: ...
 
     def expect(self, rows: int) -> None: ...
 
@@ -94,6 +112,7 @@ class TableCut:
     spec: TableSpec
     cut: SparseCut | DenseCut
     candidates: Candidates | None = None
+    clock: Sequence[float] = ()
 
     @property
     def slots(self) -> int:
@@ -131,13 +150,19 @@ def _cut(table: SparseTable | DenseTable, *, changed_only: bool, mark: bool) -> 
     if isinstance(table, DenseTable):
         return TableCut(table.spec, table.cut())
     waiting = Candidates(*table.candidates())
-    return TableCut(table.spec, table.cut(changed_only=changed_only, mark=mark), waiting)
+    return TableCut(table.spec, table.cut(changed_only=changed_only, mark=mark), waiting, table.clock())
 
 
 def counts_of(spec: TableSpec) -> int:
-    """Floats of statistics per row of this table."""
-    counted = spec.rows.statistics or spec.rows.entry.kind is EntryKind.SHOW_CLICK
-    return 3 if counted and spec.kind is TableKind.SPARSE else 0
+    """Floats of statistics per row of this table: show, click and unseen days, the stamp of a bounded one."""
+    if spec.kind is not TableKind.SPARSE:
+        return 0
+    return seen_of(spec) + (spec.rows.bound is not None)
+
+
+def seen_of(spec: TableSpec) -> int:
+    """How many of them are not the stamp."""
+    return 3 if spec.rows.statistics or spec.rows.entry.kind is EntryKind.SHOW_CLICK else 0
 
 
 def row_bytes(spec: TableSpec) -> int:
@@ -252,10 +277,16 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
     if isinstance(cut, DenseCut):
         yield 1, PieceKind.DENSE, cut.rows
         return
+    if mode is SaveMode.DELTA:  # first: some of these may have a row again
+        for gone in torch.split(cut.removed, max(1, min(shard_bytes, _PIECE_BYTES) // 8)):
+            yield 0, PieceKind.REMOVED, Removed(gone)
     step = max(1, min(shard_bytes, _PIECE_BYTES) // row_bytes(table.spec))
     for start in range(0, cut.rows, step):
         stop = min(start + step, cut.rows)
-        yield stop, PieceKind.ROWS, cut.read(start, stop)
+        rows = cut.read(start, stop)
+        yield stop, PieceKind.ROWS, rows
+        if mode is SaveMode.DELTA and rows.removed is not None:
+            yield stop, PieceKind.REMOVED, Removed(rows.removed)
     waiting = table.candidates
     if waiting is not None and mode is not SaveMode.VALUES:
         step = max(1, shard_bytes // 16)
@@ -266,6 +297,8 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
 
 
 def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, torch.Tensor]:
+    if isinstance(chunk, Removed):
+        return {"keys": chunk.keys}
     if isinstance(chunk, Candidates):
         return {"keys": chunk.keys, "counts": chunk.counts, "days": chunk.days}
     tensors = {"values": chunk.values} if isinstance(chunk, DenseRows) else {"keys": chunk.keys}
@@ -385,6 +418,9 @@ def _write_shard(folder: Folder, save: str, name: str, shard: Sequence[Packed]) 
     return Shard(record, tuple(packed.piece for packed in shard))
 
 
+_CONTENT = (PieceKind.DENSE, PieceKind.ROWS)
+
+
 def _pieces(
     cuts: Sequence[TableCut], spec: SaveSpec, tables: list[SavedTable], watch: Progressed
 ) -> Iterator[Packed]:
@@ -395,11 +431,11 @@ def _pieces(
         for read, packed in pieces_of(table, spec.mode, spec.shard_bytes):
             packed_bytes += packed.size
             watch(before + read, packed_bytes)
-            rows += packed.piece.rows if packed.piece.kind is not PieceKind.CANDIDATES else 0
+            rows += packed.piece.rows if packed.piece.kind in _CONTENT else 0
             if packed.piece.rows:
                 yield packed
         before += table.slots
-        tables.append(SavedTable(table.spec, table.cut.step, rows))
+        tables.append(SavedTable(table.spec, table.cut.step, rows, tuple(table.clock)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,7 @@ class Server:
         return False
 
     def _check(self, now: float) -> None:
+        self._service.pass_time(time.time())
         self._send(self._service.tick(self._reachable, now))
         self._save_state()
 

@@ -9,6 +9,7 @@ Every request that changes what must survive a restart goes through `record` fir
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -134,9 +135,26 @@ class Service:
         return self._store.shrinking
 
     def shrink_some(self, reachable: Reachable) -> list[Outgoing]:
-        """Shrink a slice; replies to pending requests when it was the last one."""
+        """Shrink a slice; replies to pending requests when it was the last one. Where a budget waits for the
+        end, it is recorded: a server that recovers must evict rows from the same moment on.
+        """
         self._shrink_some()
+        if self._store.shrinking and not self._store.slices_left:
+            with contextlib.suppress(Refusal):  # the disk is full: again
+                self._record(Message(kind=Kind.SHRUNK))
+                self._store.release()
         return [] if self._store.shrinking else self.retry_pending(reachable)
+
+    def pass_time(self, now: float) -> None:
+        """It is `now`, in seconds since 1970. Recorded where rows have a time to live, so that a server that
+        recovers removes the same ones. If the disk is full, the next time is recorded instead.
+        """
+        number = int(now * 1000)
+        if self._store.ready and self._store.ticks_at(number / 1000):
+            record = Message(kind=Kind.TIME, number=number)
+            with contextlib.suppress(Refusal):
+                self._record(record)
+                self._store.tick(number / 1000)
 
     def tick(self, reachable: Reachable, now: float) -> list[Outgoing]:
         """Check connections; replies to pending requests that this has decided."""
@@ -167,11 +185,15 @@ class Service:
         try:
             if request.kind is Kind.HELLO:
                 self._join(b"", request)
+            elif request.kind is Kind.TIME:
+                self._store.tick(request.number / 1000)
+            elif request.kind is Kind.SHRUNK:
+                self._store.release()
             elif request.kind is Kind.PUSH:
                 self._take(self._members.sender_of(request), request, self._store.sort(request.parts)[0])
             else:
                 self._handlers[request.kind](self._members.sender_of(request), request)
-            while self._store.shrinking:
+            while self._store.slices_left:
                 self._shrink_some()
         finally:
             self._record = recording
@@ -339,7 +361,6 @@ class Service:
             checked = self._store.read_shrink(request.parts)
             self._record(request)
             member.applied.add(request.sequence)
-            self._saving.last_save = None  # a delta does not record which rows were removed
             self._store.begin_shrink(checked)
             self._shrink_of = request
             self._shrink_some()

@@ -20,9 +20,10 @@ import torch
 from trainers.process.log import glog
 from trainers.ps.kernels.batch import all_finite, merge_runs
 from trainers.ps.server.members import Refusal
+from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.dense import DenseRun, DenseTable
 from trainers.ps.tables.run import NOT_IN, Lines, Spans, SparseRun, starts_of
-from trainers.ps.tables.sparse import SparseTable, make_table
+from trainers.ps.tables.sparse import SparseTable, make_tables
 from trainers.ps.tables.spec import (
     EntryKind,
     FullError,
@@ -301,6 +302,7 @@ class Store:
     ) -> None:
         self._tables: dict[int, AnyTable] = {}
         self._lines = Lines({})
+        self._budgets: Sequence[Budget] = ()
         self._counting: frozenset[int] = frozenset()
         self._runs: dict[tuple[int, int], DenseRun] = {}
         self._fill = fill
@@ -333,11 +335,11 @@ class Store:
 
     def make(self, specs: Mapping[int, TableSpec]) -> None:
         """Create empty tables."""
-        self._set_tables({number: make_table(spec) for number, spec in specs.items()})
+        self._set_tables(make_tables(specs))
 
     def _begin(self, specs: Mapping[int, TableSpec]) -> None:
         try:
-            tables = {number: make_table(spec) for number, spec in specs.items()}
+            tables = make_tables(specs)
             if self._fill is not None:
                 self._fill(list(tables.values()))
         except TableError as error:
@@ -353,6 +355,8 @@ class Store:
             {number: each for number, each in tables.items() if isinstance(each, SparseTable)}
         )
         self._runs.clear()
+        budgets = [each.budget for each in tables.values() if isinstance(each, SparseTable) and each.budget]
+        self._budgets = list(dict.fromkeys(budgets))
         self._counting = frozenset(
             number for number, table in tables.items() if table.spec.rows.entry.kind is EntryKind.COUNT
         )
@@ -463,6 +467,15 @@ class Store:
                 rows.append(each._replace(values=values, stats=None))
         return Overlay(dense, rows)
 
+    def ticks_at(self, time: float) -> bool:
+        """Whether `tick` does something at this time."""
+        return any(budget.ticks_at(time) for budget in self._budgets)
+
+    def tick(self, time: float) -> None:
+        """It is `time`, in seconds since 1970: rows whose time to live is over do not exist any more."""
+        for budget in self._budgets:
+            budget.tick(time)
+
     def read_shrink(self, parts: Sequence[Part]) -> list[tuple[SparseTable, ShrinkPolicy]]:
         """The tables to shrink, and how; changes nothing."""
         found = []
@@ -508,8 +521,19 @@ class Store:
 
     @property
     def shrinking(self) -> bool:
-        """Whether tables are being shrunk: they cannot be cut then."""
+        """Whether tables are being shrunk, which cannot be cut then, or budgets wait for `release`."""
+        return self.slices_left or any(budget.held for budget in self._budgets)
+
+    @property
+    def slices_left(self) -> bool:
+        """Whether `shrink_some` has something to do."""
         return bool(self._shrinking)
+
+    def release(self) -> None:
+        """The end of a shrink: budgets evict rows again."""
+        for budget in self._budgets:
+            budget.held = False
+            budget.settle()
 
     def _table(self, number: int) -> AnyTable:
         table = self._tables.get(number)

@@ -18,6 +18,7 @@ from trainers.ps.kernels.index import ENOUGH
 from trainers.ps.kernels.runs import (
     COLUMNS,
     Run,
+    count_uses_run,
     gather_run,
     initial_run,
     insert_run,
@@ -31,6 +32,8 @@ from trainers.ps.tables.storage import MAX_ROWS
 
 NOT_IN = -1
 """Instead of a number of keys: the table is not in the push, so it does not count a step."""
+
+_NO_STATS = np.empty((0, 2), np.float32)
 
 Spans = NDArray[np.int64]
 """How many keys each table of a run has, (tables,)."""
@@ -95,8 +98,10 @@ class SparseRun:
         self._rule = first.rule
         self._update: Callable[..., int] | None = run_kernel_of(first.rule)
         self.size = first.size
-        self._together = all(table.plain for table in tables)
-        """Whether one call may do it: the tables count nothing and admit every key."""
+        bounded = {table.budget is not None for table in tables}
+        self._together = all(table.plain for table in tables) and len(bounded) == 1
+        """Whether one call may do it: the tables have no statistics and admit every key."""
+        self._budgets = list({id(table.budget): table.budget for table in tables if table.budget}.values())
         fresh = [table.fresh for table in tables]
         self._run = Run(
             lines=lines,
@@ -116,10 +121,11 @@ class SparseRun:
                     out[start:stop] = table.pull(keys[start:stop], insert=insert)
             return out
         wanted = array_of(keys)
+        self._before_use(starts, wanted)
         rows = np.empty((len(wanted), self.size), np.float32)
         missing, counts = np.empty(len(wanted), np.int64), np.zeros(len(spans), np.int64)
         if pull_run(self._run.lines, starts, wanted, rows, missing, counts):
-            if insert:
+            if insert and not self._budgets:
                 slots = self._insert(starts, wanted, missing, counts)
                 gather_run(self._run.lines, starts, missing, counts, slots, rows)
             else:
@@ -174,12 +180,22 @@ class SparseRun:
         assert self._update is not None
         options = self._options(spans, lr)
         updated, gradients = array_of(keys), array_of(grad)
+        self._before_use(starts, updated)
         missing, counts = np.empty(len(updated), np.int64), np.zeros(len(spans), np.int64)
         update = partial(self._update, self._run.lines)
         if update(starts, updated, gradients, options, missing, counts):
             self._insert(starts, updated, missing, counts)
             positions = positions_of(starts, missing, counts)
             update(starts_of(counts), updated[positions], gradients[positions], options, missing, counts)
+        if self._budgets:
+            count_uses_run(self._run.lines, starts, updated, _NO_STATS)
+            for budget in self._budgets:
+                budget.settle()
+
+    def _before_use(self, starts: Keys, keys: Keys) -> None:
+        if self._budgets:
+            for table, start, stop in zip(self._tables, starts[:-1], starts[1:], strict=True):
+                table.evict_before_use(keys[start:stop])
 
     def _options(self, spans: Spans, lr: float) -> Floats:
         """Counts a step of every table in the push, and what the kernel takes for each."""

@@ -7,7 +7,7 @@ as it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,15 @@ import torch
 
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
+from trainers.ps.kernels.eviction import (
+    count_loaded,
+    count_uses,
+    remove_evicted,
+    shrink,
+    shrink_keys,
+    sweep,
+    uncount_keys,
+)
 from trainers.ps.kernels.rows import (
     DAY,
     DTYPE,
@@ -31,14 +40,14 @@ from trainers.ps.kernels.rows import (
     remove_keys,
     revise,
     settle_flags,
-    shrink,
-    shrink_keys,
     without_row,
     write,
 )
+from trainers.ps.tables.budget import ROW_BYTES, Budget, Clock
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, numbers_of
 from trainers.ps.tables.rules import row_states_of, state_widths
 from trainers.ps.tables.spec import (
+    Bound,
     EntryKind,
     KeysError,
     NotFiniteError,
@@ -58,11 +67,11 @@ from trainers.ps.tables.storage import Cut, SparseRows, Storage
 class PassingDay:
     """A day passes in the rows of a storage, some at a time. A row that is used before its turn has its day
     first: so the rows are at any time as if the whole day had passed when this was made. Then no cut may be
-    open before `over`. `removed`: how many rows so far.
+    open before `over`. `removed`: how many rows so far; `gone` is told their keys.
     """
 
-    def __init__(self, storage: Storage, policy: Floats) -> None:
-        self._storage, self._policy = storage, policy
+    def __init__(self, storage: Storage, policy: Floats, gone: Callable[[Keys], None]) -> None:
+        self._storage, self._policy, self._gone = storage, policy, gone
         self._next = self.removed = 0
         storage.rows.numbers[DAY] ^= EVEN_DAY
 
@@ -73,14 +82,21 @@ class PassingDay:
     def pass_some(self, rows: int) -> None:
         """For so many rows more; at the end, memory is returned to the system."""
         storage = self._storage
-        self._next, removed = shrink(storage.index, storage.rows, self._policy, self._next, rows)
+        gone = np.empty(min(rows, len(storage)), np.int64)
+        self._next, removed, count = shrink(
+            storage.index, storage.rows, storage.uses, self._policy, self._next, len(gone), gone
+        )
         self.removed += removed
+        self._gone(gone[:count])
         if self.over:
             storage.give_back()
 
     def pass_for(self, keys: Keys) -> None:
         """For the rows of these keys, which are about to be used."""
-        self.removed += shrink_keys(self._storage.index, self._storage.rows, self._policy, keys)
+        storage, gone = self._storage, np.empty(len(keys), np.int64)
+        count = shrink_keys(storage.index, storage.rows, storage.uses, self._policy, keys, gone)
+        self.removed += count
+        self._gone(gone[:count])
 
     def pass_for_last(self, rows: int) -> None:
         """For so many last rows, which are about to take the places of others."""
@@ -156,7 +172,7 @@ class AdmitByCount:
 
     def begin_day(self, policy: Floats) -> None:
         """See PassingDay."""
-        self._day = PassingDay(self._storage, policy)
+        self._day = PassingDay(self._storage, policy, lambda keys: None)
 
     def pass_some(self, rows: int) -> bool:
         """Part of a day for so many candidates; whether it is over."""
@@ -176,6 +192,41 @@ class AdmitByCount:
         slots = self._storage.insert(keys, _UNINITIALIZED)
         self._storage.column(0)[slots] = counts
         self._storage.column(1)[slots] = days
+
+
+class RemovedKeys:
+    """Keys whose rows were removed since the last save after which a delta may follow, for that delta."""
+
+    def __init__(self) -> None:
+        self._since: list[Keys] | None = None
+        self._kept, self._cut = False, list[Keys]()
+        self.count = 0
+        self.complete = True
+
+    def add(self, keys: Keys) -> None:
+        if self._since is not None and len(keys):
+            self._since.append(keys.copy())
+            self.count += len(keys)
+
+    def forget(self) -> None:
+        """There are too many of them to be kept: no delta can follow."""
+        self._since, self._cut, self.count, self.complete = None, [], 0, False
+
+    def begin_cut(self) -> Keys:
+        """Those until now."""
+        self._kept, self._cut, self._since = self._since is not None, self._since or [], []
+        return np.concatenate([np.empty(0, np.int64), *self._cut])
+
+    def end_cut(self, marked: bool) -> None:
+        """`marked`: the next delta follows that cut."""
+        if self._since is None:  # forgotten
+            return
+        if marked:
+            self.complete = True
+        else:
+            self._since = self._cut + self._since if self._kept else None
+        self._cut = []
+        self.count = sum(map(len, self._since or []))
 
 
 _UNINITIALIZED = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
@@ -215,6 +266,9 @@ _AT_ONCE = 4096
 
 _MANY = 1 << 40
 
+_MOST_REMOVED = 1 << 16
+"""Removed keys that are kept for a delta, besides as many as there are rows."""
+
 _NO_STATE = np.empty((0, 0, 0), np.float32)
 _NO_ROW_STATE = np.empty((0, 0), np.float32)
 _NO_STATISTICS = np.empty((0, 3), np.float32)
@@ -231,17 +285,24 @@ class SparseTable:
     order given.
     """
 
-    def __init__(self, spec: TableSpec) -> None:
+    def __init__(self, spec: TableSpec, budget: Budget | None = None) -> None:
         self.spec = spec
         self.step = 0
         """Updates so far."""
         self._update: Kernel | None = kernel_of(spec.rule)
         rows = spec.rows
         self._counts = 3 if rows.statistics or rows.entry.kind is EntryKind.SHOW_CLICK else 0
-        states = sum(state_widths(spec.rule, spec.size))
-        self._storage = Storage(spec.size, states, self._counts, dtype=rows.dtype, seed=rows.init.seed)
+        bounded = rows.bound is not None
+        states, floats = sum(state_widths(spec.rule, spec.size)), self._counts + bounded
+        self._storage = Storage(spec.size, states, floats, dtype=rows.dtype, seed=rows.init.seed)
         self.bounds = bounds_of(rows)
         """Of every value after an update."""
+        self.budget: Budget | None = None
+        if rows.bound is not None:
+            self.budget = budget or Budget(rows.bound)
+            cost = 4 * self._storage.stride + ROW_BYTES if rows.bound.bytes else 1
+            self._storage.bound(self.budget.uses, cost)
+            self.budget.add(self)
         self._filter: EntryFilter = filter_of(rows)
         self.fresh = Fresh(
             kind=int(rows.init.kind),
@@ -253,14 +314,16 @@ class SparseTable:
         self._cut: Cut | None = None
         self._day: PassingDay | None = None
         self._shrinking = False
+        self._removed = RemovedKeys()
+        self._unswept, self._sweep_again = 0, False
 
     def __len__(self) -> int:
         return len(self._storage)
 
     @property
     def plain(self) -> bool:
-        """Whether it counts nothing and admits every key, so that it has nothing to do but what its kernels
-        do, which then may run for several tables at once.
+        """Whether it has no statistics and admits every key, so that kernels may run for several tables at
+        once.
         """
         return not self._counts and isinstance(self._filter, AdmitAll)
 
@@ -302,6 +365,7 @@ class SparseTable:
             self._cut.expect(len(found))
         slots = self._storage.insert(found, self.fresh)  # before `rows`: it may grow
         revise(self._storage.rows, slots, array_of(values))
+        self._count_uses(found)
 
     def pull(self, keys: torch.Tensor | None, *, insert: bool = True) -> torch.Tensor:
         """(n, dim) float32, a fresh tensor. A key without a row reads as its initial value, and gets a row
@@ -358,9 +422,68 @@ class SparseTable:
         count = update(self._storage.index, self._storage.rows, updated, gradients, options, missing)
         if count:
             self._apply_missing(updated, gradients, options, missing[:count])
+        shown = _NO_STATS if stats is None else array_of(stats)
         if self._counts:
-            shown = _NO_STATS if stats is None else array_of(stats)
             add_seen(self._storage.index, self._storage.rows, updated, shown)
+        self._count_uses(updated, shown)
+
+    def begin_sweep(self) -> None:
+        """See Evictable."""
+        self._sweep_again = self._unswept > 0
+        self._unswept = self._unswept or len(self)
+
+    def sweep(self, records: int, removed: int) -> tuple[int, int]:
+        """See Evictable. While a day passes, nothing is removed: rows that have not had it would take the
+        places of others.
+        """
+        if not self._unswept or records <= 0 or removed <= 0 or self._day is not None:
+            return 0, 0
+        storage, before = self._storage, min(self._unswept, len(self))
+        gone = np.empty(min(records, removed, before), np.int64)
+        self._unswept, count = sweep(storage.index, storage.rows, storage.uses, before, records, gone)
+        self._note_removed(gone[:count])
+        looked = before - self._unswept, count
+        if not self._unswept and self._sweep_again:
+            self._unswept, self._sweep_again = len(self), False
+        return looked
+
+    def evict_before_use(self, keys: Keys) -> None:
+        """Remove the records of those of these keys that have been evicted."""
+        if not self._unswept:
+            return
+        if self._day is not None:
+            self._day.pass_for_last(len(keys))
+        storage, gone = self._storage, np.empty(len(keys), np.int64)
+        count = remove_evicted(storage.index, storage.rows, storage.uses, keys, gone)
+        self._note_removed(gone[:count])
+
+    def remove(self, keys: torch.Tensor) -> None:
+        """Remove the rows of these keys, if there are any."""
+        gone, storage = self._array(keys), self._storage
+        if self.budget is not None:
+            uncount_keys(storage.index, storage.rows, storage.uses, gone)
+        remove_keys(storage.index, storage.rows, gone)
+        self._note_removed(gone)
+
+    def clock(self) -> Clock:
+        """Of its budget; empty if it is not bounded."""
+        return () if self.budget is None else self.budget.clock()
+
+    def restore_clock(self, clocks: Sequence[Clock]) -> None:
+        """Continue from the clocks of the tables whose rows will be loaded."""
+        if self.budget is not None and clocks:
+            self.budget.restore(clocks)
+
+    def _note_removed(self, keys: Keys) -> None:
+        self._removed.add(keys)
+        if self._removed.count > len(self) + _MOST_REMOVED:
+            self._removed.forget()
+
+    def _count_uses(self, keys: Keys, stats: Floats = _NO_STATS) -> None:
+        if self.budget is not None:
+            storage = self._storage
+            count_uses(storage.index, storage.rows, storage.uses, keys, stats)
+            self.budget.settle()
 
     def shrink(self, policy: ShrinkPolicy) -> int:
         """A day has passed (see ShrinkPolicy); returns how many rows were removed. Their memory is returned
@@ -370,21 +493,31 @@ class SparseTable:
         self.begin_shrink(policy)
         while (removed := self.shrink_some(_MANY)) is None:
             pass
+        self.release()
         return removed
 
     def begin_shrink(self, policy: ShrinkPolicy) -> None:
         """As `shrink`, in slices: `shrink_some` is to be called until it returns the number of removed rows.
-        Meanwhile the table may be used, and is as if everything had been done here; but not cut.
+        Meanwhile the table may be used, and is as if everything had been done here; but not cut. Its budget
+        evicts nothing until `release`, for which a server that recovers needs the same moment.
         """
         if not self.spec.ages:
             raise TableError(f"table {self.spec.name!r} has no statistics, which shrink needs")
         if self._cut is not None or self._shrinking:
             raise TableError(f"table {self.spec.name!r} is being saved or shrunk; shrink it after that")
         self._shrinking = True
+        if self.budget is not None:
+            self.budget.held = True
         if isinstance(self._filter, AdmitByCount):
             self._filter.begin_day(policy.numbers())
         if self._counts:
-            self._day = PassingDay(self._storage, policy.numbers())
+            self._day = PassingDay(self._storage, policy.numbers(), self._removed.add)
+
+    def release(self) -> None:
+        """After a shrink: its budget evicts rows again."""
+        if self.budget is not None:
+            self.budget.held = False
+            self.budget.settle()
 
     def shrink_some(self, rows: int) -> int | None:
         """A slice of so many rows; how many rows were removed in all, once everything is done."""
@@ -403,20 +536,29 @@ class SparseTable:
         """A view as of now, for saving while training continues; one at a time.
 
         changed_only: only rows that have changed since the last cut with `mark` that was saved (all, if there
-        was none); rows removed since then are not reported. mark: see Cut.close.
+        was none), and `Cut.removed`. mark: see Cut.close. Raises TableError when there is another cut, during
+        a shrink, and with `changed_only` when more rows have been removed than can be reported.
         """
         if self._cut is not None:
             raise TableError(f"table {self.spec.name!r} is already being saved; close that cut first")
         if self._shrinking:
             raise TableError(f"table {self.spec.name!r} is being shrunk; save it after that")
+        if changed_only and not self._removed.complete:
+            raise TableError(
+                f"more rows of table {self.spec.name!r} were removed since the last save than it has now, "
+                "and their keys were not kept; save with mode 0"
+            )
         rule = self.spec.rule
 
         def ended(saved: bool) -> None:
             settle_flags(self._storage.rows.flags[: len(self._storage)], saved and mark)
+            self._removed.end_cut(saved and mark)
             self._storage.end_cut()
             self._cut = None
 
-        self._cut = Cut(self._storage, rule.states, row_states_of(rule), self.step, changed_only, ended)
+        gone = self._removed.begin_cut()
+        row_states = row_states_of(rule)
+        self._cut = Cut(self._storage, rule.states, row_states, self.step, changed_only, gone, ended)
         return self._cut
 
     def expect(self, rows: int) -> None:
@@ -432,11 +574,9 @@ class SparseTable:
         widths, count = state_widths(self.spec.rule, self.spec.size), len(chunk.keys)
         if [tuple(state.shape) for state in chunk.state] != [(count, width) for width in widths]:
             raise ShapeError(f"table {self.spec.name!r} has {len(widths)} states of {list(widths)} columns")
-        counts = chunk.statistics
-        if counts is not None:
-            self._check_counts(counts, (len(chunk.keys), 3))
-        elif self._counts:
-            raise ShapeError(f"table {self.spec.name!r} has statistics, but these rows have none")
+        counts, columns = chunk.statistics, self._storage.statistics
+        if (0 if counts is None else counts.shape[1]) != columns:
+            raise ShapeError(f"table {self.spec.name!r} has {columns} statistics, but these rows do not")
         keys, values = self._array(chunk.keys), array_of(wide)
         split = self.spec.rule.states
         states, of_row = list(map(array_of, chunk.state[:split])), list(map(array_of, chunk.state[split:]))
@@ -491,7 +631,8 @@ class SparseTable:
 
     def _pull_missing(self, keys: Keys, positions: Keys, out: Floats, insert: bool) -> None:
         """Fill rows `positions` of `out`, whose keys have no row."""
-        if not insert:
+        counted = isinstance(self._filter, AdmitByCount)
+        if not insert or (self.budget is not None and not counted):  # a bounded table has rows that were used
             self._fill_initial(keys, positions, out)
             return
         admitted = self._filter.pulled(keys[positions])
@@ -500,6 +641,7 @@ class SparseTable:
             positions = positions[admitted]
         slots = self._storage.insert(keys[positions], self.fresh)  # before `rows`: it may grow
         gather(self._storage.rows, slots, positions, out)
+        self._count_uses(keys[positions])  # a push admits none
 
     def _fill_initial(self, keys: Keys, positions: Keys, out: Floats) -> None:
         dtype = self._storage.rows.numbers[DTYPE]
@@ -521,15 +663,38 @@ class SparseTable:
         return positions
 
     def _before_use(self, keys: Keys) -> None:
+        self.evict_before_use(keys)
         if self._day is not None:
             self._day.pass_for(keys)
 
     def _write(self, keys: Keys, values: Floats, state: Floats, of_row: Floats, statistics: Floats) -> None:
         self._before_use(keys)
-        slots = self._storage.insert(keys, self.fresh._replace(kind=NOTHING))
-        write(self._storage.rows, slots, values, state, of_row, statistics, self.fresh.state)
+        storage = self._storage
+        if self.budget is not None:
+            uncount_keys(storage.index, storage.rows, storage.uses, keys)
+        slots = storage.insert(keys, self.fresh._replace(kind=NOTHING))
+        write(storage.rows, slots, values, state, of_row, statistics, self.fresh.state)
+        if self.budget is not None and len(statistics):
+            count_loaded(storage.rows, storage.uses, slots)
+            keys = keys[statistics[:, -1] == 0]  # of a save without stamps
+        self._count_uses(keys)
 
 
 def make_table(spec: TableSpec) -> DenseTable | SparseTable:
     """An empty table."""
     return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec)
+
+
+def make_tables(specs: Mapping[int, TableSpec]) -> dict[int, DenseTable | SparseTable]:
+    """Empty tables; those with the same shared bound have one budget."""
+    budgets: dict[Bound, Budget] = {}
+    made: dict[int, DenseTable | SparseTable] = {}
+    for number, spec in specs.items():
+        bound = spec.rows.bound
+        if bound is None or not bound.shared or spec.kind is TableKind.DENSE:
+            made[number] = make_table(spec)
+            continue
+        if bound not in budgets:
+            budgets[bound] = Budget(bound)
+        made[number] = SparseTable(spec, budgets[bound])
+    return made

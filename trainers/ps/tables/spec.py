@@ -11,7 +11,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
 import numpy as np
@@ -19,6 +19,8 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from trainers.checks import one_of, positive, whole
+from trainers.errors import UsageError
 from trainers.ps.tables.rules import RULES, AnyRule, options_of, row_states_of
 
 MAX_BLOCK = 1 << 24
@@ -26,6 +28,8 @@ MAX_DIM = 512
 
 _HEAD = struct.Struct("<BBHQ")
 _ROWS = struct.Struct("<BBBBQdddddd")
+_BOUND = struct.Struct("<BBHIQQd")
+_NOT_BOUNDED, _BOUNDED = 0.0, 1.0
 
 
 _ANY_SIGN = frozenset({"dampening", "lr_power"})
@@ -92,10 +96,71 @@ class Entry:
     a: float = 0.0
 
 
+class EvictionPolicy(IntEnum):
+    """Which rows leave a full table first."""
+
+    LRU = 1  # those that were updated least recently
+    LFU = 2  # those with the fewest updates, where older ones count less
+    SCORE = 3  # as LFU, but updates count as many shows, and ten times as many clicks, as they bring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """How much the table may have on one server: rows, or bytes of memory; 0: any number. Rows that were not
+    updated for `ttl_s` seconds are removed; 0: never. `shared`: all tables with this bound have it together.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    policy: EvictionPolicy = EvictionPolicy.LRU
+    ttl_s: float = 0.0
+    shared: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        where: str,
+        max_rows: int | None,
+        max_bytes: int | None,
+        evict: str | None,
+        ttl_s: float | None,
+    ) -> Bound | None:
+        """From the settings of a user, for all servers together; None: no bound. Raises UsageError, which
+        names the settings of `where`.
+        """
+        if max_rows is None and max_bytes is None and ttl_s is None:
+            if evict is not None:
+                raise UsageError(f"{where} evict needs max_rows or max_bytes")
+            return None
+        for name, number in (("max_rows", max_rows), ("max_bytes", max_bytes)):
+            if number is not None:
+                whole(f"{where} {name}", number, 1)
+        if max_rows is not None and max_bytes is not None:
+            raise UsageError(f"{where} has max_rows and max_bytes; pass only one of them")
+        one_of(f"{where} evict", evict or "lru", EVICTIONS)
+        if ttl_s is not None:
+            positive(f"{where} ttl_s", ttl_s)
+            if evict not in (None, "lru"):
+                raise UsageError(
+                    f"{where} has ttl_s and evict {evict!r}: a row has one stamp only, which is the time of "
+                    "its last update then; use evict 'lru'"
+                )
+        policy = EvictionPolicy[(evict or "lru").upper()]
+        return cls(rows=max_rows or 0, bytes=max_bytes or 0, policy=policy, ttl_s=float(ttl_s or 0))
+
+    def on(self, servers: int) -> Bound:
+        """The share of one of so many servers."""
+        return replace(self, rows=-(-self.rows // servers), bytes=-(-self.bytes // servers))
+
+
+EVICTIONS = tuple(policy.name.lower() for policy in EvictionPolicy)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOptions:
     """What only sparse tables have. `low` and `high` bound every value after an update. `statistics`: each
-    row counts shows, clicks and unseen days. `dtype`: the type of the values.
+    row counts shows, clicks and unseen days. `dtype`: the type of the values. `bound`: how many rows there
+    may be.
     """
 
     init: Initializer = Initializer()
@@ -104,6 +169,7 @@ class RowOptions:
     high: float = math.inf
     statistics: bool = False
     dtype: RowType = RowType.FLOAT32
+    bound: Bound | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +189,20 @@ class TableSpec:
         return self.kind is TableKind.SPARSE and (self.rows.statistics or self.rows.entry.kind in kinds)
 
     def encode(self) -> bytes:
-        """B kind | B rule | H options | Q size | row options | d for each rule option | name in UTF-8.
+        """B kind | B rule | H options | Q size | row options | d for each rule option | bound | name, UTF-8.
 
         Row options: B init kind | B entry kind | B statistics | B row type | Q seed | d init a | d init b |
-        d entry a | d low | d high | d zero.
+        d entry a | d low | d high | d bounded (0 or 1). Bound, if it is: B policy | B shared | H, I zero |
+        Q rows | Q bytes | d seconds to live.
         """
         options = options_of(self.rule)
         head = _HEAD.pack(self.kind, self.rule.code, len(options), self.size)
-        rows, init, entry = self.rows, self.rows.init, self.rows.entry
-        numbers = (init.a, init.b, entry.a, rows.low, rows.high, 0)
+        rows, init, entry, bound = self.rows, self.rows.init, self.rows.entry, self.rows.bound
+        bounded = _NOT_BOUNDED if bound is None else _BOUNDED
+        numbers = (init.a, init.b, entry.a, rows.low, rows.high, bounded)
         shape = _ROWS.pack(init.kind, entry.kind, rows.statistics, rows.dtype, init.seed, *numbers)
-        return head + shape + struct.pack(f"<{len(options)}d", *options) + self.name.encode()
+        tail = b"" if bound is None else _encoded(bound)
+        return head + shape + struct.pack(f"<{len(options)}d", *options) + tail + self.name.encode()
 
     @classmethod
     def decode(cls, content: bytes) -> TableSpec:
@@ -146,15 +215,17 @@ class TableSpec:
             raise SpecError(f"the table has kind {kind}, rule {rule_code} and {count} options")
         if not 0 < size <= (MAX_BLOCK if kind == TableKind.DENSE else MAX_DIM):
             raise SpecError(f"the table has size {size}")
-        rows = _decode_rows(content)
+        rows, bounded = _decode_rows(content)
         end = _HEAD.size + _ROWS.size + 8 * count
-        if len(content) < end:
+        if len(content) < end + bounded * _BOUND.size:
             raise SpecError("the table spec ends too early")
+        if bounded:
+            rows = replace(rows, bound=_decode_bound(content, end))
         options = struct.unpack_from(f"<{count}d", content, _HEAD.size + _ROWS.size)
         if not all(map(math.isfinite, options)):
             raise SpecError(f"the rule options are {options}")
         try:
-            name = content[end:].decode()
+            name = content[end + bounded * _BOUND.size :].decode()
         except UnicodeDecodeError:
             raise SpecError("the table name is not UTF-8") from None
         made = rule(*options)  # earlier versions saved fewer options: the others had their defaults
@@ -173,18 +244,34 @@ def _check_rule(rule: AnyRule) -> None:
             raise SpecError(f"{type(rule).__name__} has {each.name} {value}")
 
 
-def _decode_rows(content: bytes) -> RowOptions:
-    init, entry, statistics, dtype, seed, a, b, filter_a, low, high, rest = _ROWS.unpack_from(
+def _encoded(bound: Bound) -> bytes:
+    return _BOUND.pack(bound.policy, bound.shared, 0, 0, bound.rows, bound.bytes, bound.ttl_s)
+
+
+def _decode_bound(content: bytes, start: int) -> Bound:
+    policy, shared, zero, zeros, rows, size, ttl_s = _BOUND.unpack_from(content, start)
+    known = policy in tuple(EvictionPolicy) and shared <= 1 and not (zero or zeros)
+    mixed = ttl_s and policy != EvictionPolicy.LRU
+    if not known or mixed or not 0 <= ttl_s < math.inf or not (rows or size or ttl_s):
+        raise SpecError(f"the bound has policy {policy}, {rows} rows, {size} bytes and {ttl_s} seconds")
+    return Bound(rows=rows, bytes=size, policy=EvictionPolicy(policy), ttl_s=ttl_s, shared=bool(shared))
+
+
+def _decode_rows(content: bytes) -> tuple[RowOptions, bool]:
+    """The row options, and whether a bound follows."""
+    init, entry, statistics, dtype, seed, a, b, filter_a, low, high, bounded = _ROWS.unpack_from(
         content, _HEAD.size
     )
     known = init in tuple(InitKind) and entry in tuple(EntryKind) and dtype in tuple(RowType)
-    if not known or statistics > 1 or rest:
+    if not known or statistics > 1:
         raise SpecError(
             f"the row options have init {init}, entry {entry}, statistics {statistics}, type {dtype}"
         )
     if not all(map(math.isfinite, (a, b, filter_a))) or not low <= high:
         raise SpecError(f"the row options have initializer {a}, {b}, entry {filter_a}, bounds {low}, {high}")
-    return RowOptions(
+    if bounded not in (_NOT_BOUNDED, _BOUNDED):
+        raise SpecError(f"the row options end with {bounded}")
+    options = RowOptions(
         init=Initializer(InitKind(init), a, b, seed),
         entry=Entry(EntryKind(entry), filter_a),
         low=low,
@@ -192,6 +279,7 @@ def _decode_rows(content: bytes) -> RowOptions:
         statistics=bool(statistics),
         dtype=RowType(dtype),
     )
+    return options, bounded == _BOUNDED
 
 
 def start_of(trainers: Sequence[str]) -> str:

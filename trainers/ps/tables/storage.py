@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainers.kernels.compiled import Keys
+from trainers.ps.kernels.eviction import FLOORS, NO_USES, Uses, find_evicted
 from trainers.ps.kernels.index import (
     DEEPEST,
     DEPTH,
@@ -33,6 +34,7 @@ from trainers.ps.kernels.index import (
 )
 from trainers.ps.kernels.memory import touch_pages
 from trainers.ps.kernels.rows import (
+    COST,
     COUNT,
     DIM,
     DTYPE,
@@ -177,12 +179,13 @@ _NO_IMAGES = np.empty(0, np.float32), np.empty(0, np.uint32), np.zeros(4, np.int
 
 class Storage:
     """Records of `dim` values of a type, `states` floats of optimizer state and `statistics` floats, by key.
-    Slots are numbered from 0 without gaps, in the order of insertion. `rows` and `index` are what kernels
-    take. `seed`: of the random rounding of values that are not float32.
+    Slots are numbered from 0 without gaps, in the order of insertion. `rows`, `index` and `uses` are what
+    kernels take. `seed`: of the random rounding of values that are not float32.
     """
 
     rows: Rows
     index: Index
+    uses: Uses
     dim: int
     statistics: int
     stride: int
@@ -199,6 +202,7 @@ class Storage:
         seed: int = 0,
     ) -> None:
         reserve = reservation() if reserve is None else reserve
+        self.uses = NO_USES
         self.dim, self.statistics, self.dtype = dim, statistics, dtype.dtype
         width = -(-dim * self.dtype.itemsize // _PLACE)
         self.stride = VALUES + width + states + statistics
@@ -221,10 +225,15 @@ class Storage:
         numbers[SEED] = np.array(seed, np.uint64).astype(np.int64)
         self._view_rows(numbers, *_NO_IMAGES)
 
+    def bound(self, uses: Uses, cost: int) -> None:
+        """From now on the last of the statistics is a stamp, and a row costs so much of this budget."""
+        self.uses, self.rows.numbers[COST] = uses, cost
+        self.publish(self._line)
+
     def publish(self, line: Keys) -> None:
         """From now on keep the line of this table (see `kernels.runs`) here."""
         self._line = line
-        self._line[:] = line_of(self.index, self.rows, self._room)
+        self._line[:] = line_of(self.index, self.rows, self.uses, self._room)
 
     def __len__(self) -> int:
         return int(self.rows.numbers[COUNT])
@@ -366,14 +375,16 @@ class Storage:
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseRows:
     """Rows of a sparse table: keys (n,) int64; values (n, dim) float32, or of the type that the table has; a
-    (n, dim) float32 for each state, then a (n, 1) for each row-wise state; statistics (n, 3) float32 (show,
-    click, unseen days) or None.
+    (n, dim) float32 for each state, then a (n, 1) for each row-wise state; statistics (n, columns) float32
+    (show, click, unseen days if it counts them, stamp if it is bounded) or None. `removed`: keys of rows that
+    do not exist any more.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     state: tuple[torch.Tensor, ...]
     statistics: torch.Tensor | None = None
+    removed: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -395,8 +406,10 @@ class DenseCut:
 class Cut:
     """Copy-on-write view of a sparse table as of the moment when `SparseTable.cut` was called.
 
-    `rows` slots must be read upwards from 0; `step` is the table's at that moment. `read` may run in another
-    thread than the table's, `close` must run in the table's thread; leaving a `with` block closes too.
+    `rows` slots must be read upwards from 0; `step` is the table's at that moment, and `removed` are the keys
+    of rows that were removed before it, since the last cut with `mark`; some may have a row again. `read` may
+    run in another thread than the table's, `close` must run in the table's thread; leaving a `with` block
+    closes too.
     """
 
     def __init__(
@@ -406,11 +419,14 @@ class Cut:
         row_states: int,
         step: int,
         changed_only: bool,
+        removed: Keys,
         ended: Callable[[bool], None],
     ) -> None:
         self.rows, self.step = len(storage), step
+        self.removed = torch.from_numpy(removed)
         self._storage, self._changed_only, self._ended = storage, changed_only, ended
         self._states, self._row_states = states, row_states
+        self._floors = storage.uses.clock[FLOORS:].copy()
         self._images, self._image_of = _room_for(self.rows, storage.stride)
         self._open = True
         storage.begin_cut(self._images.words.view(np.float32), self._image_of.words.view(np.uint32))
@@ -441,17 +457,27 @@ class Cut:
         state = np.empty((self._states, count, dim), np.float32)
         of_row = np.empty((count, self._row_states), np.float32)
         counts = np.empty((count, statistics), np.float32)
-        found = read(rows, start, stop, self._changed_only, keys, places.numpy(), state, of_row, counts)
+        below, width = self._floors.max(), places.numpy()
+        found = read(rows, start, stop, self._changed_only, below, keys, width, state, of_row, counts)
         rows.cut[READ] = stop
+        keys, counts, state, of_row = keys[:found], counts[:found], state[:, :found], of_row[:found]
         values = places[:found].view(self._storage.dtype)[:, :dim].contiguous()
+        removed = None
+        evicted = np.zeros(found, np.bool_)
+        if rows.numbers[COST] and find_evicted(keys, counts[:, -1], self._floors, evicted):
+            removed = torch.from_numpy(keys[evicted])
+            kept = ~evicted
+            keys, of_row, counts = keys[kept], of_row[kept], counts[kept]
+            state, values = state[:, kept], values[torch.from_numpy(kept)]
         row_states = (
-            torch.from_numpy(of_row[:found, number].copy()).view(-1, 1) for number in range(self._row_states)
+            torch.from_numpy(of_row[:, number].copy()).view(-1, 1) for number in range(self._row_states)
         )
         return SparseRows(
-            torch.from_numpy(keys[:found]),
+            torch.from_numpy(keys),
             values,
-            (*(torch.from_numpy(each) for each in state[:, :found]), *row_states),
-            torch.from_numpy(counts[:found]) if statistics else None,
+            (*(torch.from_numpy(each) for each in state), *row_states),
+            torch.from_numpy(counts) if statistics else None,
+            removed,
         )
 
     def close(self, *, saved: bool = True) -> None:

@@ -7,6 +7,7 @@ trainer with batches and then its own tables. Kernels that few jobs need are lef
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -41,6 +42,7 @@ from trainers.ps.tables.rules import (
 from trainers.ps.tables.run import Lines
 from trainers.ps.tables.sparse import SparseTable, make_table
 from trainers.ps.tables.spec import (
+    Bound,
     Entry,
     EntryKind,
     RowOptions,
@@ -109,6 +111,11 @@ def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
         if not isinstance(spec.rule, Fixed):
             run.apply(spans, keys, rows, 0.1)
         run.pull(spans, keys, insert=True)
+        if table.budget is not None:
+            table.assign(_KEYS, _ROWS)
+            table.begin_sweep()
+            run.pull(_ONE_TABLE, _KEYS, insert=True)
+            table.sweep(1, 1)
 
 
 def use_every_table() -> None:
@@ -120,6 +127,7 @@ def use_every_table() -> None:
     )
     use_tables(_spec(rule) for rule in rows)
     use_tables(_spec(SGD(), entry) for entry in EntryKind)
+    use_tables([_bounded(_spec(SGD()))])
 
 
 def use_saves() -> None:
@@ -146,7 +154,12 @@ EVERYTHING: tuple[Callable[[], None], ...] = use_rows, use_batches, use_saves, u
 def _small(spec: TableSpec) -> TableSpec:
     """A spec of size 1 that needs the same kernels."""
     rows = RowOptions(entry=Entry(spec.rows.entry.kind, 1.0), statistics=spec.rows.statistics)
-    return TableSpec(kind=spec.kind, name="warm", size=1, rule=spec.rule, rows=rows)
+    small = TableSpec(kind=spec.kind, name="warm", size=1, rule=spec.rule, rows=rows)
+    return small if spec.rows.bound is None else _bounded(small)
+
+
+def _bounded(spec: TableSpec) -> TableSpec:
+    return dataclasses.replace(spec, rows=dataclasses.replace(spec.rows, bound=Bound(rows=1)))
 
 
 def _spec(rule: AnyRule, entry: EntryKind = EntryKind.ALL) -> TableSpec:

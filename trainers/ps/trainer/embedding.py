@@ -176,6 +176,7 @@ class ServedEmbedding:
         rows: RowSource,
         *,
         statistics: bool,
+        evicts: bool = False,
         called: Callable[[torch.nn.Module, torch.Tensor], None] | None = None,
     ) -> None:
         self._name = name
@@ -183,6 +184,7 @@ class ServedEmbedding:
         self._rows = rows
         self._statistics = statistics
         self._called = called
+        self._evicts = evicts
         self._bound = row_limit(module)
         self._embeds = embeds(module) and not statistics
         self._device = torch.device("cpu") if module.weight.is_meta else module.weight.device
@@ -320,7 +322,7 @@ class ServedEmbedding:
         padding = _place_of(self._module.padding_idx, lookup.keys)
         if self._bound is not None:
             self._check_range(lookup.keys, self._bound)
-        elif padding is not None:
+        if padding is not None and (self._bound is None or self._evicts):
             rows.data[padding] = 0.0  # nothing else sets that row to zeros
         rows = rows.to(self._device)
         if training and self._module.weight.requires_grad:

@@ -103,7 +103,7 @@ class Batch:
     def rows(self) -> NDArray[np.float32]:
         """(keys, dim) in the order of the request; waits for them."""
         rows: NDArray[np.float32] = array_of(self.request.rows)
-        for table in np.flatnonzero((self.padding >= 0) & self._group.unbounded):
+        for table in np.flatnonzero((self.padding >= 0) & self._group.without_padding):
             rows[self._moved[self.ends[table] + self.padding[table]]] = 0.0  # nothing else makes them zeros
         return rows
 
@@ -363,7 +363,9 @@ class TableGroup:
         self._padded = np.array([each is not None for each in paddings])
         self._limits = np.array([-1 if each is None else each for each in limits], np.int64)
         self._checks = bool(self._padded.any() or (self._limits >= 0).any())
-        self.unbounded = self._limits < 0
+        evicting = np.array([each.spec.rows.bound is not None for each in sparse])
+        self.without_padding = (self._limits < 0) | evicting
+        """Tables that do not keep the row of their padding id."""
         self.embeds = [embeds(each.module) and not each.spec.rows.statistics for each in sparse]
         """Of each table whether its module may be called by `embed`."""
         self._prepared: list[Batch] = []

@@ -21,7 +21,9 @@ from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop
 from trainers.ps.tables.spec import (
     MAX_BLOCK,
     MAX_DIM,
+    Bound,
     EntryKind,
+    EvictionPolicy,
     RowOptions,
     RowType,
     TableKind,
@@ -153,7 +155,8 @@ class SparseParameter:
     def alike(self) -> Hashable:
         """Equal for tables that can be handled together: see `group`."""
         rows, lr = self.spec.rows, (id(self.group), self.own_lr)
-        return self.spec.size, self.spec.rule, self.rule, lr, rows.dtype, rows.statistics, rows.entry.kind
+        kind = rows.dtype, rows.statistics, rows.entry.kind, rows.bound is not None
+        return self.spec.size, self.spec.rule, self.rule, lr, *kind
 
     @property
     def lr(self) -> float:
@@ -228,7 +231,7 @@ def plan_layout(
     sparse_names = [name for name, parameter in named.items() if id(parameter) in embeddings]
     _check_names(options.tables, sparse_names)
     sparse = _in_groups(
-        _plan_sparse(name, embeddings[id(named[name])], trained.get(id(named[name])), options)
+        _plan_sparse(name, embeddings[id(named[name])], trained.get(id(named[name])), servers, options)
         for name in sparse_names
     )
     dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
@@ -269,6 +272,7 @@ def _plan_sparse(
     name: str,
     module: EmbeddingModule,
     trained_by: _Trained | None,
+    servers: int,
     options: LayoutOptions,
 ) -> SparseParameter:
     if module.embedding_dim > MAX_DIM:
@@ -280,9 +284,20 @@ def _plan_sparse(
             f"sparse_table_configs[{name!r}] has a rule but no lr, and the optimizer has none for it"
         )
     trained = not isinstance(rule, Fixed)
-    rows = _rows(module, own)
+    rows = _rows(name, module, own, options.configs.bound)
     if options.geo and rows.statistics:
         raise NotSupportedError(f"statistics of {name!r} are not supported with geo training")
+    if rows.bound is not None:
+        if options.geo:
+            raise NotSupportedError(
+                f"embedding {name!r} is bounded, which is not supported with geo training: its trainers keep "
+                "every row that they have trained"
+            )
+        if rows.bound.policy is EvictionPolicy.SCORE and not rows.statistics:
+            raise UsageError(
+                f"embedding {name!r} has evict 'score' but no statistics; set statistics=True, or use 'lfu'"
+            )
+        rows = dataclasses.replace(rows, bound=rows.bound.on(servers))
     spec = TableSpec(
         kind=TableKind.SPARSE,
         name=name,
@@ -307,9 +322,15 @@ def _of_every_table(tables: Mapping[str, TableConfigs], *, trained: bool) -> Tab
     return found if trained else dataclasses.replace(found, rule=None, lr=None)
 
 
-def _rows(module: EmbeddingModule, own: TableConfigs) -> RowOptions:
+def _rows(name: str, module: EmbeddingModule, own: TableConfigs, of_job: Bound | None) -> RowOptions:
     rows = rows_of(module)
     entry = own.entry or rows.entry
+    bound = own.bound or rows.bound or of_job
+    if bound is not None and of_job is not None and not (bound.rows or bound.bytes):
+        raise UsageError(
+            f"embedding {name!r} has ttl_s, and the job has a bound, which a table with a bound of its own "
+            "has no share in; give it max_rows or max_bytes too"
+        )
     return RowOptions(
         init=own.init or rows.init,
         entry=entry,
@@ -317,6 +338,7 @@ def _rows(module: EmbeddingModule, own: TableConfigs) -> RowOptions:
         high=min(own.high, rows.high),
         statistics=own.statistics or rows.statistics or entry.kind is EntryKind.SHOW_CLICK,
         dtype=rows.dtype if own.dtype is None else RowType.of(own.dtype),
+        bound=bound,
     )
 
 

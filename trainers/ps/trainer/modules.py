@@ -11,7 +11,7 @@ import math
 import torch
 
 from trainers.errors import NotSupportedError, UsageError
-from trainers.ps.tables.spec import Entry, EntryKind, Initializer, InitKind, RowOptions, RowType
+from trainers.ps.tables.spec import Bound, Entry, EntryKind, Initializer, InitKind, RowOptions, RowType
 
 
 def Uniform(low: float = -0.01, high: float = 0.01, seed: int = 0) -> Initializer:
@@ -61,8 +61,12 @@ class SparseEmbedding(torch.nn.Module):
     ids of any shape (...) give (..., dim). `padding_idx` (an id) reads as zeros and is not trained. `entry`
     decides which ids get a row; `low` and `high` bound every value; `statistics` counts shows, clicks and
     unseen days of each row, for `shrink`; `dtype`, float32, bfloat16 or float16, is that of the rows that are
-    kept and given. The rows exist only on parameter servers, between fleet.init_worker() and
-    fleet.stop_worker(): `weight`, which an optimizer may be given, has no rows.
+    kept and given. `max_rows` or `max_bytes`: how much the table may have, on all servers; `evict` ("lru",
+    "lfu" or "score"): which rows then leave first; `ttl_s`: rows that were not updated for so many seconds
+    leave too. A row that left reads as its initial value.
+
+    The rows exist only on parameter servers, between fleet.init_worker() and fleet.stop_worker(): `weight`,
+    which an optimizer may be given, has no rows.
     """
 
     def __init__(
@@ -76,6 +80,10 @@ class SparseEmbedding(torch.nn.Module):
         high: float = math.inf,
         statistics: bool = False,
         dtype: torch.dtype = torch.float32,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        evict: str | None = None,
+        ttl_s: float | None = None,
     ) -> None:
         super().__init__()
         if isinstance(dim, bool) or not isinstance(dim, int) or not 1 <= dim <= 512:
@@ -90,6 +98,7 @@ class SparseEmbedding(torch.nn.Module):
         self.entry = entry or Entry()
         self.low, self.high = low, high
         self.statistics = statistics or self.entry.kind is EntryKind.SHOW_CLICK
+        self.bound = Bound.of("SparseEmbedding", max_rows, max_bytes, evict, ttl_s)
         self.weight = torch.nn.Parameter(torch.empty(0, dim, dtype=dtype))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -155,6 +164,7 @@ def rows_of(module: EmbeddingModule) -> RowOptions:
             high=module.high,
             statistics=module.statistics,
             dtype=dtype,
+            bound=module.bound,
         )
     return RowOptions(init=Initializer(InitKind.NORMAL, 0.0, 1.0), dtype=dtype)
 

@@ -89,10 +89,7 @@ class SaveCoordinator:
             self._last = save.id
 
     def shrink(self, tables: Sequence[int], policy: ShrinkPolicy) -> int:
-        """A day has passed in these tables; returns how many rows were removed. A delta does not record
-        removed rows, so the next save must be a full one.
-        """
-        self._last = None
+        """A day has passed in these tables; returns how many rows were removed."""
         numbers = torch.from_numpy(policy.numbers())
         parts = tuple(Part(table, Field.VALUES, numbers) for table in tables)
         return sum(reply.number for reply in self._client.ask(self._all(Kind.SHRINK, 0, parts)))
@@ -222,10 +219,8 @@ class Worker:
                 table.sparse.module,
                 table,
                 statistics=table.sparse.spec.rows.statistics,
-                # Where pulls are counted, none is made that the script may not need.
-                called=None
-                if table.sparse.spec.rows.entry.kind is EntryKind.COUNT
-                else self.look_ahead.called,
+                evicts=table.sparse.spec.rows.bound is not None,
+                called=self.look_ahead.called if _may_be_foretold(table) else None,
             )
             for table in self._called
         ]

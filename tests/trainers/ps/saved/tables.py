@@ -77,6 +77,13 @@ class MemoryTable:
         for number, key in enumerate(rows.keys.tolist()):
             self.rows[key] = tuple(column[number].clone() for column in columns)
 
+    def restore_clock(self, clocks: Sequence[Sequence[float]]) -> None:
+        assert not clocks
+
+    def remove(self, keys: torch.Tensor) -> None:
+        for key in keys.tolist():
+            self.rows.pop(key, None)
+
     def expect(self, rows: int) -> None:
         assert not self.rows
         self.expected = rows
@@ -90,7 +97,7 @@ class MemoryCut:
         self, spec: TableSpec, step: int, rows: list[tuple[int | None, tuple[torch.Tensor, ...]]]
     ) -> None:
         self._spec, self.step, self._rows = spec, step, rows
-        self.rows = len(rows)
+        self.rows, self.removed = len(rows), torch.empty(0, dtype=torch.int64)
         self.saved: bool | None = None
 
     def read(self, start: int, stop: int) -> SparseRows:

@@ -26,7 +26,14 @@ from tests.trainers.ps.saved.tables import (
     start,
 )
 from trainers.errors import UsageError
-from trainers.ps.saves.manifest import MANIFEST, SaveMode, check_target, commit_save, current_manifest
+from trainers.ps.saves.manifest import (
+    MANIFEST,
+    VERSION,
+    SaveMode,
+    check_target,
+    commit_save,
+    current_manifest,
+)
 from trainers.ps.saves.read import check_fit, check_small, read_values
 from trainers.ps.saves.write import CancelledError, SaveSpec, SaveTask, TableCut
 from trainers.ps.tables.rules import SGD, Adagrad, Adam
@@ -145,8 +152,8 @@ def test_a_link_in_place_of_a_file_is_not_followed(saved, tmp_path):
 
 
 def test_a_newer_format_is_refused(saved):
-    resealed(saved / MANIFEST, lambda body: body.update(version=3))
-    with pytest.raises(LoadError, match="version is 3"):
+    resealed(saved / MANIFEST, lambda body: body.update(version=VERSION + 1))
+    with pytest.raises(LoadError, match=f"version is {VERSION + 1}"):
         load(saved, specs())
     with pytest.raises(SaveError, match="version is 3"):
         check_target(saved, SaveMode.ALL, None)

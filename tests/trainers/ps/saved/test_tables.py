@@ -1,5 +1,7 @@
 """Saves of the real tables, while they are trained."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ from trainers.ps.saves.write import SaveSpec, SaveTask, cut_tables
 from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import Adagrad, Adam, SparseAdam
 from trainers.ps.tables.sparse import SparseTable
-from trainers.ps.tables.spec import Entry, EntryKind, RowOptions, ShrinkPolicy, TableKind, TableSpec
+from trainers.ps.tables.spec import Bound, Entry, EntryKind, RowOptions, ShrinkPolicy, TableKind, TableSpec
 from trainers.storage.folder import open_folder
 from trainers.storage.manifest import FileRecord
 
@@ -144,6 +146,70 @@ def test_deltas_of_real_tables(tmp_path):
     load_tables(tmp_path, found, RowOwner(0, 1))
     assert equal(found[0], mine[0])
     assert equal(found[1], mine[1])
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_delta_has_the_rows_that_were_removed(tmp_path, servers):
+    spec = dataclasses.replace(SEEN, name="bounded", rows=RowOptions(bound=Bound(rows=900)))
+    bounded = SparseTable(spec)
+    mine, last = [bounded, SparseTable(SEEN)], None
+    for seed in range(9):
+        random = torch.Generator().manual_seed(seed)
+        some = torch.randint(200 * seed, 200 * seed + 600, (400,), generator=random).unique()
+        bounded.apply(some, torch.ones(len(some), 8), 0.1)
+        mine[1].apply(some, torch.ones(len(some), 8), 0.1, torch.ones(len(some), 2))
+        if seed == 6:
+            assert mine[1].shrink(ShrinkPolicy(delete_threshold=1.1)) > 100
+        if seed % 2 == 0:
+            mode, after = (SaveMode.DELTA, last.saves[-1].id) if last else (SaveMode.ALL, None)
+            last = saved(tmp_path, mine, mode, after)
+    values = read_values(tmp_path)
+    assert torch.equal(values.sparse["seen"].keys, content(mine[1])[0])
+    assert torch.equal(values.sparse["seen"].values, content(mine[1])[1])
+    for server in range(servers):
+        found = [SparseTable(bounded.spec), SparseTable(SEEN)]
+        load_tables(tmp_path, found, RowOwner(server, servers))
+        for ours, theirs in zip(found, mine, strict=True):
+            columns = content(theirs)
+            own = owners(columns[0], servers) == server
+            pairs = zip(content(ours), columns, strict=True)
+            assert all(torch.equal(one, other[own]) for one, other in pairs if len(other))
+
+
+def test_evicted_rows_whose_records_are_still_there_are_in_no_save(tmp_path):
+    rows = RowOptions(bound=Bound(rows=40_000))
+    mine = [SparseTable(TableSpec(kind=TableKind.SPARSE, name="bounded", size=1, rule=Adagrad(), rows=rows))]
+
+    def push(start, stop):
+        mine[0].apply(torch.arange(start, stop), torch.ones(stop - start, 1), 0.1)
+
+    push(0, 38_700)
+    first = saved(tmp_path, mine)
+    push(38_700, 38_800)
+    left = content(mine[0])[0]
+    assert len(left) < len(mine[0]) - 500
+    saved(tmp_path, mine, SaveMode.DELTA, first.saves[-1].id)
+    found = [SparseTable(mine[0].spec)]
+    load_tables(tmp_path, found, RowOwner(0, 1))
+    assert torch.equal(content(found[0])[0], left)
+    assert len(found[0]) == len(left)
+    assert torch.equal(read_values(tmp_path).sparse["bounded"].keys, left)
+
+
+def test_a_save_fits_a_table_with_another_bound(tmp_path):
+    mine = [SparseTable(SEEN)]
+    keys = torch.arange(1000)
+    mine[0].apply(keys, torch.ones(1000, 8), 0.1, torch.ones(1000, 2))
+    saved(tmp_path / "unbounded", mine)
+    rows = RowOptions(entry=SEEN.rows.entry, bound=Bound(rows=600))
+    bounded = [SparseTable(dataclasses.replace(SEEN, rows=rows))]
+    load_tables(tmp_path / "unbounded", bounded, RowOwner(0, 1))
+    assert 500 < len(content(bounded[0])[0]) <= 600
+    saved(tmp_path / "bounded", bounded)
+    again = [SparseTable(SEEN)]
+    load_tables(tmp_path / "bounded", again, RowOwner(0, 1))
+    assert torch.equal(content(again[0])[0], content(bounded[0])[0])
+    assert content(again[0])[3].shape[1] == 3
 
 
 def test_a_delta_that_was_not_committed_is_in_the_next(tmp_path):

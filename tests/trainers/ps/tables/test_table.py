@@ -7,8 +7,11 @@ from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import FTRL, SGD, Adam, Fixed
 from trainers.ps.tables.sparse import make_table
 from trainers.ps.tables.spec import (
+    Bound,
+    EvictionPolicy,
     KeysError,
     NotFiniteError,
+    RowOptions,
     ShapeError,
     SpecError,
     TableError,
@@ -67,6 +70,13 @@ def test_a_loaded_block_goes_on_as_the_saved_one() -> None:
         TableSpec(kind=TableKind.DENSE, name="层.weight[0:8]", size=8, rule=Adam(eps=1e-4)),
         TableSpec(kind=TableKind.SPARSE, name="", size=512, rule=FTRL(l1=0.5)),
         TableSpec(kind=TableKind.DENSE, name="x", size=1, rule=Fixed()),
+        TableSpec(
+            kind=TableKind.SPARSE,
+            name="bounded",
+            size=4,
+            rule=Adam(),
+            rows=RowOptions(bound=Bound(bytes=1 << 40, policy=EvictionPolicy.LFU, shared=True)),
+        ),
     ],
 )
 def test_a_spec_comes_back_as_it_was(spec: TableSpec) -> None:
@@ -75,7 +85,13 @@ def test_a_spec_comes_back_as_it_was(spec: TableSpec) -> None:
 
 def test_bytes_that_are_no_spec_are_refused() -> None:
     good = TableSpec(kind=TableKind.DENSE, name="x", size=8, rule=Adam()).encode()
+    bounded = TableSpec(
+        kind=TableKind.SPARSE, name="", size=8, rule=SGD(), rows=RowOptions(bound=Bound(rows=5))
+    ).encode()
     broken = [
+        bounded[:-1],
+        bounded[:-32] + b"\x09" + bounded[-31:],  # policy
+        bounded[:-24] + bytes(24),  # a bound of nothing
         b"",
         good[:11],
         b"\x09" + good[1:],  # kind

@@ -193,3 +193,11 @@ def test_shows_and_clicks_are_counted_by_id() -> None:
     table(torch.tensor([[1, 2], [2, 2]]), clicks=torch.tensor([0, 1]))
     table(torch.tensor([3, 1]))
     assert {key: pair.tolist() for key, pair in rows.stats.items()} == {1: [2, 0], 2: [3, 2], 3: [1, 0]}
+
+
+def test_padding_of_a_bounded_table_reads_as_zeros() -> None:
+    """Its row was evicted, and would read as an initial value."""
+    module = torch.nn.Embedding(10, 3, padding_idx=4, sparse=True)
+    serving = ServedEmbedding("e", module, LocalRows(torch.ones(10, 3)), statistics=False, evicts=True)
+    assert module(torch.tensor([4, 1])).tolist() == [[0.0] * 3, [1.0] * 3]
+    serving.end(None)

@@ -6,7 +6,7 @@ from trainers.errors import NotSupportedError, UsageError
 from trainers.ps import CountFilterEntry, ShowClickEntry, SparseEmbedding
 from trainers.ps.configs import PsConfigs, TableConfigs
 from trainers.ps.tables.rules import SGD, Adagrad, Fixed, RowWiseAdagrad
-from trainers.ps.tables.spec import RowType, TableKind, place_blocks
+from trainers.ps.tables.spec import Bound, EvictionPolicy, RowType, TableKind, place_blocks
 from trainers.ps.trainer.layout import LayoutOptions, plan_layout
 
 
@@ -27,6 +27,57 @@ def test_a_model_becomes_numbered_tables_with_their_rules() -> None:
     assert homes == {0, 1}
     for server in (0, 1):  # every server holds a share of every sparse table, under the same number
         assert [spec.name for _, spec in layout.specs_on(server)][:2] == ["words.weight", "bags.weight"]
+
+
+def bounded(
+    *, geo: bool = False, table: TableConfigs | None = None, **job: object
+) -> dict[str, Bound | None]:
+    """The bounds of two tables on each of two servers; the first has one of its own if `table` says so."""
+    options = LayoutOptions(
+        configs=PsConfigs(**job),  # type: ignore[arg-type]
+        tables={"words.weight": table} if table else {},
+        geo=geo,
+    )
+    model = TwoTables()
+    sparse = plan_layout(model, [sgd(model)], 2, options).sparse
+    return {each.name: each.spec.rows.bound for each in sparse}
+
+
+def test_a_bound_is_shared_by_the_servers_and_that_of_the_job_by_tables_without_one() -> None:
+    assert bounded(max_rows=101, evict="lfu") == dict.fromkeys(
+        ("words.weight", "bags.weight"), Bound(rows=51, policy=EvictionPolicy.LFU, shared=True)
+    )
+    assert bounded(max_bytes=1000, table=TableConfigs(max_rows=7, ttl_s=60)) == {
+        "words.weight": Bound(rows=4, ttl_s=60.0),
+        "bags.weight": Bound(bytes=500, shared=True),
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_rows": 0},
+        {"max_rows": 5, "max_bytes": 5},
+        {"evict": "lfu"},
+        {"max_rows": 5, "evict": "oldest"},
+        {"ttl_s": -1.0},
+        {"ttl_s": 5.0, "evict": "lfu"},
+    ],
+)
+def test_bounds_that_cannot_be_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        TableConfigs(**options)  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        SparseEmbedding(4, **options)  # type: ignore[arg-type]
+
+
+def test_bounds_that_do_not_fit_the_job_are_refused() -> None:
+    with pytest.raises(NotSupportedError, match="geo"):
+        bounded(geo=True, max_rows=5)
+    with pytest.raises(UsageError, match="statistics"):
+        bounded(max_rows=5, evict="score")
+    with pytest.raises(UsageError, match="ttl_s"):
+        bounded(max_rows=5, table=TableConfigs(ttl_s=60))
 
 
 def test_every_trainer_computes_the_same() -> None:

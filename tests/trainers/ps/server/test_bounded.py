@@ -1,0 +1,117 @@
+"""A server with bounded tables that comes back has the rows that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainers.ps.server.test_state_saver import Kept
+from trainers.ps.tables.rules import Adagrad
+from trainers.ps.tables.sparse import SparseTable
+from trainers.ps.tables.spec import (
+    Bound,
+    EvictionPolicy,
+    Initializer,
+    InitKind,
+    RowOptions,
+    ShrinkPolicy,
+    TableKind,
+    TableSpec,
+)
+from trainers.ps.wire import Field, Kind, Part
+
+pytestmark = pytest.mark.slow
+
+INIT = Initializer(InitKind.UNIFORM, -1, 1, seed=3)
+SHARED = Bound(bytes=40_000, policy=EvictionPolicy.LFU, shared=True)
+ROWS = {
+    0: RowOptions(init=INIT, bound=Bound(rows=300)),
+    1: RowOptions(init=INIT, bound=SHARED),
+    2: RowOptions(init=INIT, bound=SHARED, statistics=True),
+    3: RowOptions(init=INIT, bound=Bound(rows=400, ttl_s=50.0)),
+}
+SPECS = {
+    number: TableSpec(kind=TableKind.SPARSE, name=f"t{number}", size=2, rule=Adagrad(), rows=rows)
+    for number, rows in ROWS.items()
+}
+POLICY = torch.from_numpy(ShrinkPolicy(delete_threshold=0.15).numbers())
+
+
+class Bounded(Kept):
+    """Trains tables of each kind of bound. A killed server comes back from its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 1)
+        self.specs = SPECS
+
+    def train(self, step: int) -> None:
+        self.recording(lambda: self.service.pass_time(1e9 + step))
+        parts: list[Part] = []
+        for number, spec in SPECS.items():
+            keys = torch.unique(torch.randint(3 * step, 3 * step + 200, (60,)))
+            stats = Part(number, Field.STATS, torch.ones(len(keys), 2))
+            rows = Part(number, Field.ROWS, torch.ones(len(keys), 2), lr=0.1)
+            parts += [Part(number, Field.KEYS, keys), rows, *([stats] if spec.rows.statistics else [])]
+        self.ask(Kind.PULL, parts=(Part(0, Field.KEYS, torch.arange(step * 7, step * 7 + 90)),))
+        answer = self.ask(Kind.PUSH, number=step, parts=tuple(parts))
+        assert answer.kind is Kind.DONE, answer.text
+
+    def recording(self, act: Callable[[], object]) -> None:
+        """For what is recorded without a request."""
+        before = len(self.recorded)
+        act()
+        for record in self.recorded[before:]:
+            self.saver.record(record)
+
+    def slice(self) -> None:
+        self.recording(lambda: self.service.shrink_some(self.reachable))
+
+    def snapshot(self) -> None:
+        self.saver._due = None
+        super().snapshot()
+
+    def day(self) -> None:
+        self.ask(Kind.SHRINK, parts=(Part(2, Field.VALUES, POLICY),))
+
+    def content(self) -> list[object]:
+        found: list[object] = []
+        for table in self.store.tables.values():
+            assert isinstance(table, SparseTable)
+            with table.cut() as cut:
+                rows = cut.read(0, cut.rows)
+            assert rows.statistics is not None
+            columns = torch.cat([rows.values, *rows.state, rows.statistics], 1)
+            found += [dict(zip(rows.keys.tolist(), columns.tolist(), strict=True)), table.clock()]
+        return found
+
+
+def test_a_server_that_comes_back_has_the_same_rows(tmp_path: Path) -> None:
+    def trained(name: str, kills: set[int]) -> list[object]:
+        torch.manual_seed(0)
+        bench = Bounded(tmp_path / name)
+        bench.opened(())
+        for step in range(150):
+            if step in kills:
+                before = None if bench.service.shrinking else bench.content()
+                bench.kill()
+                sequence, bench = bench.sequence, Bounded(tmp_path / name)
+                bench.sequence = sequence  # its trainer continues
+                assert before is None or bench.content() == before
+            if step == 80:
+                bench.day()
+            if step == 84:
+                bench.slice()
+                assert not bench.service.shrinking
+            if step in (40, 100):
+                bench.snapshot()
+            bench.train(step)
+        bench.kill()
+        return bench.content()
+
+    expected = trained("quiet", set())
+    sizes = [len(rows) for rows in expected[::2]]  # type: ignore[arg-type]
+    assert 250 < sizes[0] <= 300
+    assert trained("killed", {20, 60, 82, 90, 101, 120}) == expected

@@ -1,0 +1,283 @@
+"""How rows leave a table: after days without use (`shrink`), or because others need their place.
+
+A row of a bounded table has a stamp, the last float of its statistics: a time on the clock of its budget,
+which passes with the uses of rows; 0: not used yet. Under LRU it is the time of the last use. Under LFU it is
+the time at which a single use would weigh as much as all uses of the row together, where a use weighs half as
+much when it is a unit of time older; under SCORE uses weigh as much as their shows and clicks. This is LRFU
+(Lee et al. 2001) by forward decay (Cormode et al. 2009): a stamp changes only when its row is used.
+
+Rows are evicted by a floor: those with a stamp below it count as removed from then on. Their records are
+removed later, before their keys are used or by `sweep`, a slice at a time. So which rows exist depends on the
+order of uses only. Keys belong to PARTS parts, by a hash, each with a floor of its own, so that rows whose
+stamps are nearly equal need not leave together.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainers.kernels.compiled import Floats, Keys, Mask, Scalar, compiled
+from trainers.ps.kernels.index import BLOCK, Index, finalize, slot_at
+from trainers.ps.kernels.memory import key_at, prefetch
+from trainers.ps.kernels.rows import (
+    CHANGED,
+    COST,
+    COUNT,
+    DAY,
+    EVEN_DAY,
+    STRIDE,
+    Rows,
+    day_passes,
+    locate,
+    position_of,
+    remove_slot,
+    stamp_at,
+    will_change,
+)
+
+PARTS = 8
+LEVELS_A_UNIT = 64
+LEVELS_BELOW, LEVELS_ABOVE = 512, 1024
+LEVELS = LEVELS_BELOW + LEVELS_ABOVE
+"""Stamps are counted by levels, a 64th of a unit each: those up to 8 units older than now, all older ones
+together with these, and up to 16 units after it.
+"""
+_HIGHEST = LEVELS_ABOVE / LEVELS_A_UNIT - 1.0
+"""How many units after now a stamp may be: 2**15 times the weight of one use."""
+
+NOW, COST_UNIT, TOTAL, POLICY, LEVEL, FLOORS = 0, 1, 2, 3, 4, 5
+"""`Uses.clock`: the time; how much passes with a use of a row that costs 1; what all rows cost; the policy;
+the level of now; from FLOORS on the floor of each part.
+"""
+BY_TIME, BY_COUNT, BY_SCORE = 1, 2, 3
+
+CLICK_WEIGHT = 10.0
+"""What a click weighs if a show without one weighs 1: as in the defaults of ShrinkPolicy."""
+
+
+class Uses(NamedTuple):
+    """The clock of a budget, and what the rows of each level and part cost: (LEVELS * PARTS,), a ring."""
+
+    clock: NDArray[np.float64]
+    cells: NDArray[np.int64]
+
+
+NO_USES = Uses(np.zeros(FLOORS + PARTS), np.zeros(1, np.int64))
+"""Of tables that are not bounded."""
+
+
+@compiled
+def part_of(key: Scalar) -> Scalar:
+    """The same in every process, unlike the hash of an index."""
+    return np.int64(finalize(np.uint64(key)) & np.uint64(PARTS - 1))
+
+
+@compiled
+def cell_of(uses: Uses, stamp: Scalar, part: Scalar) -> Scalar:
+    """Where rows with this stamp are counted."""
+    level = np.int64(math.floor(np.float64(stamp) * LEVELS_A_UNIT))
+    oldest = np.int64(uses.clock[LEVEL]) - LEVELS_BELOW
+    return max(level, oldest) % LEVELS * PARTS + part
+
+
+@compiled
+def pass_until(uses: Uses, time: Scalar) -> None:
+    """It is `time` now, or later already. Levels that are too old are counted with the next."""
+    clock, cells = uses.clock, uses.cells
+    clock[NOW] = max(clock[NOW], time)
+    level = np.int64(clock[LEVEL])
+    while level < np.int64(math.floor(clock[NOW] * LEVELS_A_UNIT)):
+        oldest, next_oldest = (level - LEVELS_BELOW) % LEVELS, (level - LEVELS_BELOW + 1) % LEVELS
+        for part in range(PARTS):
+            cells[next_oldest * PARTS + part] += cells[oldest * PARTS + part]
+            cells[oldest * PARTS + part] = 0
+        level += 1
+    clock[LEVEL] = level
+
+
+@compiled
+def is_evicted(rows: Rows, uses: Uses, slot: Scalar) -> bool:
+    """Whether the row is below its floor. Where none is, nothing was evicted yet."""
+    part = part_of(key_at(rows.floats, slot * rows.numbers[STRIDE]))
+    return bool(rows.floats[stamp_at(rows, slot)] < uses.clock[FLOORS + part])
+
+
+@compiled
+def uncount(rows: Rows, uses: Uses, slot: Scalar) -> None:
+    """The row no longer counts: it is about to be removed, or to get another stamp."""
+    place = stamp_at(rows, slot)
+    stamp, part = rows.floats[place], part_of(key_at(rows.floats, slot * rows.numbers[STRIDE]))
+    if stamp > np.float32(0) and stamp >= uses.clock[FLOORS + part]:
+        uses.cells[cell_of(uses, stamp, part)] -= rows.numbers[COST]
+        uses.clock[TOTAL] -= rows.numbers[COST]
+    rows.floats[place] = np.float32(0)
+
+
+@compiled
+def count_uses(index: Index, rows: Rows, uses: Uses, keys: Keys, stats: Floats) -> None:
+    """The rows of these keys were used, in this order. stats (n, 2): shows and clicks, or (0, 2)."""
+    clock, cells, floats, cost = uses.clock, uses.cells, rows.floats, rows.numbers[COST]
+    step, by_time = cost * clock[COST_UNIT], clock[POLICY] == BY_TIME
+    weighs = clock[POLICY] == BY_SCORE and len(stats) > 0
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, rows.numbers[STRIDE], bases, tags, slots)
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] < 0:
+                continue
+            place, part = stamp_at(rows, slots[i]), part_of(keys[start + i])
+            before = np.float64(floats[place])
+            if before > 0.0:
+                cells[cell_of(uses, before, part)] -= cost
+            else:
+                clock[TOTAL] += cost
+            pass_until(uses, clock[NOW] + step)
+            now = after = clock[NOW]
+            if not by_time:
+                weight = 1.0
+                if weighs:
+                    shows, clicks = np.float64(stats[start + i, 0]), np.float64(stats[start + i, 1])
+                    weight = max(1.0, shows + (CLICK_WEIGHT - 1.0) * clicks)
+                if before > 0.0:
+                    weight += 2.0 ** (before - now)
+                after = now + min(math.log2(weight), _HIGHEST)
+            floats[place] = np.float32(after)
+            cells[cell_of(uses, floats[place], part)] += cost
+
+
+@compiled
+def find_evicted(keys: Keys, stamps: Floats, floors: NDArray[np.float64], evicted: Mask) -> bool:
+    """evicted[i] = whether a row with this key and stamp is below its floor, or was never used; whether any
+    is.
+    """
+    found = False
+    for i in range(len(keys)):
+        evicted[i] = stamps[i] == np.float32(0) or stamps[i] < floors[part_of(keys[i])]
+        found |= evicted[i]
+    return found
+
+
+@compiled
+def uncount_keys(index: Index, rows: Rows, uses: Uses, keys: Keys) -> None:
+    """The existing rows of these keys are about to be overwritten or removed."""
+    for key in keys:
+        slot = slot_at(index.entries, position_of(index, rows, key))
+        if slot >= 0:
+            will_change(rows, np.array([slot]), 1)
+            uncount(rows, uses, slot)
+
+
+@compiled
+def count_loaded(rows: Rows, uses: Uses, slots: Keys) -> None:
+    """Count rows that were loaded with their stamps."""
+    for slot in slots:
+        stamp = rows.floats[stamp_at(rows, slot)]
+        part = part_of(key_at(rows.floats, slot * rows.numbers[STRIDE]))
+        if stamp > np.float32(0) and stamp >= uses.clock[FLOORS + part]:
+            uses.cells[cell_of(uses, stamp, part)] += rows.numbers[COST]
+            uses.clock[TOTAL] += rows.numbers[COST]
+
+
+@compiled
+def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys) -> int:
+    """Remove the records of those of these keys that were evicted: writes them to `gone`, and returns how
+    many there were.
+    """
+    count = np.int64(0)  # with a literal 0 numba would compile every callee twice
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop, first = min(start + BLOCK, len(keys)), count
+        locate(index, rows, keys, start, stop, np.int64(1), bases, tags, slots)
+        for i in range(stop - start):
+            if slots[i] >= 0 and is_evicted(rows, uses, slots[i]):
+                gone[count] = keys[start + i]
+                count += 1
+        for i in range(first, count):  # only now, because slots move; a key may occur twice
+            slot = slot_at(index.entries, position_of(index, rows, gone[i]))
+            if slot >= 0:
+                remove_slot(index, rows, slot)
+    return int(count)
+
+
+@compiled
+def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, most: Scalar, gone: Keys) -> tuple[int, int]:
+    """Remove the records of evicted rows among the next `most` slots below `below`, until `gone` is full of
+    their keys. Returns where to continue and how many were removed. Downwards: a row that takes the place of
+    another was looked at before.
+    """
+    floats, stride = rows.floats, rows.numbers[STRIDE]
+    count, slot = np.int64(0), min(np.int64(below), rows.numbers[COUNT])
+    for _ in range(min(np.int64(most), slot)):
+        if count == len(gone):
+            break
+        slot -= 1
+        if slot >= _AHEAD:
+            prefetch(floats, (slot - _AHEAD) * stride)
+            prefetch(floats, (slot - _AHEAD + 1) * stride - 1)
+        if is_evicted(rows, uses, slot):
+            gone[count] = key_at(floats, slot * stride)
+            count += 1
+            remove_slot(index, rows, slot)
+    return int(slot), int(count)
+
+
+_AHEAD = 16  # rows
+
+
+# ---- Days that pass (see `rows.day_passes`).
+
+
+@compiled
+def shrink(
+    index: Index, rows: Rows, uses: Uses, policy: Floats, start: Scalar, most: Scalar, gone: Keys
+) -> tuple[int, int, int]:
+    """A day passes for so many rows from slot `start` on, but for those whose day has passed already. Returns
+    the next slot, how many rows were removed, and how many with those that had been evicted before; the keys
+    of all these are in `gone`. Must not be called while there is a cut.
+    """
+    numbers, flags = rows.numbers, rows.flags
+    slot, removed, count = np.int64(start), np.int64(0), np.int64(0)  # see `remove_evicted`
+    for _ in range(most):
+        if slot >= numbers[COUNT]:
+            break
+        evicted = numbers[COST] > 0 and is_evicted(rows, uses, slot)
+        due = flags[slot] & np.uint8(EVEN_DAY) != np.uint8(numbers[DAY])
+        if evicted or (due and day_passes(rows, slot, policy)):
+            gone[count] = key_at(rows.floats, slot * numbers[STRIDE])
+            count += 1
+            removed += 0 if evicted else 1
+            if numbers[COST] > 0:
+                uncount(rows, uses, slot)
+            remove_slot(index, rows, slot)
+            continue
+        if due:
+            flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)  # no cut is open
+        slot += 1
+    return int(slot), int(removed), int(count)
+
+
+@compiled
+def shrink_keys(index: Index, rows: Rows, uses: Uses, policy: Floats, keys: Keys, gone: Keys) -> int:
+    """As `shrink`, for the rows of these keys that were not evicted; returns how many were removed."""
+    numbers, flags, count = rows.numbers, rows.flags, np.int64(0)
+    for key in keys:
+        slot = slot_at(index.entries, position_of(index, rows, key))
+        if slot < 0 or flags[slot] & np.uint8(EVEN_DAY) == np.uint8(numbers[DAY]):
+            continue
+        if numbers[COST] > 0 and is_evicted(rows, uses, slot):
+            continue
+        if day_passes(rows, slot, policy):
+            gone[count] = key
+            count += 1
+            if numbers[COST] > 0:
+                uncount(rows, uses, slot)
+            remove_slot(index, rows, slot)
+        else:
+            flags[slot] = np.uint8(numbers[DAY]) | np.uint8(CHANGED)
+    return int(count)
