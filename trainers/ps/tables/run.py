@@ -46,6 +46,13 @@ def starts_of(spans: Spans) -> Keys:
     return starts
 
 
+def positions_of(starts: Keys, missing: Keys, counts: Keys) -> Keys:
+    """Where the missing keys of `pull_run` are among all keys."""
+    return np.concatenate(
+        [missing[start : start + some] + start for start, some in zip(starts, counts, strict=False)]
+    )
+
+
 class Lines:
     """The lines of all sparse tables of a server (see `kernels.runs`), by number."""
 
@@ -177,10 +184,7 @@ class SparseRun:
         update = partial(self._update, self._run.lines)
         if update(starts, updated, gradients, options, missing, counts):
             self._insert(starts, updated, missing, counts)
-            found = [
-                missing[start : start + some] + start for start, some in zip(starts, counts, strict=False)
-            ]
-            positions = np.concatenate(found)
+            positions = positions_of(starts, missing, counts)
             update(starts_of(counts), updated[positions], gradients[positions], options, missing, counts)
         if self._budgets:
             count_uses_run(self._run.lines, starts, updated, _NO_STATS)
