@@ -34,6 +34,9 @@ class PsConfigs:
     trainer that is disconnected for so long is lost. `join_timeout_s`: how long to wait for processes that
     have not joined yet.
 
+    `table_mb_per_server`: a sparse table of known size is shared by one server for each so many MB of its
+    values, so that a small one is whole on one server; 0: every table is shared by all servers.
+
     `wire_dtype`: the type in which rows and their gradients are sent; tables are always float32. `nonfinite`:
     a push with NaN or infinite gradients is refused, or those rows and blocks are skipped.
 
@@ -48,6 +51,7 @@ class PsConfigs:
 
     split_method: str = "RoundRobin"
     slice_var_up: bool = True
+    table_mb_per_server: float = 16.0
     request_timeout_s: float = 60.0
     trainer_timeout_s: float = 10.0
     join_timeout_s: float = 600.0
@@ -67,6 +71,9 @@ class PsConfigs:
         one_of("ps_configs log_fsync", self.log_fsync, LOG_FSYNCS)
         one_of("ps_configs rows_at_end", self.rows_at_end, ROWS_AT_END)
         flag("ps_configs slice_var_up", self.slice_var_up)
+        number = self.table_mb_per_server
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+            raise UsageError(f"ps_configs table_mb_per_server is {number!r}; it must be a number from 0 on")
         for name in ("request_timeout_s", "trainer_timeout_s", "join_timeout_s", "snapshot_interval_s"):
             positive(f"ps_configs {name}", getattr(self, name))
         if not isinstance(self.durability_dir, str):
@@ -154,7 +161,8 @@ class TableConfigs:
 
     `rule`: an update rule of trainers.ps (SGD, Adagrad, ...) in place of the optimizer's; `lr`:
     a learning rate of its own. `init`, `entry`: see `SparseEmbedding`; `low`, `high`: bounds of every value
-    after an update; `statistics`: rows count shows, clicks and unseen days.
+    after an update; `statistics`: rows count shows, clicks and unseen days; `servers`: how many servers share
+    the rows, for a table of unknown size or one that is used more than others.
     """
 
     rule: AnyRule | None = None
@@ -164,6 +172,7 @@ class TableConfigs:
     low: float = -math.inf
     high: float = math.inf
     statistics: bool = False
+    servers: int | None = None
 
     def __post_init__(self) -> None:
         where = "sparse_table_configs"
@@ -181,6 +190,8 @@ class TableConfigs:
         if not self.low < self.high:
             raise UsageError(f"{where} bounds are {self.low!r} and {self.high!r}; low must be below high")
         flag(f"{where} statistics", self.statistics)
+        if self.servers is not None:
+            whole(f"{where} servers", self.servers, 1)
 
 
 def sparse_table_configs(name: str, value: Any) -> Mapping[str, Any]:

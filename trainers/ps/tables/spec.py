@@ -1,4 +1,4 @@
-"""The spec of a table and its encoding, which server holds which dense block, which rows `shrink` removes,
+"""The spec of a table and its encoding, which servers hold a table, which rows `shrink` removes,
 and the errors of invalid requests.
 
 Imports no kernels: a process without tables imports this too.
@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 import xxhash
@@ -22,6 +23,7 @@ from trainers.ps.tables.rules import RULES, AnyRule, options_of
 
 MAX_BLOCK = 1 << 24
 MAX_DIM = 512
+MAX_SERVERS = 65_536
 
 _HEAD = struct.Struct("<BBHQ")
 _ROWS = struct.Struct("<BBBBQdddddd")
@@ -76,7 +78,7 @@ class Entry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowOptions:
     """What only sparse tables have. `low` and `high` bound every value after an update. `statistics`: each
-    row counts shows, clicks and unseen days.
+    row counts shows, clicks and unseen days. `servers`: how many servers share the rows; 0: all of them.
     """
 
     init: Initializer = Initializer()
@@ -84,6 +86,7 @@ class RowOptions:
     low: float = -math.inf
     high: float = math.inf
     statistics: bool = False
+    servers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +109,12 @@ class TableSpec:
         """B kind | B rule | H options | Q size | row options | d for each rule option | name in UTF-8.
 
         Row options: B init kind | B entry kind | B statistics | B zero | Q seed | d init a | d init b |
-        d entry a | d low | d high | d zero.
+        d entry a | d low | d high | d servers.
         """
         options = options_of(self.rule)
         head = _HEAD.pack(self.kind, self.rule.code, len(options), self.size)
         rows, init, entry = self.rows, self.rows.init, self.rows.entry
-        numbers = (init.a, init.b, entry.a, rows.low, rows.high, 0)
+        numbers = (init.a, init.b, entry.a, rows.low, rows.high, rows.servers)
         shape = _ROWS.pack(init.kind, entry.kind, rows.statistics, 0, init.seed, *numbers)
         return head + shape + struct.pack(f"<{len(options)}d", *options) + self.name.encode()
 
@@ -152,19 +155,22 @@ def _check_rule(rule: AnyRule) -> None:
 
 
 def _decode_rows(content: bytes) -> RowOptions:
-    init, entry, statistics, zero, seed, a, b, filter_a, low, high, rest = _ROWS.unpack_from(
+    init, entry, statistics, zero, seed, a, b, filter_a, low, high, servers = _ROWS.unpack_from(
         content, _HEAD.size
     )
-    if init not in tuple(InitKind) or entry not in tuple(EntryKind) or statistics > 1 or zero or rest:
+    if init not in tuple(InitKind) or entry not in tuple(EntryKind) or statistics > 1 or zero:
         raise SpecError(f"the row options have init {init}, entry {entry}, statistics {statistics}")
     if not all(map(math.isfinite, (a, b, filter_a))) or not low <= high:
         raise SpecError(f"the row options have initializer {a}, {b}, entry {filter_a}, bounds {low}, {high}")
+    if not (0 <= servers <= MAX_SERVERS and servers.is_integer()):
+        raise SpecError(f"the rows are on {servers} servers")
     return RowOptions(
         init=Initializer(InitKind(init), a, b, seed),
         entry=Entry(EntryKind(entry), filter_a),
         low=low,
         high=high,
         statistics=bool(statistics),
+        servers=int(servers),
     )
 
 
@@ -249,7 +255,32 @@ class ShrinkPolicy:
         return np.array([*coefficients, self.delete_threshold, self.delete_after_unseen_days], np.float32)
 
 
-# ---- Which server holds which dense block.
+# ---- Which servers hold the rows of a sparse table, and which server holds which dense block.
+
+
+def holders(spec: TableSpec, servers: int) -> tuple[int, ...]:
+    """The servers, ascending, that share the rows of a sparse table: those with the largest hashes of server
+    and name (rendezvous hashing). So the choice does not depend on other tables. A key is on the holder
+    number (hash of the key) modulo their number.
+    """
+    return _holders(spec.name, spec.rows.servers, servers)
+
+
+@cache
+def _holders(name: str, count: int, servers: int) -> tuple[int, ...]:
+    if not 0 < count < servers:
+        return tuple(range(servers))
+    by_hash = sorted(range(servers), key=lambda server: xxhash.xxh3_64_intdigest(f"{server} {name}".encode()))
+    return tuple(sorted(by_hash[-count:]))
+
+
+def servers_for(values: int, mb_per_server: float, servers: int) -> int:
+    """How many servers share a table of so many float32 values: see RowOptions.servers."""
+    if not mb_per_server:
+        return 0
+    count = max(1, math.ceil(4 * values / (mb_per_server * 2**20)))
+    return count if count < servers else 0
+
 
 SLICE_ABOVE = 8192
 """Dense parameters with more elements than this are sliced (Paddle's `slice_var_up` with its
