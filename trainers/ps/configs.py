@@ -121,6 +121,23 @@ class AsyncConfigs:
         flag("a_sync_configs independent_recv_thread", self.independent_recv_thread)
         flag("a_sync_configs overlap", self.overlap)
 
+    @property
+    def carries(self) -> bool:
+        """Whether a push may carry requests for rows: it must not wait for other trainers, as they do."""
+        return self.overlap and self.max_staleness is None
+
+    @property
+    def ahead(self) -> int:
+        """How many batches in advance a batch should be prefetched: where pushes carry the requests, as many
+        as one merges, and one more, so that its rows arrive in time.
+        """
+        return self.max_merge_var_num + 1 if self.carries else 1
+
+    @property
+    def late(self) -> int:
+        """How many steps older than the current one the request for the rows of a batch may be."""
+        return max(1, self.ahead - 1)
+
 
 _ALIASES = {"independent_recv": "independent_recv_thread"}
 _WITHOUT_EFFECT = {

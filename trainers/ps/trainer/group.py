@@ -394,7 +394,8 @@ class TableGroup:
         """Prepare an upcoming batch: for each table the ids with which its module will be called."""
         for each in self._prepared:
             each.age += 1
-        self._prepared = [each for each in self._prepared if each.age <= _MAX_AHEAD]  # others were never used
+        most = max(_MAX_AHEAD, self._late + 1)
+        self._prepared = [each for each in self._prepared if each.age <= most]  # others were never used
         made = [
             Batch(self, [(table, ids) for table in tables for ids in calls[table]], insert=insert)
             for insert, tables in self._fitting(calls)

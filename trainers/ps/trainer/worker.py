@@ -162,7 +162,7 @@ class Worker:
                 layout.servers,
                 self._client,
                 row_dtype=ROW_DTYPES[configs.wire_dtype],
-                late=0 if asynchronous is None else 1,
+                late=0 if asynchronous is None else asynchronous.late,
             )
             for some in ([[each] for each in layout.sparse] if geo else grouped(layout.sparse))
         ]
