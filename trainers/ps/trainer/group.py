@@ -337,6 +337,7 @@ class RemoteTable:
             yield [
                 Request(server=server, kind=Kind.ASSIGN, number=number, parts=tuple(parts))
                 for server, parts in enumerate(assigned)
+                if parts
             ]
 
     def row_request(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> RowRequest:
