@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,19 @@ def called(some: list[Any], shape: Shape) -> Iterator[Any]:
         yield calls, dense, labels
 
 
+class Batches(torch.utils.data.Dataset[Any]):
+    """The same, for torch's DataLoader."""
+
+    def __init__(self, some: list[Any], shape: Shape) -> None:
+        self._some, self._shape = some, shape
+
+    def __len__(self) -> int:
+        return len(self._some)
+
+    def __getitem__(self, number: int) -> Any:
+        return next(called(self._some[number : number + 1], self._shape))
+
+
 def server_cpu(result: str) -> float:
     used = 0.0
     for path in Path(result).parent.glob("r.server*"):
@@ -84,7 +97,9 @@ def member(args: argparse.Namespace) -> None:
     shape = workload.shape_of(args)
     fleet.init()
     strategy = fleet.DistributedStrategy()
-    strategy.a_sync = args.mode == "async"
+    strategy.a_sync = args.mode in ("async", "geo")
+    if args.mode == "geo":
+        strategy.a_sync_configs = {"k_steps": 20}
     if args.mode == "mixed":
         strategy.dense = "allreduce"
     rule = {"adagrad": Adagrad(eps=1e-8), "adam": SparseAdam()}[args.rule]
@@ -105,8 +120,10 @@ def member(args: argparse.Namespace) -> None:
     fleet.init_worker()
 
     def steps(some: list[Any]) -> int:
-        coming = called(some, shape)
-        if args.prefetch:
+        coming: Iterable[Any] = called(some, shape)
+        if args.loop == "loader":
+            coming = torch.utils.data.DataLoader(Batches(some, shape), batch_size=None)
+        elif args.loop == "prefetch":
             coming = fleet.prefetch(coming, lambda batch: dict(zip(model.tables, batch[0], strict=True)))
         count = 0
         for ids, dense, labels in coming:
@@ -136,9 +153,12 @@ def main() -> None:
     )
     workload.add_arguments(parser)
     parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--mode", choices=["async", "sync", "mixed"], default="async")
+    parser.add_argument("--mode", choices=["async", "sync", "mixed", "geo"], default="async")
     parser.add_argument("--kind", choices=["sparse", "nn"], default="sparse")
-    parser.add_argument("--no_prefetch", dest="prefetch", action="store_false")
+    parser.add_argument(
+        "--loop", choices=["prefetch", "loader", "plain"], default="prefetch",
+        help="over fleet.prefetch, over torch's DataLoader, or without either [%(default)s]",
+    )  # fmt: skip
     parser.add_argument("--go", help="where to keep the files of the job (for profiling)")
     args = parser.parse_args()
     if args.result:

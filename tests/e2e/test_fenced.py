@@ -74,6 +74,7 @@ def test_a_trainer_takes_no_step_after_its_node_has_learned_that_it_was_given_up
     (trainer,) = second.until_ready(1)
     first.until(lambda: size_of(first) == "2")
     wait_until(lambda: any(row[1:3] == ["1", "2"] for row in rows(steps)))
+    second.until_told("began")
     launcher, old = second.launcher, second.told("began")[0].split()[2]
     signal_node(launcher, trainer, which, signal.SIGSTOP)
     first.until(lambda: size_of(first) == "1")

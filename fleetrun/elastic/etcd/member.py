@@ -280,7 +280,9 @@ class Runner:
             command.append(_NO_FSYNC)
         if self._certificate:
             command += _secured(*self._certificate)
-        if not self._data.exists():
+        if not any(self._data.glob("member/wal/*.wal")):
+            # An etcd that could not enter may leave a folder, and would begin a cluster of its own with it.
+            shutil.rmtree(self._data, ignore_errors=True)
             command += self._entry()
         env = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         with self._log.open("wb") as log:

@@ -448,6 +448,56 @@ def many_tables_with_accumulated_gradients() -> None:
     trained_with_many_tables(prefetch=True, backwards=3)
 
 
+def many_tables_from_a_loader() -> None:
+    """Nobody says which of a batch's tensors are ids. Random numbers are drawn in the same order, too."""
+
+    class Drawn(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, number: int) -> torch.Tensor:
+            return torch.randint(0, ROWS, (26, 8)) if self.noisy else drawn[number]
+
+        noisy = False
+
+    def train(each: ManyTables, optimizers: Optimizers) -> None:
+        torch.manual_seed(3)
+        for Drawn.noisy in (False, True):
+            loader = torch.utils.data.DataLoader(Drawn(), batch_size=None, shuffle=True)
+            for number, ids in enumerate(loader):
+                sign = torch.randn(()).sign()
+                (each(each.calls(ids, number // 4)) * sign).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    drawn = torch.randint(0, ROWS, (12, 26, 8), generator=torch.Generator().manual_seed(1))
+    model, reference = ManyTables(), ManyTables()
+    train(reference, reference.optimizers())  # while nothing looks into loops
+    train(model, serve(model, *model.optimizers()))
+    same(model, reference)
+
+
+def many_tables_in_geo() -> None:
+    """Gradients that do not depend on the rows, so that the trainers may exchange in any order."""
+    model, reference = ManyTables(), ManyTables()
+    drawn = torch.randint(0, ROWS, (7, 26, 8), generator=torch.Generator().manual_seed(1))
+    trained = [
+        torch.optim.SGD([each.weight for each in one.tables if each.weight.requires_grad], lr=0.1)
+        for one in (model, reference)
+    ]
+    options = {"a_sync": True, "a_sync_configs": {"k_steps": 2}}
+    (served,) = serve(model, trained[0], **options)
+    for each, optimizer in ((model, served), (reference, trained[1])):
+        coming = [each.calls(ids, number) for number, ids in enumerate(drawn)]
+        for calls in fleet.prefetch(coming, by_module) if each is model else coming:
+            sum(table(ids).sum() * (number + 1) for number, (table, ids) in enumerate(calls)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    fleet.barrier_worker()
+    same(model, reference)
+
+
 def many_tables_in_short_rows() -> None:
     """An exact comparison is not possible: it must come close."""
     model = ManyTables()
@@ -469,6 +519,8 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     many_tables,
     many_tables_prefetched,
     many_tables_with_accumulated_gradients,
+    many_tables_from_a_loader,
+    many_tables_in_geo,
     many_tables_in_short_rows,
     two_optimizers,
     minimized,

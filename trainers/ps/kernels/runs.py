@@ -15,9 +15,21 @@ from numpy.typing import NDArray
 
 from trainers.kernels.compiled import Floats, Keys, Mask, Scalar, compiled
 from trainers.ps.kernels import updates
-from trainers.ps.kernels.index import ENOUGH, SEGMENT, SEGMENTS, Index
+from trainers.ps.kernels.index import BLOCK, ENOUGH, SEGMENT, SEGMENTS, Index
 from trainers.ps.kernels.memory import carray, pointer
-from trainers.ps.kernels.rows import COUNT, DIM, STRIDE, Fresh, Rows, gather, initial_rows, insert, pull
+from trainers.ps.kernels.rows import (
+    COUNT,
+    DIM,
+    STRIDE,
+    Fresh,
+    Rows,
+    gather,
+    initial_rows,
+    insert,
+    locate,
+    pull,
+    revise,
+)
 
 (
     RECORDS,
@@ -187,6 +199,19 @@ def initial_run(run: Run, starts: Keys, keys: Keys, missing: Keys, counts: Keys,
             dim = rows_at(run.lines, table).numbers[DIM]
             target = flat[start * dim : stop * dim]
             initial_rows(fresh_at(run, table), keys[start:stop], missing[start:end], target, dim)
+
+
+@compiled
+def revise_run(lines: Keys, starts: Keys, keys: Keys, values: Floats) -> None:
+    """The values of these keys, which all have rows; state and statistics stay."""
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for table in range(len(starts) - 1):
+        if starts[table] < starts[table + 1]:
+            index, rows = index_at(lines, table), rows_at(lines, table)
+            for start in range(starts[table], starts[table + 1], BLOCK):
+                stop = min(start + BLOCK, starts[table + 1])
+                locate(index, rows, keys, start, stop, rows.numbers[STRIDE], bases, tags, slots)
+                revise(rows, slots[: stop - start], values[start:stop])
 
 
 @compiled

@@ -50,6 +50,13 @@ def fitting_starts(spans: Spans, keys: int) -> Keys | None:
     return starts if accumulate(spans, starts) and starts[-1] == keys else None
 
 
+def positions_of(starts: Keys, missing: Keys, counts: Keys) -> Keys:
+    """Where the missing keys of `pull_run` are among all keys."""
+    return np.concatenate(
+        [missing[start : start + some] + start for start, some in zip(starts, counts, strict=False)]
+    )
+
+
 class Lines:
     """The lines of all sparse tables of a server (see `kernels.runs`), by number."""
 
@@ -178,10 +185,7 @@ class SparseRun:
         update = partial(self._update, self._run.lines)
         if update(starts, updated, gradients, options, missing, counts):
             self._insert(starts, updated, missing, counts)
-            found = [
-                missing[start : start + some] + start for start, some in zip(starts, counts, strict=False)
-            ]
-            positions = np.concatenate(found)
+            positions = positions_of(starts, missing, counts)
             update(starts_of(counts), updated[positions], gradients[positions], options, missing, counts)
 
     def _options(self, spans: Spans, lr: float) -> Floats:

@@ -167,13 +167,22 @@ _COPYING = ("__deepcopy__", "__reduce_ex__")
 
 
 class ServedEmbedding:
-    """One embedding module that is served: from construction until `end`."""
+    """One embedding module that is served: from construction until `end`. `called` is told of its calls."""
 
-    def __init__(self, name: str, module: EmbeddingModule, rows: RowSource, *, statistics: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: EmbeddingModule,
+        rows: RowSource,
+        *,
+        statistics: bool,
+        called: Callable[[torch.nn.Module, torch.Tensor], None] | None = None,
+    ) -> None:
         self._name = name
         self._module = module
         self._rows = rows
         self._statistics = statistics
+        self._called = called
         self._bound = row_limit(module)
         self._embeds = embeds(module) and not statistics
         self._device = torch.device("cpu") if module.weight.is_meta else module.weight.device
@@ -291,6 +300,9 @@ class ServedEmbedding:
     def _checked(self, ids: torch.Tensor) -> torch.Tensor:
         if ids.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"embedding {self._name!r} needs ids in int64 or int32, not {ids.dtype}")
+        # A forward pass without gradients in training is like none that comes: it makes no rows.
+        if self._called is not None and (torch.is_grad_enabled() or not self._module.training):
+            self._called(self._module, ids)
         return ids
 
     def _look_up(

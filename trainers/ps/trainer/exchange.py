@@ -263,8 +263,8 @@ class Exchange(Protocol):
     def push(self) -> None:
         """Send the gradients of one step, and fetch the values of the next."""
 
-    def prefetch(self, batches: Batches) -> None:
-        """Prepare the rows of an upcoming batch."""
+    def prefetch(self, batches: Batches, *, now: bool = False) -> None:
+        """Prepare the rows of an upcoming batch. `now`: they are used next, and requested at once."""
 
     def refresh(self) -> None:
         """Load the current dense values into the model, with all of this trainer's pushes in them."""
@@ -311,12 +311,10 @@ class SyncExchange:
         self.start(self.step + 1)
         self._dense.take(SentRequests(self._client, requests, row_requests, self.step).wait())
 
-    def prefetch(self, batches: Batches) -> None:
+    def prefetch(self, batches: Batches, *, now: bool = False) -> None:
         """In training the next push requests the rows; in evaluation they are requested here."""
-        prepared = prepare(batches)
-        send_row_requests(
-            self._client, self._servers, [each for each in prepared if not each.insert], self.step
-        )
+        some = [each for each in prepare(batches) if now or not each.insert]
+        send_row_requests(self._client, self._servers, some, self.step)
 
     def refresh(self) -> None:
         pulls = self._dense.pulls(self.step, trained_only=True)
@@ -382,21 +380,23 @@ class AsyncExchange:
         if self._configs.independent_recv_thread:
             self._receive()
 
-    def prefetch(self, batches: Batches) -> None:
+    def prefetch(self, batches: Batches, *, now: bool = False) -> None:
         """Row requests that no push has carried are sent by themselves once the first of them is for the
         batch after the next.
         """
-        now = unsent(self._groups)
-        self._waited = self._waited + 1 if now else 0
-        if self._waited < self._configs.max_merge_var_num:
-            now = []
-        else:
+        some = unsent(self._groups)
+        self._waited = self._waited + 1 if some else 0
+        if now or self._waited >= self._configs.max_merge_var_num:
             self._waited = 0
+        else:
+            some = []
         prepared = prepare(batches)
-        if not self._configs.carries:
-            now = prepared
-        if self._configs.overlap:
-            send_row_requests(self._client, self._servers, now, self.step)
+        if now:
+            some += prepared
+        elif not self._configs.carries:
+            some = prepared
+        if now or self._configs.overlap:
+            send_row_requests(self._client, self._servers, some, self.step)
 
     def refresh(self) -> None:
         self.flush()
@@ -443,10 +443,15 @@ class AsyncExchange:
 
 def prepare(batches: Batches) -> list[RowRequest]:
     """Prepare an upcoming batch, each group once."""
-    by_group: dict[TableGroup, dict[int, Sequence[torch.Tensor]]] = {}
+    return [request for group, calls in by_group(batches).items() for request in group.prepare(calls)]
+
+
+def by_group(batches: Batches) -> dict[TableGroup, dict[int, Sequence[torch.Tensor]]]:
+    """As `TableGroup.prepare` takes them."""
+    found: dict[TableGroup, dict[int, Sequence[torch.Tensor]]] = {}
     for table, ids in batches.items():
-        by_group.setdefault(table.group, {})[table.place] = ids
-    return [request for group, calls in by_group.items() for request in group.prepare(calls)]
+        found.setdefault(table.group, {})[table.place] = ids
+    return found
 
 
 def unsent(groups: Sequence[TableGroup]) -> list[RowRequest]:

@@ -83,16 +83,9 @@ class Batch:
         for (table, ids), (start, stop) in zip(calls, pairwise(starts.tolist()), strict=True):
             call = Call(table, ids, version_of(ids), start, stop, self)
             self.calls.setdefault(table, []).append(call)
-        self._moved, self._spans, sent = group.arranged(self.keys, self.ends)
-        self.request = RowRequest(
-            group.first,
-            group.dim,
-            torch.from_numpy(sent),
-            [0, *np.cumsum(self._spans.sum(axis=1)).tolist()],
-            insert=insert,
-            spans=None if group.size == 1 else self._spans,
-        )
-        self.pushed = (self._moved, self._spans, sent)
+        self._moved, spans, sent = group.arranged(self.keys, self.ends)
+        self.request = group.request(torch.from_numpy(sent), spans, insert=insert)
+        self.pushed = (self._moved, spans, sent)
         """Where the gradient of each key is, -1 for padding; how many each table has on each server; keys."""
         if (self.padding >= 0).any():
             self.pushed = group.arranged(self.keys, self.ends, self.padding)
@@ -420,6 +413,17 @@ class TableGroup:
             if some:
                 yield insert, some
 
+    def request(self, keys: torch.Tensor, spans: Spans, *, insert: bool) -> RowRequest:
+        """A request for these keys, which are ordered by server and table."""
+        cuts = [0, *np.cumsum(spans.sum(axis=1)).tolist()]
+        return RowRequest(
+            self.first, self.dim, keys, cuts, insert=insert, spans=None if self.size == 1 else spans
+        )
+
+    def send(self, requests: Sequence[RowRequest]) -> None:
+        """By themselves, now."""
+        send_row_requests(self.client, self.servers, requests, self.as_of)
+
     def drop_prepared(self) -> None:
         """Fetch the rows of prepared batches again."""
         self._prepared.clear()
@@ -449,12 +453,13 @@ class TableGroup:
     def _call(self, table: int, ids: torch.Tensor, *, insert: bool) -> Call:
         call = self._take_prepared(table, ids)
         if call is not None:
-            as_of = call.batch.request.as_of
-            if as_of is not None and self.as_of - as_of <= self._late:
+            request = call.batch.request
+            late = request.as_of is None or self.as_of - request.as_of > self._late
+            if not late and request.insert is insert:
                 return call
-        # Its row request was never sent, or is too old.
+        # Its row request was never sent, is too old, or was for another mode of the module.
         call = self._single(table, ids, insert=insert)
-        send_row_requests(self.client, self.servers, [call.batch.request], self.as_of)
+        self.send([call.batch.request])
         return call
 
     def _single(self, table: int, ids: torch.Tensor, *, insert: bool) -> Call:

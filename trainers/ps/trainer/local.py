@@ -12,18 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from trainers.collective.group import start as join_group
 from trainers.ps.client import Client
-from trainers.ps.kernels.rows import pull
+from trainers.ps.kernels.batch import array_of
+from trainers.ps.kernels.runs import COLUMNS, pull_run, revise_run
 from trainers.ps.tables.rules import AnyRule, Fixed
+from trainers.ps.tables.run import NOT_IN, Spans, SparseRun, positions_of, starts_of
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
-from trainers.ps.trainer.embedding import RowSource
-from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange
-from trainers.ps.trainer.group import RemoteTable
+from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, by_group
+from trainers.ps.trainer.group import GroupGradient, RemoteTable, TableGroup
+from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.remote import (
-    Lookup,
     RowRequest,
     SentRequests,
     add_row_requests,
@@ -34,69 +36,84 @@ from trainers.ps.wire import Part
 from trainers.roles.identity import Identity
 
 
-class _CacheTable(SparseTable):
-    """A table that reports missing keys."""
+class _Rows(SparseRun):
+    """Tables of this process."""
 
-    def known(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(n, dim) values, and the positions of the keys that have none, (m,) int64."""
-        wanted = self._array(keys)
-        out = np.empty((len(wanted), self.spec.size), np.float32)
-        missing = np.empty(len(wanted), np.int64)
-        count = pull(self._storage.index, self._storage.rows, wanted, out, missing)
-        return torch.from_numpy(out), torch.from_numpy(missing[:count])
+    def known(self, spans: Spans, keys: torch.Tensor) -> tuple[torch.Tensor, Spans, torch.Tensor]:
+        """(n, dim) values; how many keys of each table have none, and their positions, (m,) int64."""
+        starts, wanted = starts_of(spans), array_of(keys)
+        out = np.empty((len(wanted), self.size), np.float32)
+        missing, counts = np.empty(len(wanted), np.int64), np.zeros(len(spans), np.int64)
+        pull_run(self._run.lines, starts, wanted, out, missing, counts)
+        return torch.from_numpy(out), counts, torch.from_numpy(positions_of(starts, missing, counts))
 
-    def everything(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys (n,) and values (n, dim); copies."""
-        with self.cut() as cut:
-            rows = cut.read(0, cut.rows)
-        return rows.keys, rows.values
+    def assign(self, spans: Spans, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Insert rows, or overwrite their values: optimizer state stays."""
+        self.pull(spans, keys, insert=True)
+        revise_run(self._run.lines, starts_of(spans), array_of(keys), array_of(values))
+
+    def everything(self) -> tuple[Spans, torch.Tensor, torch.Tensor]:
+        """All keys (n,), in the order of the tables, and their values (n, dim); copies."""
+        found = []
+        for table in self._tables:
+            with table.cut() as cut:
+                found.append(cut.read(0, cut.rows))
+        spans = np.array([len(each.keys) for each in found], np.int64)
+        return spans, torch.cat([each.keys for each in found]), torch.cat([each.values for each in found])
+
+
+def _rows(specs: Sequence[TableSpec]) -> _Rows:
+    lines = np.zeros((len(specs), COLUMNS), np.int64)
+    tables = [SparseTable(spec) for spec in specs]
+    for table, line in zip(tables, lines, strict=True):
+        table.publish(line)
+    return _Rows(tables, lines)
 
 
 class Cache:
-    """The rows of one table that a trainer keeps and trains itself, and their values at the last exchange.
-    `rule` and `rows` are those of training.
+    """The rows of a group of tables that a trainer keeps and trains itself, and their values at the last
+    exchange. `spans` (tables,): how many of the keys belong to each table, one after the other.
     """
 
-    def __init__(self, name: str, dim: int, rule: AnyRule, rows: RowOptions) -> None:
-        bounds = RowOptions(low=rows.low, high=rows.high)
-        self._table = _CacheTable(
-            TableSpec(kind=TableKind.SPARSE, name=name, size=dim, rule=rule, rows=bounds)
+    def __init__(self, tables: Sequence[SparseParameter]) -> None:
+        def spec(of: SparseParameter, rule: AnyRule, rows: RowOptions) -> TableSpec:
+            return TableSpec(kind=TableKind.SPARSE, name=of.name, size=of.spec.size, rule=rule, rows=rows)
+
+        bounds = [RowOptions(low=each.spec.rows.low, high=each.spec.rows.high) for each in tables]
+        self._trained = _rows(
+            [spec(each, each.rule, rows) for each, rows in zip(tables, bounds, strict=True)]
         )
-        self._touched_spec = TableSpec(kind=TableKind.SPARSE, name=name, size=dim, rule=Fixed())
-        self._touched = _CacheTable(self._touched_spec)
+        self._touched_specs = [spec(each, Fixed(), RowOptions()) for each in tables]
+        self._touched = _rows(self._touched_specs)
 
-    def known(self, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(n, dim) values, and the positions of the keys that are not cached."""
-        return self._table.known(keys)
+    def known(self, spans: Spans, keys: torch.Tensor) -> tuple[torch.Tensor, Spans, torch.Tensor]:
+        """(n, dim) values; how many keys of each table are not cached, and their positions."""
+        return self._trained.known(spans, keys)
 
-    def add(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Rows that came from the servers."""
-        self._table.assign(keys, values)
+    def assign(self, spans: Spans, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """The servers' values. Cached rows keep their optimizer state."""
+        self._trained.assign(spans, keys, values)
 
-    def train(self, keys: torch.Tensor, grad: torch.Tensor, lr: float) -> None:
+    def train(self, spans: Spans, keys: torch.Tensor, grad: torch.Tensor, lr: float) -> None:
         """One update; the former values of rows that change for the first time since the last exchange are
-        kept.
+        kept. A span may be NOT_IN.
         """
-        _, first = self._touched.known(keys)
+        _, counts, first = self._touched.known(spans, keys)
         if len(first):
             new = keys[first]
-            self._touched.assign(new, self._table.pull(new, insert=False))
-        self._table.check(keys, grad)
-        self._table.apply(keys, grad, lr)
+            self._touched.assign(counts, new, self._trained.pull(counts, new, insert=False))
+        self._trained.check(spans, keys, grad)
+        self._trained.apply(spans, keys, grad, lr)
 
-    def changes(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def changes(self) -> tuple[Spans, torch.Tensor, torch.Tensor]:
         """The keys that were trained since the last call, and by how much their values have changed."""
-        keys, before = self._touched.everything()
-        self._touched = _CacheTable(self._touched_spec)
-        return keys, self._table.pull(keys, insert=False) - before
+        spans, keys, before = self._touched.everything()
+        self._touched = _rows(self._touched_specs)
+        return spans, keys, self._trained.pull(spans, keys, insert=False) - before
 
-    def keys(self) -> torch.Tensor:
+    def keys(self) -> tuple[Spans, torch.Tensor]:
         """(n,) int64 of all cached rows."""
-        return self._table.everything()[0]
-
-    def revise(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """The servers' values of cached rows."""
-        self._table.revise(keys, values)
+        return self._trained.everything()[:2]
 
 
 _MAX_VALUES = 1 << 24
@@ -107,62 +124,108 @@ _ADD = -1.0
 """Servers add what they get: SGD with this learning rate."""
 
 
-class CachedRows(RowSource):
+class _CachedRequest(RowRequest):
+    """Rows of a batch, some of which are in the cache: a request for the others. In evaluation for all, since
+    other trainers' updates of cached rows count too.
+    """
+
+    def __init__(self, group: CachedGroup, keys: torch.Tensor, spans: Spans, *, insert: bool) -> None:
+        counts, wanted = spans, keys
+        if insert:
+            counts, missing = group.not_cached(spans, keys)
+            wanted = keys[missing]
+        remote = group.remote
+        self._moved, placed, sent = remote.arranged(array_of(wanted), starts_of(counts))
+        cuts = [0, *np.cumsum(placed.sum(axis=1)).tolist()]
+        many = placed if remote.size > 1 else None
+        super().__init__(remote.first, remote.dim, torch.from_numpy(sent), cuts, insert=insert, spans=many)
+        self._group = group
+        self._batch = spans, keys
+        self._wanted = counts, wanted
+        if not len(sent):
+            self.as_of = _ANY_STEP
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Those of the batch."""
+        if not self.insert:
+            return super().rows[self._moved]
+        self.settle()
+        return self._group.cache.known(*self._batch)[0]
+
+    def settle(self) -> None:
+        """Cache the rows that were requested."""
+        counts, keys = self._wanted
+        if len(keys):
+            rows = super().rows[self._moved]
+            self._wanted = np.zeros_like(counts), keys[:0]
+            self._group.cache.assign(counts, keys, rows)
+
+
+class CachedTable(RemoteTable):
     """A table as a forward pass sees it in geo training."""
 
-    def __init__(self, remote: RemoteTable) -> None:
-        self.remote = remote
-        sparse = remote.sparse
-        self.cache = Cache(sparse.name, sparse.spec.size, sparse.rule, sparse.spec.rows)
-        self._requested: RowRequest | None = None
+    def __init__(self, group: CachedGroup, place: int, sparse: SparseParameter) -> None:
+        super().__init__(group, place, sparse)
+        self._remote = group.remote.tables[place]
 
-    def prepare(self, batches: Sequence[torch.Tensor]) -> RowRequest | None:
-        """A request for the rows of a training batch that are not cached, if there are any."""
-        self._settle()
-        request = self.remote.prepare(batches)
-        _, missing = self.cache.known(request.keys)
-        if not request.insert or not len(missing):
-            return None
-        self._requested = self.remote.inserting(request.keys[missing])
-        return self._requested
+    def pull_all(self) -> torch.Tensor | None:
+        return self._remote.pull_all()
 
-    def _settle(self) -> None:
-        """Cache the rows that were requested in advance."""
-        if self._requested is not None:
-            requested, self._requested = self._requested, None
-            self.cache.add(requested.keys, requested.rows)
+
+class CachedGroup(TableGroup):
+    """The tables of a group in geo training, whose rows are here: as if there was one server. `remote` are
+    the same tables on the servers.
+    """
+
+    def __init__(self, remote: TableGroup) -> None:
+        sparse = [table.sparse for table in remote.tables]
+        super().__init__(sparse, 1, remote.client)
+        self.remote, self.cache = remote, Cache(sparse)
+        self.tables = [CachedTable(self, place, each) for place, each in enumerate(sparse)]
+        self._requested: list[_CachedRequest] = []
+
+    def request(self, keys: torch.Tensor, spans: NDArray[np.int64], *, insert: bool) -> RowRequest:
+        return _CachedRequest(self, keys, spans[0], insert=insert)
+
+    def send(self, requests: Sequence[RowRequest]) -> None:
+        some = [each for each in requests if each.as_of is None]
+        send_row_requests(self.client, self.remote.servers, some, _ANY_STEP)
+        self._requested += [each for each in some if isinstance(each, _CachedRequest) and each.insert]
+
+    def not_cached(self, spans: Spans, keys: torch.Tensor) -> tuple[Spans, torch.Tensor]:
+        """How many of each table, and their positions."""
+        _, counts, missing = self.cache.known(spans, keys)
+        if len(missing) and self._requested:
+            requested, self._requested = self._requested, []
+            for each in requested:
+                each.settle()
+            _, counts, missing = self.cache.known(spans, keys)
+        return counts, missing
+
+    def train(self) -> None:
+        """With the gradient of a step."""
+        gradient = self.take_gradients()
+        if gradient is not None:
+            self.cache.train(gradient.spans[0], gradient.keys, gradient.rows, self.tables[0].sparse.lr)
 
     def renew(self) -> None:
         """The servers' values of all cached rows, which keep their optimizer state."""
-        self._settle()
-        keys = self.cache.keys()
-        most = max(1, _MAX_VALUES // self.remote.sparse.spec.size)
+        self.drop_prepared()
+        self._requested = []
+        spans, keys = self.cache.keys()
+        most = max(1, _MAX_VALUES // self.dim)
         for start in range(0, len(keys), most):
-            some = keys[start : start + most]
-            self.cache.revise(some, self.remote.pull_rows(some, insert=True))
+            counts, some = _part(spans, start, start + most), keys[start : start + most]
+            request = _CachedRequest(self, some, counts, insert=False)
+            self.send([request])
+            self.cache.assign(counts, some, request.rows)
 
-    def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
-        lookup = self.remote.lookup(ids)
-        if not insert:  # evaluation: other trainers' updates of cached rows count too
-            return lookup, self.remote.pull_rows(lookup.keys, insert=False)
-        rows, missing = self.cache.known(lookup.keys)
-        if len(missing) and self._requested is not None:
-            self._settle()
-            rows, missing = self.cache.known(lookup.keys)
-        if len(missing):
-            keys = lookup.keys[missing]
-            rows[missing] = pulled = self.remote.pull_rows(keys, insert=True)
-            self.cache.add(keys, pulled)
-        return lookup, rows
 
-    def pull_all(self) -> torch.Tensor | None:
-        return self.remote.pull_all()
-
-    def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
-        self.remote.add_gradient(keys, grad)
-
-    def add_stats(self, keys: torch.Tensor, stats: torch.Tensor) -> None:
-        raise AssertionError("statistics in geo training should have been refused")
+def _part(spans: Spans, start: int, stop: int) -> Spans:
+    """How many of the keys [start, stop) each table has."""
+    starts: Spans = np.clip(starts_of(spans), start, stop)
+    return starts[1:] - starts[:-1]
 
 
 class GeoExchange:
@@ -174,7 +237,7 @@ class GeoExchange:
         self,
         client: Client,
         dense: DenseParameters,
-        tables: Sequence[CachedRows],
+        groups: Sequence[CachedGroup],
         servers: int,
         *,
         k_steps: int,
@@ -183,7 +246,7 @@ class GeoExchange:
     ) -> None:
         self._client = client
         self._dense = dense
-        self._tables = tables
+        self._groups = groups
         self._servers = servers
         self._k_steps = k_steps
         self._trainers = trainers
@@ -200,22 +263,18 @@ class GeoExchange:
         """Train locally; exchange after every k-th step."""
         if not self._before:
             self._before = self._dense.values()
-        for table in self._tables:
-            gradient = table.remote.group.take_gradients()
-            if gradient is not None:
-                table.cache.train(gradient.keys, gradient.rows, table.remote.sparse.lr)
+        for group in self._groups:
+            group.train()
         self._local_step()
         self._local_steps += 1
         self.step += 1
         if self._local_steps >= self._k_steps:
             self.flush()
 
-    def prefetch(self, batches: Batches) -> None:
-        cached = {table.remote: table for table in self._tables}
-        requests = [cached[remote].prepare(ids) for remote, ids in batches.items()]
-        send_row_requests(
-            self._client, self._servers, [each for each in requests if each is not None], _ANY_STEP
-        )
+    def prefetch(self, batches: Batches, *, now: bool = False) -> None:
+        """In evaluation rows are requested by the calls, after the changes have been sent."""
+        for group, calls in by_group(batches).items():
+            group.send([each for each in group.prepare(calls) if each.insert])
 
     def refresh(self) -> None:
         """Changes since the last exchange are exchanged first."""
@@ -226,8 +285,8 @@ class GeoExchange:
 
     def renew(self) -> None:
         self._before = {}
-        for table in self._tables:
-            table.renew()
+        for group in self._groups:
+            group.renew()
 
     def flush(self) -> None:
         """Send all changes, and continue from the servers' values. They go in one message to each server,
@@ -238,13 +297,17 @@ class GeoExchange:
             return
         first, self._local_steps = self.step - self._local_steps, 0
         last = []
-        for table in self._tables:
-            keys, changes = table.cache.changes()
-            most = max(1, _MAX_VALUES // len(self._tables) // changes.shape[1])
-            for start in range(most, len(keys), most):
-                stop = start + most
-                self._exchange([(table, keys[start:stop], changes[start:stop])], first)
-            last.append((table, keys[:most], changes[:most]))
+        for group in self._groups:
+            spans, keys, changes = group.cache.changes()
+            most = max(1, _MAX_VALUES // len(self._groups) // group.dim)
+            parts = [
+                (group, _part(spans, start, start + most), keys[some], changes[some])
+                for start in range(0, max(1, len(keys)), most)
+                for some in [slice(start, start + most)]
+            ]
+            for part in parts[1:]:
+                self._exchange([part], first)
+            last.append(parts[0])
         values = self._dense.values()
         dense = {name: (value - self._before[name]) / self._trainers for name, value in values.items()}
         self._exchange(last, self.step - 1, dense)
@@ -252,31 +315,33 @@ class GeoExchange:
 
     def _exchange(
         self,
-        rows: Sequence[tuple[CachedRows, torch.Tensor, torch.Tensor]],
+        rows: Sequence[tuple[CachedGroup, Spans, torch.Tensor, torch.Tensor]],
         number: int,
         dense: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Push (table, keys, changes) and the changes of dense parameters as step `number`, and take the
-        servers' values of the same.
+        """Push (group, spans, keys, changes) and the changes of dense parameters as step `number`, and take
+        the servers' values of the same.
         """
         push: list[list[Part]] = [[] for _ in range(self._servers)]
         if dense is not None:
             self._dense.add_push(push, dense, lr=_ADD)
-        requests: list[tuple[CachedRows, RowRequest]] = []
-        for table, keys, changes in rows:
+        requests: list[tuple[CachedGroup, GroupGradient, RowRequest]] = []
+        for group, spans, keys, changes in rows:
             if len(keys):
-                group = table.remote.group
-                sent = group.placed(table.remote.place, keys, changes / self._trainers)
-                group.add_push(push, sent, lr=_ADD)
-                requests.append((table, table.remote.row_request(sent.keys, sent.cuts, insert=True)))
+                those = np.where(spans > 0, spans, NOT_IN)[None]
+                sent = group.remote.merged([GroupGradient(those, keys, changes / self._trainers)])
+                group.remote.add_push(push, sent, lr=_ADD)
+                wanted = group.remote.request(sent.keys, np.maximum(sent.spans, 0), insert=True)
+                requests.append((group, sent, wanted))
         if dense is not None:
             for parts, wants in zip(push, self._dense.trained_wants, strict=True):
                 parts += wants
-        asked = [request for _, request in requests]
+        asked = [request for *_, request in requests]
         add_row_requests(push, asked)
         self._dense.take(SentRequests(self._client, push_requests(push, number), asked, self.step).wait())
-        for table, request in requests:
-            table.cache.revise(request.keys, request.rows)
+        for group, sent, request in requests:
+            for spans, some in sent.on_servers():
+                group.cache.assign(np.maximum(spans, 0), sent.keys[some], request.rows[some])
 
 
 class AllReduced:
@@ -321,8 +386,8 @@ class AllReduced:
         self._exchange.push()
         self._local_step()
 
-    def prefetch(self, batches: Batches) -> None:
-        self._exchange.prefetch(batches)
+    def prefetch(self, batches: Batches, *, now: bool = False) -> None:
+        self._exchange.prefetch(batches, now=now)
 
     def refresh(self) -> None:
         self._exchange.refresh()

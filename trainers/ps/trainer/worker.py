@@ -25,12 +25,13 @@ from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs, PsConfigs
 from trainers.ps.saves.manifest import SaveMode, abandon_save, check_target, commit_save, new_id
 from trainers.ps.server.saving import SaveRequest
-from trainers.ps.tables.spec import ShrinkPolicy, describe_job, start_of
+from trainers.ps.tables.spec import EntryKind, ShrinkPolicy, describe_job, start_of
 from trainers.ps.trainer.embedding import ServedEmbedding
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, Exchange, SyncExchange
 from trainers.ps.trainer.group import RemoteTable, TableGroup, grouped
 from trainers.ps.trainer.layout import Layout
-from trainers.ps.trainer.local import AllReduced, CachedRows, GeoExchange
+from trainers.ps.trainer.local import AllReduced, CachedGroup, GeoExchange
+from trainers.ps.trainer.look_ahead import Calls, LookAhead
 from trainers.ps.trainer.modules import row_limit
 from trainers.ps.transport import CurveKeys
 from trainers.ps.wire import (
@@ -155,8 +156,7 @@ class Worker:
         self._client = Client(identity.servers, identity.index, configs, keys=keys)
         tell_probe("ps", self._client.waits)
         self._dense = DenseParameters(layout.dense, layout.servers)
-        geo = asynchronous is not None and asynchronous.k_steps > 0
-        self._groups = [
+        self._groups: list[TableGroup] = [
             TableGroup(
                 some,
                 layout.servers,
@@ -164,12 +164,16 @@ class Worker:
                 row_dtype=ROW_DTYPES[configs.wire_dtype],
                 late=0 if asynchronous is None else asynchronous.late,
             )
-            for some in ([[each] for each in layout.sparse] if geo else grouped(layout.sparse))
+            for some in grouped(layout.sparse)
         ]
         self._tables = [table for group in self._groups for table in group.tables]
         self._local_dense = local is not None and bool(local.dense)
-        self._rows: list[RemoteTable | CachedRows] = [*self._tables]
         self._exchange = self._exchange_for(asynchronous, local)
+        self._called = [table for group in self._groups for table in group.tables]
+        """As forward passes see them."""
+        self._by_module = {id(table.sparse.module): table for table in self._called}
+        waits = asynchronous is not None and not asynchronous.overlap
+        self.look_ahead = LookAhead(self._prepare, 0 if waits else self._exchange.ahead)
         self._saver = SaveCoordinator(self._client, layout.servers)
         self._servings: list[ServedEmbedding] = []
         self._loaded: list[tuple[RemoteTable, torch.Tensor]] = []
@@ -180,9 +184,11 @@ class Worker:
         """How many steps of this rank have been pushed, by this process and by earlier ones."""
         return self._exchange.step
 
-    @property
-    def ahead(self) -> int:
-        """How many batches in advance a batch should be prefetched."""
+    def said_ahead(self) -> int:
+        """The script says which rows it will need, so that nothing is foretold any more; how many batches in
+        advance a batch should be prefetched.
+        """
+        self.look_ahead.active = False
         return self._exchange.ahead
 
     def start(self) -> None:
@@ -214,9 +220,16 @@ class Worker:
         self._take_dense()
         self._servings = [
             ServedEmbedding(
-                table.sparse.name, table.sparse.module, rows, statistics=table.sparse.spec.rows.statistics
+                table.sparse.name,
+                table.sparse.module,
+                table,
+                statistics=table.sparse.spec.rows.statistics,
+                # Where pulls are counted, none is made that the script may not need.
+                called=None
+                if table.sparse.spec.rows.entry.kind is EntryKind.COUNT
+                else self.look_ahead.called,
             )
-            for table, rows in zip(self._tables, self._rows, strict=True)
+            for table in self._called
         ]
 
     def _take_dense(self) -> None:
@@ -268,8 +281,13 @@ class Worker:
         """Prepare the rows of an upcoming batch: for each served module the tensors with which it will be
         called.
         """
-        by_module = {id(table.sparse.module): table for table in self._tables}
-        self._exchange.prefetch({by_module[id(module)]: batches for module, batches in ids.items()})
+        self._prepare([(module, each) for module, batches in ids.items() for each in batches])
+
+    def _prepare(self, calls: Calls, *, now: bool = False) -> None:
+        batches: dict[RemoteTable, list[torch.Tensor]] = {}
+        for module, ids in calls:
+            batches.setdefault(self._by_module[id(module)], []).append(ids)
+        self._exchange.prefetch(batches, now=now)
 
     def served_modules(self) -> list[torch.nn.Module]:
         """The modules whose rows are on the servers, in the order of the model."""
@@ -372,8 +390,8 @@ class Worker:
         elif local is None:
             raise AssertionError("geo training without a local step")
         else:
-            cached = [CachedRows(table) for table in self._tables]
-            self._rows = [*cached]
+            cached = [CachedGroup(group) for group in self._groups]
+            self._groups = [*cached]
             exchange = GeoExchange(
                 self._client,
                 self._dense,
@@ -402,6 +420,11 @@ class Worker:
 
     def _to_all(self, kind: Kind) -> list[Request]:
         return [Request(server=server, kind=kind) for server in range(self._layout.servers)]
+
+
+def _may_be_foretold(table: RemoteTable) -> bool:
+    """Where pulls are counted, none is made that the script may not need."""
+    return table.sparse.spec.rows.entry.kind is not EntryKind.COUNT
 
 
 def _require_all_or_none(hellos: Sequence[Message]) -> None:

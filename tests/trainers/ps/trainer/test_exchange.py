@@ -20,7 +20,7 @@ from trainers.ps.tables.spec import Initializer, InitKind, RowOptions, TableKind
 from trainers.ps.trainer.exchange import AsyncExchange, DenseParameters, SyncExchange
 from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import SparseParameter
-from trainers.ps.trainer.local import CachedRows, GeoExchange
+from trainers.ps.trainer.local import CachedGroup, GeoExchange
 from trainers.ps.trainer.modules import SparseEmbedding
 from trainers.ps.wire import Field, Kind, Message, Part
 
@@ -132,9 +132,9 @@ class Trainer:
         self.table.add_gradient(SHARED, torch.ones(len(SHARED), 1))
         self.exchange.push()
 
-    def read(self, ids: torch.Tensor, *, insert: bool = True) -> torch.Tensor:
+    def read(self, ids: torch.Tensor) -> torch.Tensor:
         """The values of the shared rows."""
-        lookup, rows = self.table.look_up(ids, insert=insert)
+        lookup, rows = self.table.look_up(ids, insert=self.table.sparse.module.training)
         assert torch.equal(lookup.keys[lookup.place], ids)
         values = rows[lookup.place][:, 0]
         assert torch.equal(values[: len(SHARED)], values[:1].expand(len(SHARED))), "servers of one moment"
@@ -258,18 +258,19 @@ def geo(batches: Sequence[torch.Tensor], k_steps: int = 100) -> tuple[Servers, l
     sparse: Any = SparseParameter(
         name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
     )
-    table = CachedRows(TableGroup([sparse], SERVERS, client).tables[0])
+    group = CachedGroup(TableGroup([sparse], SERVERS, client))
+    (table,) = group.tables
     exchange = GeoExchange(
         client,
         DenseParameters([], SERVERS),
-        [table],
+        [group],
         SERVERS,
         k_steps=k_steps,
         trainers=1,
         local_step=lambda: None,
     )
     rows = []
-    for ids in prefetched(batches, lambda ids: exchange.prefetch({table.remote: [ids]}), exchange.ahead):
+    for ids in prefetched(batches, lambda ids: exchange.prefetch({table: [ids]}), exchange.ahead):
         lookup, found = table.look_up(ids, insert=True)
         rows.append(found.clone())
         table.add_gradient(lookup.keys, torch.ones(len(lookup.keys), 1))

@@ -1,0 +1,131 @@
+"""Which batches are prepared when, over loops that are known. Modules are called with `called` here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from trainers.errors import FleetError
+from trainers.ps.trainer.look_ahead import Calls, LookAhead
+
+TABLES = [torch.nn.Identity() for _ in range(3)]
+
+
+class Batches(Dataset[Any]):
+    """Ids of three tables as the columns of a matrix; `random`: with a random number."""
+
+    def __init__(self, count: int, *, random: bool = False) -> None:
+        self.count, self.random = count, random
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Any:
+        if self.random:
+            torch.rand(1)
+        return {"ids": torch.full((4, 3), number), "dense": torch.zeros(4)}
+
+
+class Looking:
+    """What was prepared, in order: (number of the batch, how many calls, whether it was the next)."""
+
+    def __init__(self, ahead: int = 2) -> None:
+        self.prepared: list[tuple[int, int, bool]] = []
+        self.look = LookAhead(self._prefetch, ahead)
+
+    def _prefetch(self, calls: Calls, *, now: bool) -> None:
+        self.prepared.append((int(calls[0][1].flatten()[0]), len(calls), now))
+        self.last = calls
+
+    def __enter__(self) -> Looking:
+        self.end = self.look.watch()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def step(self, ids: torch.Tensor) -> None:
+        for table, column in zip(TABLES, ids.unbind(1), strict=True):
+            self.look.called(table, column)
+
+
+def test_batches_are_prepared_ahead_once_their_calls_are_known() -> None:
+    with Looking() as looking:
+        for batch in DataLoader(Batches(5), batch_size=None):
+            looking.step(batch["ids"])
+        assert looking.prepared == [(1, 3, True), (2, 3, False), (3, 3, False), (4, 3, False)]
+        assert [module for module, _ in looking.last] == TABLES
+        looking.prepared.clear()
+        for batch in DataLoader(Batches(3), batch_size=None):
+            looking.step(batch["ids"])
+        assert [number for number, *_ in looking.prepared] == [0, 1, 2]
+    assert "Loop" not in type(iter(DataLoader(Batches(3)))).__name__
+
+
+def test_nothing_is_taken_early_where_that_could_be_noticed() -> None:
+    """Random numbers would be drawn in another order, and a stream may have no next batch yet."""
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for number in range(4):
+                taken.append(number)
+                yield {"ids": torch.full((4, 3), number)}
+
+    taken: list[int] = []
+    with Looking() as looking:
+        for batch in DataLoader(Batches(4, random=True), batch_size=None):
+            looking.step(batch["ids"])
+        assert looking.prepared == [(number, 3, True) for number in (1, 2, 3)]
+        for number, batch in enumerate(DataLoader(Stream(), batch_size=None)):
+            assert taken[-1] == number
+            looking.step(batch["ids"])
+        assert looking.prepared[3:] == [(number, 3, True) for number in range(4)]
+
+
+def test_a_loop_whose_calls_change_is_soon_left_alone() -> None:
+    """What is prepared in vain makes rows that the script has not asked for."""
+    with Looking() as looking:
+        for number, batch in enumerate(DataLoader(Batches(100), batch_size=None)):
+            looking.look.called(TABLES[number % 2], batch["ids"])
+        assert 0 < len(looking.prepared) < 20
+
+
+def test_in_another_loop_the_calls_of_a_step_are_foretold_from_the_first() -> None:
+    data = torch.arange(60).view(20, 3)
+    with Looking() as looking:
+        for start in range(0, 20, 4):  # a view of the whole data
+            looking.step(data[start : start + 4])
+        assert looking.prepared == [(3 * start, 3, True) for start in (4, 8, 12, 16)]
+        assert [ids.tolist() for _, ids in looking.last] == data[16:].T.tolist()
+        looking.prepared.clear()
+        for number in range(3):
+            for table in TABLES:
+                looking.look.called(table, torch.full((2, 2, 2), number))
+        assert looking.prepared == [], "their ids have nothing in common"
+
+
+def test_a_script_that_prefetches_is_left_alone_and_an_error_comes_in_its_turn() -> None:
+    class Broken(Batches):
+        def __getitem__(self, number: int) -> Any:
+            if number == 3:
+                raise FleetError("broken")
+            return super().__getitem__(number)
+
+    with Looking() as looking:
+        coming = iter(DataLoader(Broken(5), batch_size=None))
+        for number in range(3):
+            ids = next(coming)["ids"]
+            assert int(ids[0, 0]) == number
+            looking.step(ids)
+        with pytest.raises(FleetError, match="broken"):
+            next(coming)
+        coming = iter(DataLoader(Batches(6), batch_size=None))
+        looking.step(next(coming)["ids"])
+        looking.look.active = False
+        looking.prepared.clear()
+        assert [int(each["ids"][0, 0]) for each in coming] == [1, 2, 3, 4, 5]
+        assert looking.prepared == []
