@@ -34,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=["sync", "async", "geo"], default="async")
     parser.add_argument("--k_steps", type=int, default=100)
+    parser.add_argument("--merge", type=int, default=1, help="steps of a push, in async training")
     parser.add_argument("--data", nargs="+", required=True, help="files to train on")
     parser.add_argument("--test", nargs="*", default=[], help="files to test on")
     parser.add_argument("--in_memory", action="store_true")
@@ -57,6 +58,8 @@ def strategy(args: argparse.Namespace) -> fleet.DistributedStrategy:
     made.a_sync = args.mode != "sync"
     if args.mode == "geo":
         made.a_sync_configs = {"k_steps": args.k_steps}
+    elif args.mode == "async":
+        made.a_sync_configs = {"max_merge_var_num": args.merge}
     return made
 
 

@@ -4,8 +4,9 @@ paper 100 servers x 1,000 trainers with what was measured here.
     python bench/ps_scale.py --write docs/benchmarks.md
     python bench/ps_scale.py --servers 1,2 --trainers 1,2      # a look
 
-Wide & deep, async, batch 512, the same examples in sum whatever the number of trainers. The cores are shared
-by all processes, so it is the cost of a step that scales here, not the speed.
+Wide & deep, async, batch 512, the same examples in sum whatever the number of trainers; with a push for every
+step and with one for 16 (`max_merge_var_num`), in turn. The cores are shared by all processes, so it is the
+cost of a step that scales here, not the speed.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--servers", metavar="NUMBERS", type=_numbers, default=[1, 2, 4, 8])
     parser.add_argument("--trainers", metavar="NUMBERS", type=_numbers, default=[1, 2, 4, 8, 16])
     parser.add_argument("--rows", metavar="N", type=int, default=FILES * 20 * BATCH, help="examples in all")
-    parser.add_argument("--mode", choices=["sync", "async", "geo"], default="async")
+    parser.add_argument("--merge", metavar="NUMBERS", type=_numbers, default=[1, 16], help="steps of a push")
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the tables between the marks in it")
     parser.add_argument("--work", metavar="DIR", type=Path, default=Path(tempfile.gettempdir()))
     return parser.parse_args()
@@ -138,25 +139,30 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     options = _arguments()
     check_marks(options.write, NAME)
-    load_before, steps = os.getloadavg()[0], []
+    load_before = os.getloadavg()[0]
+    steps: dict[int, list[Step]] = {merge: [] for merge in options.merge}
     with tempfile.TemporaryDirectory(prefix="bench-scale.", dir=options.work) as work:
         files = [Path(work) / f"part-{number:02}" for number in range(FILES)]
         write_slots(ClickModel().draw(options.rows, seed=0), files)
         for servers in options.servers:
             for trainers in options.trainers:
-                try:
-                    step = one_job(servers, trainers, files, Path(work), ["--mode", options.mode])
-                except JobError as error:
-                    sys.stderr.write(f"{servers} servers, {trainers} trainers: {error}\n")
-                    continue
-                steps.append(step)
-                sys.stderr.write(f"{servers} servers, {trainers} trainers: {step['speed']:,.0f} examples/s\n")
+                for merge, found in steps.items():
+                    job = f"{servers} servers, {trainers} trainers, {merge} steps a push"
+                    words = ["--mode", "async", "--merge", str(merge)]
+                    try:
+                        found.append(one_job(servers, trainers, files, Path(work), words))
+                    except JobError as error:
+                        sys.stderr.write(f"{job}: {error}\n")
+                        continue
+                    sys.stderr.write(f"{job}: {found[-1]['speed']:,.0f} examples/s\n")
     machine = f"{os.cpu_count()} CPUs, Linux {platform.release()}"
     text = (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, {machine}, {options.mode}, {options.rows:,} examples, "
-        f"batch {BATCH}, load {load_before:.1f} before.\n\n{measured_table(steps)}\n\n"
-        f"{_on_paper(steps)}"
+        f"{time.strftime('%Y-%m-%d %H:%M')}, {machine}, async, {options.rows:,} examples, "
+        f"batch {BATCH}, load {load_before:.1f} before."
     )
+    for merge, found in steps.items():
+        title = "A push for every step" if merge == 1 else f"A push for {merge} steps"
+        text += f"\n\n**{title}.**\n\n{measured_table(found)}\n\n{_on_paper(found)}"
     publish(text, options.write, NAME)
     return 0
 

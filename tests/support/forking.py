@@ -198,12 +198,13 @@ def _serve() -> list[str] | None:
 
 def _warm() -> None:
     """Import and load, before the first fork, what every member will need."""
+    import numpy as np
     import torch
 
     from tests.support import training  # noqa: F401
     from trainers import fleet  # noqa: F401
     from trainers.ps import SparseEmbedding, read_values  # noqa: F401
-    from trainers.ps.kernels.batch import split_by_server, unique
+    from trainers.ps.kernels.batch import order_by_server, unique
     from trainers.ps.tables.rules import SGD, SparseAdam
     from trainers.ps.tables.sparse import make_table
     from trainers.ps.tables.spec import TableKind, TableSpec
@@ -216,7 +217,7 @@ def _warm() -> None:
     torch.save(weight, io.BytesIO())
     keys, rows = torch.arange(3), torch.ones(3, 4)
     unique(keys)
-    split_by_server(keys, 2)
+    order_by_server(keys, np.arange(2), 2)
     for rule in (SGD(), SparseAdam()):
         table = make_table(TableSpec(kind=TableKind.SPARSE, name="warm", size=4, rule=rule))
         table.assign(keys, rows)

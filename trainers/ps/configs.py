@@ -34,6 +34,9 @@ class PsConfigs:
     trainer that is disconnected for so long is lost. `join_timeout_s`: how long to wait for processes that
     have not joined yet.
 
+    `table_mb_per_server`: a sparse table of known size is shared by one server for each so many MB of its
+    values, so that a small one is whole on one server; 0: every table is shared by all servers.
+
     `wire_dtype`: the type in which rows and their gradients are sent, whatever that of a table. `nonfinite`:
     a push with NaN or infinite gradients is refused, or those rows and blocks are skipped.
 
@@ -51,6 +54,7 @@ class PsConfigs:
 
     split_method: str = "RoundRobin"
     slice_var_up: bool = True
+    table_mb_per_server: float = 16.0
     request_timeout_s: float = 60.0
     trainer_timeout_s: float = 10.0
     join_timeout_s: float = 600.0
@@ -73,6 +77,9 @@ class PsConfigs:
         one_of("ps_configs log_fsync", self.log_fsync, LOG_FSYNCS)
         one_of("ps_configs rows_at_end", self.rows_at_end, ROWS_AT_END)
         flag("ps_configs slice_var_up", self.slice_var_up)
+        number = self.table_mb_per_server
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+            raise UsageError(f"ps_configs table_mb_per_server is {number!r}; it must be a number from 0 on")
         for name in ("request_timeout_s", "trainer_timeout_s", "join_timeout_s", "snapshot_interval_s"):
             positive(f"ps_configs {name}", getattr(self, name))
         if not isinstance(self.durability_dir, str):
@@ -127,6 +134,23 @@ class AsyncConfigs:
         flag("a_sync_configs independent_recv_thread", self.independent_recv_thread)
         flag("a_sync_configs overlap", self.overlap)
 
+    @property
+    def carries(self) -> bool:
+        """Whether a push may carry requests for rows: it must not wait for other trainers, as they do."""
+        return self.overlap and self.max_staleness is None
+
+    @property
+    def ahead(self) -> int:
+        """How many batches in advance a batch should be prefetched: where pushes carry the requests, as many
+        as one merges, and one more, so that its rows arrive in time.
+        """
+        return self.max_merge_var_num + 1 if self.carries else 1
+
+    @property
+    def late(self) -> int:
+        """How many steps older than the current one the request for the rows of a batch may be."""
+        return max(1, self.ahead - 1)
+
 
 _ALIASES = {"independent_recv": "independent_recv_thread"}
 _WITHOUT_EFFECT = {
@@ -172,7 +196,9 @@ class TableConfigs:
     `rule`: an update rule of trainers.ps (SGD, Adagrad, ...) in place of the optimizer's; `lr`:
     a learning rate of its own. `init`, `entry`: see `SparseEmbedding`; `low`, `high`: bounds of every value
     after an update; `statistics`: rows count shows, clicks and unseen days; `dtype`: the type in which
-    servers keep the values of rows; `max_rows`, `max_bytes`, `evict`, `ttl_s`: as for `SparseEmbedding`.
+    servers keep the values of rows; `max_rows`, `max_bytes`, `evict`, `ttl_s`: as for `SparseEmbedding`;
+    `servers`: how many servers share the rows, for a table of unknown size or one that is used more than
+    others.
     """
 
     rule: AnyRule | None = None
@@ -187,6 +213,7 @@ class TableConfigs:
     max_bytes: int | None = None
     evict: str | None = None
     ttl_s: float | None = None
+    servers: int | None = None
 
     def __post_init__(self) -> None:
         where = "sparse_table_configs"
@@ -206,6 +233,8 @@ class TableConfigs:
         flag(f"{where} statistics", self.statistics)
         if self.dtype is not None:
             one_of(f"{where} dtype", self.dtype, WIRE_DTYPES)
+        if self.servers is not None:
+            whole(f"{where} servers", self.servers, 1)
         _ = self.bound
 
     @property

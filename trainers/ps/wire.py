@@ -1,13 +1,15 @@
 """Messages to frames and back. Every length is checked here; the meaning belongs to server and client.
 
-A message is one header frame and one frame of raw little-endian bytes for each part:
+A message is a first frame, and one more for each large part:
 
     header  4s magic "FLPS" | B version | B kind | H code | I rank | I parts
             Q incarnation | Q sequence | Q number | Q checksum
     part    I table | B field | B dtype | H zero | d lr | Q rows | Q cols          (repeated `parts` times)
+    data    of each part of less than 64 KiB, raw little-endian bytes and zeros up to a multiple of 8
 
-`cols` is 0 for one-dimensional data. `checksum` is XXH3-64 of every other byte of the message: a flipped
-bit in a sequence number or a gradient would otherwise be a valid push. Nothing is ever unpickled.
+A frame costs both sides as much as many rows: so a small message is one frame, and a large part is not
+copied. `cols` is 0 for one-dimensional data. `checksum` is XXH3-64 of every other byte of the message: a
+flipped bit in a sequence number or a gradient would otherwise be a valid push. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -22,16 +24,19 @@ import torch
 import xxhash
 
 MAGIC = b"FLPS"
-VERSION = 4
+VERSION = 5
 MAX_PARTS = 65_536
 MAX_FRAME_BYTES = 256 << 20
 MAX_COLS = 512
+OWN_FRAME_BYTES = 65_536
+"""Parts from this size on have a frame of their own. pyzmq copies smaller ones in any case."""
 _LARGEST_RATE = 1e30  # beyond float32 lies an OverflowError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _HEADER = struct.Struct("<4sBBHIIQQQQ")
 _UNSUMMED = struct.Struct("<4sBBHIIQQQ")  # the header without its checksum
+_SUM = struct.Struct("<Q")
 _PART = struct.Struct("<IBBHdQQ")
 
 
@@ -133,6 +138,8 @@ class _Form(NamedTuple):
     field: Field
     dtype: torch.dtype
     raw: np.dtype[Any]
+    itemsize: int
+    raw_view: bool
     two_dimensions: bool
 
 
@@ -141,7 +148,14 @@ def _raw(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 _FORMS = {
-    (field.value, code): _Form(field, _DTYPES[code], _raw(_DTYPES[code]), field in _TWO_DIMENSIONS)
+    (field.value, code): _Form(
+        field,
+        _DTYPES[code],
+        _raw(_DTYPES[code]),
+        _DTYPES[code].itemsize,
+        _DTYPES[code] is torch.bfloat16,
+        field in _TWO_DIMENSIONS,
+    )
     for field, codes in _FIELD_DTYPES.items()
     for code in codes
 }
@@ -187,16 +201,27 @@ def bytes_part(field: Field, content: bytes, table: int = 0) -> Part:
 
 
 def encode(message: Message) -> list[Buffer]:
-    """Frames to send. The part frames share memory with the tensors: leave those alone until the reply.
+    """Frames to send. Those of large parts share memory with the tensors: leave these alone until the reply.
 
     Raises WireError for a part that no receiver would accept.
     """
     kind, rank, incarnation, sequence, number, code, parts = message
     header = _UNSUMMED.pack(MAGIC, VERSION, kind, code, rank, len(parts), incarnation, sequence, number)
-    table = b"".join([_entry(part) for part in parts])
-    bodies = [_body(part.data) for part in parts]
-    checksum = _checksum(header + table, bodies).to_bytes(8, "little")
-    return [header + checksum + table, *bodies]
+    rest: list[Buffer] = [_entry(part) for part in parts]
+    own: list[Buffer] = []
+    for part in parts:
+        body = _body(part.data)
+        size = len(body)
+        if size >= OWN_FRAME_BYTES:
+            own.append(body)
+        else:
+            rest.append(body)
+            if size % 8:
+                rest.append(bytes(-size % 8))
+    described = b"".join(rest)
+    if len(described) > MAX_FRAME_BYTES - _HEADER.size:
+        raise WireError(Code.BAD_MESSAGE, f"small parts of more than {MAX_FRAME_BYTES >> 20} MB together")
+    return [b"".join((header, _SUM.pack(_checksum(header, described, own)), described)), *own]
 
 
 def _entry(part: Part) -> bytes:
@@ -212,9 +237,10 @@ def _body(data: torch.Tensor) -> Buffer:
     return raw.numpy().data.cast("B") if data.nbytes else b""
 
 
-def _checksum(described: bytes, bodies: Iterable[Buffer]) -> int:
-    total = xxhash.xxh3_64(described)
-    for body in bodies:
+def _checksum(header: Buffer, rest: Buffer, own: Iterable[Buffer]) -> int:
+    total = xxhash.xxh3_64(header)
+    total.update(rest)
+    for body in own:
         total.update(body)
     return total.intdigest()
 
@@ -225,29 +251,49 @@ def decode(frames: Sequence[Buffer]) -> Message:
     """
     if not frames or len(frames[0]) < _HEADER.size:
         raise WireError(Code.BAD_MESSAGE, "the header is missing")
-    head, bodies = bytes(frames[0]), frames[1:]
+    first = bytearray(frames[0])  # a copy is aligned, and may be written
     magic, version, kind, code, rank, count, incarnation, sequence, number, checksum = _HEADER.unpack_from(
-        head
+        first
     )
     if magic != MAGIC:
         raise WireError(Code.BAD_MESSAGE, f"magic is {magic!r}, not {MAGIC!r}")
     if version != VERSION:
         raise WireError(Code.BAD_VERSION, f"its protocol version is {version}, not {VERSION}")
-    if count > MAX_PARTS or count != len(bodies) or len(head) != _HEADER.size + count * _PART.size:
-        raise WireError(
-            Code.BAD_MESSAGE, f"the header announces {count} parts, but {len(bodies)} frames came"
-        )
-    table = head[_HEADER.size :]
-    if checksum != _checksum(head[: _UNSUMMED.size] + table, bodies):
-        raise WireError(Code.BAD_MESSAGE, "the checksum is wrong")
+    if count > MAX_PARTS or _HEADER.size + count * _PART.size > len(first):
+        raise WireError(Code.BAD_MESSAGE, f"the header announces {count} parts, which are not all there")
+    with memoryview(first) as view:
+        if checksum != _checksum(view[: _UNSUMMED.size], view[_HEADER.size :], frames[1:]):
+            raise WireError(Code.BAD_MESSAGE, "the checksum is wrong")
     if kind not in _KINDS or code not in _CODES:
         raise WireError(Code.BAD_MESSAGE, f"kind {kind} or code {code} is unknown")
-    parts = tuple(map(_decode_part, _PART.iter_unpack(table), bodies))
+    parts = _decode_parts(first, count, frames[1:])
     return Message(_KINDS[kind], rank, incarnation, sequence, number, _CODES[code], parts)
 
 
-def _decode_part(entry: tuple[Any, ...], body: Buffer) -> Part:
-    number, field, dtype_code, zero, lr, rows, cols = entry
+def _decode_parts(first: bytearray, count: int, own: Sequence[Buffer]) -> tuple[Part, ...]:
+    """Those that the first frame describes: their data are in it, or each in a frame of its own."""
+    parts, taken, at = [], 0, _HEADER.size + count * _PART.size
+    for offset in range(_HEADER.size, at, _PART.size):
+        entry = _PART.unpack_from(first, offset)
+        form, size = _checked(entry)
+        if size < OWN_FRAME_BYTES:
+            if at + size > len(first):
+                raise WireError(Code.BAD_SHAPE, f"{len(first) - at} bytes for a part of {size}")
+            parts.append(_part(entry, form, first, at))
+            at += size + -size % 8
+        else:
+            if taken == len(own) or len(own[taken]) != size:
+                raise WireError(Code.BAD_SHAPE, f"there is no frame of {size} bytes for a part")
+            parts.append(_part(entry, form, own[taken]))
+            taken += 1
+    if at != len(first) or taken != len(own):
+        raise WireError(Code.BAD_SHAPE, "there are more bytes than the parts need")
+    return tuple(parts)
+
+
+def _checked(entry: tuple[Any, ...]) -> tuple[_Form, int]:
+    """The form of a part, and its bytes."""
+    _, field, dtype_code, zero, lr, rows, cols = entry
     form = _FORMS.get((field, dtype_code))
     if form is None or zero:
         raise WireError(Code.BAD_MESSAGE, f"field {field} with dtype {dtype_code}")
@@ -256,13 +302,12 @@ def _decode_part(entry: tuple[Any, ...], body: Buffer) -> Part:
         raise WireError(Code.BAD_SHAPE, f"field {form.field.name} of shape {rows} x {cols}")
     if not abs(lr) <= _LARGEST_RATE:
         raise WireError(Code.BAD_MESSAGE, f"learning rate {lr}")
-    if len(body) != rows * (cols or 1) * form.raw.itemsize:
-        raise WireError(Code.BAD_SHAPE, f"{len(body)} bytes for {rows} x {cols} of {form.dtype}")
-    return Part(number, form.field, _tensor(body, form, (rows, cols) if cols else (rows,)), lr)
+    return form, rows * (cols or 1) * form.itemsize
 
 
-def _tensor(body: Buffer, form: _Form, shape: tuple[int, ...]) -> torch.Tensor:
-    """The frame's own memory if it is aligned, which that of small messages is not; a copy otherwise."""
-    array = np.ndarray(shape, form.raw, body)
+def _part(entry: tuple[Any, ...], form: _Form, body: Buffer, offset: int = 0) -> Part:
+    """In the frame's own memory if it is aligned; in a copy otherwise."""
+    number, _, _, _, lr, rows, cols = entry
+    array = np.ndarray((rows, cols) if cols else (rows,), form.raw, body, offset)
     data = torch.from_numpy(array if array.flags.behaved else array.copy())
-    return data.view(form.dtype) if form.dtype is torch.bfloat16 else data
+    return Part(number, form.field, data.view(form.dtype) if form.raw_view else data, lr)

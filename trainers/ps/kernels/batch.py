@@ -5,7 +5,6 @@ checks for NaN and infinity.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -105,9 +104,10 @@ def unique(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @compiled
-def owners_kernel(keys: Keys, servers: Scalar, out: Keys) -> None:
+def owners_kernel(keys: Keys, holders: Keys, out: Keys) -> None:
+    servers = np.uint64(len(holders))
     for position in range(len(keys)):
-        out[position] = np.int64(finalize(np.uint64(keys[position])) % np.uint64(servers))
+        out[position] = holders[np.int64(finalize(np.uint64(keys[position])) % servers)]
 
 
 @compiled
@@ -137,30 +137,23 @@ def arrange_kernel(owner: Keys, starts: Keys, positions: Keys) -> bool:
     return True
 
 
-def owners(keys: torch.Tensor, servers: int) -> torch.Tensor:
-    """The server of each sparse key, (n,) int64: the finalizer of splitmix64, modulo servers."""
+def owners(keys: torch.Tensor, holders: Keys) -> torch.Tensor:
+    """The server of each key of a table, (n,) int64, among the holders of its rows: that with the number
+    (finalizer of splitmix64) modulo (how many they are).
+    """
     out = np.empty(len(keys), np.int64)
-    owners_kernel(keys.contiguous().numpy(), servers, out)
+    owners_kernel(keys.contiguous().numpy(), holders, out)
     return torch.from_numpy(out)
 
 
-def order_by_server(keys: torch.Tensor, servers: int) -> tuple[torch.Tensor | None, list[int]]:
+def order_by_server(keys: torch.Tensor, holders: Keys, servers: int) -> tuple[torch.Tensor | None, list[int]]:
     """The permutation that orders keys by server, (n,) int64, or None if they are ordered; and cuts: the keys
     of server s are then at [cuts[s], cuts[s + 1]), in their former order.
     """
-    if servers == 1:
-        return None, [0, len(keys)]
     starts, positions = np.zeros(servers + 1, np.int64), np.empty(len(keys), np.int64)
-    moved = arrange_kernel(owners(keys, servers).numpy(), starts, positions)
+    moved = arrange_kernel(owners(keys, holders).numpy(), starts, positions)
     cuts: list[int] = starts.tolist()
     return (torch.from_numpy(positions) if moved else None), cuts
-
-
-def split_by_server(keys: torch.Tensor, servers: int) -> list[torch.Tensor]:
-    """For each server the positions of its keys, (n_s,) int64, ascending."""
-    order, cuts = order_by_server(keys, servers)
-    positions = torch.arange(len(keys)) if order is None else order
-    return [positions[start:stop] for start, stop in pairwise(cuts)]
 
 
 @compiled
@@ -282,17 +275,27 @@ def distinct_run(
 
 
 @compiled
-def arrange_run(keys: Keys, ends: Keys, skipped: Keys, moved: Keys, spans: Keys, to_keys: Keys) -> None:
+def arrange_run(
+    keys: Keys,
+    ends: Keys,
+    skipped: Keys,
+    holders: Keys,
+    shares: Keys,
+    moved: Keys,
+    spans: Keys,
+    to_keys: Keys,
+) -> None:
     """Order the keys of a run by server, and those of a server by table. `skipped`: of each table the place
-    of a key that is left out, or -1. moved[k]: the new position of key k, -1 if it is left out; spans
-    (servers, tables), zeros: how many there are.
+    of a key that is left out, or -1. The rows of table t are on holders[shares[t] : shares[t + 1]]. moved[k]:
+    the new position of key k, -1 if it is left out; spans (servers, tables), zeros: how many there are.
     """
     servers, tables = spans.shape
     starts = np.zeros((servers, tables), np.int64)
     owner = np.zeros(len(keys), np.int64)
-    if servers > 1:
-        owners_kernel(keys, servers, owner)
     for table in range(tables):
+        if servers > 1:
+            start, stop = ends[table], ends[table + 1]
+            owners_kernel(keys[start:stop], holders[shares[table] : shares[table + 1]], owner[start:stop])
         left_out = ends[table] + skipped[table] if skipped[table] >= 0 else -1
         for position in range(ends[table], ends[table + 1]):
             if position == left_out:

@@ -63,6 +63,9 @@ from trainers.ps.kernels.rows import (
 memory.
 """
 
+_MOST_KEYS = 1 << 40
+"""More than any message has; few enough that a sum does not overflow."""
+
 NEEDS_ROOM = 3
 """What `insert_run` needs to continue, besides what the index may need."""
 
@@ -130,6 +133,18 @@ def fresh_at(run: Run, table: Scalar) -> Fresh:
     kind: Scalar = run.kinds[table]
     seed: Scalar = run.seeds[table]
     return Fresh(kind, numbers[0], numbers[1], seed, numbers[2])
+
+
+@compiled
+def accumulate(spans: Keys, starts: Keys) -> bool:
+    """See `starts_of` of `tables.run`. Whether all spans are valid."""
+    valid, total = True, np.int64(0)
+    starts[0] = 0
+    for table in range(len(spans)):
+        valid &= -1 <= spans[table] < _MOST_KEYS
+        total += max(0, min(spans[table], _MOST_KEYS))
+        starts[table + 1] = total
+    return valid
 
 
 @compiled

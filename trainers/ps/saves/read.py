@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ import torch
 import xxhash
 
 from trainers import progress
-from trainers.ps.kernels.batch import split_by_server
+from trainers.ps.kernels.batch import owners
 from trainers.ps.saves.manifest import (
     ManifestError,
     Piece,
@@ -33,7 +33,7 @@ from trainers.ps.saves.manifest import (
 )
 from trainers.ps.saves.write import Candidates, Chunk, Removed, SparseTarget, Target, counts_of, seen_of
 from trainers.ps.tables.rules import AnyRule, Fixed, same_state, state_widths
-from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec
+from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec, holders
 from trainers.ps.tables.storage import DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
 from trainers.storage.folder import Folder, open_folder
@@ -390,35 +390,50 @@ def _empty(spec: TableSpec, block: ParameterRange, states: int) -> _PartialBlock
 
 @dataclass(frozen=True, slots=True)
 class RowOwner:
-    """Server `server` of `servers`: which rows of a save it owns."""
+    """Server `server` of `servers`: which rows of a save it owns. `saved` and `mine` are the specs of a table
+    in a part and here, which say which servers shared its rows and which do.
+    """
 
     server: int
     servers: int
 
-    def may_own_of(self, part: SavedPart) -> bool:
-        """Whether a part can have rows for this server. A key's owner is a hash modulo the servers, so the
-        two owners of a key are equal modulo the greatest common divisor of both numbers of servers.
+    def may_own_of(self, part: SavedPart, saved: TableSpec, mine: TableSpec) -> bool:
+        """Whether a part can have rows of a table for this server. The number of a key's holder is a hash
+        modulo the holders, so both numbers are equal modulo the greatest common divisor of how many they are.
         """
-        return (part.server - self.server) % math.gcd(part.servers, self.servers) == 0
+        theirs, ours = holders(saved, part.servers), holders(mine, self.servers)
+        if part.server not in theirs or self.server not in ours:
+            return False
+        apart = theirs.index(part.server) - ours.index(self.server)
+        return apart % math.gcd(len(theirs), len(ours)) == 0
 
-    def share_of(self, part: SavedPart) -> float:
-        """The approximate share of a part's rows that this server owns."""
-        return math.gcd(part.servers, self.servers) / self.servers if self.may_own_of(part) else 0.0
+    def share_of(self, part: SavedPart, saved: TableSpec, mine: TableSpec) -> float:
+        """The approximate share of a part's rows of a table that this server owns."""
+        if not self.may_own_of(part, saved, mine):
+            return 0.0
+        theirs, ours = holders(saved, part.servers), holders(mine, self.servers)
+        return math.gcd(len(theirs), len(ours)) / len(ours)
 
     def owned(
-        self, part: SavedPart, chunk: SparseRows | Candidates | Removed
+        self, part: SavedPart, saved: TableSpec, mine: TableSpec, chunk: SparseRows | Candidates | Removed
     ) -> SparseRows | Candidates | Removed:
-        """The rows of a part that this server owns."""
-        if part.servers % self.servers == 0:
+        """The rows of a part, in which it may have some, that this server owns."""
+        ours = holders(mine, self.servers)
+        if len(holders(saved, part.servers)) % len(ours) == 0:
             return chunk  # a part then belongs to one server as a whole
-        mine = split_by_server(chunk.keys, self.servers)[self.server]
-        if isinstance(chunk, Candidates):
-            return Candidates(chunk.keys[mine], chunk.counts[mine], chunk.days[mine])
-        if isinstance(chunk, Removed):
-            return Removed(chunk.keys[mine])
-        statistics = None if chunk.statistics is None else chunk.statistics[mine]
-        state = tuple(tensor[mine] for tensor in chunk.state)
-        return SparseRows(chunk.keys[mine], chunk.values[mine], state, statistics)
+        return _rows_at(chunk, owners(chunk.keys, np.array(ours)) == self.server)
+
+
+def _rows_at(
+    chunk: SparseRows | Candidates | Removed, mine: torch.Tensor
+) -> SparseRows | Candidates | Removed:
+    if isinstance(chunk, Candidates):
+        return Candidates(chunk.keys[mine], chunk.counts[mine], chunk.days[mine])
+    if isinstance(chunk, Removed):
+        return Removed(chunk.keys[mine])
+    statistics = None if chunk.statistics is None else chunk.statistics[mine]
+    state = tuple(tensor[mine] for tensor in chunk.state)
+    return SparseRows(chunk.keys[mine], chunk.values[mine], state, statistics)
 
 
 def load_tables(
@@ -438,7 +453,7 @@ def load_tables(
     opened = where if isinstance(where, OpenFolder) else open_saves(where)
     specs = [table.spec for table in tables]
     by_name = {table.spec.name: table for table in tables}
-    expected = _expected(opened, owner)
+    expected = _expected(opened, specs, owner)
     for table in tables:
         if isinstance(table, SparseTarget):
             table.restore_clock(_clocks(opened, table.spec, owner))
@@ -467,45 +482,53 @@ def owned_chunks(
     check_fit(saved, specs, opened.folder.where, whole=False, values_only=opened.values_only)
     by_name = {spec.name: spec for spec in specs}
     blocks = BlockAssembler([spec for spec in specs if spec.kind is TableKind.DENSE])
-    wanted = list(_wanted(opened, blocks, owner))
+    wanted = list(_wanted(opened, by_name, blocks, owner))
     check_sizes(opened.folder, wanted)
     last = opened.saves[-1].id
     with progress.activity("loading tables", of=len(wanted)) as loading:
         for item, tensors in read_shards(opened.folder, wanted, verify=verify):
             for piece in item.shard.pieces:
-                chunk = chunk_of(opened.folder, item, piece, tensors)
+                chunk, spec = chunk_of(opened.folder, item, piece, tensors), item.part.spec_of(piece.table)
                 if isinstance(chunk, DenseRows):
-                    blocks.add(item.part.spec_of(piece.table), chunk)
+                    blocks.add(spec, chunk)
+                    continue
+                mine = by_name[piece.table]
                 # A candidate of an earlier save has a row now, or is a candidate in the last save too.
-                elif not isinstance(chunk, Candidates) or item.save == last:
-                    theirs, mine = item.part.spec_of(piece.table), by_name[piece.table]
-                    yield piece.table, _completed(owner.owned(item.part, chunk), theirs, mine)
+                wanted_here = not isinstance(chunk, Candidates) or item.save == last
+                if wanted_here and owner.may_own_of(item.part, spec, mine):
+                    yield piece.table, _completed(owner.owned(item.part, spec, mine, chunk), spec, mine)
             loading.advance()
     for name, block in blocks.whole(opened.folder.where):
         yield name, _completed(block, by_name[name], by_name[name])
 
 
-def _expected(opened: OpenFolder, owner: RowOwner) -> dict[str, int]:
+def _expected(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> dict[str, int]:
     """The approximate number of rows of each sparse table on this server, by the first save: later ones have
     mostly the same rows.
     """
-    rows: dict[str, float] = {}
+    rows = {spec.name: 0.0 for spec in specs if spec.kind is TableKind.SPARSE}
+    mine = {spec.name: spec for spec in specs}
     for part in opened.saves[0].parts:
         for table in part.tables:
-            if table.spec.kind is TableKind.SPARSE:
-                name = table.spec.name
-                rows[name] = rows.get(name, 0.0) + table.rows * owner.share_of(part)
+            if (name := table.spec.name) in rows:
+                rows[name] += table.rows * owner.share_of(part, table.spec, mine[name])
     return {name: int(number) for name, number in rows.items()}
 
 
-def _wanted(opened: OpenFolder, blocks: BlockAssembler, owner: RowOwner) -> Iterator[ShardToRead]:
+def _wanted(
+    opened: OpenFolder, mine: Mapping[str, TableSpec], blocks: BlockAssembler, owner: RowOwner
+) -> Iterator[ShardToRead]:
     """The shards with content for this server."""
     for save in opened.saves:
         for part in save.parts:
-            mine = owner.may_own_of(part)
             for shard in part.shards:
                 found = [part.spec_of(piece.table) for piece in shard.pieces]
-                if any(mine if spec.kind is TableKind.SPARSE else blocks.overlap(spec) for spec in found):
+                if any(
+                    owner.may_own_of(part, spec, mine[spec.name])
+                    if spec.kind is TableKind.SPARSE
+                    else blocks.overlap(spec)
+                    for spec in found
+                ):
                     yield ShardToRead(save.id, part, shard)
 
 
@@ -555,7 +578,7 @@ def _steps(opened: OpenFolder, specs: Sequence[TableSpec], owner: RowOwner) -> d
 
 def _comes_from(spec: TableSpec, part: SavedPart, saved: TableSpec, owner: RowOwner) -> bool:
     if spec.kind is TableKind.SPARSE:
-        return spec.name == saved.name and owner.may_own_of(part)
+        return spec.name == saved.name and owner.may_own_of(part, saved, spec)
     return saved.kind is TableKind.DENSE and BlockAssembler([spec]).overlap(saved)
 
 

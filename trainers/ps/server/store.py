@@ -22,7 +22,7 @@ from trainers.ps.kernels.batch import all_finite, merge_runs
 from trainers.ps.server.members import Refusal
 from trainers.ps.tables.budget import Budget
 from trainers.ps.tables.dense import DenseRun, DenseTable
-from trainers.ps.tables.run import NOT_IN, Lines, Spans, SparseRun, starts_of
+from trainers.ps.tables.run import NOT_IN, Lines, Spans, SparseRun, fitting_starts, starts_of
 from trainers.ps.tables.sparse import SparseTable, make_tables
 from trainers.ps.tables.spec import (
     EntryKind,
@@ -84,7 +84,7 @@ class Gradient(NamedTuple):
     def each(self) -> Spans:
         """The spans, also of one table."""
         assert self.keys is not None
-        return np.array([len(self.keys)]) if self.spans is None else self.spans
+        return np.array([self.keys.shape[0]]) if self.spans is None else self.spans
 
 
 class StepPushes:
@@ -215,10 +215,7 @@ def spans_of(part: Part, table: int, keys: torch.Tensor) -> Spans:
     spans: Spans = part.data.numpy()
     if part.table != table:
         raise Refusal(Code.BAD_MESSAGE, f"the SPANS part of table {part.table} is in the wrong place")
-    # Each by itself first: the sum of large ones might overflow.
-    if not len(spans) or spans.min() < NOT_IN or spans.max() > len(keys):
-        raise Refusal(Code.BAD_SHAPE, f"the spans of {len(spans)} tables do not fit {len(keys)} keys")
-    if starts_of(spans)[-1] != len(keys):
+    if not len(spans) or fitting_starts(spans, keys.shape[0]) is None:
         raise Refusal(Code.BAD_SHAPE, f"the spans of {len(spans)} tables do not add up to {len(keys)} keys")
     return spans
 
@@ -560,10 +557,10 @@ class Store:
         if part.field not in _ROW_REQUESTS:
             raise Refusal(Code.BAD_MESSAGE, f"a PULL has a {part.field.name} part")
         keys = part.data
-        each = np.array([len(keys)]) if spans is None else spans_of(spans, part.table, keys)
+        each = np.array([keys.shape[0]]) if spans is None else spans_of(spans, part.table, keys)
         try:
             run = self._sparse_run(part.table, len(each))
-            if 4 * len(keys) * run.size > MAX_FRAME_BYTES:
+            if 4 * keys.shape[0] * run.size > MAX_FRAME_BYTES:
                 raise Refusal(Code.BAD_SHAPE, f"{len(keys)} rows of {run.size} in one answer")
             rows = run.pull(each, keys, insert=part.field is Field.KEYS)
         except TableError as error:

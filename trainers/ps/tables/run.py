@@ -18,6 +18,7 @@ from trainers.ps.kernels.index import ENOUGH
 from trainers.ps.kernels.runs import (
     COLUMNS,
     Run,
+    accumulate,
     count_uses_run,
     gather_run,
     initial_run,
@@ -41,9 +42,15 @@ Spans = NDArray[np.int64]
 
 def starts_of(spans: Spans) -> Keys:
     """(tables + 1,) int64: the keys of table t are at [starts[t], starts[t + 1])."""
-    starts = np.zeros(len(spans) + 1, np.int64)
-    np.cumsum(np.maximum(spans, 0), out=starts[1:])
+    starts = np.empty(len(spans) + 1, np.int64)
+    accumulate(spans, starts)
     return starts
+
+
+def fitting_starts(spans: Spans, keys: int) -> Keys | None:
+    """The same of spans that may be anything; None unless they are valid and add up to so many keys."""
+    starts = np.empty(len(spans) + 1, np.int64)
+    return starts if accumulate(spans, starts) and starts[-1] == keys else None
 
 
 def positions_of(starts: Keys, missing: Keys, counts: Keys) -> Keys:
@@ -140,8 +147,9 @@ class SparseRun:
         wanted = (keys.shape[0], self.size)
         if grad.shape != wanted or grad.dtype is not torch.float32:
             raise ShapeError(f"tables {self._name} need rows of shape {list(wanted)}, not {list(grad.shape)}")
-        for table in self._tables if stats is not None else self._tables[:1]:  # their rules are the same
-            table.check(keys[:0], grad[:0], None if stats is None else stats[:0])
+        if stats is not None or self._update is None:
+            for table in self._tables:
+                table.check(keys[:0], grad[:0], None if stats is None else stats[:0])
         if stats is not None and stats.shape != (keys.shape[0], 2):
             raise ShapeError(f"tables {self._name} need statistics of 2 columns for each key")
         if not all_finite(grad) or not (stats is None or all_finite(stats)):
@@ -223,11 +231,10 @@ class SparseRun:
         return slots
 
     def _starts(self, spans: Spans, keys: torch.Tensor) -> Keys:
-        if len(spans) != len(self._tables) or spans.min() < NOT_IN or spans.max() > len(keys):
-            raise KeysError(f"tables {self._name} need a span each, not {spans.tolist()} of {len(keys)} keys")
-        starts = starts_of(spans)
-        if keys.dim() != 1 or keys.dtype is not torch.int64 or starts[-1] != len(keys):
+        starts = fitting_starts(spans, keys.shape[0]) if len(spans) == len(self._tables) else None
+        if starts is None or keys.dim() != 1 or keys.dtype is not torch.int64:
             raise KeysError(
-                f"tables {self._name} need (n,) int64 keys, {starts[-1]} of them, not {keys.shape}"
+                f"tables {self._name} need (n,) int64 keys and a span each that add up to them, not spans "
+                f"{spans.tolist()} of {list(keys.shape)} in {keys.dtype}"
             )
         return starts

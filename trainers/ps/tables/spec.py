@@ -1,4 +1,4 @@
-"""The spec of a table and its encoding, which server holds which dense block, which rows `shrink` removes,
+"""The spec of a table and its encoding, which servers hold a table, which rows `shrink` removes,
 and the errors of invalid requests.
 
 Imports no kernels: a process without tables imports this too.
@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 import torch
@@ -25,11 +26,11 @@ from trainers.ps.tables.rules import RULES, AnyRule, options_of, row_states_of
 
 MAX_BLOCK = 1 << 24
 MAX_DIM = 512
+MAX_SERVERS = 65_536
 
 _HEAD = struct.Struct("<BBHQ")
 _ROWS = struct.Struct("<BBBBQdddddd")
 _BOUND = struct.Struct("<BBHIQQd")
-_NOT_BOUNDED, _BOUNDED = 0.0, 1.0
 
 
 _ANY_SIGN = frozenset({"dampening", "lr_power"})
@@ -160,7 +161,7 @@ EVICTIONS = tuple(policy.name.lower() for policy in EvictionPolicy)
 class RowOptions:
     """What only sparse tables have. `low` and `high` bound every value after an update. `statistics`: each
     row counts shows, clicks and unseen days. `dtype`: the type of the values. `bound`: how many rows there
-    may be.
+    may be. `servers`: how many servers share the rows; 0: all of them.
     """
 
     init: Initializer = Initializer()
@@ -170,6 +171,7 @@ class RowOptions:
     statistics: bool = False
     dtype: RowType = RowType.FLOAT32
     bound: Bound | None = None
+    servers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +194,13 @@ class TableSpec:
         """B kind | B rule | H options | Q size | row options | d for each rule option | bound | name, UTF-8.
 
         Row options: B init kind | B entry kind | B statistics | B row type | Q seed | d init a | d init b |
-        d entry a | d low | d high | d bounded (0 or 1). Bound, if it is: B policy | B shared | H, I zero |
-        Q rows | Q bytes | d seconds to live.
+        d entry a | d low | d high | d twice the servers, and 1 more if there is a bound. Bound: B policy |
+        B shared | H, I zero | Q rows | Q bytes | d seconds to live.
         """
         options = options_of(self.rule)
         head = _HEAD.pack(self.kind, self.rule.code, len(options), self.size)
         rows, init, entry, bound = self.rows, self.rows.init, self.rows.entry, self.rows.bound
-        bounded = _NOT_BOUNDED if bound is None else _BOUNDED
-        numbers = (init.a, init.b, entry.a, rows.low, rows.high, bounded)
+        numbers = (init.a, init.b, entry.a, rows.low, rows.high, 2 * rows.servers + (bound is not None))
         shape = _ROWS.pack(init.kind, entry.kind, rows.statistics, rows.dtype, init.seed, *numbers)
         tail = b"" if bound is None else _encoded(bound)
         return head + shape + struct.pack(f"<{len(options)}d", *options) + tail + self.name.encode()
@@ -259,7 +260,7 @@ def _decode_bound(content: bytes, start: int) -> Bound:
 
 def _decode_rows(content: bytes) -> tuple[RowOptions, bool]:
     """The row options, and whether a bound follows."""
-    init, entry, statistics, dtype, seed, a, b, filter_a, low, high, bounded = _ROWS.unpack_from(
+    init, entry, statistics, dtype, seed, a, b, filter_a, low, high, last = _ROWS.unpack_from(
         content, _HEAD.size
     )
     known = init in tuple(InitKind) and entry in tuple(EntryKind) and dtype in tuple(RowType)
@@ -269,8 +270,9 @@ def _decode_rows(content: bytes) -> tuple[RowOptions, bool]:
         )
     if not all(map(math.isfinite, (a, b, filter_a))) or not low <= high:
         raise SpecError(f"the row options have initializer {a}, {b}, entry {filter_a}, bounds {low}, {high}")
-    if bounded not in (_NOT_BOUNDED, _BOUNDED):
-        raise SpecError(f"the row options end with {bounded}")
+    if not (0 <= last < 2 * MAX_SERVERS + 2 and last.is_integer()):
+        raise SpecError(f"the row options end with {last}")
+    servers, bounded = divmod(int(last), 2)
     options = RowOptions(
         init=Initializer(InitKind(init), a, b, seed),
         entry=Entry(EntryKind(entry), filter_a),
@@ -278,8 +280,9 @@ def _decode_rows(content: bytes) -> tuple[RowOptions, bool]:
         high=high,
         statistics=bool(statistics),
         dtype=RowType(dtype),
+        servers=servers,
     )
-    return options, bounded == _BOUNDED
+    return options, bool(bounded)
 
 
 def start_of(trainers: Sequence[str]) -> str:
@@ -363,7 +366,32 @@ class ShrinkPolicy:
         return np.array([*coefficients, self.delete_threshold, self.delete_after_unseen_days], np.float32)
 
 
-# ---- Which server holds which dense block.
+# ---- Which servers hold the rows of a sparse table, and which server holds which dense block.
+
+
+def holders(spec: TableSpec, servers: int) -> tuple[int, ...]:
+    """The servers, ascending, that share the rows of a sparse table: those with the largest hashes of server
+    and name (rendezvous hashing). So the choice does not depend on other tables. A key is on the holder
+    number (hash of the key) modulo their number.
+    """
+    return _holders(spec.name, spec.rows.servers, servers)
+
+
+@cache
+def _holders(name: str, count: int, servers: int) -> tuple[int, ...]:
+    if not 0 < count < servers:
+        return tuple(range(servers))
+    by_hash = sorted(range(servers), key=lambda server: xxhash.xxh3_64_intdigest(f"{server} {name}".encode()))
+    return tuple(sorted(by_hash[-count:]))
+
+
+def servers_for(values: int, mb_per_server: float, servers: int) -> int:
+    """How many servers share a table of so many float32 values: see RowOptions.servers."""
+    if not mb_per_server:
+        return 0
+    count = max(1, math.ceil(4 * values / (mb_per_server * 2**20)))
+    return count if count < servers else 0
+
 
 SLICE_ABOVE = 8192
 """Dense parameters with more elements than this are sliced (Paddle's `slice_var_up` with its

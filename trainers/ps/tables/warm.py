@@ -20,8 +20,8 @@ from trainers.ps.kernels.batch import (
     find_run,
     gather_calls,
     merge_runs,
+    order_by_server,
     scatter_calls,
-    split_by_server,
 )
 from trainers.ps.kernels.index import SECRET
 from trainers.ps.kernels.memory import touch_pages
@@ -76,12 +76,12 @@ def warm_up_trainer(specs: Iterable[TableSpec], *, geo: bool) -> None:
 def use_batches() -> None:
     """The kernels of a trainer's batch."""
     merge_runs([(np.array([len(_KEYS)]), _KEYS, _ROWS)])
-    split_by_server(_KEYS, 2)
+    order_by_server(_KEYS, np.arange(2), 2)
     all_finite(_ROWS)
     ids, none, one = _KEYS.numpy(), np.empty(0, np.int64), np.full(1, -1)
     ends, spans, each = np.array([0, 0]), np.zeros((1, 1), np.int64), np.zeros(1, np.int64)
     distinct_run(none, each, np.zeros(2, np.int64), SECRET, none, none, none, none, ends)
-    arrange_run(ids, ends, one, ids.copy(), spans, ids.copy())
+    arrange_run(ids, ends, one, none, each, ids.copy(), spans, ids.copy())
     find_run(none, ends, one, np.zeros(1, np.bool_), one, one.copy(), one.copy())
     gather_calls(_ROWS.numpy(), none, none, none, none, none, none)
     scatter_calls(none, none, none, none, none, none, none, _ROWS.numpy().copy())

@@ -333,7 +333,8 @@ class AsyncExchange:
 
     The push of step i carries the row requests of batch i + 2, which is prefetched before step i, when those
     of batch i + 1 are already in flight. So rows are as recent as if they were requested right after the
-    push. With `max_staleness` they are requested by themselves: a push must not wait for other trainers.
+    push. A push of several steps carries those of as many batches: a message for all of them. With
+    `max_staleness` rows are requested by themselves: a push must not wait for other trainers.
     """
 
     def __init__(
@@ -349,13 +350,14 @@ class AsyncExchange:
         self._groups = groups
         self._servers = servers
         self._configs = configs
-        self._carries = configs.overlap and configs.max_staleness is None
         self._merging = GradientMerger(groups, configs.max_merge_var_num)
         self._pushes: deque[SentRequests] = deque()
         self._receiving: SentRequests | None = None
         self._sent = 0
+        self._waited = 0
+        """How many batches have been prepared since the oldest whose rows have not been requested."""
         self.step = 0
-        self.ahead = 2 if self._carries else 1
+        self.ahead = configs.ahead
 
     def start(self, step: int) -> None:
         self.step = step
@@ -366,7 +368,7 @@ class AsyncExchange:
         self._merging.add(self._dense.gradients())
         self.start(self.step + 1)
         if self._merging.steps >= self._configs.max_merge_var_num:
-            self._send(unsent_training(self._groups) if self._carries else [])
+            self._send(unsent_training(self._groups) if self._configs.carries else [])
         if not self._configs.overlap:
             self.flush()
             return
@@ -379,14 +381,19 @@ class AsyncExchange:
             self._receive()
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
-        """Row requests that no push has carried by the time the next batch is prepared are sent by
-        themselves.
+        """Row requests that no push has carried are sent by themselves once the first of them is for the
+        batch after the next.
         """
         some = unsent(self._groups)
+        self._waited = self._waited + 1 if some else 0
+        if now or self._waited >= self._configs.max_merge_var_num:
+            self._waited = 0
+        else:
+            some = []
         prepared = prepare(batches)
         if now:
             some += prepared
-        elif not self._carries:
+        elif not self._configs.carries:
             some = prepared
         if now or self._configs.overlap:
             send_row_requests(self._client, self._servers, some, self.step)

@@ -31,6 +31,7 @@ from trainers.ps.kernels.batch import (
 )
 from trainers.ps.kernels.index import SECRET
 from trainers.ps.tables.run import NOT_IN, Spans, starts_of
+from trainers.ps.tables.spec import holders
 from trainers.ps.trainer.layout import SparseParameter, maximizes
 from trainers.ps.trainer.modules import embeds, row_limit
 from trainers.ps.trainer.remote import (
@@ -168,6 +169,10 @@ class Batch:
         begins, sizes, firsts = self._of([call for call, *_ in both])
         scatter_calls(addresses, strides, self.place, begins, sizes, moved, firsts, rows)
 
+    def on_holders(self, touched: NDArray[np.bool_]) -> Spans:
+        """The spans of its gradient, of the tables that are touched."""
+        return self._group.on_holders(touched, self.pushed[1])
+
     def _of(self, calls: Sequence[Call]) -> tuple[Keys, Keys, Keys]:
         begins = np.array([call.start for call in calls], np.int64)
         sizes = np.array([call.stop for call in calls], np.int64) - begins
@@ -230,7 +235,7 @@ class _Collected:
         if not (self.touched | (spans.sum(axis=0) == 0)).all():
             kept = np.repeat(np.tile(self.touched, len(spans)), spans.reshape(-1))
             keys, rows = keys[kept], rows[kept]
-        spans = np.where(self.touched, spans, NOT_IN)
+        spans = self.batch.on_holders(self.touched)
         return GroupGradient(spans, torch.from_numpy(keys), torch.from_numpy(rows))
 
 
@@ -287,7 +292,7 @@ class RemoteTable:
 
     def pull_rows(self, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
         """(n, dim) float32 for (n,) int64 distinct keys."""
-        order, cuts = order_by_server(keys, self.group.servers)
+        order, cuts = self.group.order(self.place, keys)
         request = self.row_request(keys if order is None else keys[order], cuts, insert=insert)
         send_row_requests(self.group.client, self.group.servers, [request], self.group.as_of)
         if order is None:
@@ -298,7 +303,7 @@ class RemoteTable:
 
     def inserting(self, keys: torch.Tensor) -> RowRequest:
         """A request for distinct keys, which it orders by server; keys without a row get one."""
-        order, cuts = order_by_server(keys, self.group.servers)
+        order, cuts = self.group.order(self.place, keys)
         return self.row_request(keys if order is None else keys[order], cuts, insert=True)
 
     def pull_all(self) -> torch.Tensor | None:
@@ -325,6 +330,7 @@ class RemoteTable:
             yield [
                 Request(server=server, kind=Kind.ASSIGN, number=number, parts=tuple(parts))
                 for server, parts in enumerate(assigned)
+                if parts
             ]
 
     def row_request(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> RowRequest:
@@ -356,6 +362,11 @@ class TableGroup:
         self.as_of = 0
         self._late = late
         self.first, self.size, self.dim = sparse[0].table, len(sparse), sparse[0].spec.size
+        places = [holders(each.spec, servers) for each in sparse]
+        self._holders = np.array([server for place in places for server in place], np.int64)
+        self._shares = np.cumsum([0, *map(len, places)])
+        self._held = np.array([[server in place for place in places] for server in range(servers)])
+        """(servers, tables): whether a server has rows of a table."""
         modules = [each.module for each in sparse]
         paddings = [module.padding_idx for module in modules]
         limits = [row_limit(module) for module in modules]
@@ -379,7 +390,8 @@ class TableGroup:
         """Prepare an upcoming batch: for each table the ids with which its module will be called."""
         for each in self._prepared:
             each.age += 1
-        self._prepared = [each for each in self._prepared if each.age <= _MAX_AHEAD]  # others were never used
+        most = max(_MAX_AHEAD, self._late + 1)
+        self._prepared = [each for each in self._prepared if each.age <= most]  # others were never used
         made = [
             Batch(self, [(table, ids) for table in tables for ids in calls[table]], insert=insert)
             for insert, tables in self._fitting(calls)
@@ -465,13 +477,22 @@ class TableGroup:
                     return call if call.version == version_of(ids) else None
         return None
 
+    def on_holders(self, touched: NDArray[np.bool_], spans: Spans) -> Spans:
+        """The spans of a gradient of some tables: each is in the pushes to the servers that have its rows."""
+        return np.where(touched & self._held, spans, NOT_IN)
+
+    def order(self, table: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, list[int]]:
+        """See `order_by_server`."""
+        some = slice(self._shares[table], self._shares[table + 1])
+        return order_by_server(keys, self._holders[some], self.servers)
+
     def arranged(self, keys: Keys, ends: Keys, skipped: Keys | None = None) -> tuple[Keys, Spans, Keys]:
         """See `arrange_run`: where each key goes, the spans of each server, and the keys as they go."""
         moved, sent = np.empty(len(keys), np.int64), np.empty(len(keys), np.int64)
         spans = np.zeros((self.servers, self.size), np.int64)
         if skipped is None:
             skipped = np.full(self.size, -1)
-        arrange_run(keys, ends, skipped, moved, spans, sent)
+        arrange_run(keys, ends, skipped, self._holders, self._shares, moved, spans, sent)
         return moved, spans, sent[: spans.sum()]
 
     def find(self, keys: Keys, ends: Keys) -> tuple[Keys, Keys]:
@@ -550,6 +571,7 @@ class TableGroup:
         moved, placed, sent = self.arranged(array_of(keys), ends)
         spans = np.full_like(placed, NOT_IN)
         spans[:, table] = placed[:, table]
+        spans[~self._held] = NOT_IN
         if self.servers > 1:
             rows = rows.index_select(0, torch.from_numpy(np.argsort(moved)))
         return GroupGradient(spans, torch.from_numpy(sent), rows)
@@ -576,6 +598,7 @@ class TableGroup:
             rows = rows.index_select(0, order)
             stats = None if stats is None else stats.index_select(0, order)
         placed[:, spans == NOT_IN] = NOT_IN
+        placed[~self._held] = NOT_IN
         return GroupGradient(placed, torch.from_numpy(sent), rows, stats)
 
     def _stats(self, gradient: GroupGradient, pieces: Sequence[GroupGradient]) -> torch.Tensor:
@@ -631,6 +654,8 @@ class TableGroup:
         """The tables [first, last) whose rows fit into one part, from the first to the last that is in it."""
         most = MAX_FRAME_BYTES // (4 * self.dim)
         known = np.flatnonzero(spans != NOT_IN)
+        if not len(known):
+            return
         first, end, total = int(known[0]), int(known[-1]) + 1, 0
         if np.maximum(spans, 0).sum() > most:
             for table, span in enumerate(spans[first:end].tolist(), first):

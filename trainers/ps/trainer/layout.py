@@ -21,7 +21,6 @@ from trainers.ps.tables.rules import SGD, Adagrad, Adam, AnyRule, Fixed, RMSprop
 from trainers.ps.tables.spec import (
     MAX_BLOCK,
     MAX_DIM,
-    Bound,
     EntryKind,
     EvictionPolicy,
     RowOptions,
@@ -29,9 +28,11 @@ from trainers.ps.tables.spec import (
     TableKind,
     TableSpec,
     block_slices,
+    holders,
     place_blocks,
+    servers_for,
 )
-from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, rows_of
+from trainers.ps.trainer.modules import EmbeddingModule, find_embeddings, row_limit, rows_of
 
 # ---- From a torch optimizer to the servers' rules.
 
@@ -135,7 +136,7 @@ class DenseParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SparseParameter:
-    """One table, whose rows are distributed over all servers by key. `rule` is the update rule of training,
+    """One table, whose rows are distributed over its `holders` by key. `rule` is the update rule of training,
     which in geo training is the trainer's, not the servers'. `own_lr` overrides the group's.
     """
 
@@ -173,6 +174,18 @@ class Layout:
     dense: tuple[DenseParameter, ...]
     sparse: tuple[SparseParameter, ...]
     servers: int
+
+    def describe(self) -> str:
+        """How many sparse tables each server has: whole ones, and parts of others."""
+        places = [holders(each.spec, self.servers) for each in self.sparse]
+        whole = [sum(place == (server,) for place in places) for server in range(self.servers)]
+        shared = [
+            sum(len(place) > 1 and server in place for place in places) for server in range(self.servers)
+        ]
+        return (
+            f"{len(places)} tables on {self.servers} servers: {sum(whole)} whole ({_listed(whole)}), "
+            f"{len(places) - sum(whole)} shared ({_listed(shared)})"
+        )
 
     def specs(self) -> list[TableSpec]:
         """Those of all tables."""
@@ -231,8 +244,11 @@ def plan_layout(
     sparse_names = [name for name, parameter in named.items() if id(parameter) in embeddings]
     _check_names(options.tables, sparse_names)
     sparse = _in_groups(
-        _plan_sparse(name, embeddings[id(named[name])], trained.get(id(named[name])), servers, options)
-        for name in sparse_names
+        [
+            _plan_sparse(name, embeddings[id(named[name])], trained.get(id(named[name])), servers, options)
+            for name in sparse_names
+        ],
+        servers,
     )
     dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
     dense = []
@@ -240,6 +256,13 @@ def plan_layout(
         dense = _plan_dense({name: named[name] for name in dense_names}, trained, servers, options)
     first = len(sparse)
     return Layout(tuple(_numbered(dense, servers, first)), tuple(sparse), servers)
+
+
+def _listed(counts: Sequence[int]) -> str:
+    """A number for each server; for many of them only the least and the most."""
+    if len(counts) > 16:
+        return f"{min(counts)} to {max(counts)} each"
+    return ", ".join(map(str, counts))
 
 
 def dense_of(model: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
@@ -259,11 +282,16 @@ def _check_names(tables: Mapping[str, TableConfigs], names: list[str]) -> None:
             )
 
 
-def _in_groups(tables: Iterable[SparseParameter]) -> list[SparseParameter]:
-    """Numbered so that those that are handled together follow each other, otherwise as in the model."""
+def _in_groups(tables: Iterable[SparseParameter], servers: int) -> list[SparseParameter]:
+    """Numbered so that those that are handled together follow each other, and among them those of the same
+    servers, otherwise as in the model.
+    """
     groups: dict[Hashable, list[SparseParameter]] = {}
     for each in tables:
         groups.setdefault(each.alike, []).append(each)
+    for some in groups.values():
+        places = {each.name: holders(each.spec, servers) for each in some}
+        some.sort(key=lambda each: (-len(places[each.name]), places[each.name]))
     ordered = [each for some in groups.values() for each in some]
     return [dataclasses.replace(each, table=number) for number, each in enumerate(ordered)]
 
@@ -284,7 +312,7 @@ def _plan_sparse(
             f"sparse_table_configs[{name!r}] has a rule but no lr, and the optimizer has none for it"
         )
     trained = not isinstance(rule, Fixed)
-    rows = _rows(name, module, own, options.configs.bound)
+    rows = _rows(name, module, own, servers, options.configs)
     if options.geo and rows.statistics:
         raise NotSupportedError(f"statistics of {name!r} are not supported with geo training")
     if rows.bound is not None:
@@ -297,7 +325,8 @@ def _plan_sparse(
             raise UsageError(
                 f"embedding {name!r} has evict 'score' but no statistics; set statistics=True, or use 'lfu'"
             )
-        rows = dataclasses.replace(rows, bound=rows.bound.on(servers))
+        sharing = servers if rows.bound.shared else rows.servers or servers
+        rows = dataclasses.replace(rows, bound=rows.bound.on(sharing))
     spec = TableSpec(
         kind=TableKind.SPARSE,
         name=name,
@@ -322,15 +351,22 @@ def _of_every_table(tables: Mapping[str, TableConfigs], *, trained: bool) -> Tab
     return found if trained else dataclasses.replace(found, rule=None, lr=None)
 
 
-def _rows(name: str, module: EmbeddingModule, own: TableConfigs, of_job: Bound | None) -> RowOptions:
-    rows = rows_of(module)
+def _rows(
+    name: str, module: EmbeddingModule, own: TableConfigs, servers: int, configs: PsConfigs
+) -> RowOptions:
+    rows, limit = rows_of(module), row_limit(module)
     entry = own.entry or rows.entry
-    bound = own.bound or rows.bound or of_job
-    if bound is not None and of_job is not None and not (bound.rows or bound.bytes):
+    bound = own.bound or rows.bound or configs.bound
+    if bound is not None and configs.bound is not None and not (bound.rows or bound.bytes):
         raise UsageError(
             f"embedding {name!r} has ttl_s, and the job has a bound, which a table with a bound of its own "
             "has no share in; give it max_rows or max_bytes too"
         )
+    if own.servers is not None:
+        shared = own.servers if own.servers < servers else 0
+    else:
+        values = 0 if limit is None else limit * module.embedding_dim
+        shared = 0 if limit is None else servers_for(values, configs.table_mb_per_server, servers)
     return RowOptions(
         init=own.init or rows.init,
         entry=entry,
@@ -339,6 +375,7 @@ def _rows(name: str, module: EmbeddingModule, own: TableConfigs, of_job: Bound |
         statistics=own.statistics or rows.statistics or entry.kind is EntryKind.SHOW_CLICK,
         dtype=rows.dtype if own.dtype is None else RowType.of(own.dtype),
         bound=bound,
+        servers=shared,
     )
 
 

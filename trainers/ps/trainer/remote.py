@@ -87,7 +87,16 @@ class RowRequest:
         keys = Part(self.table, self._field, self.keys[self._cuts[server] : self._cuts[server + 1]])
         if self._spans is None:
             return [keys]
-        return [Part(self.table, Field.SPANS, torch.from_numpy(self._spans[server])), keys]
+        first, stop = self._tables(server)
+        spans = Part(self.table + first, Field.SPANS, torch.from_numpy(self._spans[server, first:stop]))
+        return [spans, keys._replace(table=self.table + first)]
+
+    def _tables(self, server: int) -> tuple[int, int]:
+        """From the first table with a key for this server to behind the last one."""
+        if self._spans is None:
+            return 0, 1
+        found = np.flatnonzero(self._spans[server])
+        return int(found[0]), int(found[-1]) + 1
 
     def mark_sent(self, sent: SentRequests, as_of: int) -> None:
         """The parts have been sent, with the messages of `sent`."""
@@ -96,10 +105,10 @@ class RowRequest:
     def answer(self, server: int, part: Part) -> None:
         """Store this server's rows."""
         start, stop = self._cuts[server], self._cuts[server + 1]
-        wanted = [stop - start, self._dim]
-        if part.field is not Field.ROWS or part.table != self.table or list(part.data.shape) != wanted:
+        wanted, table = [stop - start, self._dim], self.table + self._tables(server)[0]
+        if part.field is not Field.ROWS or part.table != table or list(part.data.shape) != wanted:
             raise ServerError(
-                f"server {server} answered a request for {wanted} values of table {self.table} with "
+                f"server {server} answered a request for {wanted} values of table {table} with "
                 f"{part.field.name} {list(part.data.shape)} of table {part.table}"
             )
         if stop - start == len(self.keys):

@@ -159,7 +159,7 @@ class Worker:
                 layout.servers,
                 self._client,
                 row_dtype=ROW_DTYPES[configs.wire_dtype],
-                late=0 if asynchronous is None else 1,
+                late=0 if asynchronous is None else asynchronous.late,
             )
             for some in grouped(layout.sparse)
         ]
@@ -203,6 +203,8 @@ class Worker:
                 f"resumed at step {self._exchange.step}: dense parameters were in the trainers, and continue "
                 "from the values that this script gave them"
             )
+        if self._identity.index == 0 and self._layout.servers > 1 and self._layout.sparse:
+            glog(self._layout.describe())
         if self._identity.index == 0 and any(reply.code is Code.NOT_READY for reply in hellos):
             for requests in itertools.chain(
                 self._dense.assigned(INITIAL), *(table.initial() for table in self._tables)

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ from trainers.ps.saves.manifest import (
     current_manifest,
 )
 from trainers.ps.saves.read import RowOwner, load_tables, read_values
-from trainers.ps.tables.spec import TableSpec
+from trainers.ps.tables.spec import TableSpec, holders
 from trainers.storage.errors import LoadError, SaveError
 
 KEYS = [0, -1, 1, 2**63 - 1, -(2**63), *range(100, 260), *range(-(10**15), -(10**15) + 7)]
@@ -98,6 +99,35 @@ def test_a_save_of_n_servers_loads_onto_m(tmp_path, where, before, after):
     for table in (table for tables in found for table in tables[1:]):
         off = abs(table.expected - len(table))
         assert off <= (0 if before % after == 0 else 8 + len(table) / 4), "rows to get memory for"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [((1, 4), (1, 2)), ((1, 4), (0, 3)), ((2, 4), (3, 5)), ((0, 3), (1, 2))]
+)
+def test_rows_go_to_the_servers_that_share_their_table(tmp_path, before, after):
+    """(how many share it, of how many); 0: all, as in saves of earlier versions."""
+
+    def specs(count):
+        tables = (WORDS, replace(WORDS, name="others"))
+        return [replace(each, rows=replace(each.rows, servers=count)) for each in tables]
+
+    def homes(spec, servers):
+        place = holders(spec, servers)
+        return {
+            key: place[at]
+            for key, at in zip(KEYS, owners(torch.tensor(KEYS), len(place)).tolist(), strict=True)
+        }
+
+    saved = [[MemoryTable(spec) for spec in specs(before[0])] for _ in range(before[1])]
+    for number, spec in enumerate(specs(before[0])):
+        for key, home in homes(spec, before[1]).items():
+            saved[home][number].put([key], key % 999_983)
+    save(tmp_path, saved)
+    found = load(tmp_path, [specs(after[0])] * after[1])
+    for number, spec in enumerate(specs(after[0])):
+        assert {key: server for server, tables in enumerate(found) for key in tables[number].rows} == homes(
+            spec, after[1]
+        )
 
 
 def test_keys_that_wait_for_a_row_are_saved_once_for_each_owner(tmp_path):

@@ -105,7 +105,7 @@ class Trainer:
         sparse: Any = SparseParameter(
             name="t", module=module, group={"lr": -1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
         )
-        late = 0 if configs is None else 1
+        late = 0 if configs is None else configs.late
         groups = [TableGroup([sparse], SERVERS, client, late=late)]
         self.table = groups[0].tables[0]
         dense = DenseParameters([], SERVERS)
@@ -182,16 +182,17 @@ def test_rows_are_as_old_as_if_they_were_asked_for_by_themselves() -> None:
     assert merged.ages == apart.ages == [0, 1, 1, 1, 1, 1]
 
 
-def test_a_step_without_a_push_leaves_the_questions_to_a_pull() -> None:
-    trainer = Trainer(AsyncConfigs(max_merge_var_num=2))
-    trainer.train(batches(6))
-    assert trainer.said()[2:] == [
-        (Kind.PULL, {102}),
-        (Kind.PUSH, {103}),
-        (Kind.PULL, {104}),
-        (Kind.PUSH, {105}),
-        (Kind.PUSH, set()),
+def test_a_push_of_several_steps_carries_the_questions_of_as_many_batches() -> None:
+    trainer = Trainer(AsyncConfigs(max_merge_var_num=3))
+    trainer.train(batches(11))
+    assert trainer.said() == [
+        (Kind.PULL, {101, 102, 103}),
+        (Kind.PULL, {100}),
+        (Kind.PUSH, {104, 105, 106}),
+        (Kind.PUSH, {107, 108, 109}),
+        (Kind.PUSH, {110}),
     ]
+    assert trainer.ages == [0, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1]
 
 
 def test_batches_whose_gradients_are_kept_for_a_later_step() -> None:

@@ -6,7 +6,7 @@ from trainers.errors import NotSupportedError, UsageError
 from trainers.ps import CountFilterEntry, ShowClickEntry, SparseEmbedding
 from trainers.ps.configs import PsConfigs, TableConfigs
 from trainers.ps.tables.rules import SGD, Adagrad, Fixed, RowWiseAdagrad
-from trainers.ps.tables.spec import Bound, EvictionPolicy, RowType, TableKind, place_blocks
+from trainers.ps.tables.spec import Bound, EvictionPolicy, RowType, TableKind, holders, place_blocks
 from trainers.ps.trainer.layout import LayoutOptions, plan_layout
 
 
@@ -99,6 +99,51 @@ def test_a_parameter_that_is_not_float32_is_named() -> None:
     model = torch.nn.Linear(2, 2, dtype=torch.float64)
     with pytest.raises(NotSupportedError, match=r"'weight' is torch\.float64"):
         plan_layout(model, [sgd(model)], 1, LayoutOptions())
+
+
+class Slots(torch.nn.Module):
+    """Embeddings by name and number of rows, of 64 bytes each; None: unbounded."""
+
+    def __init__(self, **rows: int | None) -> None:
+        super().__init__()
+        for name, size in rows.items():
+            made = SparseEmbedding(16) if size is None else torch.nn.Embedding(size, 16, sparse=True)
+            self.add_module(name, made)
+
+
+def places(model: Slots, servers: int, **options: object) -> dict[str, tuple[int, ...]]:
+    """The servers of each table."""
+    configs = PsConfigs(table_mb_per_server=0.0625)  # 1,024 rows
+    layout = plan_layout(model, [sgd(model)], servers, LayoutOptions(configs=configs, **options))  # type: ignore[arg-type]
+    return {each.name.removesuffix(".weight"): holders(each.spec, servers) for each in layout.sparse}
+
+
+def test_a_table_is_on_as_many_servers_as_its_size_needs() -> None:
+    found = places(Slots(one=1024, two=1025, all=5000, unknown=None), 4)
+    assert [len(found[name]) for name in ("one", "two", "all", "unknown")] == [1, 2, 4, 4]
+    own = {"unknown.weight": TableConfigs(servers=2), "one.weight": TableConfigs(servers=9)}
+    wanted = places(Slots(one=10, unknown=None), 4, tables=own)
+    assert [len(wanted[name]) for name in ("one", "unknown")] == [4, 2]
+
+
+def test_another_table_or_server_moves_few_tables() -> None:
+    sizes = {f"slot{number}": 10 for number in range(100)}
+    before = places(Slots(**sizes), 4)
+    assert all(10 <= list(before.values()).count((server,)) <= 40 for server in range(4))
+    more = places(Slots(first=10, second=2000, **sizes), 4)
+    assert {name: more[name] for name in sizes} == before
+    wider = places(Slots(**sizes), 5)
+    assert {wider[name] for name in sizes if wider[name] != before[name]} == {(4,)}
+
+
+def test_tables_of_a_server_follow_each_other_and_the_plan_says_how_many_it_has() -> None:
+    model = Slots(large=5000, **{f"slot{number}": 10 for number in range(20)})
+    layout = plan_layout(model, [sgd(model)], 3, LayoutOptions(configs=PsConfigs(table_mb_per_server=0.0625)))
+    found = [holders(each.spec, 3) for each in layout.sparse]
+    assert found == [(0, 1, 2), *sorted(found[1:])]
+    counts = [found.count((server,)) for server in range(3)]
+    said = f"21 tables on 3 servers: 20 whole ({', '.join(map(str, counts))}), 1 shared (1, 1, 1)"
+    assert layout.describe() == said
 
 
 def homes(**configs: object) -> dict[str, int]:
