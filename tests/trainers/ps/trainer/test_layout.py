@@ -47,10 +47,12 @@ def test_a_bound_is_shared_by_the_servers_and_that_of_the_job_by_tables_without_
     assert bounded(max_rows=101, evict="lfu") == dict.fromkeys(
         ("words.weight", "bags.weight"), Bound(rows=51, policy=EvictionPolicy.LFU, shared=True)
     )
-    assert bounded(max_bytes=1000, table=TableConfigs(max_rows=7, ttl_s=60)) == {
-        "words.weight": Bound(rows=4, ttl_s=60.0),
-        "bags.weight": Bound(bytes=500, shared=True),
-    }
+    for servers, rows in ((2, 4), (1, 7)):
+        table = TableConfigs(max_rows=7, ttl_s=60, servers=servers)
+        assert bounded(max_bytes=1000, table=table) == {
+            "words.weight": Bound(rows=rows, ttl_s=60.0),
+            "bags.weight": Bound(bytes=500, shared=True),
+        }
 
 
 @pytest.mark.parametrize(
