@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainers.ps.kernels.eviction import TOTAL
-from trainers.ps.tables.rules import Adagrad
+from trainers.ps.tables.rules import Adagrad, RowWiseAdagrad
 from trainers.ps.tables.run import NOT_IN, Lines, SparseRun
 from trainers.ps.tables.sparse import SparseTable, make_tables
 from trainers.ps.tables.spec import (
@@ -20,6 +20,7 @@ from trainers.ps.tables.spec import (
     Initializer,
     InitKind,
     RowOptions,
+    RowType,
     ShrinkPolicy,
     TableError,
     TableKind,
@@ -34,9 +35,13 @@ ROWS, DIM = 640, 2
 INIT = Initializer(InitKind.UNIFORM, -1, 1, seed=3)
 
 
-def spec_of(bound: Bound, **options: object) -> TableSpec:
+def spec_of(bound: Bound, *, lean: bool = False, **options: object) -> TableSpec:
+    """`lean`: values in 16 bits, and row-wise state."""
+    if lean:
+        options["dtype"] = RowType.BFLOAT16
     rows = RowOptions(init=INIT, bound=bound, **options)  # type: ignore[arg-type]
-    return TableSpec(kind=TableKind.SPARSE, name="ids", size=DIM, rule=Adagrad(), rows=rows)
+    rule = RowWiseAdagrad() if lean else Adagrad()
+    return TableSpec(kind=TableKind.SPARSE, name="ids", size=DIM, rule=rule, rows=rows)
 
 
 def push(table: SparseTable, keys: torch.Tensor, stats: torch.Tensor | None = None) -> None:
@@ -187,7 +192,7 @@ def recovered(table: SparseTable, step: int) -> SparseTable:
     ],
 )
 def test_the_same_uses_leave_the_same_rows(bound: Bound, statistics: bool) -> None:
-    spec = spec_of(bound, statistics=statistics)
+    spec = spec_of(bound, lean=bound.policy is LFU, statistics=statistics)
     expected = replayed(spec, 150, quiet)
     assert replayed(spec, 150, busy) == expected
     assert replayed(spec, 150, recovered) == expected
@@ -220,8 +225,9 @@ def test_a_counted_id_is_counted_again_after_its_row_has_left() -> None:
     assert set(range(100)) <= content(table).keys()
 
 
-def test_a_cut_and_its_deltas_are_the_table_while_rows_leave_it() -> None:
-    table = SparseTable(spec_of(Bound(rows=ROWS)))
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_cut_and_its_deltas_are_the_table_while_rows_leave_it(lean: bool) -> None:
+    table = SparseTable(spec_of(Bound(rows=ROWS), lean=lean))
     replica: dict[int, list[float]] = {}
     for step in range(120):
         push(table, drifting(step))
@@ -282,7 +288,7 @@ def pull_and_push(run: SparseRun, *keys: torch.Tensor | None) -> None:
 
 
 def test_a_run_is_each_of_its_tables() -> None:
-    spec = spec_of(Bound(rows=ROWS, policy=LFU))
+    spec = spec_of(Bound(rows=ROWS, policy=LFU), lean=True)
     alone, together = [SparseTable(spec), SparseTable(spec)], [SparseTable(spec), SparseTable(spec)]
     run = Lines(dict(enumerate(together))).run(0, 2)
     for step in range(100):
