@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -22,7 +23,9 @@ pytestmark = [pytest.mark.slow, needs_etcd, pytest.mark.timeout(120)]
 
 
 @contextmanager
-def member(endpoints: list[str], own: str, folder: Path) -> Iterator[None]:
+def member(endpoints: list[str], own: str, folder: Path) -> Iterator[IO[bytes]]:
+    """What it says."""
+    folder.mkdir(exist_ok=True)
     said = {
         "endpoints": endpoints, "own": own, "job": "default", "lease": 5.0, "folder": str(folder),
         "certificate": [],
@@ -31,19 +34,26 @@ def member(endpoints: list[str], own: str, folder: Path) -> Iterator[None]:
         helper_command("fleetrun.elastic.etcd.member"),
         env=helper_environment(os.environ),
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdin is not None
+    assert process.stdout is not None
     try:
         process.stdin.write(json.dumps(said).encode() + b"\n")
         process.stdin.flush()
-        yield
+        yield process.stdout
     finally:
         process.stdin.close()
         process.wait(20)
+        process.stdout.close()
+
+
+def client_of(endpoint: str) -> Client:
+    return Client(Access(wire.EtcdAddress((endpoint,)), "", timeout=1.0), 0)
 
 
 def complete(endpoint: str) -> bool:
-    client = Client(Access(wire.EtcdAddress((endpoint,)), "", timeout=1.0), 0)
+    client = client_of(endpoint)
     try:
         return wire.completed_for(client.ask("/kv/range", wire.COMPLETE)) is not None
     except (Unreachable, Rejected):
@@ -60,3 +70,20 @@ def test_a_machine_whose_etcd_could_not_enter_tries_again(tmp_path: Path) -> Non
     endpoints = [f"127.0.0.{number}:{free_port([f'127.0.0.{number}'])}" for number in (1, 2)]
     with member(endpoints, endpoints[0], folders[0]), member(endpoints, endpoints[1], folders[1]):
         wait_until(lambda: all(map(complete, endpoints)), "both are in one cluster", 60)
+
+
+def test_a_machine_with_another_list_does_not_enter_the_cluster(tmp_path: Path) -> None:
+    """A member that cannot start would take the others' majority."""
+    first, second, third = (f"127.0.0.{number}:{free_port([f'127.0.0.{number}'])}" for number in (1, 2, 3))
+    both = [first, second]
+    with (
+        member(both, first, tmp_path / "0"),
+        member(both, second, tmp_path / "1"),
+    ):
+        wait_until(lambda: all(map(complete, both)), "both are in one cluster", 60)
+        with member([first, third], third, tmp_path / "2") as said:
+            line = said.readline().decode()
+        assert f"--master is {first},{third} here" in line
+        assert all(each in line for each in both)
+        members = client_of(first).ask("/cluster/member/list", {})["members"]
+        assert sorted(each["name"] for each in members) == sorted(f"default/{each}" for each in both)

@@ -217,8 +217,8 @@ _TUNING = (
 _NO_FSYNC = "--unsafe-no-fsync"
 
 
-class _OtherJobError(Exception):
-    """A listed machine is in the cluster of another job."""
+class _ForeignClusterError(Exception):
+    """A listed machine is in a cluster that this one must not enter: of another job, or of other machines."""
 
 
 class Runner:
@@ -242,7 +242,7 @@ class Runner:
             begun = time.monotonic()
             try:
                 etcd = self._start()
-            except _OtherJobError as error:
+            except _ForeignClusterError as error:
                 _say(str(error))
                 if _input_ends(None, backoff.next()):
                     return
@@ -310,21 +310,39 @@ class Runner:
         present: list[Body] = client.ask("/cluster/member/list", {})["members"]
         names = [name for each in present if (name := each.get("name"))]
         if not all(name.startswith(self._job_name) for name in names):
-            raise _OtherJobError(
+            raise _ForeignClusterError(
                 f"{client.name} serves the store of another job ({', '.join(names)}): give other ports in "
                 "--master, or end that job"
             )
+        self._check_listed(client, present)
         for each in present:
             if mine in each.get("peerURLs", ()):
                 client.ask("/cluster/member/remove", {"ID": each["ID"]})
         members: list[Body] = client.ask("/cluster/member/add", {"peerURLs": [mine]})["members"]
         return members
 
+    def _check_listed(self, client: Client, present: Sequence[Body]) -> None:
+        """Before anything is changed: a member that never starts costs the cluster a part of its majority."""
+        listed = {self._peer_url(each) for each in self._endpoints}
+        found = [url for each in present for url in each.get("peerURLs", ())]
+        if not listed.issuperset(found):
+            theirs = ",".join(self._endpoint(url) for url in found)
+            raise _ForeignClusterError(
+                f"--master is {','.join(self._endpoints)} here, but the store at {client.name} is run by "
+                f"{theirs}: this machine does not enter it. Start it again with the same --master as the "
+                "others, and write each machine in the same way (its name or its address)"
+            )
+
     def _url(self, endpoint: str) -> str:
         return f"{'https' if self._certificate else 'http'}://{endpoint}"
 
     def _peer_url(self, endpoint: str) -> str:
         return self._url(_peer(endpoint))
+
+    def _endpoint(self, peer_url: str) -> str:
+        """The reverse of `_peer_url`."""
+        host, port = split_endpoint(peer_url.partition("://")[2])
+        return join_endpoint(host, port - 1)
 
     def _name(self, endpoint: str) -> str:
         """Of a member: with the job, so that no machine enters another job's cluster."""
