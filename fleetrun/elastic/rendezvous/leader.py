@@ -676,7 +676,9 @@ def _first_lost(
 def _newcomers(
     view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float, decision: Decision
 ) -> Cause | None:
-    """A node that may join starts a new generation; others are refused, because the job is full."""
+    """A node that may join starts a new generation; others are refused, because the job is full. One with the
+    store, or a part of it, waits: it serves the others.
+    """
     admission = admit(view, policy, now)
     known = {node.id for node in members}
     left_out = leave_out(admission, view, policy) if admission.left_out else []
@@ -690,6 +692,8 @@ def _newcomers(
         return Cause(why=CauseKind.JOINED, node=joining[0].node.title, headline=f"{names} joins", code=0)
     verdict = job_is_full(view, tuple(members), policy)
     for candidate in joining[policy.spares :]:
+        if candidate.node.has_store:
+            continue
         sure = candidate.since + policy.ghost if policy.replaces else now  # it may replace one that is lost
         if now >= sure:
             decision.do(Refuse(candidate.node.id, verdict))
