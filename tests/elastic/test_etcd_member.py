@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,9 @@ import pytest
 
 from fleetrun.elastic.etcd import wire
 from fleetrun.elastic.etcd.client import Access, Client, Rejected, Unreachable
+from fleetrun.elastic.etcd.member import Member
 from fleetrun.host.interpreter import helper_command, helper_environment
+from fleetrun.pod.loop import Loop
 from tests.support.nodes import needs_etcd
 from tests.support.ports import free_port
 from tests.support.traces import wait_until
@@ -87,3 +91,40 @@ def test_a_machine_with_another_list_does_not_enter_the_cluster(tmp_path: Path) 
         assert all(each in line for each in both)
         members = client_of(first).ask("/cluster/member/list", {})["members"]
         assert sorted(each["name"] for each in members) == sorted(f"default/{each}" for each in both)
+
+
+def test_a_process_of_the_store_that_cannot_be_started_is_tried_until_it_can(tmp_path: Path) -> None:
+    """Here no descriptors are left for it at first."""
+    loop, companions, said = Loop(), set[int](), list[str]()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def tell(text: str) -> None:
+        said.append(text)
+        if "it is started again" in text:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        elif "cannot be started" in text:  # nor at the next attempts
+            loop.after(1.2, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
+
+    endpoints = [f"127.0.0.{number}:{free_port([f'127.0.0.{number}'])}" for number in (1, 2)]
+    part = Member(loop, companions, endpoints, endpoints[1], "default", 5.0, None, tell)
+    try:
+        (first,) = companions
+        os.kill(first, signal.SIGKILL)
+
+        def look() -> None:
+            if companions - {first}:
+                loop.stop()
+            else:
+                loop.after(0.05, look)
+
+        look()
+        limit = loop.after(30, loop.stop)
+        loop.run()
+        limit.cancel()
+        assert len(companions - {first}) == 1
+        assert [line for line in said if "cannot be started" in line] == said[1:]
+        assert len(said) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        part.close()
+        loop.close()

@@ -137,8 +137,10 @@ class Member:
         self._companion.write(self._said.encode() + b"\n")
 
     def _heard(self, line: bytes) -> None:
+        self._tell_new(line.decode(errors="replace"))
+
+    def _tell_new(self, text: str) -> None:
         """Not again and again that the disk is full."""
-        text = line.decode(errors="replace")
         if text != self._told:
             self._told = text
             self._tell(text)
@@ -155,7 +157,8 @@ class Member:
         try:
             self._start()
         except LaunchError as error:
-            self._tell(f"this machine's part of the store is gone: {error.message}")
+            self._tell_new(f"this machine's part of the store cannot be started yet: {error.message}")
+            self._timer = self._loop.after(_AGAIN, self._restart)
 
     def close(self) -> None:
         """Waits until the others have read the end of the job, but not long, nor after a signal, which stops
