@@ -143,6 +143,23 @@ def test_of_three_nodes_the_ends_of_a_bad_way_have_a_turn_each_with_the_third(ba
     assert {fault.node for fault in job.players[3].faults} == {f"h{bad[1]} (10.0.0.{bad[1]})"}
 
 
+@pytest.mark.parametrize(("limit", "faults"), [(1, 2), (3, 3), (5, 5)])
+def test_what_a_check_has_confirmed_leaves_a_machine_out_however_many_faults_that_takes(limit, faults):
+    job = job_of(6, bad=("n2",), exclude_after=limit)
+    job.until(lambda: len(running(job)) == 4, within=5)
+    assert running(job) == ["n1", "n3", "n4", "n5"]
+    message = job.players[1].error.message
+    assert f"after {faults} faults: check 1 of 2: " in message
+    assert "; check 2 of 2: " in message
+
+
+def test_with_exclude_after_0_what_a_check_finds_is_noted_and_the_machine_takes_part():
+    job = job_of(6, bad=("n2",), exclude_after=0)
+    job.until(lambda: len(running(job)) == 4, within=5)
+    assert running(job) == ["n1", "n2", "n3", "n4"]
+    assert [fault.node for fault in job.players[0].faults] == ["h2 (10.0.0.2)"] * 2
+
+
 def test_a_bad_spare_is_found_before_it_takes_a_place():
     job = job_of(6, bad=("n5",))
     job.until(lambda: len(running(job)) == 4, within=2)

@@ -397,3 +397,23 @@ def test_a_node_that_leaves_while_others_wait_is_not_counted():
     assert not job.players[1].runs
     job.add()
     job.until(job.all_run(*job.players[1:]))
+
+
+def test_a_surplus_machine_of_the_store_waits_and_is_not_refused():
+    """`--nnodes 2 --master A,B,C`: its launcher runs a part of the store."""
+    job = SimulatedJob(fewest=2, most=2, lease=LEASE)
+    for _ in range(3):
+        job.add(has_store=True)
+    *members, third = job.players
+    job.until(lambda: all(player.running for player in members))
+    stranger = job.add()
+    job.loop.run_for(30)
+    assert "job is full" in stranger.error.message
+    assert (third.over, third.runs, third.notes[-1].spare) == (False, [], True)
+    members[1].fail(1, restart=True)
+    job.until(job.all_run_again(*members))
+    assert (third.over, third.runs) == (False, [])
+    for player in members:
+        player.complete()
+    job.until(job.all_over)
+    assert [player.code for player in (*members, third)] == [0, 0, 0]

@@ -150,3 +150,11 @@ def test_what_all_machines_must_agree_on():
     assert other["roles.evaluator"] == "none"
     typed = agreed(resolve(read(["d/train.py"]), {}))
     assert other == typed
+
+
+@pytest.mark.parametrize("name", ["restart_window", "elastic_timeout"])
+def test_the_times_that_the_leader_applies_for_all_must_be_the_same_everywhere(name):
+    """However they are written."""
+    long, same, short = (agreed(resolved(f"{SCRIPT}{name} = '{time}'")) for time in ("1h", "60m", "1m"))
+    assert long == same
+    assert {flag for flag in long if long[flag] != short[flag]} == {f"--{name}"}

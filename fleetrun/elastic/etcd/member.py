@@ -137,8 +137,10 @@ class Member:
         self._companion.write(self._said.encode() + b"\n")
 
     def _heard(self, line: bytes) -> None:
+        self._tell_new(line.decode(errors="replace"))
+
+    def _tell_new(self, text: str) -> None:
         """Not again and again that the disk is full."""
-        text = line.decode(errors="replace")
         if text != self._told:
             self._told = text
             self._tell(text)
@@ -155,7 +157,8 @@ class Member:
         try:
             self._start()
         except LaunchError as error:
-            self._tell(f"this machine's part of the store is gone: {error.message}")
+            self._tell_new(f"this machine's part of the store cannot be started yet: {error.message}")
+            self._timer = self._loop.after(_AGAIN, self._restart)
 
     def close(self) -> None:
         """Waits until the others have read the end of the job, but not long, nor after a signal, which stops
@@ -217,8 +220,8 @@ _TUNING = (
 _NO_FSYNC = "--unsafe-no-fsync"
 
 
-class _OtherJobError(Exception):
-    """A listed machine is in the cluster of another job."""
+class _ForeignClusterError(Exception):
+    """A listed machine is in a cluster that this one must not enter: of another job, or of other machines."""
 
 
 class Runner:
@@ -235,6 +238,7 @@ class Runner:
         self._data = self._folder / "data"
         self._log = self._folder / "etcd.log"
         self._no_fsync = _knows(_NO_FSYNC)
+        self._clients: dict[str, Client] = {}
 
     def run(self) -> None:
         backoff, early = Backoff(), 0
@@ -242,7 +246,7 @@ class Runner:
             begun = time.monotonic()
             try:
                 etcd = self._start()
-            except _OtherJobError as error:
+            except _ForeignClusterError as error:
                 _say(str(error))
                 if _input_ends(None, backoff.next()):
                     return
@@ -310,21 +314,39 @@ class Runner:
         present: list[Body] = client.ask("/cluster/member/list", {})["members"]
         names = [name for each in present if (name := each.get("name"))]
         if not all(name.startswith(self._job_name) for name in names):
-            raise _OtherJobError(
+            raise _ForeignClusterError(
                 f"{client.name} serves the store of another job ({', '.join(names)}): give other ports in "
                 "--master, or end that job"
             )
+        self._check_listed(client, present)
         for each in present:
             if mine in each.get("peerURLs", ()):
                 client.ask("/cluster/member/remove", {"ID": each["ID"]})
         members: list[Body] = client.ask("/cluster/member/add", {"peerURLs": [mine]})["members"]
         return members
 
+    def _check_listed(self, client: Client, present: Sequence[Body]) -> None:
+        """Before anything is changed: a member that never starts costs the cluster a part of its majority."""
+        listed = {self._peer_url(each) for each in self._endpoints}
+        found = [url for each in present for url in each.get("peerURLs", ())]
+        if not listed.issuperset(found):
+            theirs = ",".join(self._endpoint(url) for url in found)
+            raise _ForeignClusterError(
+                f"--master is {','.join(self._endpoints)} here, but the store at {client.name} is run by "
+                f"{theirs}: this machine does not enter it. Start it again with the same --master as the "
+                "others, and write each machine in the same way (its name or its address)"
+            )
+
     def _url(self, endpoint: str) -> str:
         return f"{'https' if self._certificate else 'http'}://{endpoint}"
 
     def _peer_url(self, endpoint: str) -> str:
         return self._url(_peer(endpoint))
+
+    def _endpoint(self, peer_url: str) -> str:
+        """The reverse of `_peer_url`."""
+        host, port = split_endpoint(peer_url.partition("://")[2])
+        return join_endpoint(host, port - 1)
 
     def _name(self, endpoint: str) -> str:
         """Of a member: with the job, so that no machine enters another job's cluster."""
@@ -375,9 +397,12 @@ class Runner:
             return None
 
     def _client(self, member: str) -> Client:
-        certificate, key = self._certificate or ("", "")
-        address = EtcdAddress((member,), cacert=certificate, cert=certificate, key=key)
-        return Client(Access(address, "", timeout=_ASK), 0)
+        """Made once: each loads the certificates of all authorities, 30 ms."""
+        if member not in self._clients:
+            certificate, key = self._certificate or ("", "")
+            address = EtcdAddress((member,), cacert=certificate, cert=certificate, key=key)
+            self._clients[member] = Client(Access(address, "", timeout=_ASK), 0)
+        return self._clients[member]
 
     # ---- the end
 

@@ -6,7 +6,7 @@ Which nodes it admits is in `admission.py`; which node leads, and what every oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleetrun.elastic.rendezvous.actions import (
@@ -578,7 +578,7 @@ def _forming(view: View, round_: Round, members: Sequence[Node], policy: Policy,
     done = [view.done(node.id) for node in members]
     if all(each is MemberStatus.READY for each in done):
         running = replace(round_, state=State.RUNNING, cause=None, after=0.0, check=NO_CHECK)
-        again = _checked(view, round_, members, now) if round_.check.turn else None
+        again = _checked(view, round_, members, policy, now) if round_.check.turn else None
         return _only(WriteRound(again or running, view.round_revision))
     vanished = any(node.id in view.gone for node in members)
     patient_until = max(view.round_since, view.led_since, view.whole_since) + max(
@@ -612,7 +612,7 @@ def _check(check: Check, members: Sequence[Node], policy: Policy) -> Check:
     return Check(turn=1, done=check.done)
 
 
-def _checked(view: View, round_: Round, members: Sequence[Node], now: float) -> Round | None:
+def _checked(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Round | None:
     """The round that follows a turn in which something was wrong; None: nothing was, or nobody can tell with
     which node.
     """
@@ -631,16 +631,22 @@ def _checked(view: View, round_: Round, members: Sequence[Node], now: float) -> 
         suspected = tuple(ids[rank] for rank in wrong)
         next_turn = Check(suspects=suspected, usual=usual_speed(found), done=check.done)
         return replace(_again(round_), check=next_turn)
-    time = view.epoch + now
-    faults = [
-        MachineFault(round(time + turn / 10, 1), members[rank].known_as, f"check {turn} of 2: {why}")
-        for rank, why in wrong.items()
-        for turn in (1, 2)
-    ]
+    found_bad = {members[rank].known_as: why for rank, why in wrong.items()}
+    faults = _confirmed(found_bad, view.epoch + now, max(2, policy.exclude_after))
     blamed = {fault.node for fault in faults}
     worked = {machine: seconds for machine, seconds in round_.worked.items() if machine not in blamed}
     noted = merged(round_.faults, faults)
     return replace(_again(round_), check=Check(done=digest(ids)), faults=noted, worked=worked)
+
+
+def _confirmed(wrong: Mapping[str, str], time: float, count: int) -> list[MachineFault]:
+    """What both turns have found, by machine, as so many faults: enough to leave it out."""
+    turns = enumerate([1] * (count - 1) + [2], 1)
+    return [
+        MachineFault(round(time + number / 10, 1), machine, f"check {turn} of 2: {why}")
+        for number, turn in turns
+        for machine, why in wrong.items()
+    ]
 
 
 def _running(view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float) -> Decision:
@@ -676,7 +682,9 @@ def _first_lost(
 def _newcomers(
     view: View, round_: Round, members: Sequence[Node], policy: Policy, now: float, decision: Decision
 ) -> Cause | None:
-    """A node that may join starts a new generation; others are refused, because the job is full."""
+    """A node that may join starts a new generation; others are refused, because the job is full. One with the
+    store, or a part of it, waits: it serves the others.
+    """
     admission = admit(view, policy, now)
     known = {node.id for node in members}
     left_out = leave_out(admission, view, policy) if admission.left_out else []
@@ -690,6 +698,8 @@ def _newcomers(
         return Cause(why=CauseKind.JOINED, node=joining[0].node.title, headline=f"{names} joins", code=0)
     verdict = job_is_full(view, tuple(members), policy)
     for candidate in joining[policy.spares :]:
+        if candidate.node.has_store:
+            continue
         sure = candidate.since + policy.ghost if policy.replaces else now  # it may replace one that is lost
         if now >= sure:
             decision.do(Refuse(candidate.node.id, verdict))

@@ -87,7 +87,8 @@ def words(resolved: Resolved, but: Collection[str] = ()) -> tuple[str, ...]:
 _AGREED = (
     "run_mode", "backend", "nnodes", "spares", "exclude_after", "check", "ips", "servers", "trainers",
     "heter_workers", "coordinators",
-    "max_restart", "elastic_level", "heartbeat_timeout", "with_gloo", "module",
+    "max_restart", "restart_window", "elastic_level", "elastic_timeout", "heartbeat_timeout", "with_gloo",
+    "module",
 )  # fmt: skip
 
 
