@@ -529,6 +529,7 @@ class PodRunner:
             restarts=restarts,
             spent=spent,
             last_step=self._session.last_step,
+            has_saved=lambda container: self._session.progress.has_saved(container.spec.name),
             hangs=self._session.hangs(),
             inspect=self._session.inspect,
             sweep=partial(end_descendants, but=self._session.companions),
