@@ -3,8 +3,8 @@ checks and reads them. Opens no socket.
 
 A datagram is a JSON object of at most 8 KiB: `{"mark": "pod.role.rank", "step": 12, "samples": 384, "loss":
 0.5, "values": {"lr": 0.1}, "activity": {"what": "loading tables", "done": 3, "of": 10} | null, "joined":
-[1e9, 1e9], "time": 1e9}`. Only the mark is required. Numbers may be NaN or infinite, as Python's json writes
-them: a loss that became NaN must reach the user.
+[1e9, 1e9], "saved": true, "time": 1e9}`. Only the mark is required. Numbers may be NaN or infinite, as
+Python's json writes them: a loss that became NaN must reach the user.
 
 Standard library only: every script that reports progress loads this module.
 """
@@ -66,8 +66,8 @@ class Report:
     """The progress of one process at one moment; None for what the datagram leaves out.
 
     `samples` counts since the process began. `joined`: when it began to join its process group, and when it
-    had, in seconds since the epoch. `received` is the launcher's monotonic clock, `time` the
-    process's own, in seconds since the epoch.
+    had, in seconds since the epoch. `saved`: it has made a checkpoint. `received` is the launcher's
+    monotonic clock, `time` the process's own, in seconds since the epoch.
     """
 
     pod: str
@@ -79,6 +79,7 @@ class Report:
     values: Mapping[str, float] = field(default_factory=dict)
     activity: Activity | None = None
     joined: tuple[float, float] | None = None
+    saved: bool = False
     received: float = 0.0
     time: float | None = None
 
@@ -110,6 +111,7 @@ def _report(fields: dict[str, Any], received: float) -> Report:
         values=_values(fields.get("values")),
         activity=_activity(fields.get("activity")),
         joined=_span(fields.get("joined")),
+        saved=fields.get("saved") is True,
         received=received,
         time=_finite(fields.get("time")),
     )

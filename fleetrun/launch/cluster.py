@@ -95,15 +95,17 @@ def run_cluster(
     meeting = None
     try:
         warmth = SpareWarmth(agent, partial(session.warm_up, imagined))
-        session.open(imagined, others, OtherRanks(others, agent).ask, warmth.listed)
+        needed = settings.warm and settings.spares > 0
+        session.open(imagined, others, OtherRanks(others, agent).ask, warmth.listed if needed else None)
         options = _meeting_options(settings, host, node, session.companions, console.warning)
         meeting = open_meeting(options, loop, ports)
         _tell_meeting(resolved, host, meeting, console)
         node = replace(node, has_store=meeting.hosted or meeting.member)
         membership = Membership(meeting.store, loop, node, _policy(settings, host, meeting), agent)
         membership.when_looked, others.membership = others.look, membership
-        if settings.warm and settings.spares:
+        if needed:
             warmth.membership, events.spared = membership, warmth.wait
+            warmth.trusted = only_nodes_write(meeting.endpoint, os.environ.get(TOKEN, ""))
             membership.when_looked = partial(_look, (others.look, warmth.look))
         outcome = agent.run(membership, start_checks=meeting.start_checks, serves=meeting.hosted)
         runner.over()
@@ -228,15 +230,26 @@ def _tell_meeting(resolved: Resolved, host: Host, meeting: Meeting, console: Con
         console.info(f"Machines meet at {meeting.endpoint}. Run on the others:")
         line = words(resolved, but={"rank", "host", "nic", "master", "master_addr", "master_port"})
         console.block([f"  fleetrun --master={meeting.endpoint} {_typed(line)}"])
-    name = "" if "://" in meeting.endpoint else split_endpoint(meeting.endpoint.split(",")[0])[0]
-    loopback = name in (LOOPBACK, "::1", "localhost")
-    if loopback and (meeting.hosted or meeting.member):
+    if _is_loopback(meeting.endpoint.partition(",")[0]) and (meeting.hosted or meeting.member):
         console.info(f"Only nodes on this machine can come to {meeting.endpoint}")
     elif meeting.open_to_all:
         console.warning(
             f"no secret is set (--token_file or {TOKEN}): anyone who can reach {meeting.endpoint} can join "
             "or end this job"
         )
+
+
+def _is_loopback(endpoint: str) -> bool:
+    return "://" not in endpoint and split_endpoint(endpoint)[0] in (LOOPBACK, "::1", "localhost")
+
+
+def only_nodes_write(endpoint: str, token: str) -> bool:
+    """Whether a stranger cannot write into the store at `endpoint`. Who can write into an etcd of the user's
+    own is not known here.
+    """
+    if "://" in endpoint:
+        return False
+    return bool(token) or all(map(_is_loopback, endpoint.split(",")))
 
 
 def _typed(line: tuple[str, ...]) -> str:
@@ -307,9 +320,11 @@ class OtherRanks:
 class SpareWarmth:
     """What standbys of spares import, from the node that runs to those that wait, through the store."""
 
-    def __init__(self, agent: Agent, warm_up: Callable[[bytes], None]) -> None:
+    def __init__(self, agent: Agent, warm_up: Callable[[bytes, bool], None]) -> None:
         self._agent = agent
         self._warm_up = warm_up
+        self.trusted = False
+        """Only nodes of this job write into the store."""
         self._waits = False
         self.membership: Membership | None = None
         """Of this node; None: no spare needs anything."""
@@ -334,7 +349,7 @@ class SpareWarmth:
             self._waits = False
             self.membership.store.unwatch(IMPORTS_KEY)
             if not self.membership.members:
-                self._warm_up(others[IMPORTS_KEY].value)
+                self._warm_up(others[IMPORTS_KEY].value, self.trusted)
 
 
 def _states(found: Answers, place: Assignment) -> list[State]:

@@ -315,7 +315,9 @@ def equipped(host: Host, resolved: Resolved, warn: Callable[[str], None], enviro
         host,
         cores=len(os.sched_getaffinity(0)),
         devices=chosen,
-        device_cores=device_cores(settings.numa_binding, chosen, ids, warn) if settings.numa_binding else (),
+        device_cores=(
+            device_cores(settings.numa_binding, chosen, ids, warn) if settings.numa_binding != "off" else ()
+        ),
         device_kind=settings.device_kind,
         wanted_devices=len(settings.devices),
         evaluator_devices=evaluator_devices(settings, ids, warn, environ),

@@ -192,7 +192,7 @@ class LaunchSession:
         spec: PodSpec,
         others: Others | None = None,
         ask_others: AskOthers | None = None,
-        listed: Callable[[bytes], None] = lambda imports: None,
+        listed: Callable[[bytes], None] | None = None,
     ) -> None:
         """Before the first process of the first pod starts. Of the other nodes, if there are any, `others`
         asks for their status and `ask_others` for where their ranks are; with --warm, `listed` gets what
@@ -282,11 +282,13 @@ class LaunchSession:
         """`TakeWarm` of the pods of this launch."""
         return self._standbys.take(spec, env) if self._standbys is not None else None
 
-    def warm_up(self, spec: PodSpec, imports: bytes) -> None:
-        """On a spare: start standbys for a place like this one, with what another node's `listed` got."""
+    def warm_up(self, spec: PodSpec, imports: bytes, trusted: bool) -> None:
+        """On a spare: start standbys for a place like this one, with what another node's `listed` got.
+        `trusted` as in `Standbys.prepare`.
+        """
         if self._standbys is not None:
             try:
-                self._standbys.prepare(spec.containers, imports)
+                self._standbys.prepare(spec.containers, imports, trusted=trusted)
             except (OSError, ValueError) as error:
                 self._console.warning(printable(f"this spare will not be warm: {error}"))
 
@@ -527,6 +529,7 @@ class PodRunner:
             restarts=restarts,
             spent=spent,
             last_step=self._session.last_step,
+            has_saved=lambda container: self._session.progress.has_saved(container.spec.name),
             hangs=self._session.hangs(),
             inspect=self._session.inspect,
             sweep=partial(end_descendants, but=self._session.companions),

@@ -171,7 +171,7 @@ class Ended:
         """Of a `may_be_machine`: `MachineFault.suspicion`."""
         return suspicion(self.exit, self.message)
 
-    def fault(self, step: int | None) -> Fault:
+    def fault(self, step: int | None, *, counts_on: bool = False) -> Fault:
         """For the restart policy. `step`: the last one that was made in this attempt."""
         return Fault(
             exit=self.exit,
@@ -180,6 +180,7 @@ class Ended:
             error=error_at(step, self.exit, self.message, self.record.traceback if self.record else ""),
             step=step,
             hopeless=self.hopeless,
+            counts_on=counts_on,
         )
 
 

@@ -37,7 +37,8 @@ class Fault:
     """How an attempt ended at `time` (seconds since the epoch). `kind` is the class of its exception, such as
     `ValueError`; `error` is the same text for the same traceback. Both may be empty. `step` is the last one
     that was made in this attempt, None if none is known. `hopeless`: the process itself said
-    that its next attempt would fail in the same way: a damaged file, no memory.
+    that its next attempt would fail in the same way: a damaged file, no memory. `counts_on`: it is a trainer
+    with servers, which counts its steps on in the next attempt, and it has made no checkpoint in this one.
     """
 
     exit: Exit
@@ -46,13 +47,15 @@ class Fault:
     error: str = ""
     step: int | None = None
     hopeless: bool = False
+    counts_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What a job has used of its budget. `times` of the restarts that count, in seconds since the epoch;
     `step` is the last one of all attempts, None before the first; `error` and `last` are error and step of
-    the last `Fault`, and `gain` is how many steps it came further than the one before.
+    the last `Fault`, and `gain` is how many steps it came further than the one before; None where steps that
+    are further are progress for sure.
     """
 
     times: tuple[float, ...] = ()
@@ -178,7 +181,9 @@ NO_RESTARTS = Budget(0)
 
 
 def _gain(fault: Fault, spent: Spent) -> int | None:
-    return None if fault.step is None or spent.last is None else fault.step - spent.last
+    if not fault.counts_on or fault.step is None or spent.last is None:
+        return None
+    return fault.step - spent.last
 
 
 def _progressed(fault: Fault, spent: Spent) -> bool:

@@ -93,10 +93,10 @@ class Standbys:
         companions: set[int],
         tell: Callable[[str], None],
         warn: Callable[[str], None],
-        listed: Callable[[bytes], None] = lambda imports: None,
+        listed: Callable[[bytes], None] | None = None,
     ) -> None:
         """`listed` gets what the last trainer of this node has imported at its first step, for `prepare` on
-        other nodes.
+        other nodes; None: there are none that wait for it.
         """
         self._loop = loop
         self._companions = companions
@@ -136,21 +136,25 @@ class Standbys:
     def _copy(self, container: Container) -> None:
         """Of the process that this container has now."""
         spec, process = container.spec, container.process
-        trainers = [each.spec for each in self._pod.containers] if self._pod is not None else []
-        if spec == next((each for each in reversed(trainers) if each.role is Role.TRAINER), None):
-            self._listed(_packed(spec))
+        if self._listed is not None and self._pod is not None:
+            trainers = [each.spec for each in self._pod.containers if each.spec.role is Role.TRAINER]
+            if spec in trainers[-1:]:
+                self._listed(_packed(spec))
 
         def alive() -> bool:
             return container.alive and container.process is process
 
         self._enqueue(_Wanted(spec, spec.environment(container.restarts), alive))
 
-    def prepare(self, specs: Sequence[ContainerSpec], imports: bytes) -> None:
+    def prepare(self, specs: Sequence[ContainerSpec], imports: bytes, *, trusted: bool) -> None:
         """On a spare: standbys for its trainers, whose places in the job are not known yet; these specs have
-        others. `imports`: what `listed` got on another node. Raises ValueError for anything else, OSError if
-        the list cannot be written.
+        others. `imports`: what `listed` got on another node; `trusted`: only nodes of this job can have
+        written it. Else its part up to the first change of a variable is used: a variable may name a program.
+        Raises ValueError for anything else, OSError if the list cannot be written.
         """
         modules = _unpacked(imports)
+        if not trusted:
+            modules = _until(modules, bool)
         for spec in specs:
             if spec.role is Role.TRAINER and is_python(spec.argv) and PROBE_VARIABLE in spec.env:
                 _list_imports(spec, modules)
@@ -278,8 +282,13 @@ def _packed(spec: ContainerSpec) -> bytes:
         modules: Imports = json.loads(_listed(spec).read_bytes())["modules"]
     except (OSError, ValueError, KeyError):
         return b""
-    end = next((number for number, each in enumerate(modules) if _is_secret(each[2])), len(modules))
-    return zlib.compress(json.dumps(modules[:end]).encode())
+    return zlib.compress(json.dumps(_until(modules, _is_secret)).encode())
+
+
+def _until(modules: Imports, ends: Callable[[Mapping[str, str | None]], bool]) -> Imports:
+    """Those before the first with such changes: what is imported after it could see other values."""
+    end = next((number for number, each in enumerate(modules) if ends(each[2])), len(modules))
+    return modules[:end]
 
 
 def _is_secret(changes: Mapping[str, str | None]) -> bool:

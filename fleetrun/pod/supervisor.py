@@ -346,6 +346,7 @@ class Supervisor:
         restarts: int = 0,
         spent: Spent = NOTHING_SPENT,
         last_step: LastStep = lambda containers: None,
+        has_saved: Callable[[Container], bool] = lambda container: False,
         hangs: HangWatch | None = None,
         inspect: Inspect | None = None,
         sweep: Callable[[float], int] = end_descendants,
@@ -354,7 +355,8 @@ class Supervisor:
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`out_of_memory` tells whether the kernel killed this pid for lack of memory. `restarts`: how many
-        there were, `spent` what they have used of the budget. `sweep` and `ask` are those of `Strays`;
+        there were, `spent` what they have used of the budget. `has_saved`: whether a process has made a
+        checkpoint in this attempt. `sweep` and `ask` are those of `Strays`;
         `end_marked` ends what a container has left.
         """
         self._pod = pod
@@ -381,6 +383,7 @@ class Supervisor:
         self._restarts = restarts
         self._spent = spent
         self._last_step = last_step
+        self._has_saved = has_saved
         self._hangs = hangs
         self._inspect = inspect
         self._cancel_inspection: Callable[[], None] | None = None
@@ -553,7 +556,7 @@ class Supervisor:
         """With servers trainers start again one by one: then its own steps tell how far it came."""
         alone = self._pod.spec.mode.has_servers and ended.spec.role is Role.TRAINER
         made = [each for each in self._pod.containers if not alone or each.spec is ended.spec]
-        return ended.fault(self._last_step(made))
+        return ended.fault(self._last_step(made), counts_on=alone and not any(map(self._has_saved, made)))
 
     def _count(self, fault: Fault) -> None:
         self._before = self._restarts, self._spent

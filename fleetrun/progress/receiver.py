@@ -105,6 +105,11 @@ class ProgressReceiver:
         steps = [each.step for each in reports if each is not None and each.step is not None]
         return max(steps, default=None)
 
+    def has_saved(self, name: str) -> bool:
+        """Whether the process that runs now, or ran last, has made a checkpoint."""
+        latest = self.latest(name)
+        return latest is not None and latest.saved
+
     def rate(self, name: str) -> float | None:
         """Samples per second over the last ten seconds or so."""
         track = self._tracks.get(name)

@@ -154,4 +154,5 @@ def _merged(before: Report, report: Report) -> Report:
         samples=before.samples if report.samples is None else report.samples,
         loss=before.loss if report.loss is None else report.loss,
         values=values,
+        saved=before.saved or report.saved,
     )

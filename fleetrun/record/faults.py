@@ -24,7 +24,7 @@ class MachineFault(NamedTuple):
     Without `what` it is an acquittal: earlier faults of this machine, of all if it has no name, do not count.
 
     `suspicion`: of which kind, where a script or a person may be to blame as well (a killed process, a hang).
-    It counts until another machine has one of the same kind. Without it the machine is to blame.
+    It counts while no other machine has had one of the same kind. Without it the machine is to blame.
     """
 
     time: float
@@ -42,27 +42,32 @@ def merged(*some: Iterable[MachineFault]) -> MachineFaults:
 
 
 def counted(faults: Iterable[MachineFault]) -> dict[str, list[MachineFault]]:
-    """The faults of each machine since it was acquitted, without the suspicions that another machine's have
-    refuted.
-    """
-    found: dict[str, list[MachineFault]] = {}
+    """The faults of each machine that count. Empty lists are left out."""
+    kept = {node: [fault for fault in own if own[fault]] for node, own in unforgiven(faults).items()}
+    return {node: own for node, own in kept.items() if own}
+
+
+def unforgiven(faults: Iterable[MachineFault]) -> dict[str, dict[MachineFault, bool]]:
+    """The faults of each machine since it was acquitted, and whether each counts."""
+    found: dict[str, dict[MachineFault, bool]] = {}
     for fault in faults:
         if fault.what:
+            found.setdefault(fault.node, {})[fault] = True
             if fault.suspicion:
-                _refute(found, fault)
-            found.setdefault(fault.node, []).append(fault)
+                _refute(found, fault.suspicion)
         elif fault.node:
             found.pop(fault.node, None)
         else:
             found.clear()
-    return {node: own for node, own in found.items() if own}
+    return found
 
 
-def _refute(found: Mapping[str, list[MachineFault]], by: MachineFault) -> None:
-    """What happens on several machines is the script's, or the cluster's."""
-    for node, own in found.items():
-        if node != by.node:
-            own[:] = [fault for fault in own if fault.suspicion != by.suspicion]
+def _refute(found: Mapping[str, dict[MachineFault, bool]], suspicion: str) -> None:
+    """What happens on several machines is the script's, or the cluster's: none of them is blamed for it."""
+    alike = [(own, fault) for own in found.values() for fault in own if fault.suspicion == suspicion]
+    if len({fault.node for _, fault in alike}) > 1:
+        for own, fault in alike:
+            own[fault] = False
 
 
 def excluded(faults: Iterable[MachineFault], after: int) -> Mapping[str, Sequence[MachineFault]]:

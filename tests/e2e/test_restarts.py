@@ -102,19 +102,29 @@ for batch in range(5):
     assert "the same error twice after step 3: a restart will not help" in " ".join(launch.err.split())
 
 
-def test_the_same_error_as_many_steps_further_each_time_ends_the_job(fleetrun: Fleetrun):
-    """A trainer of a parameter server counts on from the servers' step: it would be restarted for ever."""
+@pytest.mark.parametrize("jobs", ["ps", "ps that saves", "collective"])
+def test_the_same_error_as_many_steps_further_each_time(fleetrun: Fleetrun, jobs: str):
+    """A trainer of a parameter server counts on from the servers' step: it would be restarted for ever. Where
+    a checkpoint was made, or has brought it there, it is progress.
+    """
     script = fleetrun.script(f"""
+import os, time
+while os.environ.get("TRAINING_ROLE") == "PSERVER":
+    time.sleep(100)
 {START}
-import torch
 from trainers import progress
 progress.report(step=5 * (ATTEMPT + 1))
-if ATTEMPT < 5:
+if {jobs == "ps that saves"}:
+    progress.meter.saved(5 * (ATTEMPT + 1))
+    progress.meter.flush()
+if ATTEMPT < 3:
     raise ValueError("id 274 is out of range")
 """)
-    launch = fleetrun.run("--max_restart", "5", script)
-    assert (launch.code, len(starts(launch))) == (1, 3), launch
-    assert "the same error again 5 steps further, as before" in " ".join(launch.err.split())
+    servers = [] if jobs == "collective" else ["--server_num", "1", "--trainer_num", "1"]
+    launch = fleetrun.run("--max_restart", "5", *servers, script)
+    ends = jobs == "ps"
+    assert (launch.code, len(starts(launch))) == ((1, 3) if ends else (0, 4)), launch
+    assert ("the same error again 5 steps further, as before" in " ".join(launch.err.split())) == ends
 
 
 @pytest.mark.parametrize(

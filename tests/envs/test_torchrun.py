@@ -51,6 +51,7 @@ VALUES = [
     ("--nproc-per-node xpu", {"nproc_per_node": "xpu", "device_kind": "xpu"}),
     ("--numa-binding=node", {"numa_binding": "node"}),
     ("--numa-binding core-complex", {"numa_binding": "core-complex"}),
+    ("--numa-binding node --numa-binding off", {"numa_binding": "off"}),
     ("--virtual-local-rank", {"virtual_local_rank": True}),
     ("--max-restarts=2 --log-dir d", {"max_restart": 2, "log_dir": "d"}),
     ("--standalone --rdzv-id=none", {"job_id": "none"}),

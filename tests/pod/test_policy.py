@@ -1,5 +1,7 @@
 """From a failure and what has been spent to a decision."""
 
+from functools import partial
+
 import pytest
 
 from fleetrun.pod.policy import (
@@ -149,16 +151,27 @@ def test_another_error(step, second):
 
 def test_the_same_error_as_many_steps_further_each_time_is_no_progress():
     """A trainer of a parameter server counts on, and fails where its script did: it would never end."""
-    first, second = fault(step=5, error=error()), fault(step=10, error=error())
+    error_at_step = partial(fault, error=error(), counts_on=True)
+    first, second = error_at_step(step=5), error_at_step(step=10)
     used = after(BUDGET, first)
     assert isinstance(BUDGET.decide(second, used), Restart)
     used = BUDGET.after(second, used)
-    assert BUDGET.decide(fault(step=15, error=error()), used) == GiveUp(
+    assert BUDGET.decide(error_at_step(step=15), used) == GiveUp(
         "the same error again 5 steps further, as before: a restart will not help"
     )
     other = error(trace=TRACE.replace("line 3", "line 4"))
-    for later in (fault(step=16, error=error()), fault(step=15, error=other)):
+    for later in (error_at_step(step=16), fault(step=15, error=other, counts_on=True)):
         assert isinstance(BUDGET.decide(later, used), Restart)
+
+
+@pytest.mark.parametrize("saved", [(2,), (3,), (1, 2, 3)])
+def test_as_many_steps_further_each_time_are_progress_if_a_checkpoint_was_made(saved: tuple[int, ...]):
+    """A leak that ends each attempt after as many steps."""
+    first, second, third = (
+        fault(step=200 * number, error=error(), counts_on=number not in saved) for number in (1, 2, 3)
+    )
+    used = after(BUDGET, first, second)
+    assert BUDGET.decide(third, used) == Restart(0.0, 1, 3, step=600)
 
 
 def test_what_may_be_the_fault_of_another_is_no_such_error():

@@ -1,15 +1,20 @@
 """Lists of imports that a node publishes for the standbys of spares."""
 
 import json
+import subprocess
+import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import fleetrun
 from fleetrun.envs.channels import IMPORTS_SUFFIX, PROBE_VARIABLE
 from fleetrun.envs.contract import Role
+from fleetrun.pod.loop import Loop
 from fleetrun.pod.spec import ContainerSpec
-from fleetrun.pod.standby import _packed, _unpacked
+from fleetrun.pod.standby import Standbys, _listed, _packed, _unpacked
 
 
 @pytest.fixture
@@ -51,3 +56,74 @@ def test_without_a_list_nothing_is_published(spec: ContainerSpec):
 def test_what_is_no_list_is_an_error(data: bytes):
     with pytest.raises(ValueError, match=r"imports|JSON|Expecting"):
         _unpacked(data)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_what_a_stranger_may_have_written_sets_no_variable(
+    spec: ContainerSpec, tmp_path: Path, trusted: bool
+):
+    rows = [["a", "/a.py", {}], ["b", "/b.py", {"BROWSER": "sh -c id"}], ["c", "/c.py", {}]]
+    leave(spec, *rows)
+    # No process can be started with this log: what it would import is what matters here.
+    spec = replace(spec, argv=(sys.executable, "train.py"), log=tmp_path / "missing" / "trainer.0.log")
+    standbys = Standbys(Loop(), set(), lambda text: None, lambda text: None)
+    standbys.prepare([spec], _packed(spec), trusted=trusted)
+    assert json.loads(_listed(spec).read_bytes())["modules"] == (rows if trusted else rows[:1])
+
+
+INSIDE = Path(fleetrun.__file__).parent / "probe" / "inside"
+
+IMPORT = """
+import json, sys
+sys.path.insert(0, sys.argv[3])
+import fleetrun_standby
+try:
+    fleetrun_standby._import_all(json.loads(sys.argv[1]), lambda name: None)
+except fleetrun_standby.Refused as refusal:
+    print("refused", refusal)
+print("colorsys" in sys.modules)
+"""
+
+
+def import_all(folder: Path, *modules) -> list[str]:
+    """What a standby says of this list; the script is in this folder."""
+    script = folder / "train.py"
+    script.write_text(
+        IMPORT.replace("sys.argv[1]", repr(json.dumps(modules))).replace("sys.argv[3]", repr(str(INSIDE)))
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.splitlines()
+
+
+def installed(name: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}; print({name}.__file__)"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout.strip()
+
+
+def test_a_standby_runs_nothing_of_a_module_that_is_not_installed(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    for name in ("mine/__init__.py", "mine/part.py", "antigravity.py"):
+        (tmp_path / name).write_text("print('it has run')")
+    within = ["mine.part", str(tmp_path / "mine/part.py"), {}]
+    assert import_all(tmp_path, within) == [
+        f"refused mine is not an installed package: {tmp_path}/mine/__init__.py",
+        "False",
+    ]
+    shadowed = import_all(tmp_path, ["antigravity", str(tmp_path / "antigravity.py"), {}])
+    assert shadowed[0].startswith("refused antigravity is not an installed package"), shadowed
+    program = import_all(tmp_path, ["pip.__main__", "/pip/__main__.py", {}])
+    assert program == ["refused pip.__main__ is a program", "False"]
+
+
+def test_a_standby_imports_what_is_installed_where_the_list_says(tmp_path: Path):
+    path = installed("colorsys")
+    assert import_all(tmp_path, ["absent", "/absent.py", {}], ["colorsys", path, {}]) == ["True"]
+    assert import_all(tmp_path, ["colorsys", "/other.py", {}]) == [
+        "refused colorsys of the script is another one: /other.py",
+        "False",
+    ]

@@ -113,6 +113,15 @@ def test_reports_arrive_under_the_names_of_this_machine(room):
     assert room.receiver.latest("trainer.7") is None
 
 
+def test_a_checkpoint_is_remembered_until_the_process_is_another(room):
+    room.say(step=3, saved=True)
+    room.say(step=4)
+    room.turn()
+    assert [room.receiver.has_saved(name) for name in ("trainer.0", "trainer.1")] == [True, False]
+    room.receiver.begun("trainer.0")
+    assert not room.receiver.has_saved("trainer.0")
+
+
 @pytest.mark.parametrize("mark", ["p.trainer.0", "q.trainer.4", "p.heter.4", "p.trainer.99"])
 def test_who_is_not_of_this_pod_is_not_heard(room, mark):
     room.say(mark, step=3)

@@ -24,13 +24,14 @@ def test_everything_that_can_be_said():
             loss=0.5,
             values={"lr": 0.1, "auc": 1},
             activity={"what": "loading tables", "done": 3, "of": 10},
+            saved=True,
             time=1e9,
         ),
         received=7.0,
     )
     assert report == Report(
         pod="zhcwta", role="trainer", rank=3, step=12, samples=384, loss=0.5, values={"lr": 0.1, "auc": 1.0},
-        activity=Activity("loading tables", 3, 10), received=7.0, time=1e9,
+        activity=Activity("loading tables", 3, 10), saved=True, received=7.0, time=1e9,
     )  # fmt: skip
 
 

@@ -123,6 +123,7 @@ class Meter:
         self._numbers = False
         self._ended: float | None = None
         self._took: float | None = None
+        self._saved = False
         self._samples: int | None = None
         self._seen = self._drawn = 0
         self._given: dict[str, Any] = {}
@@ -217,6 +218,8 @@ class Meter:
         """There is a checkpoint of this step: so far it has come where nobody counts steps, or counts them
         from elsewhere; then the next one follows it. A script that tells the numbers of its steps is right.
         """
+        if self._channel is not None and not self._saved:
+            self._saved = self._news = True
         if self._channel is not None and not self._numbers and step > self.steps:
             self.resumed(step)
             self._said = None if self._said is None else step
@@ -339,6 +342,8 @@ class Meter:
         said: dict[str, Any] = {"mark": self._mark, **self._state(), "time": self._wall()}
         if _LOSS in numbers:
             said["loss"] = numbers[_LOSS]
+        if self._saved:
+            said["saved"] = True
         said["activity"] = doing[0].fields() if doing else None
         for each in doing:
             each.told = True

@@ -56,7 +56,7 @@ from fleetrun.elastic.store import ABSENT, reconnect_grace
 from fleetrun.pod.events import servers_named_in
 from fleetrun.pod.policy import NOTHING_SPENT, Fault, Restart, Spent
 from fleetrun.pod.process import Exit
-from fleetrun.record.faults import MachineFault, MachineFaults, counted, merged
+from fleetrun.record.faults import MachineFault, MachineFaults, counted, merged, unforgiven
 
 # ---- After a generation: why it stopped, and whether another follows
 #
@@ -166,11 +166,11 @@ def _work(
     assert view.round is not None
     here = {node.known_as for node in members} if useful else set()
     forgiven, worked = [], {}
-    for machine, own in counted(known_faults(view)).items():
+    for machine, own in unforgiven(known_faults(view)).items():
         total = view.round.worked.get(machine, 0.0) + (seconds if machine in here else 0.0)
         if total >= policy.forgiven_after:
             # Just after it, not now: the generation may have ended with the next fault, which counts.
-            forgiven.append(MachineFault(round(own[-1].time + 0.1, 1), machine))
+            forgiven.append(MachineFault(round(max(own).time + 0.1, 1), machine))
         elif total > 0:
             worked[machine] = total
     return merged(forgiven), worked

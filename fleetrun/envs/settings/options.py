@@ -18,7 +18,7 @@ from fleetrun.values import dataclass, field, field_arguments, replace
 
 COLLECTIVE = frozenset({Mode.COLLECTIVE})
 PROCESSES = frozenset({Mode.COLLECTIVE, Mode.RPC})
-_NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+_NUMA_BINDINGS = ("off", "node", "socket", "exclusive", "core-complex")
 SERVERS = frozenset({Mode.PS, Mode.PS_HETER})
 HETER = frozenset({Mode.PS_HETER})
 ANY = frozenset(Mode)
@@ -535,11 +535,11 @@ class LaunchSettings:
     virtual_local_rank: bool = switch(
         False, group=Group.COMPATIBLE, modes=COLLECTIVE, env=("PET_VIRTUAL_LOCAL_RANK",),
         help="As in torchrun: LOCAL_RANK is 0 for all, and each process sees only its own devices.")
-    numa_binding: str | None = option(
-        None, choice(*_NUMA_BINDINGS), "node", choices=_NUMA_BINDINGS, group=Group.COMPATIBLE,
+    numa_binding: str = option(
+        "off", choice(*_NUMA_BINDINGS), "node", choices=_NUMA_BINDINGS, group=Group.COMPATIBLE,
         modes=COLLECTIVE,
         help="As in torchrun: run each process on the cores of the NUMA node or socket of its GPU, on its "
-        "share of the node's (exclusive), or on some that share a cache (core-complex).")
+        "share of the node's (exclusive), or on some that share a cache (core-complex); off: on any.")
     # fmt: on
 
     def role_settings(self, role: Role) -> RoleSettings:

@@ -17,6 +17,7 @@ _OURS = (_ROOT + "/fleetrun/", _ROOT + "/trainers/")
 _DEVICES = ("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel", "/dev/davinci", "/dev/xpu")
 _ACT_AT_ONCE = frozenset({"mpi4py.MPI", "pycuda.autoinit"})  # importing them joins MPI, takes a GPU
 _NAME = "standby"
+_ANOTHER = "{} of the script is another one: {}"
 
 
 class Refused(Exception):
@@ -218,18 +219,43 @@ def _import_all(modules, during):
 
 
 def _import(name, path):
-    import importlib
+    import importlib.util
 
     before = len(sys.modules)
     try:
+        _check_found(name, path)
         importlib.import_module(name)
+    except Refused:
+        raise
     except Exception as error:
         if len(sys.modules) != before:
             # What is there of it now would not be there when the script imports it.
             raise Refused("{} cannot be imported ahead: {!r}".format(name, error)) from None
         return
     if _path(sys.modules.get(name)) != path:
-        raise Refused("{} of the script is another one: {}".format(name, path))
+        raise Refused(_ANOTHER.format(name, path))
+
+
+def _check_found(name, path):
+    """Before anything of it runs: the list of a spare has come from another machine. What is not found at all
+    is left to the import, which fails.
+    """
+    import importlib.util  # `_import` has loaded it
+
+    parts = name.split(".")
+    if parts[-1] == "__main__":
+        raise Refused("{} is a program".format(name))
+    for end in range(1, len(parts) + 1):  # to find a module in a package, Python imports the package
+        above = ".".join(parts[:end])
+        if above in sys.modules:
+            continue
+        spec = importlib.util.find_spec(above)
+        if spec is None:
+            return
+        if spec.has_location and not _installed(spec.origin or ""):
+            raise Refused("{} is not an installed package: {}".format(above, spec.origin))
+        if above == name and spec.origin != path:
+            raise Refused(_ANOTHER.format(name, path))
 
 
 def _set_variables(changes, replaced):

@@ -267,6 +267,7 @@ def test_a_script_that_numbers_its_steps_is_believed_before_its_checkpoints(scri
     script.later().saved(300)
     script.meter.heartbeat()
     assert script.told("step") == [3, 3]
+    assert script.told("saved") == [None, True]
 
 
 # ---- activities

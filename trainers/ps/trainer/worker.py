@@ -333,6 +333,7 @@ class Worker:
         if mode is SaveMode.AGED:
             self.shrink(AGEING)
         self._saver.save(absolute_path(where), mode, self._exchange.step)
+        progress.meter.saved(self._exchange.step)
 
     def shrink(self, policy: ShrinkPolicy) -> int:
         """A day has passed in all tables that age; returns how many rows were removed."""
