@@ -5,6 +5,7 @@
     RIVAL/bin/pip install numpy tensordict iopath torchmetrics==1.0.3 tqdm pyre-extensions typing-inspect
     python bench/ps_torchrec.py --rival RIVAL/bin/python --write docs/benchmarks.md
     python bench/ps_torchrec.py --rival RIVAL/bin/python --quick            # does everything run?
+    python bench/ps_torchrec.py --loops --write docs/benchmarks.md          # ours alone, see below
 
 Runs of a line alternate, and the CPU seconds are of all processes of a job inside its timed part: only these
 are compared, since other work on the machine changes the speed. What the sides do is in `bench/torchrec`.
@@ -13,6 +14,9 @@ Equal: examples, their order, ids, batch, the dense model and its Adam, Adagrad 
 tables, initial values, missing ids as zeros, one thread a process, warm-up, the clock. In the rival's
 favour: ids are numbered ahead, in tables of exactly the right size (ours finds 63-bit ids in tables that
 grow); it has no servers, so no recovery. In ours: async needs no step in common, and DMP is synchronous.
+
+--loops: ours with 26 tables over `fleet.prefetch`, over torch's DataLoader and in a loop without either, in
+all modes, and with one table.
 """
 
 from __future__ import annotations
@@ -42,6 +46,12 @@ AGAINST = {
     "**1 server + 2 trainers, async**": "TorchRec DMP, 2 processes",
     "**1 + 2, sync**": "TorchRec DMP, 2 processes",
     "**1 + 1, async**": "FBGEMM TBE, 1 process, no servers",
+}
+LOOPS = {
+    "1 table, fleet.prefetch": "--tables 1",
+    "26 tables, fleet.prefetch": "--tables 26",
+    "26, DataLoader": "--tables 26 --loop loader",
+    "26, neither": "--tables 26 --loop plain",
 }
 Figures = dict[str, float]
 
@@ -78,22 +88,49 @@ def table(found: dict[str, dict[int, list[Figures]]], hidden: str) -> list[str]:
     return lines
 
 
+def loops(data: Sequence[str], repeats: int) -> list[str]:
+    """A table of --loops: after the dot, the ratio to the second column."""
+    lines = [f"| 1 server + 2 trainers | {' | '.join(LOOPS)} |", f"|---|{'--:|' * len(LOOPS)}"]
+    for mode in ("sync", "async", "geo"):
+        rounds = [
+            [
+                run("**1 + 2, sync**", [*data, "--mode", mode, *words.split()], "")["cpu_s_per_M"]
+                for words in LOOPS.values()
+            ]
+            for _ in range(repeats)
+        ]
+        cells = []
+        for number in range(len(LOOPS)):
+            ratio = statistics.median(each[number] / each[1] for each in rounds)
+            cells.append(f"{statistics.median(each[number] for each in rounds):.1f} · {ratio:.2f}")
+        lines.append(f"| {mode} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rival", required=True, help="python of an environment with torchrec")
+    parser.add_argument("--rival", help="python of an environment with torchrec")
+    parser.add_argument("--loops", action="store_true", help="ours alone, by how a loop gets its rows")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each cell [%(default)s]")
     parser.add_argument("--rows", type=int, default=204_800, help="examples of an epoch [%(default)s]")
     parser.add_argument("--hidden", default="128,64", help="layers of the MLP [%(default)s]")
     parser.add_argument("--write", type=Path, help="put the table between this script's marks in this file")
     parser.add_argument("--quick", action="store_true", help="a small epoch, once")
     args = parser.parse_args()
-    check_marks(args.write, NAME)
+    if not (args.rival or args.loops):
+        parser.error("--rival is needed, but for --loops")
+    name = f"{NAME} --loops" if args.loops else NAME
+    check_marks(args.write, name)
     rows, repeats = (40_960, 1) if args.quick else (args.rows, args.repeats)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         data = f"{folder}/data.pt"
         subprocess.run([sys.executable, str(HERE / "workload.py"), data, "--rows", str(rows)], check=True)
+        if args.loops:
+            publish("\n".join(loops(["--data", data, "--hidden", args.hidden], repeats)), args.write, name)
+            return
         found: dict[str, dict[int, list[Figures]]] = {side: {} for side in SIDES}
         for count in COUNTS:
             words = ["--data", data, "--tables", str(count), "--hidden", args.hidden]
@@ -103,7 +140,7 @@ def main() -> None:
                     found[side].setdefault(count, []).append(figures)
                     said = f"{figures['cpu_s_per_M']:.1f} s per million, {figures['speed']:,.0f} examples/s"
                     print(f"{count} tables, run {number + 1}: {side.strip('*')}: {said}", flush=True)
-    publish("\n".join(table(found, args.hidden)), args.write, NAME)
+    publish("\n".join(table(found, args.hidden)), args.write, name)
 
 
 if __name__ == "__main__":
