@@ -315,7 +315,7 @@ def watch_model(
     (async).
     """
     handles = StateLoading(model, worker, joined).watch()
-    end_looking = worker.look_ahead.watch()
+    end_look_ahead = worker.look_ahead.watch()
     if joined is not None:
         owners = [each for each in model.modules() if next(each.parameters(recurse=False), None) is not None]
         handles += [each.register_forward_pre_hook(OwnHook(joined.before_forward)) for each in owners]
@@ -334,7 +334,7 @@ def watch_model(
     model.__dict__["zero_grad"] = _ZeroGrad(model, [OwnHook(each) for each in (*checks, worker.drop_rows)])
 
     def end() -> None:
-        end_looking()
+        end_look_ahead()
         for handle in handles:
             handle.remove()
         for name in ("zero_grad", "clear_gradients"):
@@ -610,7 +610,7 @@ class TrainerRuntime(_ServedRuntime):
             worker = self._training("prefetch")
             worker.prefetch(ids_by_module(ids(batch), worker.served_modules()))
 
-        yield from prefetched(batches, prepare, self._training("prefetch").said_ahead())
+        yield from prefetched(batches, prepare, self._training("prefetch").begin_prefetch())
 
     def resume_step(self) -> int:
         self._training("resume_step")

@@ -150,7 +150,9 @@ class RowSource(Protocol):
         return None
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
-        """The distinct keys of a batch, and their rows, (u, dim) float32."""
+        """The distinct keys of a batch, and their rows, (u, dim) float32. Raises IndexError for an id out of
+        range.
+        """
 
     def pull_all(self) -> torch.Tensor | None:
         """Every row of the module, (num_embeddings, dim) float32; None when it is unbounded."""
@@ -320,8 +322,6 @@ class ServedEmbedding:
         training = self._training
         lookup, rows = self._rows.look_up(ids, insert=training)
         padding = _place_of(self._module.padding_idx, lookup.keys)
-        if self._bound is not None:
-            self._check_range(lookup.keys, self._bound)
         if padding is not None and (self._bound is None or self._evicts):
             rows.data[padding] = 0.0  # nothing else sets that row to zeros
         rows = rows.to(self._device)
@@ -340,16 +340,6 @@ class ServedEmbedding:
         if padding is not None:  # torch excludes the padding row from the gradient
             keys, grad = _without(keys, padding), _without(grad, padding)
         self._rows.add_gradient(keys, grad)
-
-    def _check_range(self, keys: torch.Tensor, total: int) -> None:
-        if not len(keys):
-            return
-        low, high = (int(each) for each in torch.aminmax(keys))
-        if low < 0 or high >= total:
-            wrong = low if low < 0 else high
-            raise IndexError(
-                f"embedding {self._name!r} has rows 0 to {total - 1}; id {wrong} is out of range"
-            )
 
 
 def _place_of(padding: int | None, keys: torch.Tensor) -> int | None:

@@ -169,10 +169,6 @@ class Batch:
         begins, sizes, firsts = self._of([call for call, *_ in both])
         scatter_calls(addresses, strides, self.place, begins, sizes, moved, firsts, rows)
 
-    def on_holders(self, touched: NDArray[np.bool_]) -> Spans:
-        """The spans of its gradient, of the tables that are touched."""
-        return self._group.on_holders(touched, self.pushed[1])
-
     def _of(self, calls: Sequence[Call]) -> tuple[Keys, Keys, Keys]:
         begins = np.array([call.start for call in calls], np.int64)
         sizes = np.array([call.stop for call in calls], np.int64) - begins
@@ -228,14 +224,14 @@ class _Collected:
     rows: NDArray[np.float32]
     touched: NDArray[np.bool_]
 
-    def gradient(self) -> GroupGradient:
-        """Of the touched tables."""
+    def gradient(self, held: NDArray[np.bool_]) -> GroupGradient:
+        """Of the touched tables, each for the servers that hold it (servers, tables)."""
         _, spans, keys = self.batch.pushed
         rows = self.rows
         if not (self.touched | (spans.sum(axis=0) == 0)).all():
             kept = np.repeat(np.tile(self.touched, len(spans)), spans.reshape(-1))
             keys, rows = keys[kept], rows[kept]
-        spans = self.batch.on_holders(self.touched)
+        spans = np.where(self.touched & held, spans, NOT_IN)
         return GroupGradient(spans, torch.from_numpy(keys), torch.from_numpy(rows))
 
 
@@ -267,20 +263,9 @@ class RemoteTable:
         """The keys of a call and their rows, (u, dim) float32."""
         return self.group.look_up(self.place, ids, insert=insert)
 
-    def lookup(self, ids: torch.Tensor) -> Lookup:
-        """The keys of a call, which may have been prepared."""
-        return self.group.keys_of(self.place, ids)
-
     def call(self, ids: torch.Tensor) -> Call:
         """The call of these ids in training."""
         return self.group.call(self.place, ids)
-
-    def prepare(self, batches: Sequence[torch.Tensor]) -> RowRequest:
-        """Prepare an upcoming batch of this table alone: the tensors of ids with which its module will be
-        called.
-        """
-        (request,) = self.group.prepare({self.place: batches})
-        return request
 
     def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
         """Keep the gradient of these rows for the next push."""
@@ -292,19 +277,16 @@ class RemoteTable:
 
     def pull_rows(self, keys: torch.Tensor, *, insert: bool) -> torch.Tensor:
         """(n, dim) float32 for (n,) int64 distinct keys."""
-        order, cuts = self.group.order(self.place, keys)
-        request = self.row_request(keys if order is None else keys[order], cuts, insert=insert)
-        send_row_requests(self.group.client, self.group.servers, [request], self.group.as_of)
+        remote, dim = self.group.remote, self.sparse.spec.size
+        order, cuts = remote.order(self.place, keys)
+        asked = keys if order is None else keys[order]
+        request = RowRequest(self.sparse.table, dim, asked, cuts, insert=insert)
+        remote.send([request])
         if order is None:
             return request.rows
-        rows = torch.empty(len(keys), self.sparse.spec.size)
+        rows = torch.empty(len(keys), dim)
         rows[order] = request.rows
         return rows
-
-    def inserting(self, keys: torch.Tensor) -> RowRequest:
-        """A request for distinct keys, which it orders by server; keys without a row get one."""
-        order, cuts = self.group.order(self.place, keys)
-        return self.row_request(keys if order is None else keys[order], cuts, insert=True)
 
     def pull_all(self) -> torch.Tensor | None:
         """Every row of the module's table, (num_embeddings, dim) float32; None when it is unbounded."""
@@ -333,10 +315,6 @@ class RemoteTable:
                 if parts
             ]
 
-    def row_request(self, keys: torch.Tensor, cuts: Sequence[int], *, insert: bool) -> RowRequest:
-        """A request for these keys, which are ordered by server."""
-        return RowRequest(self.sparse.table, self.sparse.spec.size, keys, cuts, insert=insert)
-
     def _chunks(self, total: int) -> Iterator[torch.Tensor]:
         rows = max(1, _CHUNK_BYTES // (4 * self.sparse.spec.size))
         for start in range(0, total, rows):
@@ -358,6 +336,8 @@ class TableGroup:
         late: int = 0,
     ) -> None:
         self.tables = [RemoteTable(self, place, each) for place, each in enumerate(sparse)]
+        self.remote = self
+        """The same tables on the servers."""
         self.servers, self.client, self.row_dtype = servers, client, row_dtype
         self.as_of = 0
         self._late = late
@@ -396,6 +376,7 @@ class TableGroup:
             Batch(self, [(table, ids) for table in tables for ids in calls[table]], insert=insert)
             for insert, tables in self._fitting(calls)
         ]
+        made = [each for each in made if (each.outside < 0).all()]  # its calls will say so
         self._prepared += made
         return [each.request for each in made]
 
@@ -439,20 +420,12 @@ class TableGroup:
         call = self._call(table, ids, insert=insert)
         return call.batch.lookup(call), call.batch.rows_of(call)
 
-    def keys_of(self, table: int, ids: torch.Tensor) -> Lookup:
-        """The keys of a call; nothing is requested."""
-        call = self._take_prepared(table, ids) or self._single(table, ids, insert=False)
-        return call.batch.lookup(call)
-
     def call(self, table: int, ids: torch.Tensor) -> Call:
-        """The call of these ids in training, with its rows requested. Raises IndexError for an id out of
-        range.
-        """
-        call = self._call(table, ids, insert=True)
-        call.batch.check(call)
-        return call
+        """The call of these ids in training, with its rows requested."""
+        return self._call(table, ids, insert=True)
 
     def _call(self, table: int, ids: torch.Tensor, *, insert: bool) -> Call:
+        """Raises IndexError for an id out of range."""
         call = self._take_prepared(table, ids)
         if call is not None:
             request = call.batch.request
@@ -460,12 +433,10 @@ class TableGroup:
             if not late and request.insert is insert:
                 return call
         # Its row request was never sent, is too old, or was for another mode of the module.
-        call = self._single(table, ids, insert=insert)
+        (call,) = Batch(self, [(table, ids)], insert=insert).calls.pop(table)
+        call.batch.check(call)
         self.send([call.batch.request])
         return call
-
-    def _single(self, table: int, ids: torch.Tensor, *, insert: bool) -> Call:
-        return Batch(self, [(table, ids)], insert=insert).calls.pop(table)[0]
 
     def _take_prepared(self, table: int, ids: torch.Tensor) -> Call | None:
         """The call that was prepared with this tensor, unless the tensor has changed since."""
@@ -476,10 +447,6 @@ class TableGroup:
                     del calls[number]
                     return call if call.version == version_of(ids) else None
         return None
-
-    def on_holders(self, touched: NDArray[np.bool_], spans: Spans) -> Spans:
-        """The spans of a gradient of some tables: each is in the pushes to the servers that have its rows."""
-        return np.where(touched & self._held, spans, NOT_IN)
 
     def order(self, table: int, keys: torch.Tensor) -> tuple[torch.Tensor | None, list[int]]:
         """See `order_by_server`."""
@@ -554,7 +521,7 @@ class TableGroup:
         if not self._collected.events:
             return None
         collected, self._collected = self._collected, _Gradients()
-        found = [each.gradient() for each in collected.batches]
+        found = [each.gradient(self._held) for each in collected.batches]
         found += [self._of_table(piece) for piece in collected.pieces]
         in_order = len(found) == 1 and (collected.batches or self.servers == 1)
         gradient = found[0] if in_order else self.merged(found)

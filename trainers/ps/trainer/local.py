@@ -23,7 +23,7 @@ from trainers.ps.tables.run import NOT_IN, Spans, SparseRun, positions_of, start
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
 from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, by_group
-from trainers.ps.trainer.group import GroupGradient, RemoteTable, TableGroup
+from trainers.ps.trainer.group import GroupGradient, TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.remote import (
     RowRequest,
@@ -162,27 +162,13 @@ class _CachedRequest(RowRequest):
             self._group.cache.assign(counts, keys, rows)
 
 
-class CachedTable(RemoteTable):
-    """A table as a forward pass sees it in geo training."""
-
-    def __init__(self, group: CachedGroup, place: int, sparse: SparseParameter) -> None:
-        super().__init__(group, place, sparse)
-        self._remote = group.remote.tables[place]
-
-    def pull_all(self) -> torch.Tensor | None:
-        return self._remote.pull_all()
-
-
 class CachedGroup(TableGroup):
-    """The tables of a group in geo training, whose rows are here: as if there was one server. `remote` are
-    the same tables on the servers.
-    """
+    """The tables of a group in geo training, whose rows are here: as if there was one server."""
 
     def __init__(self, remote: TableGroup) -> None:
         sparse = [table.sparse for table in remote.tables]
         super().__init__(sparse, 1, remote.client)
         self.remote, self.cache = remote, Cache(sparse)
-        self.tables = [CachedTable(self, place, each) for place, each in enumerate(sparse)]
         self._requested: list[_CachedRequest] = []
 
     def request(self, keys: torch.Tensor, spans: NDArray[np.int64], *, insert: bool) -> RowRequest:

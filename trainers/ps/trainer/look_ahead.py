@@ -1,13 +1,15 @@
-"""Which tensors of a batch are ids is seen from the calls of embeddings. So the rows of a whole batch are
-requested at once, and before its turn where nobody can tell: without a call in the script.
+"""Requests the rows of a batch without a call in the script: which of its tensors are ids is learned from the
+calls of embeddings. One message asks for all of them, and earlier than the batch's turn where that has no
+other effect.
 
 Loops over torch's DataLoader and the data sets of `trainers.data` are known. In other loops the calls of a
-step are foretold from the first of them, as far as their ids are parts of one tensor. Requests belong to
+step are predicted from the first of them, as far as their ids are parts of one tensor. Requests belong to
 `exchange`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -16,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,16 +36,12 @@ _DEEPEST = 8
 _KINDS = 256
 """Kinds of batches that are remembered."""
 _CHANGES = 8
-"""How often the calls of a kind of batches may become others until they are not foretold any more."""
+"""How often a prediction for a kind of batches may be wrong; then there is none any more."""
 
 Calls = list[tuple[torch.nn.Module, torch.Tensor]]
 Kind = tuple[object, ...]
-
-
-class Prefetch(Protocol):
-    """Prepare the rows of an upcoming batch; `now`: they are used next."""
-
-    def __call__(self, calls: Calls, *, now: bool) -> None: ...
+Prefetch = Callable[[Calls, bool], None]
+"""Prepares the rows of the calls of a batch; True: they are used next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,8 @@ class _View:
 
 
 @dataclass(slots=True)
-class _Foretold:
-    """What the step of a batch of some kind calls: `views` are those of its calls that can be foretold."""
+class _Prediction:
+    """What the step of a batch of some kind calls: `views` are those of its calls that can be predicted."""
 
     views: Sequence[_View]
     calls: int
@@ -78,9 +76,9 @@ class LookAhead:
     def __init__(self, prefetch: Prefetch, ahead: int) -> None:
         self._prefetch, self.ahead = prefetch, ahead
         self._thread, self._process = threading.get_ident(), os.getpid()
-        self._foretold: dict[Kind, _Foretold] = {}
+        self._predictions: dict[Kind, _Prediction] = {}
         self._given: _Given | None = None
-        """The batch that was given out last."""
+        """The batch whose step it is."""
         self.active = True
 
     def watch(self) -> Callable[[], None]:
@@ -109,6 +107,13 @@ class LookAhead:
             self._given = self.expected(_Given(None, [ids], first=module), now=True)
         self._given.calls.append((module, ids))
 
+    def stepped(self) -> None:
+        """The optimizer has made a step: later calls in the turn of a batch are of other steps, each with a
+        part of it.
+        """
+        if self._given is not None and self._given.first is None:
+            self._given = None
+
     @property
     def usable(self) -> bool:
         """Whether it may be used here: not in another thread, nor in the workers of a data loader."""
@@ -118,50 +123,54 @@ class LookAhead:
         @wraps(method)
         def over(batches: Any) -> Iterator[Any]:
             found = method(batches)
-            return _Loop(self, found, early=_has_an_end(batches)) if self.usable else found
+            return _Loop(self, found, early=_is_at_hand(batches)) if self.usable else found
 
         return over
 
     def gives(self, given: _Given | None) -> None:
-        """A batch is given out, and calls are its own from now on; None: a loop is over."""
+        """It is the turn of a batch, and calls are its own from now on; None: a loop is over."""
         self._given = given
 
     def expected(self, given: _Given, *, now: bool) -> _Given:
-        """Prepare the rows of a batch as far as its calls are known; `now`: it is used next."""
-        known = next((self._foretold[kind] for kind in given.kinds if kind in self._foretold), None)
+        """Prepare the rows of a batch as far as its calls can be predicted; `now`: it is used next."""
+        known = next((self._predictions[kind] for kind in given.kinds if kind in self._predictions), None)
         if known is not None:
-            given.foretold = [(view.module, view.of(given.leaves)) for view in known.views]
-            if len(given.foretold) > (given.first is not None):  # one call requests its rows by itself
-                self._prefetch(given.foretold, now=now)
+            with contextlib.suppress(RuntimeError):  # a part would be outside of the memory of `first`
+                given.predicted = [(view.module, view.of(given.leaves)) for view in known.views]
+            if len(given.predicted) > (given.first is not None):  # one call requests its rows by itself
+                self._prefetch(given.predicted, now)
         return given
 
     def learn(self, given: _Given) -> None:
         """The step of this batch is over."""
         loose, exact = given.kinds
-        known = self._foretold.get(loose) or self._foretold.get(exact)
-        if not given.calls or (known is not None and known.calls == len(given.calls) and given.as_foretold):
+        known = self._predictions.get(loose) or self._predictions.get(exact)
+        if known is None:
+            new = len(self._predictions) < _KINDS
+        else:
+            new = known.calls != len(given.calls) or not given.as_predicted
+        if not given.calls or not new:
             return
         views = [view for module, ids in given.calls if (view := given.view(module, ids)) is not None]
         kind = loose if all(each.size is None for each in views) else exact
         if known is None:
-            if len(self._foretold) < _KINDS:
-                self._foretold[kind] = _Foretold(views, len(given.calls))
+            self._predictions[kind] = _Prediction(views, len(given.calls))
             return
         known.changes += 1
         known.calls = len(given.calls)
-        known.views = views if known.changes < _CHANGES and self._foretold.get(kind) is known else ()
+        known.views = views if known.changes < _CHANGES and self._predictions.get(kind) is known else ()
 
 
 @dataclass(slots=True)
 class _Given:
-    """A batch, its calls as foretold, and as they were made. `leaves`: its tensors that may be ids; of a
-    batch that comes from nowhere known, those of the call of its `first` module.
+    """A batch, its calls as predicted, and as they were made. `leaves`: its tensors that may be ids; outside
+    of known loops those with which its `first` module was called.
     """
 
     batch: Any
     leaves: Sequence[torch.Tensor]
     first: torch.nn.Module | None = None
-    foretold: Calls = field(default_factory=list)
+    predicted: Calls = field(default_factory=list)
     calls: Calls = field(default_factory=list)
 
     @property
@@ -172,12 +181,12 @@ class _Given:
         return (self.first, loose), (self.first, exact)
 
     @property
-    def as_foretold(self) -> bool:
-        """Whether all that were foretold were made, in this order; others may have been made as well."""
+    def as_predicted(self) -> bool:
+        """Whether all that were predicted were made, in this order; others may have been made as well."""
         made = iter(self.calls)
         return all(
             any(module is each and ids.data_ptr() == its.data_ptr() for each, its in made)
-            for module, ids in self.foretold
+            for module, ids in self.predicted
         )
 
     def view(self, module: torch.nn.Module, ids: torch.Tensor) -> _View | None:
@@ -208,21 +217,21 @@ class _Loop(Iterator[Any]):
         self._given: _Given | None = None
         self._drawn = 0
         self._early = early
-        self._end: Exception | None = None
+        self._over = False
 
     def __next__(self) -> Any:
         look = self._look
         if not look.usable:
-            if not self._coming and self._end is None:
-                return next(self._batches)
-            return self._next().batch
+            return self._coming.popleft().batch if self._coming else next(self._batches)
         if self._given is not None:
             look.learn(self._given)
         self._given = None
         look.gives(None)
-        while len(self._coming) <= self._most and self._end is None:
+        while len(self._coming) <= self._most and not self._over:
             self._draw()
-        self._given = self._next()
+        if not self._coming:
+            raise StopIteration
+        self._given = self._coming.popleft()
         look.gives(self._given)
         return self._given.batch
 
@@ -230,13 +239,6 @@ class _Loop(Iterator[Any]):
     def _most(self) -> int:
         """Batches that may wait for their turn."""
         return self._look.ahead if self._early and self._drawn > 1 else 0
-
-    def _next(self) -> _Given:
-        if self._coming:
-            return self._coming.popleft()
-        end, self._end = self._end, None
-        assert end is not None
-        raise end
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._batches, name)
@@ -249,8 +251,8 @@ class _Loop(Iterator[Any]):
         before = _random_states(every=self._drawn == 1) if looked else ()
         try:
             batch = next(self._batches)
-        except Exception as error:  # noqa: BLE001  (raised after the batches before it)
-            self._end = error
+        except StopIteration:
+            self._over = True
             return
         if before:
             self._early = before == _random_states(every=self._drawn == 1)
@@ -259,8 +261,8 @@ class _Loop(Iterator[Any]):
         self._coming.append(self._look.expected(given, now=not self._coming))
 
 
-def _has_an_end(batches: Any) -> bool:
-    """Whether the next batch does not wait for the world: that of an IterableDataset may."""
+def _is_at_hand(batches: Any) -> bool:
+    """Whether the next batch is certainly there: that of an IterableDataset may still have to come."""
     data = sys.modules.get("torch.utils.data")
     return data is None or not isinstance(getattr(batches, "dataset", None), data.IterableDataset)
 

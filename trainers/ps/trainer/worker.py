@@ -181,8 +181,8 @@ class Worker:
         """How many steps of this rank have been pushed, by this process and by earlier ones."""
         return self._exchange.step
 
-    def said_ahead(self) -> int:
-        """The script says which rows it will need, so that nothing is foretold any more; how many batches in
+    def begin_prefetch(self) -> int:
+        """From now on the script says which rows it will need, and nothing is predicted. How many batches in
         advance a batch should be prefetched.
         """
         self.look_ahead.active = False
@@ -222,7 +222,7 @@ class Worker:
                 table,
                 statistics=table.sparse.spec.rows.statistics,
                 evicts=table.sparse.spec.rows.bound is not None,
-                called=self.look_ahead.called if _may_be_foretold(table) else None,
+                called=None if _counts_pulls(table) else self.look_ahead.called,
             )
             for table in self._called
         ]
@@ -263,6 +263,7 @@ class Worker:
     def step(self) -> None:
         """Push all gradients, and fetch the values of the next step."""
         self._exchange.push()
+        self.look_ahead.stepped()
 
     def flush(self) -> None:
         """Wait until every push has been applied."""
@@ -278,7 +279,7 @@ class Worker:
         """
         self._prepare([(module, each) for module, batches in ids.items() for each in batches])
 
-    def _prepare(self, calls: Calls, *, now: bool = False) -> None:
+    def _prepare(self, calls: Calls, now: bool = False) -> None:
         batches: dict[RemoteTable, list[torch.Tensor]] = {}
         for module, ids in calls:
             batches.setdefault(self._by_module[id(module)], []).append(ids)
@@ -418,9 +419,9 @@ class Worker:
         return [Request(server=server, kind=kind) for server in range(self._layout.servers)]
 
 
-def _may_be_foretold(table: RemoteTable) -> bool:
-    """Where pulls are counted, none is made that the script may not need."""
-    return table.sparse.spec.rows.entry.kind is not EntryKind.COUNT
+def _counts_pulls(table: RemoteTable) -> bool:
+    """Then none is made that the script may not need."""
+    return table.sparse.spec.rows.entry.kind is EntryKind.COUNT
 
 
 def _require_all_or_none(hellos: Sequence[Message]) -> None:

@@ -37,7 +37,7 @@ class Looking:
         self.prepared: list[tuple[int, int, bool]] = []
         self.look = LookAhead(self._prefetch, ahead)
 
-    def _prefetch(self, calls: Calls, *, now: bool) -> None:
+    def _prefetch(self, calls: Calls, now: bool) -> None:
         self.prepared.append((int(calls[0][1].flatten()[0]), len(calls), now))
         self.last = calls
 
@@ -94,7 +94,7 @@ def test_a_loop_whose_calls_change_is_soon_left_alone() -> None:
         assert 0 < len(looking.prepared) < 20
 
 
-def test_in_another_loop_the_calls_of_a_step_are_foretold_from_the_first() -> None:
+def test_in_another_loop_the_calls_of_a_step_are_predicted_from_the_first() -> None:
     data = torch.arange(60).view(20, 3)
     with Looking() as looking:
         for start in range(0, 20, 4):  # a view of the whole data
@@ -108,24 +108,51 @@ def test_in_another_loop_the_calls_of_a_step_are_foretold_from_the_first() -> No
         assert looking.prepared == [], "their ids have nothing in common"
 
 
-def test_a_script_that_prefetches_is_left_alone_and_an_error_comes_in_its_turn() -> None:
-    class Broken(Batches):
-        def __getitem__(self, number: int) -> Any:
-            if number == 3:
-                raise FleetError("broken")
-            return super().__getitem__(number)
-
+def test_what_would_be_outside_of_the_memory_of_the_first_ids_is_not_predicted() -> None:
+    """A view made there would be an error, and the step has others."""
+    memory = torch.arange(100)
     with Looking() as looking:
-        coming = iter(DataLoader(Broken(5), batch_size=None))
-        for number in range(3):
-            ids = next(coming)["ids"]
-            assert int(ids[0, 0]) == number
-            looking.step(ids)
-        with pytest.raises(FleetError, match="broken"):
-            next(coming)
+        for start in (0, 10, 60):
+            looking.look.called(TABLES[0], memory[start : start + 5])
+            looking.look.called(TABLES[1], memory[min(start + 50, 95) :][:5])
+        assert looking.prepared == [(10, 2, True)]
+
+
+def test_steps_with_parts_of_a_batch_are_not_those_of_the_batch() -> None:
+    """Its rows are wanted one step after the other, and would be too old for the later ones."""
+    with Looking() as looking:
+        for chunk in DataLoader(Batches(3), batch_size=None):
+            for row in chunk["ids"]:
+                looking.step(row[None])
+                looking.look.stepped()
+        assert {calls for _, calls, _ in looking.prepared} == {3}
+        assert len(looking.prepared) == 3 * 4 - 2, "all but the first step of each kind"
+
+
+def test_a_script_that_prefetches_is_left_alone() -> None:
+    with Looking() as looking:
         coming = iter(DataLoader(Batches(6), batch_size=None))
         looking.step(next(coming)["ids"])
         looking.look.active = False
         looking.prepared.clear()
         assert [int(each["ids"][0, 0]) for each in coming] == [1, 2, 3, 4, 5]
         assert looking.prepared == []
+
+
+def test_no_batch_is_lost_where_the_next_one_fails() -> None:
+    class Broken(Batches):
+        def __getitem__(self, number: int) -> Any:
+            if number == 3:
+                raise FleetError("broken")
+            return super().__getitem__(number)
+
+    with Looking(ahead=1) as looking:
+        coming = iter(DataLoader(Broken(4), batch_size=None))
+        seen = []
+        for _ in range(2):
+            seen.append(int((ids := next(coming)["ids"])[0, 0]))
+            looking.step(ids)
+        with pytest.raises(FleetError, match="broken"):
+            next(coming)
+        seen += [int(each["ids"][0, 0]) for each in coming]
+        assert seen == [0, 1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import pytest
 import torch
 
 from trainers.ps.client import Client, Request
@@ -13,8 +14,7 @@ from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import TableKind, TableSpec
 from trainers.ps.trainer.group import RemoteTable, TableGroup
 from trainers.ps.trainer.layout import SparseParameter
-from trainers.ps.trainer.modules import SparseEmbedding
-from trainers.ps.trainer.remote import send_row_requests
+from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding
 from trainers.ps.wire import Field, Message, Part
 
 SPEC = TableSpec(kind=TableKind.SPARSE, name="t", size=1, rule=SGD())
@@ -39,23 +39,23 @@ class OneServer:
         ]
 
 
-def remote() -> tuple[OneServer, RemoteTable]:
+def remote(module: EmbeddingModule | None = None) -> tuple[OneServer, RemoteTable]:
     server = OneServer()
-    module = SparseEmbedding(1)
+    module = module or SparseEmbedding(1)
     sparse: Any = SparseParameter(
         name="t", module=module, group={"lr": 1.0}, own_lr=None, table=0, spec=SPEC, rule=SGD()
     )
     return server, TableGroup([sparse], 1, cast(Client, server), late=1).tables[0]
 
 
-def prepare(server: OneServer, table: RemoteTable, ids: torch.Tensor) -> None:
-    send_row_requests(cast(Client, server), 1, [table.prepare([ids])], table.group.as_of)
+def prepare(table: RemoteTable, ids: torch.Tensor) -> None:
+    table.group.send(table.group.prepare({table.place: [ids]}))
 
 
 def test_a_prepared_batch_is_asked_for_once() -> None:
     server, table = remote()
     ids = torch.tensor([3, 5, 3])
-    prepare(server, table, ids)
+    prepare(table, ids)
     table.group.as_of += 1
     lookup, _ = table.look_up(ids, insert=True)
     assert lookup.keys.tolist() == [3, 5]
@@ -65,7 +65,7 @@ def test_a_prepared_batch_is_asked_for_once() -> None:
 def test_ids_that_were_changed_in_place_are_looked_up_again() -> None:
     server, table = remote()
     ids = torch.tensor([3, 5, 3])
-    prepare(server, table, ids)
+    prepare(table, ids)
     ids += 50
     lookup, _ = table.look_up(ids, insert=True)
     assert lookup.keys.tolist() == [53, 55]
@@ -75,7 +75,7 @@ def test_ids_that_were_changed_in_place_are_looked_up_again() -> None:
 def test_a_batch_whose_turn_has_passed_gets_the_rows_of_now() -> None:
     server, table = remote()
     ids = torch.tensor([3])
-    prepare(server, table, ids)
+    prepare(table, ids)
     table.group.as_of += 5
     server.table.apply(torch.tensor([3]), torch.ones(1, 1), 1.0)
     _, rows = table.look_up(ids, insert=True)
@@ -86,12 +86,23 @@ def test_a_batch_whose_turn_has_passed_gets_the_rows_of_now() -> None:
 def test_a_view_of_a_prepared_batch_is_that_batch_and_a_copy_is_not() -> None:
     server, table = remote()
     batch = torch.arange(6).reshape(2, 3)
-    prepare(server, table, batch[:, 1])
+    prepare(table, batch[:, 1])
     table.look_up(batch[:, 1], insert=True)
     assert server.asked == [[1, 4]]
-    prepare(server, table, batch[:, 1])
+    prepare(table, batch[:, 1])
     table.look_up(batch[:, 1].clone(), insert=True)
     assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("wrong", [-1, 10])
+def test_an_id_out_of_range_is_named_and_gets_no_row(wrong: int) -> None:
+    server, table = remote(torch.nn.Embedding(10, 1, sparse=True))
+    ids = torch.tensor([1, wrong])
+    prepare(table, ids)
+    for insert in (True, False):
+        with pytest.raises(IndexError, match=rf"'t' has rows 0 to 9; id {wrong} is out of range"):
+            table.look_up(ids, insert=insert)
+    assert server.asked == []
 
 
 def test_shows_follow_the_order_of_the_gradients_keys() -> None:
