@@ -49,7 +49,8 @@ class PsConfigs:
     trainer, of the first one, or of none, because the servers have saved them.
 
     `max_rows` or `max_bytes`: how much all tables without a bound of their own may have together, on all
-    servers; `evict`: which rows then leave first.
+    servers; `evict`: which rows then leave first. `disk_dir`: a folder of each server's machine, to which
+    rows of bounded tables are moved instead.
     """
 
     split_method: str = "RoundRobin"
@@ -68,6 +69,7 @@ class PsConfigs:
     max_rows: int | None = None
     max_bytes: int | None = None
     evict: str | None = None
+    disk_dir: str = ""
 
     def __post_init__(self) -> None:
         one_of("ps_configs split_method", self.split_method, SPLIT_METHODS)
@@ -82,8 +84,9 @@ class PsConfigs:
             raise UsageError(f"ps_configs table_mb_per_server is {number!r}; it must be a number from 0 on")
         for name in ("request_timeout_s", "trainer_timeout_s", "join_timeout_s", "snapshot_interval_s"):
             positive(f"ps_configs {name}", getattr(self, name))
-        if not isinstance(self.durability_dir, str):
-            raise UsageError(f"ps_configs durability_dir is {self.durability_dir!r}; it must be a path")
+        for name in ("durability_dir", "disk_dir"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"ps_configs {name} is {getattr(self, name)!r}; it must be a path")
         _ = self.bound
 
     @property

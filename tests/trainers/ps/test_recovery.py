@@ -148,12 +148,15 @@ def expect_exact(job: Job, steps: int) -> None:
     ("roles", "options"),
     [
         ((Role.SERVER,), {"prefetch": True}),
-        ((Role.SERVER, Role.TRAINER), {"asynchronous": {"overlap": False}}),
+        ((Role.SERVER, Role.TRAINER), {"asynchronous": {"overlap": False}, "ps": {"max_rows": 4}}),
     ],
 )
 def test_async_with_a_log_counts_every_push_exactly_once(
-    forker: Forker, tmp_path: Path, roles: tuple[Role, ...], options: dict[str, object]
+    forker: Forker, tmp_path: Path, roles: tuple[Role, ...], options: dict[str, dict[str, object]]
 ) -> None:
+    """Also where most rows are on a disk at any time."""
+    if "ps" in options:
+        options["ps"]["disk_dir"] = str(tmp_path)
     kills = max(2, KILLS // 3)
     steps = 40 + 40 * kills
     command = counting(tmp_path, steps, "log", pause_ms=8, limited=True, **options)

@@ -206,6 +206,30 @@ def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys)
 
 
 @compiled
+def unevict(index: Index, rows: Rows, uses: Uses, keys: Keys, back: Keys) -> int:
+    """Those of these keys whose rows were evicted, and are in memory still, are to be used: they have no
+    stamp from now on. Writes them to `back`, and returns how many there were.
+    """
+    count = np.int64(0)  # see `remove_evicted`
+    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    for start in range(0, len(keys), BLOCK):
+        stop = min(start + BLOCK, len(keys))
+        locate(index, rows, keys, start, stop, rows.numbers[STRIDE], bases, tags, slots)
+        for i in range(stop - start):
+            if slots[i] >= 0 and (
+                not is_evicted(rows, uses, slots[i]) or rows.floats[stamp_at(rows, slots[i])] == 0
+            ):
+                slots[i] = -1
+        will_change(rows, slots, stop - start)
+        for i in range(stop - start):
+            if slots[i] >= 0 and rows.floats[stamp_at(rows, slots[i])] > 0:
+                rows.floats[stamp_at(rows, slots[i])] = np.float32(0)
+                back[count] = keys[start + i]
+                count += 1
+    return int(count)
+
+
+@compiled
 def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, most: Scalar, gone: Keys) -> tuple[int, int]:
     """Remove the records of evicted rows among the next `most` slots below `below`, until `gone` is full of
     their keys. Returns where to continue and how many were removed. Downwards: a row that takes the place of

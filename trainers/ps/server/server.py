@@ -24,6 +24,7 @@ from trainers.ps.server.service import Outgoing, Service
 from trainers.ps.server.state import StateSaver
 from trainers.ps.server.steps import AsyncSteps, SyncSteps
 from trainers.ps.server.store import AnyTable, Store
+from trainers.ps.tables.disk import checked_folder
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import describe_job, describe_kept_job
 from trainers.ps.transport import CurveAuthenticator, CurveKeys, receive, send, server_socket
@@ -129,6 +130,7 @@ class Server:
         self._store = Store(
             row_dtype=ROW_DTYPES[configs.wire_dtype],
             skip_bad=configs.nonfinite == "skip",
+            disk=checked_folder(configs.disk_dir) if configs.disk_dir else None,
             fill=self._fill if plan.load_from is not None else None,
         )
         self._steps = SyncSteps(self._store) if plan.sync else AsyncSteps(self._store, plan.max_staleness)

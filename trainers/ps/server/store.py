@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -287,7 +288,7 @@ _NO_OVERLAY = Overlay()
 class Store:
     """Tables by number. `ready` once trainer 0 has sent all initial values, or `fill` has loaded them. Rows
     are sent as `row_dtype`; with `skip_bad` gradients that are not finite are left out and counted, otherwise
-    their push is refused.
+    their push is refused. `disk`: see SparseTable.
     """
 
     def __init__(
@@ -295,6 +296,7 @@ class Store:
         *,
         row_dtype: torch.dtype = torch.float32,
         skip_bad: bool = False,
+        disk: Path | None = None,
         fill: Callable[[Sequence[AnyTable]], None] | None = None,
     ) -> None:
         self._tables: dict[int, AnyTable] = {}
@@ -302,7 +304,7 @@ class Store:
         self._budgets: Sequence[Budget] = ()
         self._counting: frozenset[int] = frozenset()
         self._runs: dict[tuple[int, int], DenseRun] = {}
-        self._fill = fill
+        self._fill, self._disk = fill, disk
         self._row_dtype = row_dtype
         self._skip_bad = skip_bad
         self._declared = False
@@ -332,11 +334,11 @@ class Store:
 
     def make(self, specs: Mapping[int, TableSpec]) -> None:
         """Create empty tables."""
-        self._set_tables(make_tables(specs))
+        self._set_tables(make_tables(specs, self._disk))
 
     def _begin(self, specs: Mapping[int, TableSpec]) -> None:
         try:
-            tables = make_tables(specs)
+            tables = make_tables(specs, self._disk)
             if self._fill is not None:
                 self._fill(list(tables.values()))
         except TableError as error:

@@ -55,7 +55,9 @@ with the level that began then.
 class Evictable(Protocol):
     """A table of the budget."""
 
-    def __len__(self) -> int: ...
+    @property
+    def in_memory(self) -> int:
+        """Rows, and records of evicted ones."""
 
     def begin_sweep(self) -> None:
         """Rows were evicted, whose records are to be removed."""
@@ -80,6 +82,8 @@ class Budget:
         self._tables: list[Evictable] = []
         self._records = 0
         self._times: deque[tuple[float, int]] = deque()
+        self.on_disk = False
+        """Whether evicted rows are kept on disk. Then it may settle before any request."""
         self.held = False
         """Whether nothing is evicted for now: while a day passes in one of the tables, it is not known what
         its rows will cost.
@@ -97,7 +101,12 @@ class Budget:
         full = self._limit and self.uses.clock[TOTAL] > self._limit - self._limit // _RESERVE
         if full and not self.held:
             self._evict()
-        self._sweep(max(_NEW_AT_LEAST, sum(map(len, self._tables)) - self._records))
+        self._sweep(max(_NEW_AT_LEAST, sum(table.in_memory for table in self._tables) - self._records))
+
+    def before_use(self) -> None:
+        """Before the rows of a request come back from disk: so that none of them leaves again before it."""
+        if self.on_disk:
+            self.settle()
 
     def tick(self, time: float) -> None:
         """It is `time`, in seconds; rows whose time to live is over are evicted."""
@@ -138,7 +147,7 @@ class Budget:
         for table in self._tables:
             looked, gone = table.sweep(records, removed)
             records, removed = records - looked, removed - gone
-        self._records = sum(map(len, self._tables))
+        self._records = sum(table.in_memory for table in self._tables)
 
     def _evict(self) -> None:
         """Those with the lowest stamps, in groups of a level and a part."""

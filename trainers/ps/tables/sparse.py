@@ -8,6 +8,7 @@ as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -45,6 +46,7 @@ from trainers.ps.kernels.rows import (
 )
 from trainers.ps.tables.budget import ROW_BYTES, Budget, Clock
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, numbers_of
+from trainers.ps.tables.disk import DiskRows, TieredCut
 from trainers.ps.tables.rules import row_states_of, state_widths
 from trainers.ps.tables.spec import (
     Bound,
@@ -283,9 +285,12 @@ class SparseTable:
 
     A key that occurs several times in a request is not merged: it is read, or updated, several times in the
     order given.
+
+    `disk`: a folder, in which a bounded table keeps the rows that its budget evicts. A row is in memory or
+    there, and comes back when a request has its key.
     """
 
-    def __init__(self, spec: TableSpec, budget: Budget | None = None) -> None:
+    def __init__(self, spec: TableSpec, budget: Budget | None = None, disk: Path | None = None) -> None:
         self.spec = spec
         self.step = 0
         """Updates so far."""
@@ -298,11 +303,15 @@ class SparseTable:
         self.bounds = bounds_of(rows)
         """Of every value after an update."""
         self.budget: Budget | None = None
+        self._disk: DiskRows | None = None
         if rows.bound is not None:
             self.budget = budget or Budget(rows.bound)
             cost = 4 * self._storage.stride + ROW_BYTES if rows.bound.bytes else 1
-            self._storage.bound(self.budget.uses, cost)
+            self._storage.bound(self.budget.uses, cost, evicts=disk is None)
             self.budget.add(self)
+            self._most = (rows.bound.rows or rows.bound.bytes) // cost
+            if disk is not None:
+                self._disk, self.budget.on_disk = DiskRows(disk, self._storage), True
         self._filter: EntryFilter = filter_of(rows)
         self.fresh = Fresh(
             kind=int(rows.init.kind),
@@ -318,6 +327,11 @@ class SparseTable:
         self._unswept, self._sweep_again = 0, False
 
     def __len__(self) -> int:
+        return len(self._storage) + (0 if self._disk is None else len(self._disk))
+
+    @property
+    def in_memory(self) -> int:
+        """See Evictable."""
         return len(self._storage)
 
     @property
@@ -394,6 +408,8 @@ class SparseTable:
         if self._storage.has_room(sum(map(len, keys))):
             return
         for some in map(self._array, keys):
+            if self._disk is not None:
+                self._disk.bring_back(some, evicted=self._unswept > 0)
             if not filtered:
                 self._storage.insert(some, self.fresh)
                 continue
@@ -430,7 +446,7 @@ class SparseTable:
     def begin_sweep(self) -> None:
         """See Evictable."""
         self._sweep_again = self._unswept > 0
-        self._unswept = self._unswept or len(self)
+        self._unswept = self._unswept or self.in_memory
 
     def sweep(self, records: int, removed: int) -> tuple[int, int]:
         """See Evictable. While a day passes, nothing is removed: rows that have not had it would take the
@@ -438,17 +454,25 @@ class SparseTable:
         """
         if not self._unswept or records <= 0 or removed <= 0 or self._day is not None:
             return 0, 0
-        storage, before = self._storage, min(self._unswept, len(self))
-        gone = np.empty(min(records, removed, before), np.int64)
-        self._unswept, count = sweep(storage.index, storage.rows, storage.uses, before, records, gone)
-        self._note_removed(gone[:count])
+        storage, before = self._storage, min(self._unswept, self.in_memory)
+        if self._disk is not None:
+            self._unswept, count = self._disk.move(before, records, removed)
+        else:
+            gone = np.empty(min(records, removed, before), np.int64)
+            self._unswept, count = sweep(storage.index, storage.rows, storage.uses, before, records, gone)
+            self._note_removed(gone[:count])
         looked = before - self._unswept, count
         if not self._unswept and self._sweep_again:
-            self._unswept, self._sweep_again = len(self), False
+            self._unswept, self._sweep_again = self.in_memory, False
         return looked
 
-    def evict_before_use(self, keys: Keys) -> None:
-        """Remove the records of those of these keys that have been evicted."""
+    def before_use(self, keys: Keys) -> None:
+        """Remove the records of those of these keys that have been evicted; or, where there is a disk, have
+        their rows in memory.
+        """
+        if self._disk is not None:
+            self._disk.bring_back(keys, evicted=self._unswept > 0)
+            return
         if not self._unswept:
             return
         if self._day is not None:
@@ -460,6 +484,8 @@ class SparseTable:
     def remove(self, keys: torch.Tensor) -> None:
         """Remove the rows of these keys, if there are any."""
         gone, storage = self._array(keys), self._storage
+        if self._disk is not None:
+            self._disk.bring_back(gone, evicted=self._unswept > 0)
         if self.budget is not None:
             uncount_keys(storage.index, storage.rows, storage.uses, gone)
         remove_keys(storage.index, storage.rows, gone)
@@ -532,7 +558,7 @@ class SparseTable:
         self._shrinking = False
         return removed
 
-    def cut(self, *, changed_only: bool = False, mark: bool = False) -> Cut:
+    def cut(self, *, changed_only: bool = False, mark: bool = False) -> Cut | TieredCut:
         """A view as of now, for saving while training continues; one at a time.
 
         changed_only: only rows that have changed since the last cut with `mark` that was saved (all, if there
@@ -559,11 +585,13 @@ class SparseTable:
         gone = self._removed.begin_cut()
         row_states = row_states_of(rule)
         self._cut = Cut(self._storage, rule.states, row_states, self.step, changed_only, gone, ended)
-        return self._cut
+        if self._disk is None:
+            return self._cut
+        return self._disk.cut(self._cut, row_states, changed_only=changed_only, mark=mark)
 
     def expect(self, rows: int) -> None:
         """Prepare for loading `rows` rows in all, which is faster with this."""
-        self._storage.expect(rows)
+        self._storage.expect(rows if self._disk is None else min(rows, self._most))
 
     def load(self, chunk: SparseRows) -> None:
         """Insert or overwrite rows with state and statistics, as a cut returned them; values of another type
@@ -663,7 +691,9 @@ class SparseTable:
         return positions
 
     def _before_use(self, keys: Keys) -> None:
-        self.evict_before_use(keys)
+        if self.budget is not None:
+            self.budget.before_use()
+        self.before_use(keys)
         if self._day is not None:
             self._day.pass_for(keys)
 
@@ -676,25 +706,29 @@ class SparseTable:
         write(storage.rows, slots, values, state, of_row, statistics, self.fresh.state)
         if self.budget is not None and len(statistics):
             count_loaded(storage.rows, storage.uses, slots)
+            if self._disk is not None:  # those below a floor belong there
+                self.begin_sweep()
             keys = keys[statistics[:, -1] == 0]  # of a save without stamps
         self._count_uses(keys)
 
 
-def make_table(spec: TableSpec) -> DenseTable | SparseTable:
+def make_table(spec: TableSpec, disk: Path | None = None) -> DenseTable | SparseTable:
     """An empty table."""
-    return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec)
+    return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec, disk=disk)
 
 
-def make_tables(specs: Mapping[int, TableSpec]) -> dict[int, DenseTable | SparseTable]:
-    """Empty tables; those with the same shared bound have one budget."""
+def make_tables(
+    specs: Mapping[int, TableSpec], disk: Path | None = None
+) -> dict[int, DenseTable | SparseTable]:
+    """Empty tables; those with the same shared bound have one budget. `disk`: see SparseTable."""
     budgets: dict[Bound, Budget] = {}
     made: dict[int, DenseTable | SparseTable] = {}
     for number, spec in specs.items():
         bound = spec.rows.bound
         if bound is None or not bound.shared or spec.kind is TableKind.DENSE:
-            made[number] = make_table(spec)
+            made[number] = make_table(spec, disk)
             continue
         if bound not in budgets:
             budgets[bound] = Budget(bound)
-        made[number] = SparseTable(spec, budgets[bound])
+        made[number] = SparseTable(spec, budgets[bound], disk)
     return made

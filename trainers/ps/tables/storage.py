@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainers.kernels.compiled import Keys
-from trainers.ps.kernels.eviction import FLOORS, NO_USES, Uses, find_evicted
+from trainers.kernels.compiled import Floats, Keys
+from trainers.ps.kernels.eviction import FLOORS, NO_USES, PARTS, Uses, find_evicted
 from trainers.ps.kernels.index import (
     DEEPEST,
     DEPTH,
@@ -177,6 +177,11 @@ _PLACE = 4
 _NO_IMAGES = np.empty(0, np.float32), np.empty(0, np.uint32), np.zeros(4, np.int64)
 
 
+def keys_of(records: Floats) -> Keys:
+    """(n,) int64: the keys of records (n, stride), a copy."""
+    return records[:, :VALUES].copy().view(np.int64).reshape(-1)
+
+
 class Storage:
     """Records of `dim` values of a type, `states` floats of optimizer state and `statistics` floats, by key.
     Slots are numbered from 0 without gaps, in the order of insertion. `rows`, `index` and `uses` are what
@@ -202,7 +207,7 @@ class Storage:
         seed: int = 0,
     ) -> None:
         reserve = reservation() if reserve is None else reserve
-        self.uses = NO_USES
+        self.uses, self.evicts = NO_USES, False
         self.dim, self.statistics, self.dtype = dim, statistics, dtype.dtype
         width = -(-dim * self.dtype.itemsize // _PLACE)
         self.stride = VALUES + width + states + statistics
@@ -225,9 +230,11 @@ class Storage:
         numbers[SEED] = np.array(seed, np.uint64).astype(np.int64)
         self._view_rows(numbers, *_NO_IMAGES)
 
-    def bound(self, uses: Uses, cost: int) -> None:
-        """From now on the last of the statistics is a stamp, and a row costs so much of this budget."""
-        self.uses, self.rows.numbers[COST] = uses, cost
+    def bound(self, uses: Uses, cost: int, *, evicts: bool = True) -> None:
+        """From now on the last of the statistics is a stamp, and a row costs so much of this budget.
+        `evicts`: those with a stamp below the floor do not exist any more.
+        """
+        self.uses, self.rows.numbers[COST], self.evicts = uses, cost, evicts
         self.publish(self._line)
 
     def publish(self, line: Keys) -> None:
@@ -242,10 +249,13 @@ class Storage:
         """Values that are rounded at random from now on are those of this step."""
         self.rows.numbers[STEP] = step
 
+    def records(self, start: int, stop: int) -> Floats:
+        """(stop - start, stride) places: those of these slots, a view."""
+        return self.rows.floats[start * self.stride : stop * self.stride].reshape(-1, self.stride)
+
     def keys(self, start: int, stop: int) -> Keys:
         """(stop - start,) int64: those of these slots, a copy."""
-        records = self.rows.floats[start * self.stride : stop * self.stride].reshape(-1, self.stride)
-        return records[:, :VALUES].copy().view(np.int64).reshape(-1)
+        return keys_of(self.records(start, stop))
 
     def column(self, place: int) -> NDArray[np.float32]:
         """(rows,): of each record the number at this place behind the key; a view."""
@@ -426,7 +436,7 @@ class Cut:
         self.removed = torch.from_numpy(removed)
         self._storage, self._changed_only, self._ended = storage, changed_only, ended
         self._states, self._row_states = states, row_states
-        self._floors = storage.uses.clock[FLOORS:].copy()
+        self._floors = storage.uses.clock[FLOORS:].copy() if storage.evicts else np.zeros(PARTS)
         self._images, self._image_of = _room_for(self.rows, storage.stride)
         self._open = True
         storage.begin_cut(self._images.words.view(np.float32), self._image_of.words.view(np.uint32))
@@ -464,7 +474,7 @@ class Cut:
         values = places[:found].view(self._storage.dtype)[:, :dim].contiguous()
         removed = None
         evicted = np.zeros(found, np.bool_)
-        if rows.numbers[COST] and find_evicted(keys, counts[:, -1], self._floors, evicted):
+        if self._storage.evicts and find_evicted(keys, counts[:, -1], self._floors, evicted):
             removed = torch.from_numpy(keys[evicted])
             kept = ~evicted
             keys, of_row, counts = keys[kept], of_row[kept], counts[kept]

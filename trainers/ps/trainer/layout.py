@@ -250,6 +250,11 @@ def plan_layout(
         ],
         servers,
     )
+    if options.configs.disk_dir and all(each.spec.rows.bound is None for each in sparse):
+        raise UsageError(
+            "ps_configs has disk_dir, and no table a bound: say with max_rows or max_bytes how much is to "
+            "be in memory"
+        )
     dense_names = [name for name, parameter in named.items() if id(parameter) not in embeddings]
     dense = []
     if options.dense:
@@ -362,6 +367,12 @@ def _rows(
             f"embedding {name!r} has ttl_s, and the job has a bound, which a table with a bound of its own "
             "has no share in; give it max_rows or max_bytes too"
         )
+    statistics = own.statistics or rows.statistics or entry.kind is EntryKind.SHOW_CLICK
+    if bound is not None and configs.disk_dir and (statistics or bound.ttl_s):
+        raise UsageError(
+            f"embedding {name!r} has {'ttl_s' if bound.ttl_s else 'statistics'}, and the job disk_dir: rows "
+            "on a disk do not grow older; remove one of the two"
+        )
     if own.servers is not None:
         shared = own.servers if own.servers < servers else 0
     else:
@@ -372,7 +383,7 @@ def _rows(
         entry=entry,
         low=max(own.low, rows.low),
         high=min(own.high, rows.high),
-        statistics=own.statistics or rows.statistics or entry.kind is EntryKind.SHOW_CLICK,
+        statistics=statistics,
         dtype=rows.dtype if own.dtype is None else RowType.of(own.dtype),
         bound=bound,
         servers=shared,

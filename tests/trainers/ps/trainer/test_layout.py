@@ -80,6 +80,12 @@ def test_bounds_that_do_not_fit_the_job_are_refused() -> None:
         bounded(max_rows=5, evict="score")
     with pytest.raises(UsageError, match="ttl_s"):
         bounded(max_rows=5, table=TableConfigs(ttl_s=60))
+    with pytest.raises(UsageError, match=r"'words.weight' has statistics, and the job disk_dir"):
+        bounded(max_rows=5, disk_dir="/", table=TableConfigs(statistics=True))
+    with pytest.raises(UsageError, match=r"has ttl_s, and the job disk_dir"):
+        bounded(disk_dir="/", table=TableConfigs(ttl_s=60))
+    with pytest.raises(UsageError, match="no table a bound"):
+        bounded(disk_dir="/")
 
 
 def test_every_trainer_computes_the_same() -> None:

@@ -1,0 +1,308 @@
+"""Rows of a bounded table for which there is no room in memory: in a file of a local disk, from which they
+come back when they are used.
+
+The file is a ring of records as `Storage` has them. Rows are written one behind the other and never changed:
+one that comes back leaves its record behind. Once half of the records are such, the oldest ones that are
+still in use are written again at the end, and their place is given back to the file system. So writing is
+sequential, and only reading is not. Memory has the key and the place of each row (28 bytes).
+
+A server that is killed loses the file with its memory, and recovers both from what it keeps (see `durable`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainers.errors import UsageError
+from trainers.kernels.compiled import Floats, Keys, Mask
+from trainers.process.log import glog
+from trainers.ps.kernels.eviction import FLOORS, count_uses, find_evicted, unevict
+from trainers.ps.kernels.files import read_records
+from trainers.ps.kernels.rows import (
+    DIM,
+    NOTHING,
+    STATES,
+    STATISTICS,
+    VALUES,
+    WIDTH,
+    Fresh,
+    pull,
+    remove_keys,
+    settle_flags,
+)
+from trainers.ps.tables.spec import FullError, TableError
+from trainers.ps.tables.storage import Cut, SparseRows, Storage, keys_of
+
+_PLACE, _PAGE = 4, 4096  # bytes
+_UNREADABLE = "rows that were moved to disk_dir cannot be read from there any more"
+_NO_STATS = np.empty((0, 2), np.float32)
+_KEPT = Fresh(NOTHING, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
+_LONGEST = 1 << 43
+"""Bytes of the largest file, of which most are given back: less than any file system's limit."""
+_SPARE = 65_536
+_AT_ONCE = 4096
+"""Records: of abandoned ones before any is given back, and of those that are looked at together for that."""
+_FALLOC_FL_PUNCH_HOLE, _FALLOC_FL_KEEP_SIZE = 2, 1
+_COMPLAIN_S = 60.0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def checked_folder(path: str) -> Path:
+    """The folder. Raises UsageError where there is no room for a file, or none of which the beginning can be
+    given back.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            os.posix_fallocate(file.fileno(), 0, 2 * _PAGE)
+            _give_back(file.fileno(), 0, _PAGE)
+    except OSError as error:
+        raise UsageError(
+            f"ps_configs disk_dir is {path!r}: {error.strerror}; it must be a folder on a local disk of each "
+            "server's machine, with a file system that can give back parts of a file (ext4, xfs, btrfs)"
+        ) from error
+    return Path(path)
+
+
+def _give_back(file: int, start: int, size: int) -> None:
+    """Return bytes of a file to the file system; they read as zeros then."""
+    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+    if _libc.fallocate(file, mode, ctypes.c_int64(start), ctypes.c_int64(size)):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+class DiskRows:
+    """The rows of the bounded table of `storage` that are in a file of `folder`. A key has a row there or in
+    memory, never both.
+    """
+
+    def __init__(self, folder: Path, storage: Storage) -> None:
+        self._storage, self._size = storage, _PLACE * storage.stride
+        self._ring = min(1 << 32, _LONGEST // self._size)
+        """Places of the file. The record number n is at place n modulo this."""
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  (as long as the table)
+        weakref.finalize(self, self._file.close)
+        self._head = self._tail = 0
+        self._places = Storage(1, 0, 0)
+        """Of each key the place, in the bits of a float."""
+        self._cut: Cut | None = None
+        self._complained = -_COMPLAIN_S
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def move(self, before: int, looked: int, most: int) -> tuple[int, int]:
+        """Of so many slots of the storage below `before`, write so many rows to disk at most that are below
+        their floor. Returns where to continue, and how many they were: none where there is no room.
+        """
+        storage, start = self._storage, max(0, before - looked)
+        records, keys = storage.records(start, before), storage.keys(start, before)
+        evicted = np.zeros(len(keys), np.bool_)
+        find_evicted(keys, records[:, -1].copy(), storage.uses.clock[FLOORS:], evicted)
+        which = np.flatnonzero(evicted)[-most:]
+        if not len(which):
+            return start, 0
+        try:
+            places = self._write(records[which])
+        except OSError as error:
+            self._complain(error)
+            return before, 0
+        gone = keys[which]
+        self._set(gone, places)
+        remove_keys(storage.index, storage.rows, gone)
+        self._clean(4 * len(gone))
+        return start + int(which[0]) if len(which) == most else start, len(which)
+
+    def bring_back(self, keys: Keys, *, evicted: bool) -> None:
+        """Have the rows of these keys in memory, and as used as any. `evicted`: some in memory may be below
+        their floor. Raises FullError when there is no room for them, and OSError for a disk that cannot be
+        read: then they stay where they are.
+        """
+        storage, back = self._storage, np.empty(len(keys) if evicted else 0, np.int64)
+        if evicted:
+            back = back[: unevict(storage.index, storage.rows, storage.uses, keys, back)]
+        here, places = self._look_up(keys)
+        if here.any():
+            mine, first = np.unique(keys[here], return_index=True)
+            records = self._read(places[here][first], mine)
+            try:
+                slots = storage.insert(mine, _KEPT)
+            except FullError:
+                remove_keys(storage.index, storage.rows, mine)
+                raise
+            memory = storage.records(0, len(storage))
+            memory[slots, VALUES:] = records[:, VALUES:]
+            memory[slots, -1] = 0  # it has no stamp yet
+            remove_keys(self._places.index, self._places.rows, mine)
+            back = np.concatenate([back, mine])
+        if len(back):
+            count_uses(storage.index, storage.rows, storage.uses, back, _NO_STATS)
+
+    def cut(self, memory: Cut, row_states: int, *, changed_only: bool, mark: bool) -> TieredCut:
+        """With these rows behind those that are in memory. Closes that cut where this fails."""
+
+        def ended(saved: bool) -> None:
+            settle_flags(self._places.rows.flags[: len(self._places)], saved and mark)
+            self._places.end_cut()
+            self._cut = None
+
+        try:
+            self._cut = Cut(self._places, 0, 0, 0, changed_only, np.empty(0, np.int64), ended)
+        except TableError:
+            memory.close(saved=False)
+            raise
+        return TieredCut(self._storage, memory, self._cut, self._read, row_states)
+
+    def _set(self, keys: Keys, places: NDArray[np.uint32]) -> None:
+        slots = self._places.insert(keys, _KEPT)  # before `column`: it may grow
+        self._places.column(0).view(np.uint32)[slots] = places
+
+    def _read(self, places: NDArray[np.uint32], keys: Keys) -> Floats:
+        """(n, stride): the records at these places, which have these keys. In any thread: while there is a
+        cut, no place is given back.
+        """
+        records = np.empty((len(places), self._storage.stride), np.float32)
+        order, target = np.argsort(places, kind="stable"), records.ctypes.data
+        done = read_records(self._file.fileno(), places.astype(np.int64), order, self._size, target)
+        if done < len(order) or not np.array_equal(keys_of(records), keys):
+            raise OSError(_UNREADABLE)
+        return records
+
+    def _write(self, records: Floats) -> NDArray[np.uint32]:
+        """Behind the last ones; their places."""
+        count, start = len(records), self._tail % self._ring
+        if self._tail + count - self._head > self._ring:
+            raise OSError(errno.EFBIG, "its file is full")
+        before_end = min(count, self._ring - start)
+        for some, place in ((records[:before_end], start), (records[before_end:], 0)):
+            content = memoryview(some.tobytes())
+            at = place * self._size
+            while len(content):
+                written = os.pwrite(self._file.fileno(), content, at)
+                content, at = content[written:], at + written
+        self._tail += count
+        return ((start + np.arange(count)) % self._ring).astype(np.uint32)
+
+    def _clean(self, records: int) -> None:
+        """Look at so many of the oldest records if most are abandoned: write those again that are not."""
+        while records > 0 and self._cut is None and self._tail - self._head > 2 * len(self) + _SPARE:
+            start = self._head % self._ring
+            count = min(records, _AT_ONCE, self._tail - self._head, self._ring - start)
+            looked = np.empty((count, self._storage.stride), np.float32)
+            places, target = np.arange(start, start + count), looked.ctypes.data
+            if read_records(self._file.fileno(), places, places - start, self._size, target) < count:
+                raise OSError(_UNREADABLE)
+            if not self._write_again(looked, places):
+                return
+            self._head += count
+            first, last = start * self._size // _PAGE, (start + count) * self._size // _PAGE
+            _give_back(self._file.fileno(), _PAGE * first, _PAGE * (last - first))
+            records -= count
+
+    def _write_again(self, records: Floats, places: Keys) -> bool:
+        """Those that are in use; whether there was room."""
+        keys = keys_of(records)
+        used, current = self._look_up(keys)
+        used &= current == places
+        try:
+            again = self._write(records[used])
+        except OSError as error:
+            self._complain(error)
+            return False
+        self._set(keys[used], again)
+        return True
+
+    def _look_up(self, keys: Keys) -> tuple[Mask, NDArray[np.uint32]]:
+        """Whether each key is here, and where."""
+        storage, here = self._places, np.ones(len(keys), np.bool_)
+        found, missing = np.zeros((len(keys), 1), np.float32), np.empty(len(keys), np.int64)
+        here[missing[: pull(storage.index, storage.rows, keys, found, missing)]] = False
+        return here, found[:, 0].view(np.uint32)
+
+    def _complain(self, error: OSError) -> None:
+        if time.monotonic() - self._complained >= _COMPLAIN_S:
+            self._complained = time.monotonic()
+            glog(f"disk_dir has no room for rows ({error.strerror}); they stay in memory")
+
+
+class TieredCut:
+    """A cut of a table with rows in memory and on disk: as Cut, the slots of the latter behind the others."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        memory: Cut,
+        disk: Cut,
+        read: Callable[[NDArray[np.uint32], Keys], Floats],
+        row_states: int,
+    ) -> None:
+        self._storage, self._memory, self._disk = storage, memory, disk
+        self._read, self._row_states = read, row_states
+        self.rows, self.step, self.removed = memory.rows + disk.rows, memory.step, memory.removed
+
+    def read(self, start: int, stop: int) -> SparseRows:
+        """See Cut.read."""
+        border = self._memory.rows
+        if stop <= border:
+            return self._memory.read(start, stop)
+        places = self._disk.read(max(start, border) - border, stop - border)
+        keys = places.keys.numpy()
+        on_disk = self._split(keys, self._read(places.values.numpy()[:, 0].view(np.uint32), keys))
+        return on_disk if start >= border else _joined(self._memory.read(start, border), on_disk)
+
+    def close(self, *, saved: bool = True) -> None:
+        """See Cut.close."""
+        self._memory.close(saved=saved)
+        self._disk.close(saved=saved)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(saved=kind is None)
+
+    def _split(self, keys: Keys, records: Floats) -> SparseRows:
+        numbers = self._storage.rows.numbers
+        width, dim, states = int(numbers[WIDTH]), int(numbers[DIM]), int(numbers[STATES])
+        places = torch.from_numpy(records[:, VALUES : VALUES + width].copy())
+        begin, end = VALUES + width, VALUES + width + states
+        full = [
+            torch.from_numpy(records[:, at : at + dim].copy())
+            for at in range(begin, end - self._row_states, dim)
+        ]
+        of_row = [
+            torch.from_numpy(records[:, at : at + 1].copy()) for at in range(end - self._row_states, end)
+        ]
+        return SparseRows(
+            torch.from_numpy(keys),
+            places.view(self._storage.dtype)[:, :dim].contiguous(),
+            (*full, *of_row),
+            torch.from_numpy(records[:, end : end + int(numbers[STATISTICS])].copy()),
+        )
+
+
+def _joined(one: SparseRows, other: SparseRows) -> SparseRows:
+    assert one.statistics is not None
+    assert other.statistics is not None
+    return SparseRows(
+        torch.cat([one.keys, other.keys]),
+        torch.cat([one.values, other.values]),
+        tuple(torch.cat(pair) for pair in zip(one.state, other.state, strict=True)),
+        torch.cat([one.statistics, other.statistics]),
+    )
