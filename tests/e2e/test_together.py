@@ -262,6 +262,40 @@ def test_with_level_0_a_node_that_fails_leaves_and_all_are_told_so(fleetrun: Fle
         assert "another in its place" in each.err, each
 
 
+def test_the_wait_for_another_node_is_noted_and_that_of_a_restart_is_not(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--elastic_level", "1", "--heartbeat_timeout", "2")
+    script = fleetrun.script(
+        TELL
+        + """
+if RANK == 0:
+    from trainers import progress
+    progress.report(step=ATTEMPT + 1)
+if ATTEMPT == 0:
+    leave_on_term()
+    stay()
+if ATTEMPT == 1:
+    meet(2)
+    sys.exit(3)
+"""
+    )
+    first = nodes.start("--rank", "0", script)
+    first.until_err("waiting")
+    second = nodes.start("--rank", "1", script)
+    second.until_told(" ready")
+    first.until_told(" ready")
+    os.kill(second.launcher, signal.SIGKILL)
+    assert second.wait() == 125
+    first.until_err("1 of 2 nodes have joined; waiting up to 30 s more")
+    third = nodes.start("--rank", "1", script)
+    assert [first.wait(), third.wait()] == [0, 0], (first, third)
+    assert [line.split()[3] for line in told(first)] == ["0", "1", "2"]
+    for number, waits in ((1, 1), (3, 0)):
+        (record,) = Path(fleetrun.folder, f"log/{number}").glob("*.events.jsonl")
+        events = [json.loads(line) for line in record.read_text().splitlines()]
+        assert [each["present"] for each in events if "present" in each] == [1] * waits
+        assert events[-1]["goodput"]["seconds"]["waiting for nodes"] > 0
+
+
 def test_a_job_without_a_trainer_does_nothing_on_any_node(fleetrun: Fleetrun):
     nodes = Nodes(fleetrun, "--nnodes", "2", "--server_num", "1", "--worker_num", "0")
     script = fleetrun.script("tell('ran')")

@@ -321,12 +321,12 @@ def _give_up_meeting(view: View, own: MemberState, policy: Policy, now: float, d
         deadline = view.unformed_since + limit
         checks = time_of_check(view.round, policy) if view.round is not None else 0.0
         _at(deadline + checks + 3 * policy.lease + SLACK, now, decision, lambda: [Fail(_not_met(limit))])
-        if view.census is not None:
+        if (census := view.census_of_round) is not None:
             decision.waiting = Waiting(
-                present=view.census.present,
+                present=census.present,
                 fewest=policy.fewest,
                 most=policy.most,
-                missing=view.census.missing,
+                missing=census.missing,
                 left=max(0.0, deadline - now),
             )
 
