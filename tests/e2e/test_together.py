@@ -175,7 +175,7 @@ def test_a_third_node_of_a_full_job_is_told_so_and_disturbs_nobody(fleetrun: Fle
     for each in launches:
         each.until_ready(1)
     third = nodes.start(script)
-    assert third.wait() == 125
+    assert third.wait() == 123
     assert "2 of 2 nodes" in third.err
     for each in launches:
         each.go()
@@ -419,7 +419,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(fleetrun: Fleetrun):
     spare = nodes.start("--rank", "2", script)
     spare.until_err(WAITING)
     late = nodes.start(script)
-    assert late.wait() == 125
+    assert late.wait() == 123
     assert "the job is full: 2 of 2 nodes are running" in late.said
     assert "1 spare waits" in late.said
     os.kill(second.launcher, signal.SIGKILL)
@@ -473,7 +473,7 @@ def test_a_bad_machine_is_left_out_and_taken_back_when_it_was_repaired(fleetrun:
     os.kill(bad.launcher, signal.SIGKILL)
     spare.until_told(" at ")
     again = nodes.start(script, env={"FLEETRUN_NODE_NAME": "bad"})
-    assert again.wait() == 125
+    assert again.wait() == 123
     assert re.search(r"bad is left out of this job after 1 fault: .* is gone", again.said), again.said
     assert "bad has 1 fault: it is left out where there are enough others" in good.err
     for each in (good, spare):
@@ -512,7 +512,7 @@ def test_two_kills_leave_a_machine_out_but_not_where_others_have_them_too(
     (fleetrun.folder / "begin").touch()
     good, bad, spare = launches
     left_out = 0 not in kills
-    assert [each.wait() for each in launches] == [0, 125 if left_out else 0, 0]
+    assert [each.wait() for each in launches] == [0, 123 if left_out else 0, 0]
     last = f"1 2 1 {len(kills)}"
     assert told(good)[-1] == f"0 2 0 {len(kills)}"
     assert told(spare if left_out else bad)[-1] == last

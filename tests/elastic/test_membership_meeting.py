@@ -190,7 +190,7 @@ def test_a_third_node_of_two_is_refused_and_the_others_are_not_disturbed():
     third = job.add()
     job.until(lambda: third.over, within=0.5)
     assert third.error.message == "the job is full: 2 of 2 nodes are running (h1 (10.0.0.1), h2 (10.0.0.2))"
-    assert third.error.exit_code == 125
+    assert third.error.exit_code == 123
     assert not third.runs
     job.loop.run_for(60)
     assert all(len(player.runs) == 1 and not player.stops for player in (first, second))
