@@ -165,7 +165,7 @@ class Standbys:
         begins now, with this environment.
         """
         self._forget(spec.name)
-        self._queue = [each for each in self._queue if each.spec.name != spec.name]
+        self._unqueue(spec.name)
         standby = self._standbys.pop(spec.name, None)
         if standby is None:
             return None
@@ -190,9 +190,14 @@ class Standbys:
             self._timers.pop(name).cancel()
 
     def _enqueue(self, wanted: _Wanted) -> None:
+        """In place of one that still waits: its process may have imported more since."""
+        self._unqueue(wanted.spec.name)
         if wanted.spec.name not in self._standbys:
             self._queue.append(wanted)
             self._start_next()
+
+    def _unqueue(self, name: str) -> None:
+        self._queue = [each for each in self._queue if each.spec.name != name]
 
     def _start_next(self) -> None:
         while self._queue and sum(not each.ready for each in self._standbys.values()) < self._most:

@@ -71,6 +71,41 @@ def test_what_a_stranger_may_have_written_sets_no_variable(
     assert json.loads(_listed(spec).read_bytes())["modules"] == (rows if trusted else rows[:1])
 
 
+READY = """
+import os, sys
+channel = int(os.environ["FLEETRUN_STANDBY"].split()[0])
+print(os.getpid(), flush=True)
+os.write(channel, b'{"memory": 1}\\n')
+os.read(channel, 1)
+"""
+
+
+def test_a_container_that_is_wanted_twice_before_its_turn_has_one_standby(
+    spec: ContainerSpec, tmp_path: Path
+):
+    """After ten seconds without a step, and at the first step, while that of another one imports."""
+    script = tmp_path / "ready.py"
+    script.write_text(READY)
+    first = replace(spec, argv=(sys.executable, str(script)))
+    second = replace(first, rank=1, index=1, log=tmp_path / "trainer.1.log")
+    loop, companions, told = Loop(), set(), []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        loop.stop()
+
+    standbys = Standbys(loop, companions, tell, pytest.fail)
+    leave(spec)
+    standbys.prepare([first, second, second], _packed(spec), trusted=True)
+    loop.run()
+    assert told == ["2 standbys are ready for warm restarts, with 0 MiB of memory"]
+    assert [len(each.log.read_text().split()) for each in (first, second)] == [1, 1]
+    standbys.close()
+    while companions:  # the loop reaps them
+        loop.after(0.01, loop.stop)
+        loop.run()
+
+
 INSIDE = Path(fleetrun.__file__).parent / "probe" / "inside"
 
 IMPORT = """
