@@ -6,6 +6,7 @@ import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,6 +103,28 @@ def test_a_container_that_is_wanted_twice_before_its_turn_has_one_standby(
     assert [len(each.log.read_text().split()) for each in (first, second)] == [1, 1]
     standbys.close()
     while companions:  # the loop reaps them
+        loop.after(0.01, loop.stop)
+        loop.run()
+
+
+def test_a_standby_is_started_again_if_its_process_has_imported_more_by_its_first_step(
+    spec: ContainerSpec, tmp_path: Path
+):
+    """It was started ten seconds after the process had joined its group."""
+    script = tmp_path / "ready.py"
+    script.write_text(READY)
+    spec = replace(spec, argv=(sys.executable, str(script)))
+    container = SimpleNamespace(spec=spec, process=None, alive=True, restarts=0)
+    loop, companions = Loop(), set()
+    standbys = Standbys(loop, companions, lambda text: loop.stop(), pytest.fail)
+    for modules, started in (([("a", "/a.py", {})], 1), ([("a", "/a.py", {}), ("b", "/b.py", {})], 2)):
+        leave(spec, *modules)
+        standbys._copy(container)
+        loop.run()
+        standbys._copy(container)
+        assert len(spec.log.read_text().split()) == started
+    standbys.close()
+    while companions:
         loop.after(0.01, loop.stop)
         loop.run()
 
