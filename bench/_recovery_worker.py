@@ -38,7 +38,8 @@ told = (folder / f"told.{rank}.jsonl").open("a", buffering=1)
 
 
 def tell(what: str, **more: object) -> None:
-    told.write(json.dumps({"what": what, "attempt": attempt, "time": time.time(), **more}) + "\n")
+    now = {"time": time.time(), "processor": time.process_time()}
+    told.write(json.dumps({"what": what, "attempt": attempt, "rank": rank, **now, **more}) + "\n")
 
 
 def save_to_disk(step: int) -> None:
@@ -60,9 +61,12 @@ def load_from_disk() -> int:
 
 tell("begin", time=BEGIN, imports=IMPORTED - BEGIN)
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=WAIT))
+tell("group")
 torch.manual_seed(1)
 layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(megabytes)]  # a megabyte each
+tell("model")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+tell("DDP")
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
 state = {"model": model, "optimizer": optimizer}
 
@@ -73,7 +77,7 @@ if way == "memory":
 else:
     done = load_from_disk()
 
-tell("ready", step=done)
+tell("load", step=done)
 first = None
 plain = torch.empty(megabytes << 20, dtype=torch.uint8), torch.ones(megabytes << 20, dtype=torch.uint8)
 step = done

@@ -1,19 +1,23 @@
 """From a crash to the next useful step: torchrun and fleetrun with a checkpoint on the disk, and fleetrun
 with warm restarts and checkpoints in memory.
 
-    python bench/recovery.py [--mb 100] [--nproc 2] [--crashes 10] [--write FILE]
+    python bench/recovery.py [--mb 100] [--nproc 2] [--crashes 10] [--way NAME] [--patience 12] [--write FILE]
 
 A data parallel job of N processes over Gloo trains a model of MB megabytes with SGD. CRASHES times the last
-rank is killed by SIGKILL, twelve seconds after its first step; the launcher starts all again. Measured from
+rank is killed by SIGKILL, PATIENCE seconds after its first step; the launcher starts all again. Measured from
 the kill, by the clock of the machine: the first statement of the new rank 0, which `import torch` follows;
 the first step of the new attempt; and the first step that was not done before (`new step`). On the disk there
 is a checkpoint every 20 steps, in memory after each. `a save` is how long the training stands still for one,
 and `copy` what a plain copy of as many bytes takes beside it. Medians [least-most].
+
+With `--way` only that one is measured, and what a restart spends its time on: processor time of a rank, which
+other work on the machine changes least.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -29,11 +33,11 @@ from _marks import check_marks, publish
 
 NAME = "recovery.py"
 WORKER = Path(__file__).with_name("_recovery_worker.py")
-PATIENCE = 12.0  # seconds from the first step to the crash
 BOUND = 1800.0
 
 FLEETRUN = [sys.executable, "-m", "fleetrun", "--max_restart=1000"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1000"]
+STAGES = ("group", "model", "DDP", "load", "step")
 WAYS = {
     "torchrun, disk": (TORCHRUN, "disk"),
     "fleetrun, disk": (FLEETRUN, "disk"),
@@ -49,9 +53,15 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=100, help="size of the model")
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--crashes", type=int, default=10)
+    parser.add_argument("--way", choices=WAYS)
+    parser.add_argument("--patience", type=float, default=12.0, help="seconds until a crash")
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")
     options = parser.parse_args()
     check_marks(options.write, NAME)
+    if options.way is not None:
+        for name, values in measured(*WAYS[options.way], options).items():
+            print(f"{name}: {_shown(values, 1.0, 3)}")
+        return
     found = {name: measured(*way, options) for name, way in WAYS.items()}
     publish(table_of(found, options), options.write, NAME)
 
@@ -61,7 +71,7 @@ def measured(launcher: list[str], way: str, options: argparse.Namespace) -> dict
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     try:
         words = [f"--nproc_per_node={options.nproc}", str(WORKER), str(folder), str(options.mb), way]
-        command = [*launcher, *words, str(options.crashes), str(PATIENCE)]
+        command = [*launcher, *words, str(options.crashes), str(options.patience)]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=BOUND, env=environ, cwd=folder, check=False
@@ -97,6 +107,12 @@ def recoveries(told: list[dict[str, Any]], options: argparse.Namespace) -> dict[
             sys.exit(f"attempt {attempt + 1} came to no new step")
         found["new step"].append(new["time"] - crash["time"])
         found["done again"].append(float(crash["step"] + 1 - steps[0]["step"]))
+        for rank in range(options.nproc):
+            of_rank = [each for each in after if each["rank"] == rank]
+            spent = [next(each for each in of_rank if each["what"] == what) for what in ("begin", *STAGES)]
+            for before, stage in itertools.pairwise(spent):
+                name = f"processor time of {stage['what']}"
+                found.setdefault(name, []).append(stage["processor"] - before["processor"])
     saves = [each for each in told if each["what"] == "saved"]
     found["a save"] = [each["seconds"] for each in saves]
     found["copy"] = [each["copy"] for each in saves]

@@ -66,6 +66,14 @@ class RendezvousError(LaunchError):
     exit_code = 124
 
 
+class NotNeededError(LaunchError):
+    """The job has no place for this machine, or goes on, or has ended, without it: none is to be started for
+    it.
+    """
+
+    exit_code = 123  # below all others of fleetrun's: srun ends with the highest of its tasks
+
+
 class StoreError(LaunchError):
     """The store cannot be opened, or rejects this node."""
 

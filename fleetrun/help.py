@@ -32,8 +32,8 @@ _COMMANDS = "Other commands (fleetrun COMMAND --help):"
 
 _EPILOGUE = """\
 Exit code: that of the first process that failed, 128 + n if it was ended by signal n; 130 after Ctrl-C; 143
-after SIGTERM; 2: usage error; 124: --timeout or --hang_timeout; 125: error in fleetrun; 126: SCRIPT cannot be
-executed; 127: SCRIPT not found.
+after SIGTERM; 2: usage error; 123: the job does not need this machine; 124: --timeout or --hang_timeout; 125:
+error in fleetrun, lost machine; 126: SCRIPT cannot be executed; 127: SCRIPT not found.
 
 Completion: add  eval "$(fleetrun --show_completion bash)"  to ~/.bashrc. zsh: the same with zsh in ~/.zshrc.
 fish: fleetrun --show_completion fish > ~/.config/fish/completions/fleetrun.fish

@@ -382,9 +382,12 @@ class NodeReporter:
 
     def waiting(self, note: Waiting) -> None:
         self._reached = True
+        self._console.info(self.missed(note))
+
+    def missed(self, note: Waiting) -> str:
+        """For whom it waits."""
         if note.spare:
-            self._console.info(f"the job runs on {_nodes(note.present)}; this node is a spare, and waits")
-            return
+            return f"the job runs on {_nodes(note.present)}; this node is a spare, and waits"
         missing = f"; missing: {_listed(note.missing)}" if note.missing else ""
         if note.fewest <= note.present < note.most:
             joined = "1 node has joined" if note.present == 1 else f"{note.present} nodes have joined"
@@ -394,7 +397,7 @@ class NodeReporter:
         else:
             wanted = str(note.most) if note.fewest == note.most else f"{note.fewest} to {note.most}"
             text = f"{note.present} of {wanted} nodes have joined; waiting up to {note.left:.0f} s more"
-        self._console.info(f"{text}{missing}")
+        return f"{text}{missing}"
 
     def met(self, generation: int, size: int, rank: int, hosts: Sequence[str]) -> None:
         self._reached = True
@@ -463,6 +466,7 @@ class _NodeEvents:
         self._settings = settings
         self._job_status = job_status
         self._known: MachineFaults = ()
+        self._has_met = False
         self.spared: Callable[[], None] = lambda: None
         """Called when this node begins to wait as a spare."""
 
@@ -485,8 +489,12 @@ class _NodeEvents:
         if note.spare:
             self.spared()
         self.nodes.waiting(note)
+        if self._has_met and (note.spare or note.present < note.most):
+            self._has_met = False  # a record begins with the wait for the first meeting: that is not noted
+            self._note(text=self.nodes.missed(note), present=note.present)
 
     def met(self, place: Assignment) -> None:
+        self._has_met = True
         hosts = [each.title for each in place.members]
         self._job_status.met(hosts, place.rank)
         self.nodes.met(place.generation, len(hosts), place.rank, hosts)

@@ -7,7 +7,7 @@ A message is one packet of a SOCK_SEQPACKET socket with one JSON object, the ans
     {"keep": name} with a descriptor  ->  {}
     {"give": prefix}                  ->  {"names": [...], "more": bool} with a descriptor for each name;
                                           while there is more, the same with {"after": name}
-    {"drop": prefix}                  ->  {}
+    {"drop": name}                    ->  {}
     anything else                     ->  {"error": why}
 """
 
@@ -145,8 +145,8 @@ class MemoryStore:
         now = names[:MEMORY_AT_ONCE]
         return {"names": now, "more": len(names) > len(now)}, [self._kept[name] for name in now]
 
-    def _drop(self, prefix: str) -> None:
-        for name in [name for name in self._kept if name.startswith(prefix)]:
+    def _drop(self, name: str) -> None:
+        if name in self._kept:
             os.close(self._kept.pop(name))
 
 

@@ -144,7 +144,11 @@ class Standbys:
         def alive() -> bool:
             return container.alive and container.process is process
 
-        self._enqueue(_Wanted(spec, spec.environment(container.restarts), alive))
+        try:
+            listed = _listed(spec).read_bytes()
+        except OSError:
+            return
+        self._enqueue(_Wanted(spec, spec.environment(container.restarts), alive, listed=listed))
 
     def prepare(self, specs: Sequence[ContainerSpec], imports: bytes, *, trusted: bool) -> None:
         """On a spare: standbys for its trainers, whose places in the job are not known yet; these specs have
@@ -165,7 +169,7 @@ class Standbys:
         begins now, with this environment.
         """
         self._forget(spec.name)
-        self._queue = [each for each in self._queue if each.spec.name != spec.name]
+        self._unqueue(spec.name)
         standby = self._standbys.pop(spec.name, None)
         if standby is None:
             return None
@@ -190,9 +194,18 @@ class Standbys:
             self._timers.pop(name).cancel()
 
     def _enqueue(self, wanted: _Wanted) -> None:
-        if wanted.spec.name not in self._standbys:
-            self._queue.append(wanted)
-            self._start_next()
+        """In place of one that still waits, or that has another list: its process has imported more since."""
+        name = wanted.spec.name
+        self._unqueue(name)
+        if name in self._standbys:
+            if self._standbys[name].wanted.listed == wanted.listed:
+                return
+            self._standbys.pop(name).end()
+        self._queue.append(wanted)
+        self._start_next()
+
+    def _unqueue(self, name: str) -> None:
+        self._queue = [each for each in self._queue if each.spec.name != name]
 
     def _start_next(self) -> None:
         while self._queue and sum(not each.ready for each in self._standbys.values()) < self._most:
@@ -238,8 +251,8 @@ class Standbys:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A standby to start, if `alive` still says so. `modules`: those that it imports where no process of this
-    node has left their list; this is the pass of that number.
+    """A standby to start, if `alive` still says so. `listed`: what its process had imported. `modules`: those
+    that it imports where no process of this node has left their list; this is the pass of that number.
     """
 
     spec: ContainerSpec
@@ -247,6 +260,7 @@ class _Wanted:
     alive: Callable[[], bool]
     modules: Imports | None = None
     passes: int = 1
+    listed: bytes = b""
 
 
 def is_python(argv: tuple[str, ...]) -> bool:

@@ -3,9 +3,9 @@ of the record in, seconds by kind out; the same while a job runs and long after 
 
 Followed is the first trainer of this machine, whose steps the others share:
 
-    launch     started      joining  joined    first step                    it ends    started
-      | waiting, | imports    | ren-   | set-up    | steps, done again,        | restart    |
-      | start-up |            | dezvous|           | checkpoints, a hang       |            |
+    launch     started      joining  joined    first step                    it ends     too few  started
+      | waiting, | imports    | ren-   | set-up    | steps, done again,        | restart | waiting |
+      | start-up |            | dezvous|           | checkpoints, a hang       |         |         |
 
 Between two reports all time belongs to the steps that were made in it, those that an attempt before had made
 already are done again. So what a script does between steps (data, evaluation) is a part of them.
@@ -74,6 +74,9 @@ class Goodput:
             self._kind = Kind.WAITING if _several(event.get("nnodes")) else Kind.START
         elif name == "ready":
             self._ready(event, time)
+        elif name == "node" and event.get("present") is not None:
+            self._until(time, self._kind)
+            self._kind = Kind.WAITING
         elif name == "hung":
             self._until(time, Kind.HANGS)
             self._kind = Kind.RESTARTS

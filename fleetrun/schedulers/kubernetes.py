@@ -109,8 +109,9 @@ class Pod:
 Document = dict[str, Any]
 
 _SETTLED = ("nnodes", "ips", "master", "rank", "devices", "token_file", "nic", "host")
-_WORTH_ANOTHER_TRY = (125, 129, 137, 143)
-"""What fleetrun ends with when not the script is to blame: a lost machine, SIGHUP, SIGKILL, SIGTERM.
+_WORTH_ANOTHER_TRY = (123, 125, 129, 137, 143)
+"""What fleetrun ends with when not the script is to blame: a machine that is left out, and that the pod may
+not get again; a lost machine, SIGHUP, SIGKILL, SIGTERM.
 
 With any other code it has made its restarts (--max_restart) already, or there is nothing to try again (2, 126
 and 127): the job fails at once, on all machines.

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -293,9 +294,60 @@ def test_a_lost_machine_is_served_by_its_neighbour(fleetrun: Fleetrun):
     assert int(at) >= 199
 
 
+SHRINKS = """
+import contextlib
+import time
+import torch.distributed as dist
+from trainers.checkpoints import memory
+
+def kept():
+    found = set()
+    for each in (*Path("/proc/self/fd").iterdir(), *Path(f"/proc/{os.getppid()}/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            kind, _, name = os.readlink(each).partition(":")
+            found |= {name.split()[0].partition(".")[2]} if kind == "/memfd" else set()
+    return sorted(found)
+
+dist.init_process_group("gloo")
+state = {"s": {"v": 0}}
+done = memory.load(state) or 0
+for step in range(done + 1, 4):
+    memory.save(step, state, neighbour=True)
+    dist.barrier()
+if dist.get_world_size() == 4:
+    while sum("copy" in name for name in kept()) < 2:
+        time.sleep(0.01)
+    tell("half", *kept())
+    dist.barrier()
+    time.sleep(600)  # until it is stopped
+tell("kept", *kept())
+"""
+
+
+def test_memory_of_ranks_that_are_no_more_is_given_back(fleetrun: Fleetrun):
+    first, _ = without_a_machine(fleetrun, fleetrun.script(SHRINKS), "1", "1:2")
+    assert first.wait() == 0, first
+    assert all({"2.copy.0", "3.copy.0"} < set(line.split()) for line in first.told(" half "))
+    kept = [line.split()[2:] for line in first.told(" kept ")]
+    assert [{name[:-2] for name in names} for names in kept] == [{"0.own", "1.own"}] * 2
+
+
 def lose_a_machine(fleetrun: Fleetrun, script: str, level: str = "0") -> set[str]:
     """After the ranks of both have told `half`. From where another one in its place continues."""
-    many = ["--nnodes", "2", "--elastic_level", level, "--heartbeat_timeout", "2", "--stop_timeout", "2"]
+    first, another = without_a_machine(fleetrun, script, level, "2")
+    third = another()
+    assert [first.wait(), third.wait()] == [0, 0], (first, third)
+    numbers = ends(first) | ends(third)
+    assert len(numbers) == 1, numbers
+    assert "no copy on the next machine" not in first.err
+    return {line.split()[3] for line in third.told(" from ")}
+
+
+def without_a_machine(
+    fleetrun: Fleetrun, script: str, level: str, nodes: str
+) -> tuple[Launch, Callable[[], Launch]]:
+    """The one that is left, and what starts another one."""
+    many = ["--nnodes", nodes, "--elastic_level", level, "--heartbeat_timeout", "2", "--stop_timeout", "2"]
     words = [*many, "--nproc_per_node", "2", "--master", f"127.0.0.1:{free_port()}"]
 
     def start(rank: int, number: int) -> Launch:
@@ -306,15 +358,10 @@ def lose_a_machine(fleetrun: Fleetrun, script: str, level: str = "0") -> set[str
     second = start(1, 1)
     first.until_told(" half ", 2)
     second.until_told(" half ", 2)
-    for pid in (second.popen.pid, *left_behind(second.token)):
+    for pid in left_behind(second.token).keys() - {second.popen.pid}:  # the guard removes its cgroup
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     second.wait()
     second.no_process()
     first.go()
-    third = start(1, 2)
-    assert [first.wait(), third.wait()] == [0, 0], (first, third)
-    numbers = ends(first) | ends(third)
-    assert len(numbers) == 1, numbers
-    assert "no copy on the next machine" not in first.err
-    return {line.split()[3] for line in third.told(" from ")}
+    return first, lambda: start(1, 2)

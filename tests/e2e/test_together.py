@@ -175,7 +175,7 @@ def test_a_third_node_of_a_full_job_is_told_so_and_disturbs_nobody(fleetrun: Fle
     for each in launches:
         each.until_ready(1)
     third = nodes.start(script)
-    assert third.wait() == 125
+    assert third.wait() == 123
     assert "2 of 2 nodes" in third.err
     for each in launches:
         each.go()
@@ -260,6 +260,40 @@ def test_with_level_0_a_node_that_fails_leaves_and_all_are_told_so(fleetrun: Fle
     assert sorted(each.wait() for each in launches) == [3, 124]
     for each in launches:
         assert "another in its place" in each.err, each
+
+
+def test_the_wait_for_another_node_is_noted_and_that_of_a_restart_is_not(fleetrun: Fleetrun):
+    nodes = Nodes(fleetrun, "--nnodes", "2", "--elastic_level", "1", "--heartbeat_timeout", "2")
+    script = fleetrun.script(
+        TELL
+        + """
+if RANK == 0:
+    from trainers import progress
+    progress.report(step=ATTEMPT + 1)
+if ATTEMPT == 0:
+    leave_on_term()
+    stay()
+if ATTEMPT == 1:
+    meet(2)
+    sys.exit(3)
+"""
+    )
+    first = nodes.start("--rank", "0", script)
+    first.until_err("waiting")
+    second = nodes.start("--rank", "1", script)
+    second.until_told(" ready")
+    first.until_told(" ready")
+    os.kill(second.launcher, signal.SIGKILL)
+    assert second.wait() == 125
+    first.until_err("1 of 2 nodes have joined; waiting up to 30 s more")
+    third = nodes.start("--rank", "1", script)
+    assert [first.wait(), third.wait()] == [0, 0], (first, third)
+    assert [line.split()[3] for line in told(first)] == ["0", "1", "2"]
+    for number, waits in ((1, 1), (3, 0)):
+        (record,) = Path(fleetrun.folder, f"log/{number}").glob("*.events.jsonl")
+        events = [json.loads(line) for line in record.read_text().splitlines()]
+        assert [each["present"] for each in events if "present" in each] == [1] * waits
+        assert events[-1]["goodput"]["seconds"]["waiting for nodes"] > 0
 
 
 def test_a_job_without_a_trainer_does_nothing_on_any_node(fleetrun: Fleetrun):
@@ -385,7 +419,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(fleetrun: Fleetrun):
     spare = nodes.start("--rank", "2", script)
     spare.until_err(WAITING)
     late = nodes.start(script)
-    assert late.wait() == 125
+    assert late.wait() == 123
     assert "the job is full: 2 of 2 nodes are running" in late.said
     assert "1 spare waits" in late.said
     os.kill(second.launcher, signal.SIGKILL)
@@ -439,7 +473,7 @@ def test_a_bad_machine_is_left_out_and_taken_back_when_it_was_repaired(fleetrun:
     os.kill(bad.launcher, signal.SIGKILL)
     spare.until_told(" at ")
     again = nodes.start(script, env={"FLEETRUN_NODE_NAME": "bad"})
-    assert again.wait() == 125
+    assert again.wait() == 123
     assert re.search(r"bad is left out of this job after 1 fault: .* is gone", again.said), again.said
     assert "bad has 1 fault: it is left out where there are enough others" in good.err
     for each in (good, spare):
@@ -478,7 +512,7 @@ def test_two_kills_leave_a_machine_out_but_not_where_others_have_them_too(
     (fleetrun.folder / "begin").touch()
     good, bad, spare = launches
     left_out = 0 not in kills
-    assert [each.wait() for each in launches] == [0, 125 if left_out else 0, 0]
+    assert [each.wait() for each in launches] == [0, 123 if left_out else 0, 0]
     last = f"1 2 1 {len(kills)}"
     assert told(good)[-1] == f"0 2 0 {len(kills)}"
     assert told(spare if left_out else bad)[-1] == last

@@ -48,7 +48,7 @@ def test_a_machine_that_was_lost_twice_is_left_out_when_it_comes_again():
     assert running(job) == {"n1", "n5"}
     bad = job.add(host="10.0.0.2", name="h2")
     job.loop.run_for(5)
-    assert bad.error.exit_code == 125
+    assert bad.error.exit_code == 123
     assert "h2 (10.0.0.2) is left out of this job after 2 faults" in bad.error.message
     assert "--reset" in bad.error.hint
     assert counted(job.players[0].faults).keys() == {"h2 (10.0.0.2)", "h3 (10.0.0.3)"}
@@ -124,7 +124,7 @@ def test_an_elastic_job_goes_on_without_the_bad_machine():
     job.until(lambda: len(running(job)) == 1)
     bad = job.add(host="10.0.0.2", name="h2", faults=TWICE)
     job.loop.run_for(30)
-    assert bad.error.exit_code == 125
+    assert bad.error.exit_code == 123
     assert len(job.players[0].runs) == 1
 
 
@@ -166,7 +166,7 @@ def test_a_machine_that_fails_soon_after_each_start_is_out_after_two(suspicion):
         blame(job, 1, suspicion, after=30, step=step)
     assert machines_out(job) == {"h2 (10.0.0.2)"}
     assert running(job) == {"n1", "n3"}
-    assert job.players[1].error.exit_code == 125
+    assert job.players[1].error.exit_code == 123
 
 
 def test_what_happens_on_several_machines_is_not_the_fault_of_one():

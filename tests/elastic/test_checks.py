@@ -130,9 +130,21 @@ def test_a_bad_node_is_found_in_two_turns_and_a_spare_takes_its_place(bad, found
     assert running(job) == sorted({"n1", "n2", "n3", "n4", "n5"} - {bad})
     (left,) = [player for player in job.players if player.error]
     assert left.node.id == bad
-    assert left.error.exit_code == 125
+    assert left.error.exit_code == 123
     assert "after 2 faults: check 1 of 2: " in left.error.message
     assert {fault.node for fault in job.players[4].faults} == {left.node.title}
+
+
+@pytest.mark.parametrize(("hangs", "seconds"), [("n2", 8), ("n2 n5", 16)])
+def test_a_check_that_hangs_costs_two_turns_and_that_of_its_spare_two_more(hangs, seconds):
+    job = job_of(6)
+    for player in job.players:
+        player.check_takes = 4.0 if player.node.id in hangs else 0.3
+        player.measure = lambda round, members, rank: LATE if members[rank].id in hangs else QUICK
+    began = job.loop.now
+    job.until(lambda: len(running(job)) == 4, within=20)
+    assert not set(running(job)).intersection(hangs.split())
+    assert seconds < job.loop.now - began < seconds + 1
 
 
 @pytest.mark.parametrize("bad", ["n1", "n2"])
@@ -165,7 +177,7 @@ def test_a_bad_spare_is_found_before_it_takes_a_place():
     job.until(lambda: len(running(job)) == 4, within=2)
     job.players[1].crash()
     job.until(lambda: running(job) == ["n1", "n3", "n4", "n6"], within=40)
-    assert job.players[4].error.exit_code == 125
+    assert job.players[4].error.exit_code == 123
 
 
 def test_a_bad_node_that_nobody_can_replace_takes_part():
@@ -202,7 +214,7 @@ def test_the_time_of_checks_is_not_that_of_meeting():
     bad.append("n2")
     job.players[0].fail(1, restart=True)
     job.until(lambda: running(job) == ["n1", "n3", "n4", "n5"], within=200)
-    assert job.players[1].error.exit_code == 125
+    assert job.players[1].error.exit_code == 123
 
 
 def test_a_node_that_dies_in_a_check_is_replaced():

@@ -5,6 +5,7 @@ import pytest
 from fleetrun.elastic.rendezvous import records
 from fleetrun.elastic.rendezvous.records import CauseKind
 from fleetrun.errors import LaunchError, RendezvousError, UsageError
+from fleetrun.pod.policy import Budget
 from tests.support.simulation import SimulatedJob
 
 LEASE = 10.0
@@ -46,6 +47,18 @@ def test_those_who_wait_hear_how_many_there_are():
         (1, ("10.0.0.2", "10.0.0.3")),
         (2, ("10.0.0.3",)),
     ]
+
+
+def test_a_restart_does_not_say_how_few_there_were_at_the_start():
+    job = fixed(2, budget=Budget(1))
+    first = job.add()
+    job.loop.run_for(5)
+    second = job.add()
+    job.until(job.all_run())
+    told = len(second.notes)
+    first.fail(7, restart=True)
+    job.until(job.all_run_again(first, second))
+    assert [note.present for note in second.notes[told:]] == []
 
 
 def test_those_who_wait_long_hear_it_again_but_less_and_less():
@@ -177,7 +190,7 @@ def test_a_third_node_of_two_is_refused_and_the_others_are_not_disturbed():
     third = job.add()
     job.until(lambda: third.over, within=0.5)
     assert third.error.message == "the job is full: 2 of 2 nodes are running (h1 (10.0.0.1), h2 (10.0.0.2))"
-    assert third.error.exit_code == 125
+    assert third.error.exit_code == 123
     assert not third.runs
     job.loop.run_for(60)
     assert all(len(player.runs) == 1 and not player.stops for player in (first, second))

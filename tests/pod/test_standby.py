@@ -6,6 +6,7 @@ import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,6 +70,63 @@ def test_what_a_stranger_may_have_written_sets_no_variable(
     standbys = Standbys(Loop(), set(), lambda text: None, lambda text: None)
     standbys.prepare([spec], _packed(spec), trusted=trusted)
     assert json.loads(_listed(spec).read_bytes())["modules"] == (rows if trusted else rows[:1])
+
+
+READY = """
+import os, sys
+channel = int(os.environ["FLEETRUN_STANDBY"].split()[0])
+print(os.getpid(), flush=True)
+os.write(channel, b'{"memory": 1}\\n')
+os.read(channel, 1)
+"""
+
+
+def test_a_container_that_is_wanted_twice_before_its_turn_has_one_standby(
+    spec: ContainerSpec, tmp_path: Path
+):
+    """After ten seconds without a step, and at the first step, while that of another one imports."""
+    script = tmp_path / "ready.py"
+    script.write_text(READY)
+    first = replace(spec, argv=(sys.executable, str(script)))
+    second = replace(first, rank=1, index=1, log=tmp_path / "trainer.1.log")
+    loop, companions, told = Loop(), set(), []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        loop.stop()
+
+    standbys = Standbys(loop, companions, tell, pytest.fail)
+    leave(spec)
+    standbys.prepare([first, second, second], _packed(spec), trusted=True)
+    loop.run()
+    assert told == ["2 standbys are ready for warm restarts, with 0 MiB of memory"]
+    assert [len(each.log.read_text().split()) for each in (first, second)] == [1, 1]
+    standbys.close()
+    while companions:  # the loop reaps them
+        loop.after(0.01, loop.stop)
+        loop.run()
+
+
+def test_a_standby_is_started_again_if_its_process_has_imported_more_by_its_first_step(
+    spec: ContainerSpec, tmp_path: Path
+):
+    """It was started ten seconds after the process had joined its group."""
+    script = tmp_path / "ready.py"
+    script.write_text(READY)
+    spec = replace(spec, argv=(sys.executable, str(script)))
+    container = SimpleNamespace(spec=spec, process=None, alive=True, restarts=0)
+    loop, companions = Loop(), set()
+    standbys = Standbys(loop, companions, lambda text: loop.stop(), pytest.fail)
+    for modules, started in (([("a", "/a.py", {})], 1), ([("a", "/a.py", {}), ("b", "/b.py", {})], 2)):
+        leave(spec, *modules)
+        standbys._copy(container)
+        loop.run()
+        standbys._copy(container)
+        assert len(spec.log.read_text().split()) == started
+    standbys.close()
+    while companions:
+        loop.after(0.01, loop.stop)
+        loop.run()
 
 
 INSIDE = Path(fleetrun.__file__).parent / "probe" / "inside"

@@ -129,6 +129,24 @@ def test_machines_that_wait_and_a_save_longer_than_its_step():
     assert share(found.seconds()) is None
 
 
+def test_a_restart_that_lacks_nodes_waits_for_them():
+    lost = (
+        (0, "launch", {"nnodes": [2, 2]}),
+        (3, "ready", TRAINERS),
+        (3, "started", {}),
+        step(4, 1),
+        step(14, 2),
+        (16, "node", {"text": "h2 is gone"}),
+        (17, "exited", {"code": -15, "asked": 15}),
+        (19, "node", {"text": "1 of 2 nodes have joined", "present": 1}),
+        (59, "node", {"text": "node 0 of 2: h1, h2", "generation": 2}),
+    )
+    again = ((60, "ready", TRAINERS), (61, "started", {}), step(62, 1))
+    expected = {Kind.WAITING: 3 + 42, Kind.START: 1 + 1, Kind.STEPS: 10, Kind.RESTARTS: 3 + 2}
+    assert counted(*lost, *again).seconds() == expected
+    assert counted(*lost).seconds(60)[Kind.WAITING] == 3 + 41
+
+
 def test_steps_of_an_earlier_launch_are_done_again():
     seconds = counted(*begin(), step(2, 1), step(12, 11), best=6).seconds()
     assert seconds == pytest.approx({Kind.START: 2, Kind.AGAIN: 5, Kind.STEPS: 5})

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
@@ -30,7 +30,7 @@ import xxhash
 from fleetrun.envs.channels import MEMORY_VARIABLE
 from trainers import progress
 from trainers.checkpoints.manifest import CheckpointError
-from trainers.checkpoints.neighbour import Neighbour, NoNeighbour, place_on_node
+from trainers.checkpoints.neighbour import Neighbour, NoNeighbour, neighbours, place_on_node
 from trainers.checkpoints.ranks import Ranks
 from trainers.checkpoints.slots import Head, Packed, Slot, Store, is_stateful, meshes_of
 from trainers.errors import UsageError
@@ -127,8 +127,9 @@ class Keeper:
         self._slots: dict[str, Slot] = {}
         self._own: list[Slot] | None = None
         self._copies: dict[int, list[Slot]] = {}
+        self._unused: list[Slot] = []
         self._neighbour: Neighbour | NoNeighbour | None = None
-        self._number = self._run = 0
+        self._number = self._run = self._saves = 0
         self._loaded: tuple[int, int] | None = None
         self._copied: tuple[int, int] | None = None
         self._last = -1
@@ -157,6 +158,9 @@ class Keeper:
         if neighbour and self._neighbour is not None:
             self._neighbour.offer(slot)
         self._last = step
+        self._saves += slot is not None
+        if self._unused and self._is_replaced():
+            self._give_back()
         return slot is not None
 
     def newest(self) -> Version | None:
@@ -166,14 +170,13 @@ class Keeper:
         first = place_on_node()[1] == 0
         told: _Versions = {owner: list(versions) for owner, versions in mine.items()} if first else {}
         everywhere = ranks.all_tell(lambda: told)
-        version = _newest_of(everywhere, ranks.world)
+        version = self._loaded = _newest_of(everywhere, ranks.world)
+        self._copied = _newest_of(everywhere, ranks.world, machines=2) or version
         chosen = None
         if version is not None:
             chosen = mine.get(ranks.rank, {}).get(version)
-            chosen = self._fetched(ranks, version, mine, everywhere) or chosen
+            chosen = self._fetched(ranks, version, held, everywhere) or chosen
         self._begin(ranks, self._held())
-        self._loaded = version
-        self._copied = _newest_of(everywhere, ranks.world, machines=2) or version
         if chosen is None:
             return None
         self._last = chosen.head.step
@@ -203,13 +206,33 @@ class Keeper:
 
     def _begin(self, ranks: Ranks, held: Mapping[int, list[Slot]]) -> None:
         """A run, which all ranks begin together."""
-        self._run = ranks.first_tells(lambda: int.from_bytes(os.urandom(7)))
+        told = ranks.all_tell(lambda: (place_on_node(), int.from_bytes(os.urandom(7))))
+        self._run = told[0][1]
         mine = held.get(ranks.rank, [])
-        self._own = [slot for slot in mine if ".own." in slot.name]
-        self._copies = {
-            owner: [slot for slot in slots if ".copy." in slot.name] for owner, slots in held.items()
-        }
+        self._own = _of_kind("own", mine)
+        self._copies = {owner: _of_kind("copy", slots) for owner, slots in held.items()}
+        self._unused = _unused(held, [place for place, _ in told], ranks.rank)
         self._number = max((slot.head.number for slot in mine), default=0)
+        self._saves = 0
+
+    def _is_replaced(self) -> bool:
+        """Whether all ranks have a version of this run, on two machines if there are copies: a rank that has
+        saved twice knows that of its first save.
+        """
+        return self._saves > 1 and (self._neighbour is None or self._neighbour.has_copies_of(self._run))
+
+    def _give_back(self) -> None:
+        """What no rank on this machine writes any more: each has to let go of it."""
+        for slot in self._unused:
+            self._slots.pop(slot.name, None)
+            slot.close()
+        try:
+            if place_on_node()[1] == 0:
+                for slot in self._unused:
+                    self._store.drop(slot.name)
+        except CheckpointError as error:
+            self._warn(error)
+        self._unused = []
 
     def _free(self, rank: int) -> Slot:
         """The slot for the next version: not the best, nor one that is being copied. Raises CheckpointError
@@ -223,19 +246,29 @@ class Keeper:
         return min(free, key=self._worth) if free else self._new(self._own, rank, "own")
 
     def _room(self, owner: int) -> Slot:
-        """For another copy of this rank's: in place of the lesser of two."""
+        """For another copy of this rank's."""
         copies = self._copies.setdefault(owner, [])
-        if len(copies) < 2:
-            return self._new(copies, owner, "copy")
-        return min(copies, key=self._worth)
+        return self._lesser_of_two(copies, owner, "copy", self._worth_as_copy)
 
-    def _worth(self, slot: Slot) -> tuple[bool, int]:
+    def _lesser_of_two(
+        self, slots: list[Slot], owner: int, kind: str, worth: Callable[[Slot], tuple[int, int]]
+    ) -> Slot:
+        return min(slots, key=worth) if len(slots) > 1 else self._new(slots, owner, kind)
+
+    def _worth(self, slot: Slot) -> tuple[int, int]:
         """The version that was loaded is worth more than a later one of the run before: another rank may have
         no such version, and until the first save is complete everywhere there is no other for all. The same
         of the one that has copies, until there are newer ones.
         """
         head = slot.head
         return head.run == self._run or head.version in (self._loaded, self._copied), head.number
+
+    def _worth_as_copy(self, slot: Slot) -> tuple[int, int]:
+        """A copy of a later version than the one that has copies everywhere, be it the loaded one, is worth
+        less: of that one other ranks may have none.
+        """
+        head = slot.head
+        return 2 if head.run == self._run else head.version == self._copied, head.number
 
     def _new(self, slots: list[Slot], owner: int, kind: str) -> Slot:
         slot = Slot.new(f"{self._name}.{owner}.{kind}.{len(slots)}")
@@ -248,11 +281,11 @@ class Keeper:
         self,
         ranks: Ranks,
         version: tuple[int, int],
-        mine: Mapping[int, Mapping[tuple[int, int], Slot]],
+        held: Mapping[int, list[Slot]],
         everywhere: Sequence[_Versions],
     ) -> Slot | None:
         """This rank's version from another machine, if this one lacks it; all ranks send what others lack."""
-        there = ranks.all_tell(lambda: version in mine.get(ranks.rank, {}))
+        there = ranks.all_tell(lambda: version in _versions(held.get(ranks.rank, []), ranks.world))
         if all(there):
             return None
         group = dist.new_group(backend="gloo")
@@ -260,9 +293,10 @@ class Keeper:
         for owner in (rank for rank, has in enumerate(there) if not has):
             holder = next(rank for rank, each in enumerate(everywhere) if version in each.get(owner, []))
             if holder == ranks.rank:
-                _send(mine[owner][version], owner, group)
+                _send(_versions(held[owner], ranks.world)[version], owner, group)
             elif owner == ranks.rank:
-                fetched = self._new([], owner, "own")
+                own = _of_kind("own", held.get(owner, []))
+                fetched = self._lesser_of_two(own, owner, "own", self._worth)
                 _receive(fetched, holder, group)
         return fetched
 
@@ -270,6 +304,25 @@ class Keeper:
         if not self._warned:
             glog(f"warning: no checkpoints in memory: {error}")
             self._warned = True
+
+
+def _of_kind(kind: str, slots: Sequence[Slot]) -> list[Slot]:
+    return [slot for slot in slots if f".{kind}." in slot.name]
+
+
+def _unused(held: Mapping[int, Sequence[Slot]], places: Sequence[tuple[str, int]], rank: int) -> list[Slot]:
+    """Of what this rank's machine holds: own versions of ranks that are elsewhere, or no more, and copies of
+    those that send theirs to another one.
+    """
+    here = {each for each, (node, _) in enumerate(places) if node == places[rank][0]}
+    copied = {each for each, target in enumerate(neighbours(places) or ()) if target in here}
+    return [
+        slot
+        for owner, slots in held.items()
+        for kind, writers in (("own", here), ("copy", copied))
+        for slot in _of_kind(kind, slots)
+        if owner not in writers
+    ]
 
 
 def _versions(slots: Sequence[Slot], world: int) -> dict[tuple[int, int], Slot]:

@@ -21,7 +21,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 
 import torch
@@ -72,6 +72,10 @@ class NoNeighbour:
     def offer(self, slot: Slot | None) -> None:
         """It has no copy."""
 
+    def has_copies_of(self, run: int) -> bool:
+        """Nothing else is waited for."""
+        return True
+
 
 class Neighbour:
     """Sends versions of this rank, and keeps those that others send. All ranks make it together.
@@ -105,7 +109,8 @@ class Neighbour:
         self._target: tuple[str, int] = addresses[target]
         self._secret = secret
         self._unproven: list[socket.socket] = []
-        self._unproven_lock = threading.Lock()
+        self._senders: dict[int, tuple[socket.socket, threading.Lock]] = {}
+        self._lock = threading.Lock()
         self._wake = threading.Condition()
         for work in (self._serve, self._send_all):
             threading.Thread(target=work, name="fleet-neighbour", daemon=True).start()
@@ -113,6 +118,10 @@ class Neighbour:
     def pinned(self) -> list[Slot]:
         """What must stay: the version that is being copied, and the last one that has copies everywhere."""
         return [slot for slot in (self._chosen, self._before) if slot is not None]
+
+    def has_copies_of(self, run: int) -> bool:
+        """Whether there is a version of this run that has copies everywhere."""
+        return self._before is not None and self._before.head.run == run
 
     def offer(self, slot: Slot | None) -> None:
         """The version that all ranks save now, None where that has failed: it is copied next, if the copy
@@ -178,7 +187,7 @@ class Neighbour:
                 threading.Event().wait(_AGAIN)
 
     def _note_stranger(self, connection: socket.socket) -> None:
-        with self._unproven_lock:
+        with self._lock:
             self._unproven.append(connection)
             while len(self._unproven) > _STRANGERS:
                 with contextlib.suppress(OSError):
@@ -197,11 +206,19 @@ class Neighbour:
         except OSError:
             return None
         finally:
-            with self._unproven_lock:
+            with self._lock:
                 if connection in self._unproven:
                     self._unproven.remove(connection)
-        right = hmac.compare_digest(bytes(proof), self._proof(challenge, bytes(rank)))
-        return int(_NUMBER.unpack(rank)[0]) if right else None
+        if not hmac.compare_digest(bytes(proof), self._proof(challenge, bytes(rank))):
+            return None
+        owner = int(_NUMBER.unpack(rank)[0])
+        with self._lock:
+            before, lock = self._senders.get(owner, (None, threading.Lock()))
+            self._senders[owner] = connection, lock
+        if before is not None:
+            with contextlib.suppress(OSError):
+                before.shutdown(socket.SHUT_RDWR)  # whoever reads from it stops, and lets the next one write
+        return owner
 
     def _take_all(self, connection: socket.socket) -> None:
         try:
@@ -217,10 +234,21 @@ class Neighbour:
                     head = Head(*_HEAD.unpack(data))
                     if not (0 <= head.tensors <= _LARGEST and 0 <= head.values <= _LARGEST):
                         return
-                    self._room(owner).fill(head, lambda room: _receive(connection, room))
+                    with self._only_writer(owner, connection):
+                        self._room(owner).fill(head, lambda room: _receive(connection, room))
                     connection.sendall(_NUMBER.pack(head.number))
         except (OSError, CheckpointError) as error:
             self._warn(f"a copy of another machine did not come: {error}")
+
+    @contextlib.contextmanager
+    def _only_writer(self, owner: int, connection: socket.socket) -> Iterator[None]:
+        """Two connections of a rank, the earlier of which is cut off but does not know it, would write one
+        slot: the last one that came counts. Raises ConnectionError for another.
+        """
+        with self._senders[owner][1]:
+            if self._senders[owner][0] is not connection:
+                raise ConnectionError("its sender has connected again")
+            yield
 
     def _warn(self, what: str) -> None:
         if not self._failed:

@@ -58,6 +58,10 @@ class Store:
             more, after = answer["more"], next(reversed(answer["names"]), "")
         return found
 
+    def drop(self, name: str) -> None:
+        """The memory is freed once no process has its descriptor. Raises CheckpointError."""
+        self._ask({"drop": name})
+
     def _ask(
         self, request: dict[str, str], descriptors: Sequence[int] = ()
     ) -> tuple[dict[str, Any], list[int]]:
@@ -132,6 +136,11 @@ class Slot:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _FIRST)
         return cls(descriptor, name)
+
+    def close(self) -> None:
+        """Let go of the memory. The slot cannot be used any more."""
+        self._views, self._layout, self._memory = [], None, None
+        os.close(self.descriptor)
 
     def write(self, head: Head, tensors: Sequence[torch.Tensor], values: bytes) -> None:
         """Raises OSError for lack of memory: then the slot is empty."""

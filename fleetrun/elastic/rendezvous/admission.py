@@ -11,12 +11,13 @@ from ipaddress import ip_address
 from fleetrun.elastic.rendezvous.actions import Policy, Refuse
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Node, Verdict
 from fleetrun.elastic.rendezvous.view import Candidate, View
+from fleetrun.errors import NotNeededError
 from fleetrun.record.faults import MachineFault, MachineFaults, counted, excluded, merged, said_faults
 
 # ---- Admission: which of the present nodes may take part
 
 USAGE = 2
-REFUSED = 125
+NOT_NEEDED = NotNeededError.exit_code
 
 
 @dataclass(slots=True)
@@ -98,7 +99,7 @@ def least_blamed(admission: Admission, view: View) -> list[Candidate]:
 def _is_excluded(node: Node, faults: Sequence[MachineFault]) -> Verdict:
     said = "; ".join(fault.what for fault in faults[-2:])
     return Verdict(
-        code=REFUSED,
+        code=NOT_NEEDED,
         message=f"{node.known_as} is left out of this job after {said_faults(faults)}: {said}",
         hint="`fleetrun nodes --reset` forgets them; --exclude_after says how many are too many.",
     )
@@ -157,7 +158,7 @@ def _same_rank(
             f"{policy.fixed_ranks[candidate.node.rank]} of the list is here already: {holder.node.title}"
         )
         hint = "Is --host or POD_IP the same on two machines?"
-    result.refused.append(Refuse(candidate.node.id, Verdict(code=REFUSED, message=message, hint=hint)))
+    result.refused.append(Refuse(candidate.node.id, Verdict(code=NOT_NEEDED, message=message, hint=hint)))
 
 
 def difference(one: Node, other: Node) -> str:
@@ -180,7 +181,7 @@ def job_is_full(view: View, members: tuple[Node, ...], policy: Policy) -> Verdic
     more = ", ..." if len(members) > 4 else ""
     etcd = policy.endpoint.startswith("etcd://")
     return Verdict(
-        code=REFUSED,
+        code=NOT_NEEDED,
         message=f"the job is full: {len(members)} of {policy.most} nodes are running ({names}{more})"
         + (f", and {_count(policy.spares)} wait{'s' * (policy.spares == 1)}" if policy.spares else ""),
         hint=f"Another job needs another {'--job_id' if etcd else 'port in --master'}.",

@@ -562,7 +562,7 @@ def _listed(missing: Sequence[str]) -> str:
 
 def _count(view: View, decision: Decision, census: Census, now: float) -> None:
     """At most every CENSUS_EVERY seconds, because all nodes read it."""
-    if census == view.census:
+    if census == view.census_of_round:
         return
     due = view.census_since + CENSUS_EVERY
     if now >= due:

@@ -60,9 +60,9 @@ from fleetrun.elastic.rendezvous.leader import lead, meeting_time, time_of_check
 from fleetrun.elastic.rendezvous.records import Cause, CauseKind, Round, State, Verdict
 from fleetrun.elastic.rendezvous.view import Failure, MemberState, Phase, View
 from fleetrun.elastic.store import ABSENT
-from fleetrun.errors import LaunchError, RendezvousError, UsageError
+from fleetrun.errors import LaunchError, NotNeededError, RendezvousError, UsageError
 
-REFUSED = 125
+LOST_CODE = 125
 SLACK = 10.0
 """Seconds after a leader's deadline at which a node gives up without having heard of the leader's
 decision.
@@ -255,7 +255,7 @@ def disconnected(own: MemberState) -> Cause:
         node=own.node.title,
         rank=own.rank,
         headline=f"{own.node.title} was disconnected from the job, which continued without it",
-        code=REFUSED,
+        code=LOST_CODE,
     )
 
 
@@ -268,11 +268,11 @@ def _end(view: View, own: MemberState, last: Round, policy: Policy, decision: De
     if last.code == 0 and own.phase is Phase.IDLE and _may_wait(own, policy):
         decision.do(End(0, None))
     elif last.code == 0 and own.phase in (Phase.IDLE, Phase.READY):
-        decision.do(Fail(LaunchError("the job completed before this node could take part in it")))
+        decision.do(Fail(NotNeededError("the job completed before this node could take part in it")))
     elif not own.is_in(last):
         if own.active and not own.killed:
             decision.do(Stop(disconnected(own), False, at_once=True))
-        alone = Fail(LaunchError(disconnected(own).headline))
+        alone = Fail(NotNeededError(disconnected(own).headline))
         decision.do(alone if last.code == 0 else End(last.code, last.cause))
     elif last.code == 0:
         if own.phase is Phase.RUNNING:
@@ -321,12 +321,12 @@ def _give_up_meeting(view: View, own: MemberState, policy: Policy, now: float, d
         deadline = view.unformed_since + limit
         checks = time_of_check(view.round, policy) if view.round is not None else 0.0
         _at(deadline + checks + 3 * policy.lease + SLACK, now, decision, lambda: [Fail(_not_met(limit))])
-        if view.census is not None:
+        if (census := view.census_of_round) is not None:
             decision.waiting = Waiting(
-                present=view.census.present,
+                present=census.present,
                 fewest=policy.fewest,
                 most=policy.most,
-                missing=view.census.missing,
+                missing=census.missing,
                 left=max(0.0, deadline - now),
             )
 
@@ -383,4 +383,4 @@ def left_for_good(own: MemberState) -> Cause | None:
 
 def store_lost(text: str) -> Cause:
     """The store is lost: as far as this node can tell, no node of the job is the cause."""
-    return Cause(why=CauseKind.LOST, node="", headline=text, code=REFUSED)
+    return Cause(why=CauseKind.LOST, node="", headline=text, code=LOST_CODE)

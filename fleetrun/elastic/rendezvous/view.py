@@ -105,6 +105,11 @@ class View:
     # ---- reading
 
     @property
+    def census_of_round(self) -> Census | None:
+        """None where the last one is from before the round: of an earlier meeting."""
+        return self.census if self.census_since >= self.round_since else None
+
+    @property
     def leads(self) -> bool:
         return self.leader == self.me
 

@@ -1,5 +1,6 @@
 """Checkpoints in memory: what a killed process leaves, and what the next one makes of it."""
 
+import itertools
 import os
 import random
 import signal
@@ -26,6 +27,9 @@ class Kept(dict[str, int]):
 
     def give(self, prefix: str) -> dict[str, int]:
         return {name: os.dup(fd) for name, fd in sorted(self.items()) if name.startswith(prefix)}
+
+    def drop(self, name: str) -> None:
+        os.close(self.pop(name))
 
 
 @pytest.fixture
@@ -272,14 +276,73 @@ def test_the_version_that_has_copies_is_replaced_after_those_that_have_none(stor
     second = Keeper("x", store)
     assert second.newest().step == 4
     second._copied = second._own[0].head.version
-    for copies in ([0, 1, 2], [0, 2, 1], [2, 1, 0]):
+    for copies, replaced in (([0, 1], 4), ([2, 0], 3), ([1, 2, 0], 3)):
         second._copies[9] = [second._own[number] for number in copies]
-        assert second._room(9).head.step == 3
+        assert second._room(9).head.step == replaced
     second.save(5, {"s": {"a": 5}})
     assert [slot.head.step for slot in second._own] == [1, 4, 5]
 
 
+def test_what_no_rank_here_writes_any_more_is_given_back_once_it_is_replaced(store: Kept):
+    """Of a rank that is gone, in a job that had more, and copies, for which there is no machine now."""
+    keeper = Keeper("x", store)
+    keeper.save(1, {"s": {"a": 1}})
+    for owner, kind in ((0, "copy"), (1, "own"), (1, "copy")):
+        keeper._new([], owner, kind).close()
+    assert still_open(".1.own.") == 1
+    keeper = Keeper("x", store)
+    assert keeper.newest().step == 1
+    keeper.save(2, {"s": {"a": 2}})
+    assert len(store) == 5, "another rank may not have saved yet"
+    keeper.save(3, {"s": {"a": 3}})
+    assert [name.partition(".")[2] for name in store] == ["0.own.0", "0.own.1"]
+    assert still_open(".1.own.", ".copy.") == 0
+    assert saved(store, {}) == (3, {"s": {"a": 3}})
+
+
+def test_it_is_kept_until_there_are_copies_on_two_machines(store: Kept):
+    keeper = Keeper("x", store)
+    keeper.save(1, {"s": {"a": 1}})
+    keeper._new([], 1, "own")
+    keeper = Keeper("x", store)
+    assert keeper.newest().step == 1
+    keeper._neighbour = pins = Pins()
+    for step in (4, 5, 6):
+        keeper.save(step, {"s": {"a": step}})
+    assert any(".1.own." in name for name in store)
+    pins.copied = keeper._run
+    keeper.save(7, {"s": {"a": 7}})
+    assert not any(".1.own." in name for name in store)
+
+
+def test_a_machine_keeps_what_its_ranks_write_and_what_is_sent_there():
+    held = {rank: [Slot.new(f"x.{rank}.{kind}.0") for kind in ("own", "copy")] for rank in range(5)}
+
+    def unused(places: str, rank: int) -> list[str]:
+        return [slot.name[2:-2] for slot in memory._unused(held, [(node, 0) for node in places], rank)]
+
+    assert unused("AABB", 0) == ["0.copy", "1.copy", "2.own", "3.own", "4.own", "4.copy"]
+    assert unused("AABB", 3) == ["0.own", "1.own", "2.copy", "3.copy", "4.own", "4.copy"]
+    assert unused("ABC", 1) == ["0.own", "1.copy", "2.own", "2.copy", "3.own", "3.copy", "4.own", "4.copy"]
+    assert unused("A", 0) == [
+        "0.copy",
+        *(f"{rank}.{kind}" for rank in (1, 2, 3, 4) for kind in ("own", "copy")),
+    ]
+    for slot in itertools.chain(*held.values()):
+        slot.close()
+
+
+def still_open(*names: str) -> int:
+    found = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return sum("memfd" in each and any(name in each for name in names) for each in found)
+
+
 class Pins:
+    copied = 0
+
+    def has_copies_of(self, run: int) -> bool:
+        return run == self.copied
+
     def __init__(self, *slots: Slot) -> None:
         self._slots = slots
 

@@ -1,9 +1,11 @@
 """Copies on the next machine, of a rank that is its own neighbour: real sockets, one process."""
 
 import contextlib
+import dataclasses
 import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -88,6 +90,31 @@ def test_the_copied_version_of_the_run_before_stays_until_there_is_a_newer_one(c
     assert made.pinned() == [first, before], "the other ranks may not be so far"
     made.offer(second)
     assert made.pinned() == [second, first]
+
+
+def send(connection: socket.socket, slot: Slot, part: float = 1.0) -> None:
+    connection.sendall(struct.pack("<7q", *dataclasses.astuple(slot.head)))
+    with slot.content() as content:
+        connection.sendall(content[: int(part * len(content))])
+
+
+def test_of_two_connections_of_a_rank_only_the_later_one_writes(copies: list[Slot]):
+    """The earlier one was cut off, without a word from either end, and its last bytes come late."""
+    only = Slot.new("copy")
+    made = Neighbour(Ranks(), lambda owner: only, 0)
+    with made._connected() as stale:
+        send(stale, version(8), 0.5)
+        wait_until(lambda: not only.head.number and only._memory is not None)
+        late = made._connected()
+        send(late, version(9))
+        assert struct.unpack("<q", late.recv(8)) == (9,)
+        with contextlib.suppress(OSError):
+            stale.sendall(bytes(only.head.size - only.head.size // 2))
+        with contextlib.suppress(OSError):
+            assert stale.recv(8) == b""
+    late.close()
+    assert only.head.number == 9
+    assert set(only.read(dict)["s"]["v"].tolist()) == {9}
 
 
 CONNECT = """
