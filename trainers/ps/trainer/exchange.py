@@ -201,6 +201,7 @@ class GradientMerger:
         self._dense: list[dict[str, torch.Tensor]] = []
         self._sparse: dict[int, list[GroupGradient]] = {}
         self.steps = 0
+        """Those whose gradients were not finite are counted too."""
 
     def add(self, dense: dict[str, torch.Tensor]) -> None:
         """Add the gradients of one step: these dense ones, and those that the groups have collected."""
@@ -214,7 +215,7 @@ class GradientMerger:
 
     def add_push(self, parameters: DenseParameters, push: Sequence[list[Part]]) -> None:
         """Append the merged gradients to each server's push, and reset."""
-        dense, sparse, steps = self._dense, self._sparse, self.steps
+        dense, sparse, steps = self._dense, self._sparse, len(self._dense)
         self._dense, self._sparse, self.steps = [], {}, 0
         parameters.add_push(push, dense[0] if steps == 1 else _merged_dense(dense, parameters))
         for number, pieces in sparse.items():
@@ -260,8 +261,10 @@ class Exchange(Protocol):
     def start(self, step: int) -> None:
         """Begin at this step."""
 
-    def push(self) -> None:
-        """Send the gradients of one step, and fetch the values of the next."""
+    def push(self, *, overflow: bool = False) -> None:
+        """Send the gradients of one step, and fetch the values of the next. `overflow`: they are not finite,
+        and none are sent.
+        """
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
         """Prepare the rows of an upcoming batch. `now`: they are used next, and requested at once."""
@@ -296,20 +299,26 @@ class SyncExchange:
         for group in self._groups:
             group.as_of = step
 
-    def push(self) -> None:
+    def push(self, *, overflow: bool = False) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
+        if overflow:
+            drop_gradients(self._groups)
+        else:
+            self._add_gradients(push)
+        for parts, wants in zip(push, self._dense.trained_wants, strict=True):
+            parts += wants
+        row_requests = unsent_training(self._groups)
+        add_row_requests(push, row_requests)
+        requests = push_requests(push, self.step, overflow=overflow)
+        self.start(self.step + 1)
+        self._dense.take(SentRequests(self._client, requests, row_requests, self.step).wait())
+
+    def _add_gradients(self, push: Sequence[list[Part]]) -> None:
         self._dense.add_push(push, self._dense.gradients())
         for group in self._groups:
             gradient = group.take_gradients()
             if gradient is not None:
                 group.add_push(push, gradient)
-        for parts, wants in zip(push, self._dense.trained_wants, strict=True):
-            parts += wants
-        row_requests = unsent_training(self._groups)
-        add_row_requests(push, row_requests)
-        requests = push_requests(push, self.step)
-        self.start(self.step + 1)
-        self._dense.take(SentRequests(self._client, requests, row_requests, self.step).wait())
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
         """In training the next push requests the rows; in evaluation they are requested here."""
@@ -364,8 +373,12 @@ class AsyncExchange:
         for group in self._groups:
             group.as_of = step
 
-    def push(self) -> None:
-        self._merging.add(self._dense.gradients())
+    def push(self, *, overflow: bool = False) -> None:
+        if overflow:
+            drop_gradients(self._groups)
+            self._merging.steps += 1
+        else:
+            self._merging.add(self._dense.gradients())
         self.start(self.step + 1)
         if self._merging.steps >= self._configs.max_merge_var_num:
             self._send(unsent_training(self._groups) if self._configs.carries else [])
@@ -457,6 +470,12 @@ def by_group(batches: Batches) -> dict[TableGroup, dict[int, Sequence[torch.Tens
 def unsent(groups: Sequence[TableGroup]) -> list[RowRequest]:
     """Row requests of prepared batches that have not been sent."""
     return [request for group in groups for request in group.unsent()]
+
+
+def drop_gradients(groups: Sequence[TableGroup]) -> None:
+    """Of all of them."""
+    for group in groups:
+        group.drop_gradients()
 
 
 def unsent_training(groups: Sequence[TableGroup]) -> list[RowRequest]:

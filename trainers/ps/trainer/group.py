@@ -546,6 +546,14 @@ class TableGroup:
         if self.trained:
             self._collected.stats.append((table, keys, stats))
 
+    def unscale(self, scale: float) -> bool:
+        """Divide what has been collected; whether all of it is finite."""
+        found = [torch.from_numpy(each.rows) for each in self._collected.batches]
+        found += [rows for *_, rows in self._collected.pieces]
+        for rows in found:
+            rows.mul_(1 / scale)
+        return all(bool(rows.isfinite().all()) for rows in found)
+
     def drop_gradients(self) -> None:
         self._collected = _Gradients()
 
