@@ -20,7 +20,7 @@ from torch.nn import functional
 from trainers.errors import UsageError
 from trainers.ps.kernels.batch import add_rows
 from trainers.ps.trainer.group import Batch, Call
-from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, embeds, row_limit
+from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, device_of, embeds, row_limit
 from trainers.ps.trainer.remote import Lookup
 
 # ---- Rows by position, with a backward pass that sums gradients in one go: on a CPU, torch's own embedding
@@ -187,7 +187,7 @@ class ServedEmbedding:
         self._evicts = evicts
         self._bound = row_limit(module)
         self._embeds = embeds(module) and not statistics
-        self._device = torch.device("cpu") if module.weight.is_meta else module.weight.device
+        self._device = device_of(module)
         self._dtype = module.weight.dtype
         module.weight.data = torch.empty(
             0, module.embedding_dim, device=module.weight.device, dtype=self._dtype

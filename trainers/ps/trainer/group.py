@@ -8,7 +8,7 @@ A batch is prepared when its ids are known: by `prefetch` for all tables, or by 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -33,7 +33,7 @@ from trainers.ps.kernels.index import SECRET
 from trainers.ps.tables.run import NOT_IN, Spans, starts_of
 from trainers.ps.tables.spec import holders
 from trainers.ps.trainer.layout import SparseParameter, maximizes
-from trainers.ps.trainer.modules import embeds, row_limit
+from trainers.ps.trainer.modules import device_of, embeds, row_limit
 from trainers.ps.trainer.remote import (
     Lookup,
     RowRequest,
@@ -41,6 +41,7 @@ from trainers.ps.trainer.remote import (
     send_row_requests,
     version_of,
 )
+from trainers.ps.trainer.staging import Arriving, DeviceRows, Staging, flat_ids, staging_of, strided
 from trainers.ps.wire import INITIAL, MAX_FRAME_BYTES, Field, Kind, Part
 
 _CHUNK_BYTES = 4 << 20
@@ -73,7 +74,7 @@ class Batch:
         self._group = group
         self.age = 0
         """How many batches have been prepared since."""
-        flats = [_flat(ids) for _, ids in calls]
+        flats = flat_ids([ids for _, ids in calls], group.staging)
         tables = [table for table, _ in calls]
         starts = np.zeros(len(calls) + 1, np.int64)
         np.cumsum([each.numel() for each in flats], out=starts[1:])
@@ -83,6 +84,7 @@ class Batch:
         for (table, ids), (start, stop) in zip(calls, pairwise(starts.tolist()), strict=True):
             call = Call(table, ids, version_of(ids), start, stop, self)
             self.calls.setdefault(table, []).append(call)
+        self._firsts, self._sizes = self.ends[tables], np.diff(starts)
         self._moved, spans, sent = group.arranged(self.keys, self.ends)
         self.request = group.request(torch.from_numpy(sent), spans, insert=insert)
         self.pushed = (self._moved, spans, sent)
@@ -144,8 +146,18 @@ class Batch:
         if place >= 0:
             self._group.refuse(call.table, int(self.keys[self.ends[call.table] + place]))
 
+    @cached_property
+    def _there(self) -> DeviceRows | None:
+        """The rows on the device of the group; None: it is the CPU."""
+        if self._group.staging is None:
+            return None
+        index = self._moved[np.repeat(self._firsts, self._sizes) + self.place]
+        return DeviceRows(self._group.staging, torch.from_numpy(self.rows), index)
+
     def gather(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         """For each call its rows, in the shape of its ids and (dim,)."""
+        if self._there is not None:
+            return [self._there.gather(each.start, each.stop, each.ids.shape) for each in calls]
         outs = [torch.empty((*call.ids.shape, self._group.dim)) for call in calls]
         addresses = np.array([each.data_ptr() for each in outs], np.int64)
         begins, sizes, firsts = self._of(calls)
@@ -154,20 +166,48 @@ class Batch:
 
     def scatter(self, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]) -> None:
         """Add the gradients of what `gather` gave; None for a call without one."""
+        if self._there is not None:
+            self._scatter_there(self._there, calls, grads)
+            return
         both = [
-            (call, *_strided(grad, self._group.dim))
+            (call, *strided(grad, self._group.dim))
             for call, grad in zip(calls, grads, strict=True)
             if grad is not None
         ]
         if not both:
             return
         moved, spans, _ = self.pushed
-        rows, touched = self._group.collecting(self, int(spans.sum()))
-        touched[[call.table for call, *_ in both]] = True
+        collected = self._group.collecting(self)
+        if collected.rows is None:
+            collected.rows = np.zeros((int(spans.sum()), self._group.dim), np.float32)
+        collected.touched[[call.table for call, *_ in both]] = True
         addresses = np.array([grad.data_ptr() for _, grad, _ in both], np.int64)
         strides = np.array([stride for *_, stride in both], np.int64)
         begins, sizes, firsts = self._of([call for call, *_ in both])
-        scatter_calls(addresses, strides, self.place, begins, sizes, moved, firsts, rows)
+        scatter_calls(addresses, strides, self.place, begins, sizes, moved, firsts, collected.rows)
+
+    def _scatter_there(
+        self, there: DeviceRows, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]
+    ) -> None:
+        some = [(call, grad) for call, grad in zip(calls, grads, strict=True) if grad is not None]
+        if not some:
+            return
+        collected = self._group.collecting(self)
+        if collected.there is None:
+            collected.there = there.zeros()
+        collected.touched[[call.table for call, _ in some]] = True
+        spans = [(call.start, call.stop) for call, _ in some]
+        there.scatter(spans, [grad for _, grad in some], collected.there)
+
+    def as_pushed(self, rows: torch.Tensor) -> NDArray[np.float32]:
+        """Gradients in the order of the request in that of a push, which has none of padding."""
+        found: NDArray[np.float32] = array_of(rows)
+        moved, _, sent = self.pushed
+        if moved is self._moved:
+            return found
+        order = np.empty(len(sent), np.int64)
+        order[moved[moved >= 0]] = self._moved[moved >= 0]
+        return found[order]
 
     def on_holders(self, touched: NDArray[np.bool_]) -> Spans:
         """The spans of its gradient, of the tables that are touched."""
@@ -177,24 +217,6 @@ class Batch:
         begins = np.array([call.start for call in calls], np.int64)
         sizes = np.array([call.stop for call in calls], np.int64) - begins
         return begins, sizes, self.ends[[call.table for call in calls]]
-
-
-def _flat(ids: torch.Tensor) -> torch.Tensor:
-    """The same ids, int64 and in sequence."""
-    if ids.dtype is torch.int64 and ids.is_cpu and ids.is_contiguous():
-        return ids
-    return ids.detach().to("cpu", torch.int64).contiguous()
-
-
-def _strided(grad: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
-    """A gradient of (..., dim) float32 whose rows are at equal distances, and this distance in values. That
-    of torch.cat is a part of a wider one, and is used as it is.
-    """
-    if not grad.is_cpu or grad.dtype is not torch.float32:
-        grad = grad.to("cpu", torch.float32)
-    if grad.dim() == 2 and grad.stride(1) == 1:
-        return grad, grad.stride(0)
-    return grad.contiguous(), dim
 
 
 @dataclass(slots=True, eq=False)
@@ -222,16 +244,24 @@ class GroupGradient:
 
 @dataclass(slots=True, eq=False)
 class _Collected:
-    """Gradients of the rows of a batch: of tables that are `touched`."""
+    """Gradients of the rows of a batch: of tables that are `touched`. `rows`: in the order of a push;
+    `there`: in that of the request, on a device; `arriving`: on the way from there, and their number.
+    """
 
     batch: Batch
-    rows: NDArray[np.float32]
     touched: NDArray[np.bool_]
+    rows: NDArray[np.float32] | None = None
+    there: torch.Tensor | None = None
+    arriving: tuple[Arriving, int] | None = None
 
     def gradient(self) -> GroupGradient:
         """Of the touched tables."""
         _, spans, keys = self.batch.pushed
+        if self.arriving is not None:
+            arriving, number = self.arriving
+            self.rows = self.batch.as_pushed(arriving.wait()[number])
         rows = self.rows
+        assert rows is not None
         if not (self.touched | (spans.sum(axis=0) == 0)).all():
             kept = np.repeat(np.tile(self.touched, len(spans)), spans.reshape(-1))
             keys, rows = keys[kept], rows[kept]
@@ -271,9 +301,9 @@ class RemoteTable:
         """The keys of a call, which may have been prepared."""
         return self.group.keys_of(self.place, ids)
 
-    def call(self, ids: torch.Tensor) -> Call:
-        """The call of these ids in training."""
-        return self.group.call(self.place, ids)
+    def call(self, ids: torch.Tensor) -> Call | None:
+        """The call of these ids in training; None: it cannot be made by `embed`."""
+        return self.group.call(self.place, ids) if self.group.embeds[self.place] else None
 
     def prepare(self, batches: Sequence[torch.Tensor]) -> RowRequest:
         """Prepare an upcoming batch of this table alone: the tensors of ids with which its module will be
@@ -356,6 +386,7 @@ class TableGroup:
         *,
         row_dtype: torch.dtype = torch.float32,
         late: int = 0,
+        staging_for: Callable[[torch.device], Staging | None] = staging_of,
     ) -> None:
         self.tables = [RemoteTable(self, place, each) for place, each in enumerate(sparse)]
         self.servers, self.client, self.row_dtype = servers, client, row_dtype
@@ -377,7 +408,13 @@ class TableGroup:
         evicting = np.array([each.spec.rows.bound is not None for each in sparse])
         self.without_padding = (self._limits < 0) | evicting
         """Tables that do not keep the row of their padding id."""
-        self.embeds = [embeds(each.module) and not each.spec.rows.statistics for each in sparse]
+        devices = [device_of(each) for each in modules]
+        self.staging = staging_for(devices[0])
+        """For the device of the group's modules; None: it is the CPU."""
+        self.embeds = [
+            embeds(each.module) and not each.spec.rows.statistics and device == devices[0]
+            for each, device in zip(sparse, devices, strict=True)
+        ]
         """Of each table whether its module may be called by `embed`."""
         self._prepared: list[Batch] = []
         self._collected = _Gradients()
@@ -523,17 +560,17 @@ class TableGroup:
         """Whether any of these weights is that of a table here; None: of any model."""
         return weights is None or any(id(table.sparse.module.weight) in weights for table in self.tables)
 
-    def collecting(self, batch: Batch, keys: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Where the gradients of a batch are added: (keys, dim) rows, and which tables have any."""
+    def collecting(self, batch: Batch) -> _Collected:
+        """Where the gradients of a batch are added."""
         for each in self._collected.batches:
             if each.batch is batch:
                 self._collected.events += 1
-                return each.rows, each.touched
-        made = _Collected(batch, np.zeros((keys, self.dim), np.float32), np.zeros(self.size, np.bool_))
+                return each
+        made = _Collected(batch, np.zeros(self.size, np.bool_))
         if self.trained:
             self._collected.events += 1
             self._collected.batches.append(made)
-        return made.rows, made.touched
+        return made
 
     def add_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
         """Keep the gradient of these rows for the next push."""
@@ -548,7 +585,8 @@ class TableGroup:
 
     def unscale(self, scale: float) -> bool:
         """Divide what has been collected; whether all of it is finite."""
-        found = [torch.from_numpy(each.rows) for each in self._collected.batches]
+        found = [torch.from_numpy(each.rows) for each in self._collected.batches if each.rows is not None]
+        found += [each.there for each in self._collected.batches if each.there is not None]
         found += [rows for *_, rows in self._collected.pieces]
         for rows in found:
             rows.mul_(1 / scale)
@@ -557,10 +595,15 @@ class TableGroup:
     def drop_gradients(self) -> None:
         self._collected = _Gradients()
 
+    def away(self) -> list[_Collected]:
+        """What has been collected on a device."""
+        return [each for each in self._collected.batches if each.there is not None]
+
     def take_gradients(self) -> GroupGradient | None:
         """The merged gradient since the last call; None when no backward pass has touched the group."""
         if not self._collected.events:
             return None
+        begin_fetch([self])
         collected, self._collected = self._collected, _Gradients()
         found = [each.gradient() for each in collected.batches]
         found += [self._of_table(piece) for piece in collected.pieces]
@@ -672,6 +715,19 @@ class TableGroup:
                     first, total = table, 0
                 total += max(0, span)
         yield first, end
+
+
+def begin_fetch(groups: Sequence[TableGroup]) -> None:
+    """Begin to copy here what these groups have collected on devices, all of a device at once."""
+    away: dict[Staging, list[_Collected]] = {}
+    for group in groups:
+        if group.staging is not None:
+            away.setdefault(group.staging, []).extend(group.away())
+    for staging, some in away.items():
+        if some:
+            arriving = staging.to_host([each.there for each in some if each.there is not None])
+            for number, each in enumerate(some):
+                each.there, each.arriving = None, (arriving, number)
 
 
 def _merged(

@@ -182,7 +182,7 @@ class CachedGroup(TableGroup):
 
     def __init__(self, remote: TableGroup) -> None:
         sparse = [table.sparse for table in remote.tables]
-        super().__init__(sparse, 1, remote.client)
+        super().__init__(sparse, 1, remote.client, staging_for=lambda device: remote.staging)
         self.remote, self.cache = remote, Cache(sparse)
         self.tables = [CachedTable(self, place, each) for place, each in enumerate(sparse)]
         self._requested: list[_CachedRequest] = []

@@ -146,11 +146,15 @@ def row_limit(module: EmbeddingModule) -> int | None:
 
 
 def embeds(module: EmbeddingModule) -> bool:
-    """Whether the module only reads rows, on a CPU: with no sum over bags, and no scaled gradients."""
-    plain = isinstance(module, SparseEmbedding) or (
+    """Whether the module only reads rows: with no sum over bags, and no scaled gradients."""
+    return isinstance(module, SparseEmbedding) or (
         isinstance(module, torch.nn.Embedding) and not module.scale_grad_by_freq
     )
-    return plain and (module.weight.is_meta or module.weight.is_cpu)
+
+
+def device_of(module: EmbeddingModule) -> torch.device:
+    """Where its rows are given."""
+    return torch.device("cpu") if module.weight.is_meta else module.weight.device
 
 
 def rows_of(module: EmbeddingModule) -> RowOptions:
