@@ -32,6 +32,7 @@ from trainers.ps.tables.spec import FullError, ShrinkPolicy, start_of, torch_mem
 from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
 from trainers.ps.trainer.embedding import outside_graphs
 from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of, plan_layout
+from trainers.ps.trainer.modules import pools
 from trainers.ps.trainer.worker import LocalTraining, Worker
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
@@ -423,7 +424,8 @@ class TrainerRuntime(_ServedRuntime):
             keys=keys_of(os.environ),
             local=local,
         )
-        warm_up_trainer(layout.specs(), geo=geo)
+        bags = any(pools(each.module) for each in layout.sparse)
+        warm_up_trainer(layout.specs(), geo=geo, bags=bags)
         self._worker.start()
         self._resumed = self._worker.step_number
         self._phase = _Phase.TRAINING

@@ -17,7 +17,8 @@ from trainers.errors import NotSupportedError
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
 from trainers.ps.tables.rules import SGD, AnyRule
-from trainers.ps.trainer.group import GroupGradient, RemoteTable, TableGroup, begin_fetch
+from trainers.ps.trainer.gradient import GroupGradient
+from trainers.ps.trainer.group import RemoteTable, TableGroup, begin_fetch
 from trainers.ps.trainer.layout import Block, DenseParameter, maximizes
 from trainers.ps.trainer.remote import (
     RowRequest,

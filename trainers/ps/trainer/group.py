@@ -25,15 +25,15 @@ from trainers.ps.kernels.batch import (
     distinct_run,
     find_run,
     gather_calls,
-    merge_runs,
     order_by_server,
     scatter_calls,
 )
 from trainers.ps.kernels.index import SECRET
 from trainers.ps.tables.run import NOT_IN, Spans, starts_of
 from trainers.ps.tables.spec import holders
+from trainers.ps.trainer.gradient import GroupGradient, merged_rows
 from trainers.ps.trainer.layout import SparseParameter, maximizes
-from trainers.ps.trainer.modules import device_of, embeds, row_limit
+from trainers.ps.trainer.modules import device_of, embeds, pools, row_limit
 from trainers.ps.trainer.remote import (
     Lookup,
     RowRequest,
@@ -85,9 +85,9 @@ class Batch:
             call = Call(table, ids, version_of(ids), start, stop, self)
             self.calls.setdefault(table, []).append(call)
         self._firsts, self._sizes = self.ends[tables], np.diff(starts)
-        self._moved, spans, sent = group.arranged(self.keys, self.ends)
+        self.moved, spans, sent = group.arranged(self.keys, self.ends)
         self.request = group.request(torch.from_numpy(sent), spans, insert=insert)
-        self.pushed = (self._moved, spans, sent)
+        self.pushed = (self.moved, spans, sent)
         """Where the gradient of each key is, -1 for padding; how many each table has on each server; keys."""
         if (self.padding >= 0).any():
             self.pushed = group.arranged(self.keys, self.ends, self.padding)
@@ -107,7 +107,7 @@ class Batch:
         """(keys, dim) in the order of the request; waits for them."""
         rows: NDArray[np.float32] = array_of(self.request.rows)
         for table in np.flatnonzero((self.padding >= 0) & self._group.without_padding):
-            rows[self._moved[self.ends[table] + self.padding[table]]] = 0.0  # nothing else makes them zeros
+            rows[self.moved[self.ends[table] + self.padding[table]]] = 0.0  # nothing else makes them zeros
         return rows
 
     def lookup(self, call: Call) -> Lookup:
@@ -122,7 +122,7 @@ class Batch:
     def rows_of(self, call: Call) -> torch.Tensor:
         """The rows of these keys, (u, dim): a copy."""
         some = slice(self.ends[call.table], self.ends[call.table + 1])
-        return torch.from_numpy(self.rows[self._moved[some]])
+        return torch.from_numpy(self.rows[self.moved[some]])
 
     @property
     def anchor(self) -> torch.Tensor:
@@ -151,7 +151,7 @@ class Batch:
         """The rows on the device of the group; None: it is the CPU."""
         if self._group.staging is None:
             return None
-        index = self._moved[np.repeat(self._firsts, self._sizes) + self.place]
+        index = self.moved[np.repeat(self._firsts, self._sizes) + self.place]
         return DeviceRows(self._group.staging, torch.from_numpy(self.rows), index)
 
     def gather(self, calls: Sequence[Call]) -> list[torch.Tensor]:
@@ -161,7 +161,7 @@ class Batch:
         outs = [torch.empty((*call.ids.shape, self._group.dim)) for call in calls]
         addresses = np.array([each.data_ptr() for each in outs], np.int64)
         begins, sizes, firsts = self._of(calls)
-        gather_calls(self.rows, self.place, begins, sizes, self._moved, firsts, addresses)
+        gather_calls(self.rows, self.place, begins, sizes, self.moved, firsts, addresses)
         return outs
 
     def scatter(self, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]) -> None:
@@ -176,15 +176,20 @@ class Batch:
         ]
         if not both:
             return
-        moved, spans, _ = self.pushed
-        collected = self._group.collecting(self)
-        if collected.rows is None:
-            collected.rows = np.zeros((int(spans.sum()), self._group.dim), np.float32)
-        collected.touched[[call.table for call, *_ in both]] = True
+        moved, *_ = self.pushed
+        rows = self.gradient_of([call.table for call, *_ in both])
         addresses = np.array([grad.data_ptr() for _, grad, _ in both], np.int64)
         strides = np.array([stride for *_, stride in both], np.int64)
         begins, sizes, firsts = self._of([call for call, *_ in both])
-        scatter_calls(addresses, strides, self.place, begins, sizes, moved, firsts, collected.rows)
+        scatter_calls(addresses, strides, self.place, begins, sizes, moved, firsts, rows)
+
+    def gradient_of(self, tables: Sequence[int]) -> NDArray[np.float32]:
+        """Where the gradients of these tables are added, in the order of a push."""
+        collected = self._group.collecting(self)
+        if collected.rows is None:
+            collected.rows = np.zeros((len(self.pushed[2]), self._group.dim), np.float32)
+        collected.touched[tables] = True
+        return collected.rows
 
     def _scatter_there(
         self, there: DeviceRows, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]
@@ -203,10 +208,10 @@ class Batch:
         """Gradients in the order of the request in that of a push, which has none of padding."""
         found: NDArray[np.float32] = array_of(rows)
         moved, _, sent = self.pushed
-        if moved is self._moved:
+        if moved is self.moved:
             return found
         order = np.empty(len(sent), np.int64)
-        order[moved[moved >= 0]] = self._moved[moved >= 0]
+        order[moved[moved >= 0]] = self.moved[moved >= 0]
         return found[order]
 
     def on_holders(self, touched: NDArray[np.bool_]) -> Spans:
@@ -217,29 +222,6 @@ class Batch:
         begins = np.array([call.start for call in calls], np.int64)
         sizes = np.array([call.stop for call in calls], np.int64) - begins
         return begins, sizes, self.ends[[call.table for call in calls]]
-
-
-@dataclass(slots=True, eq=False)
-class GroupGradient:
-    """The gradient of a group since the last push, each key once: keys (n,) and rows (n, dim), ordered by
-    server and table. `spans` (servers, tables): how many each has, see `tables.run`. `stats` (n, 2): shows
-    and clicks.
-    """
-
-    spans: Spans
-    keys: torch.Tensor
-    rows: torch.Tensor
-    stats: torch.Tensor | None = None
-
-    @property
-    def cuts(self) -> list[int]:
-        """The keys of server s are at [cuts[s], cuts[s + 1])."""
-        return [0, *np.cumsum(np.maximum(self.spans, 0).sum(axis=1)).tolist()]
-
-    def on_servers(self) -> Iterator[tuple[Spans, slice]]:
-        """Of each server the spans, and where its keys are."""
-        for spans, (start, stop) in zip(self.spans, pairwise(self.cuts), strict=True):
-            yield spans, slice(start, stop)
 
 
 @dataclass(slots=True, eq=False)
@@ -302,8 +284,9 @@ class RemoteTable:
         return self.group.keys_of(self.place, ids)
 
     def call(self, ids: torch.Tensor) -> Call | None:
-        """The call of these ids in training; None: it cannot be made by `embed`."""
-        return self.group.call(self.place, ids) if self.group.embeds[self.place] else None
+        """The call of these ids in training; None: it can be made by neither `embed` nor `pool`."""
+        direct = self.group.embeds[self.place] or self.group.pools[self.place]
+        return self.group.call(self.place, ids) if direct else None
 
     def prepare(self, batches: Sequence[torch.Tensor]) -> RowRequest:
         """Prepare an upcoming batch of this table alone: the tensors of ids with which its module will be
@@ -416,6 +399,10 @@ class TableGroup:
             for each, device in zip(sparse, devices, strict=True)
         ]
         """Of each table whether its module may be called by `embed`."""
+        self.pools = [
+            pools(each.module) and self.staging is None and not each.spec.rows.statistics for each in sparse
+        ]
+        """And whether by `pool`."""
         self._prepared: list[Batch] = []
         self._collected = _Gradients()
         self.anchor = torch.empty(0, requires_grad=True)
@@ -636,11 +623,11 @@ class TableGroup:
 
     def merged(self, gradients: Sequence[GroupGradient], steps: int = 1) -> GroupGradient:
         """The sum, in this order, divided by `steps`."""
-        spans, keys, rows = _merged(gradients, [each.rows for each in gradients])
+        spans, keys, rows = merged_rows(gradients, [each.rows for each in gradients])
         counted = [each for each in gradients if each.stats is not None]
         stats = None
         if counted:
-            stats = _merged(counted, [each.stats for each in counted if each.stats is not None])[2]
+            stats = merged_rows(counted, [each.stats for each in counted if each.stats is not None])[2]
         if steps > 1:
             rows.div_(steps)
         moved, placed, sent = self.arranged(array_of(keys), starts_of(spans))
@@ -659,7 +646,7 @@ class TableGroup:
             keys = gradient.keys[some]
             first = GroupGradient(spans[None], keys, torch.zeros(len(keys), 2))
             every = [first, *pieces]
-            known, _, stats = _merged(every, [each.rows for each in every])
+            known, _, stats = merged_rows(every, [each.rows for each in every])
             # Of each table the keys of the gradient come first.
             before = np.repeat(starts_of(known)[:-1] - starts_of(spans)[:-1], np.maximum(spans, 0))
             found.append(stats[torch.from_numpy(before + np.arange(len(keys)))])
@@ -728,19 +715,6 @@ def begin_fetch(groups: Sequence[TableGroup]) -> None:
             arriving = staging.to_host([each.there for each in some if each.there is not None])
             for number, each in enumerate(some):
                 each.there, each.arriving = None, (arriving, number)
-
-
-def _merged(
-    gradients: Sequence[GroupGradient], values: Sequence[torch.Tensor]
-) -> tuple[Spans, torch.Tensor, torch.Tensor]:
-    """See `merge_runs`: of all servers together, with these values for their rows."""
-    return merge_runs(
-        [
-            (spans, gradient.keys[some], value[some])
-            for gradient, value in zip(gradients, values, strict=True)
-            for spans, some in gradient.on_servers()
-        ]
-    )
 
 
 def grouped(sparse: Sequence[SparseParameter]) -> list[list[SparseParameter]]:

@@ -25,7 +25,8 @@ from trainers.ps.tables.run import NOT_IN, Spans, SparseRun, positions_of, start
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
 from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, by_group, drop_gradients
-from trainers.ps.trainer.group import GroupGradient, RemoteTable, TableGroup
+from trainers.ps.trainer.gradient import GroupGradient
+from trainers.ps.trainer.group import RemoteTable, TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.remote import (
     RowRequest,

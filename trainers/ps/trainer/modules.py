@@ -152,6 +152,16 @@ def embeds(module: EmbeddingModule) -> bool:
     )
 
 
+def pools(module: EmbeddingModule) -> bool:
+    """Whether the module gives sums or means of rows, with gradients that are not scaled."""
+    return (
+        isinstance(module, torch.nn.EmbeddingBag)
+        and module.mode in ("sum", "mean")
+        and not module.scale_grad_by_freq
+        and module.weight.dtype is torch.float32
+    )
+
+
 def device_of(module: EmbeddingModule) -> torch.device:
     """Where its rows are given."""
     return torch.device("cpu") if module.weight.is_meta else module.weight.device

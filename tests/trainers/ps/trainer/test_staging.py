@@ -13,7 +13,7 @@ import torch
 from trainers.ps.client import Client, Request
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.spec import TableKind, TableSpec
-from trainers.ps.trainer.embedding import embed
+from trainers.ps.trainer.embedding import ServedEmbedding, embed
 from trainers.ps.trainer.exchange import DenseParameters, drop_gradients
 from trainers.ps.trainer.group import TableGroup, begin_fetch
 from trainers.ps.trainer.layout import Block, DenseParameter, SparseParameter
@@ -149,8 +149,17 @@ def test_a_table_on_another_device_than_its_group_is_looked_up_by_itself() -> No
     group = group_of(0, 2, None)
     group.embeds[1] = False
     ids = torch.arange(3)
-    assert group.tables[1].call(ids) is None
-    assert group.tables[0].call(ids) is not None
+    told: list[torch.Tensor] = []
+    for table in group.tables[:2]:
+        module = table.sparse.module
+        ServedEmbedding("", module, table, statistics=False, called=lambda _, ids: told.append(ids))
+        module(ids).sum().backward()
+        assert (table.call(ids) is None) is (table.place == 1)
+    assert len(told) == 2, "of each call once"
+    gradient = group.take_gradients()
+    assert gradient is not None
+    assert (gradient.rows == 1.0).all()
+    assert sorted(gradient.keys.tolist()) == [0, 0, 1, 1, 2, 2]
     assert staging_of(CPU) is None
 
 
