@@ -88,8 +88,8 @@ RUNTIME_PARTS = {
         "progress", "roles", "errors",
     },
     "ps.runtime": {
-        "ps", "runtime", "strategy", "serving", "data", "notice", "optimizer", "process", "progress", "roles",
-        "errors",
+        "ps", "runtime", "strategy", "collective", "serving", "data", "notice", "optimizer", "process",
+        "progress", "roles", "errors",
     },
     "fleet": {
         "collective.runtime", "ps.runtime", "ps", "runtime", "strategy", "util", "export", "serving", "data",

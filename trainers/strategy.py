@@ -149,15 +149,17 @@ class DistributedStrategy:
     `dense`: the dense parameters are on the servers, or trained by the optimizer in each trainer with
     gradients averaged among them ("allreduce").
 
-    Collective. `amp`: the model computes in half precision, see `AmpConfigs`. `gradient_merge`: several steps
-    to an update, see `GradientMergeConfigs`. `localsgd`: models are averaged every few updates instead of
-    gradients in each, see `LocalSGDConfigs`. `gradient_scale_configs`: gradients are averaged or added up,
-    see `GradientScaleConfigs`. `fp16_allreduce`: gradients travel in half precision. `lars`, `lamb`: large
-    batches, see `LarsConfigs`, `LambConfigs`. `sharding`: processes divide state, gradients and parameters
-    among them, see `ShardingConfigs`. `recompute`: activations are computed again instead of kept, see
+    Both. `amp`: the model computes in half precision, see `AmpConfigs`.
+
+    Collective. `gradient_merge`: several steps to an update, see `GradientMergeConfigs`. `localsgd`:
+    models are averaged every few updates instead of gradients in each, see `LocalSGDConfigs`.
+    `gradient_scale_configs`: gradients are averaged or added up, see `GradientScaleConfigs`.
+    `fp16_allreduce`: gradients travel in half precision. `lars`, `lamb`: large batches, see
+    `LarsConfigs`, `LambConfigs`. `sharding`: processes divide state, gradients and parameters among them,
+    see `ShardingConfigs`. `recompute`: activations are computed again instead of kept, see
     `RecomputeConfigs`. `sync_batch_norm`: batch norms have the statistics of all processes' batches.
-    `compile`: torch.compile, see `CompileConfigs`. `find_unused_parameters`, `fuse_grad_size_in_MB`: passed
-    to torch's DistributedDataParallel.
+    `compile`: torch.compile, see `CompileConfigs`. `find_unused_parameters`, `fuse_grad_size_in_MB`:
+    passed to torch's DistributedDataParallel.
     """
 
     a_sync: bool
@@ -210,12 +212,18 @@ class DistributedStrategy:
     def fits(self, is_collective: bool) -> None:
         """Raises UsageError for a field that has been set and means nothing in this kind of job."""
         for name, default in _DEFAULTS.items():
-            if (name in _SERVERS) is is_collective and getattr(self, name) != default:
+            if name in _BOTH or (name in _SERVERS) is not is_collective:
+                continue
+            if getattr(self, name) != default:
                 kinds = ("parameter servers", "collective") if is_collective else ("collective jobs", "not")
                 raise UsageError(
                     f"strategy.{name} is {_shown(getattr(self, name))}, which is for {kinds[0]}, and this "
                     f"job is {kinds[1]}; leave it out, or call fleet.init(is_collective={not is_collective})"
                 )
+
+    def half_precision(self) -> AmpConfigs | None:
+        """`amp_configs` with the defaults filled in; None without `amp`."""
+        return AmpConfigs(**self.amp_configs) if self.amp else None
 
     def collective(self) -> CollectiveSettings:
         """What is asked of collective training, with the defaults filled in. Raises NotSupportedError for
@@ -223,7 +231,7 @@ class DistributedStrategy:
         """
         merge = GradientMergeConfigs(**self.gradient_merge_configs) if self.gradient_merge else None
         return CollectiveSettings(
-            amp=AmpConfigs(**self.amp_configs) if self.amp else None,
+            amp=self.half_precision(),
             gradient_merge=merge,
             localsgd=LocalSGDConfigs(**self.localsgd_configs) if self.localsgd else None,
             sharding=ShardingConfigs(**self.sharding_configs) if self.sharding else None,
@@ -331,7 +339,9 @@ def _flag(name: str, value: Any) -> bool:
 
 
 _SERVERS = ("a_sync", "a_sync_configs", "ps_configs", "sparse_table_configs", "dense")
-"""What only a job with parameter servers heeds; all the rest is for collective ones."""
+"""What only a job with parameter servers heeds."""
+_BOTH = ("amp", "amp_configs")
+"""All the rest is for collective jobs only."""
 
 _DEFAULTS: dict[str, Any] = {
     "a_sync": False,

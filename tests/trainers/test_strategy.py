@@ -204,7 +204,7 @@ def test_wishes_that_do_not_go_together_are_both_named(fields: dict[str, Any], n
 
 
 def test_a_field_for_the_other_kind_of_job_is_refused() -> None:
-    for name in ("amp", "localsgd", "sharding", "find_unused_parameters"):
+    for name in ("localsgd", "sharding", "find_unused_parameters"):
         with_fields(**{name: True}).fits(True)
         with pytest.raises(UsageError, match=f"{name} is True, which is for collective jobs"):
             with_fields(**{name: True}).fits(False)

@@ -7,12 +7,14 @@ half precision.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from trainers.collective.configs import LocalSGDConfigs
 from trainers.errors import NotSupportedError, UsageError
@@ -151,11 +153,19 @@ class Cadence:
 # ---- Hooks of a wrapped model: half precision, and whether gradients are reduced
 
 
-def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Call the model under autocast from now on. Its outputs are float32 again, so that a loss of them is
-    computed in full precision.
+def device_of(model: torch.nn.Module) -> str:
+    """The type of device that it computes on: an accelerator if any parameter is there."""
+    kinds = [param.device.type for param in model.parameters()]
+    return next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
+
+
+def compute_in(
+    model: torch.nn.Module, dtype: torch.dtype, *, hook: Callable[[Any], Any] = lambda call: call
+) -> list[RemovableHandle]:
+    """Call the model under autocast, until the handles are removed. Its outputs are float32 again, so that a
+    loss of them is computed in full precision. `hook` makes what the model calls out of a function.
     """
-    device = next((param.device.type for param in model.parameters()), "cpu")
+    device = device_of(model)
     open_contexts: list[torch.autocast] = []  # a model may call itself
 
     def before(module: torch.nn.Module, inputs: Any) -> None:
@@ -168,10 +178,11 @@ def compute_in(model: torch.nn.Module, dtype: torch.dtype) -> None:
             open_contexts.pop().__exit__(None, None, None)
         return _in_full(output, dtype)
 
-    model.register_forward_pre_hook(before)
-    model.register_forward_hook(
-        after, always_call=True
-    )  # after an error too, or the script stays in autocast
+    return [
+        model.register_forward_pre_hook(hook(before)),
+        # After an error too, or the script stays in autocast.
+        model.register_forward_hook(hook(after), always_call=True),
+    ]
 
 
 def pace(model: torch.nn.Module, cadence: Cadence) -> None:

@@ -153,6 +153,11 @@ def cpu_group() -> dist.ProcessGroup | None:
     return _gloo_beside(dist.group.WORLD)
 
 
+def group_of(tensor: torch.Tensor) -> dist.ProcessGroup | None:
+    """The group whose collectives take this tensor; None: that of all ranks. NCCL takes none on the CPU."""
+    return cpu_group() if tensor.is_cpu else None
+
+
 @functools.lru_cache(maxsize=1)
 def _gloo_beside(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")

@@ -340,7 +340,7 @@ class CollectiveRuntime:
         return next((made for given, made in self._optimizers.items() if given is optimizer), optimizer)
 
     def _average(self) -> None:
-        from trainers.collective.stepping import average_model
+        from trainers.collective.averaging import average_model
 
         for each in self._models:
             average_model(each.model)

@@ -1,13 +1,12 @@
 """The optimizer of a collective job whose strategy changes what a step is: merged gradients, scaled losses,
 averaged models.
 
-The scaler makes all ranks skip a step in which one of them found gradients that are not finite. Models are
-averaged as localsgd does (Lin et al. 2018, https://arxiv.org/abs/1808.07217).
+The scaler makes all ranks skip a step in which one of them found gradients that are not finite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from trainers import progress
+from trainers.collective.averaging import average_state
 from trainers.collective.configs import AmpConfigs
 from trainers.collective.data_parallel import Cadence
 from trainers.errors import NotSupportedError, UsageError
@@ -109,63 +109,6 @@ def scaler_of(configs: AmpConfigs, device: str) -> DistributedScaler:
 
 def _merges(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, DistributedOptimizer) and optimizer.merges
-
-
-# ---- Averaging of models, as in localsgd (Lin et al. 2018, https://arxiv.org/abs/1808.07217).
-
-MESSAGE_BYTES = 25 << 20
-"""Tensors travel in messages of about this size, as DDP sends gradients."""
-
-
-@torch.no_grad()
-def average_model(model: torch.nn.Module) -> None:
-    """Bring parameters and floating point buffers to their average over all ranks; all ranks call it. State
-    of optimizers stays each rank's own.
-    """
-    trained = [param for param in model.parameters() if param.requires_grad]
-    average_tensors([*trained, *(buffer for buffer in model.buffers() if buffer.is_floating_point())])
-
-
-@torch.no_grad()
-def average_state(optimizer: torch.optim.Optimizer) -> None:
-    """The same for the state of an optimizer, as far as all ranks have it: a checkpoint has only one."""
-    mine = {
-        (place, key): value
-        for place, param in enumerate(param for group in optimizer.param_groups for param in group["params"])
-        for key, value in optimizer.state.get(param, {}).items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-    }
-    told: list[list[tuple[int, str]]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(told, sorted(mine))
-    average_tensors(mine[name] for name in told[0] if all(name in names for names in told))
-
-
-@torch.no_grad()
-def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
-    """The same for tensors of equal shapes and order on all ranks, in place. torch's own averager gives
-    parameters new memory, all of them one block, which files of tensors do not take.
-    """
-    for message in _messages(tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in message])
-        flat.div_(dist.get_world_size())  # before adding up: no sum may overflow
-        dist.all_reduce(flat)
-        pieces = torch.split(flat, [tensor.numel() for tensor in message])
-        for tensor, piece in zip(message, pieces, strict=True):
-            tensor.copy_(piece.view_as(tensor))
-
-
-def _messages(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors that travel together: of one type and device."""
-    messages: list[list[torch.Tensor]] = []
-    last: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        kind = (tensor.dtype, tensor.device)
-        message = last.get(kind)
-        if message is None or sum(each.nbytes for each in message) + tensor.nbytes > MESSAGE_BYTES:
-            last[kind] = message = []
-            messages.append(message)
-        message.append(tensor)
-    return messages
 
 
 # ---- The optimizer

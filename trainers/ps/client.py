@@ -42,11 +42,12 @@ _IN_WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One message to one server."""
+    """One message to one server. `code`: of a push, see `wire.Kind`."""
 
     server: int
     kind: Kind
     number: int = 0
+    code: Code = Code.NONE
     parts: tuple[Part, ...] = ()
 
 
@@ -206,6 +207,7 @@ class Client:
             incarnation=self._incarnation,
             sequence=self._sequence,
             number=request.number,
+            code=request.code,
             parts=request.parts,
         )
 

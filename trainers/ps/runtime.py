@@ -7,27 +7,32 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from trainers import progress
+from trainers.collective.configs import AmpConfigs
+from trainers.collective.data_parallel import compute_in, device_of
+from trainers.collective.stepping import scaler_of
 from trainers.data.loop import AnyBatch, prefetched
-from trainers.errors import FleetError, NotSupportedError, ServerError, UsageError
+from trainers.errors import FleetError, ServerError, UsageError
 from trainers.notice import Notice, notice_file, read_notice
 from trainers.optimizer import DistributedOptimizer
 from trainers.process.hooks import at_exit, failed, leave_dismissed
+from trainers.ps.optimizer import JoinedSteps, ServedOptimizer, ServedScaler
 from trainers.ps.saves.manifest import SaveMode, current_manifest
 from trainers.ps.server.server import Server, ServerPlan
 from trainers.ps.tables.spec import FullError, ShrinkPolicy, start_of, torch_memory
 from trainers.ps.tables.warm import warm_up_server, warm_up_trainer
-from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of, options_snapshot, plan_layout
+from trainers.ps.trainer.embedding import outside_graphs
+from trainers.ps.trainer.layout import LayoutOptions, check_supported, dense_of, plan_layout
+from trainers.ps.trainer.modules import pools
 from trainers.ps.trainer.worker import LocalTraining, Worker
 from trainers.ps.transport import keys_of
 from trainers.roles.identity import Identity
@@ -38,197 +43,14 @@ _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda:
 """Whether torch.export traces a copy of the model, whose values must not be refreshed."""
 
 
-class Stepper(Protocol):
-    """What an optimizer needs of its runtime."""
-
-    @property
-    def serving(self) -> bool: ...
-
-    def step(self, optimizer: ServedOptimizer) -> None: ...
-
-    def has_rows(self, optimizer: ServedOptimizer) -> bool: ...
-
-    def drop_rows(self, optimizer: ServedOptimizer) -> None: ...
-
-
-class ServedOptimizer(DistributedOptimizer):
-    """`step` pushes the gradients; the servers do the arithmetic and keep the state (momentum, moments).
-
-    Learning rates may change from step to step: they travel with the push. Other options are those of
-    init_worker.
-    """
-
-    _step_supports_amp_scaling = True
-    """torch.amp.GradScaler then leaves unscaling to `step`, which refuses it."""
-
-    def __init__(self, inner: torch.optim.Optimizer, stepper: Stepper) -> None:
-        super().__init__(inner)
-        self._stepper = stepper
-        self._local = False
-        self._frozen: list[dict[str, Any]] | None = None
-
-    def freeze_options(self) -> None:
-        """From now on only the learning rate may change, and steps go through this optimizer."""
-        self._frozen = options_snapshot(self.inner)
-        self.inner.register_step_pre_hook(self._refuse_direct_step)
-
-    def _refuse_direct_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._local and self._stepper.serving:
-            raise UsageError(
-                f"{type(optimizer).__name__}.step() was called on the optimizer given to "
-                "fleet.distributed_optimizer(), which does not train served parameters; call step() or "
-                "minimize() of the returned optimizer"
-            )
-
-    def has_gradients(self) -> bool:
-        return self._stepper.has_rows(self) or super().has_gradients()
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        if self.__dict__.pop("found_inf", None) is not None:  # set by a scaler that is enabled
-            raise NotSupportedError(
-                "torch.amp.GradScaler is not supported on parameter servers: it does not unscale the "
-                "gradients of rows. Train in bfloat16, which needs none, or use GradScaler(enabled=False)"
-            )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if self._frozen is not None and options_snapshot(self.inner) != self._frozen:
-            raise NotSupportedError(
-                f"an option of {type(self.inner).__name__} other than lr has changed since "
-                "fleet.init_worker(), and the "
-                "servers keep the options from then (a scheduler with cycle_momentum changes them)"
-            )
-        self._stepper.step(self)
-        return loss
-
-    def local_step(self) -> None:
-        """Step in this process, for parameters that no server trains."""
-        self._local = True
-        try:
-            self.inner.step()
-        finally:
-            self._local = False
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        with torch._C.DisableTorchFunctionSubclass():  # asking a ServedWeight takes much longer
-            super().zero_grad(set_to_none)
-        self._stepper.drop_rows(self)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict.get("state"):
-            raise NotSupportedError(
-                "optimizer state cannot be loaded here: the servers keep it; "
-                "fleet.save_persistables(dirname) saves it and fleet.init_server(dirname) loads it"
-            )
-        super().load_state_dict(state_dict)
-
-
-class JoinedSteps:
-    """The steps of the optimizers of one model. Servers apply the gradients of a training step together, so
-    the push leaves when the last optimizer has stepped. Until then the gradients and learning rates of the
-    others are kept, and what torch would compute differently is refused: a forward pass, gradients of rows
-    after the step, and a second step of one of them.
-
-    `rows` tells how often the embeddings of an optimizer have got gradients since the last push.
-    """
-
-    def __init__(
-        self,
-        optimizers: Sequence[ServedOptimizer],
-        push: Callable[[], None],
-        rows: Callable[[ServedOptimizer], int],
-    ) -> None:
-        self._optimizers = optimizers
-        self._push = push
-        self._rows = rows
-        self._kept: dict[int, _Kept] = {}
-
-    def stepped(self, optimizer: ServedOptimizer) -> bool:
-        """Whether its gradients are kept for the push."""
-        return id(optimizer) in self._kept
-
-    def step(self, optimizer: ServedOptimizer) -> None:
-        if self.stepped(optimizer):
-            raise UsageError(f"{type(optimizer.inner).__name__} stepped twice, while {self._missing()}")
-        last = len(self._kept) == len(self._optimizers) - 1
-        # Copies: zero_grad(set_to_none=False) may come before the push, and so may a scheduler's step.
-        self._kept[id(optimizer)] = _Kept.of(optimizer, self._rows(optimizer), copy=not last)
-        if not last:
-            return
-        self._check_rows()
-        current = [_Kept.of(each, 0) for each in self._optimizers]
-        try:
-            for kept in self._kept.values():
-                kept.put_back()
-            self._push()
-        finally:
-            for kept in current:
-                kept.put_back()
-            self._kept.clear()
-
-    def _check_rows(self) -> None:
-        for each in self._optimizers:
-            if self._rows(each) != self._kept[id(each)].rows:
-                name = type(each.inner).__name__
-                self._kept.clear()
-                raise UsageError(
-                    f"rows of {name} got gradients after its step(): servers apply the gradients of all "
-                    "optimizers together, so call backward() for all losses of a training step before the "
-                    "first step()"
-                )
-
-    def check(self, what: str = "training ended") -> None:
-        """Raises UsageError if an optimizer has stepped and another has not."""
-        if self._kept:
-            raise UsageError(f"{what} while {self._missing()}")
-
-    def before_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        if self._kept and torch.is_grad_enabled():
-            raise UsageError(f"the model was called while {self._missing()}")
-
-    def _missing(self) -> str:
-        missing = [type(each.inner).__name__ for each in self._optimizers if not self.stepped(each)]
-        return (
-            f"{', '.join(missing)} had not stepped: servers apply the gradients of all optimizers together, "
-            "so call step() of each once per training step, after its backward pass; or use one optimizer "
-            "with several parameter groups"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What an optimizer steps with, as it was then."""
-
-    gradients: list[tuple[torch.Tensor, torch.Tensor | None]]
-    rates: list[tuple[dict[str, Any], Any]]
-    rows: int
-
-    @classmethod
-    def of(cls, optimizer: ServedOptimizer, rows: int, *, copy: bool = False) -> _Kept:
-        own = [(each, each.grad) for group in optimizer.param_groups for each in group["params"]]
-        if copy:
-            own = [(each, None if grad is None else grad.clone()) for each, grad in own]
-        rates = [(group, group.get("lr")) for group in optimizer.param_groups]
-        if copy:  # a rate that is a tensor is changed in place
-            rates = [(group, lr.clone() if isinstance(lr, torch.Tensor) else lr) for group, lr in rates]
-        return cls(own, rates, rows)
-
-    def put_back(self) -> None:
-        for parameter, grad in self.gradients:
-            parameter.grad = grad
-        for group, rate in self.rates:
-            group["lr"] = rate
-
-
 class OwnHook:
     """A hook of a module that copies of the module do not have: they have values of their own."""
 
-    def __init__(self, hook: Callable[..., None]) -> None:
+    def __init__(self, hook: Callable[..., Any]) -> None:
         self._hook = hook
 
-    def __call__(self, *args: Any) -> None:
-        self._hook(*args)
+    def __call__(self, *args: Any) -> Any:
+        return self._hook(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OwnHook, (_nothing,)
@@ -349,10 +171,9 @@ class _ServedRuntime:
     is_collective: ClassVar[bool] = False
 
     def distributed_scaler(self, scaler: torch.amp.GradScaler) -> torch.amp.GradScaler:
-        raise UsageError(
-            "fleet.distributed_scaler() belongs to collective training, and this job has parameter servers: "
-            "they take float32; for rows in half precision on the wire use strategy.ps_configs wire_dtype"
-        )
+        if not isinstance(scaler, torch.amp.GradScaler):
+            raise UsageError(f"distributed_scaler needs a torch.amp.GradScaler, not {scaler!r}")
+        return ServedScaler(scaler)
 
     def agree_to_stop(self, notice: Notice | None) -> Notice | None:
         return notice
@@ -474,7 +295,15 @@ class ServerRuntime(_ServedRuntime):
     def serving(self) -> bool:
         return False
 
-    def step(self, optimizer: ServedOptimizer) -> None:
+    @property
+    def scaler(self) -> None:
+        return None
+
+    @property
+    def kept(self) -> bool:
+        return False
+
+    def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None:
         raise _not_a_trainer("distributed_optimizer(...).step")
 
     def has_rows(self, optimizer: ServedOptimizer) -> bool:
@@ -482,6 +311,12 @@ class ServerRuntime(_ServedRuntime):
 
     def drop_rows(self, optimizer: ServedOptimizer) -> None:
         return
+
+    def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool:
+        return True
+
+    def agree(self, overflow: bool) -> bool:
+        return overflow
 
 
 @contextlib.contextmanager
@@ -522,8 +357,10 @@ class TrainerRuntime(_ServedRuntime):
         """Of several optimizers; then `_weights` has the ids of the parameters of each."""
         self._weights: dict[int, set[int]] = {}
         self._worker: Worker | None = None
+        self.scaler: ServedScaler | None = None
         self._resumed = 0
-        self._unwatch: Callable[[], None] = lambda: None
+        self._ends = contextlib.ExitStack()
+        """What makes the model an ordinary one again."""
 
     def distributed_model(self, model: torch.nn.Module) -> torch.nn.Module:
         """The same model; nn.Embedding(sparse=True) in it is served from init_worker on."""
@@ -587,17 +424,32 @@ class TrainerRuntime(_ServedRuntime):
             keys=keys_of(os.environ),
             local=local,
         )
-        warm_up_trainer(layout.specs(), geo=geo)
+        bags = any(pools(each.module) for each in layout.sparse)
+        warm_up_trainer(layout.specs(), geo=geo, bags=bags)
         self._worker.start()
         self._resumed = self._worker.step_number
         self._phase = _Phase.TRAINING
         if len(self._optimizers) > 1:
-            self._joined = JoinedSteps(self._optimizers, self._worker.step, self._rows_of)
+            push = self._worker.step
+            self._joined = JoinedSteps(
+                self._optimizers, lambda overflow: push(overflow=overflow), self._rows_of
+            )
             self._weights = {id(one): {id(each) for each in parameters_of(one)} for one in self._optimizers}
-        self._unwatch = watch_model(self._model, self._worker, self._joined, refresh=self.strategy.a_sync)
+        self._ends.callback(watch_model(self._model, self._worker, self._joined, refresh=strategy.a_sync))
+        if (amp := strategy.half_precision()) is not None:
+            self._compute_in_half(self._model, amp)
         for each in self._optimizers:
             each.freeze_options()
         at_exit(self._leave_at_exit)
+
+    def _compute_in_half(self, model: torch.nn.Module, amp: AmpConfigs) -> None:
+        """Until the model is an ordinary one again; copies of it compute in the types of their weights."""
+        for handle in compute_in(
+            model, getattr(torch, amp.dtype), hook=lambda call: OwnHook(outside_graphs(call))
+        ):
+            self._ends.callback(handle.remove)
+        if amp.dtype == "float16":
+            self.scaler = ServedScaler(scaler_of(amp, device_of(model)), amp)
 
     def barrier_worker(self) -> None:
         self._training("barrier_worker").barrier()
@@ -650,7 +502,8 @@ class TrainerRuntime(_ServedRuntime):
             worker.interrupt()
         else:
             worker.finish()
-        self._unwatch()  # the model is an ordinary torch model again
+        self._ends.close()  # the model is an ordinary torch model again
+        self.scaler = None
         self._phase = _Phase.STOPPED
 
     @property
@@ -658,15 +511,26 @@ class TrainerRuntime(_ServedRuntime):
         """Whether servers hold the model's values."""
         return self._phase is _Phase.TRAINING
 
-    def step(self, optimizer: ServedOptimizer) -> None:
+    @property
+    def kept(self) -> bool:
+        return self._joined is not None and self._joined.waits
+
+    def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None:
         worker = self._training("distributed_optimizer(...).step")
         if self._joined is None:
-            worker.step()
+            worker.step(overflow=overflow)
         else:
-            self._joined.step(optimizer)
+            self._joined.step(optimizer, overflow=overflow)
 
     def has_rows(self, optimizer: ServedOptimizer) -> bool:
         return self._worker is not None and self._worker.has_rows(self._weights.get(id(optimizer)))
+
+    def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool:
+        worker = self._training("distributed_scaler(...).unscale_")
+        return worker.unscale_rows(self._weights.get(id(optimizer)), scale)
+
+    def agree(self, overflow: bool) -> bool:
+        return self._training("distributed_scaler(...).unscale_").agree(overflow)
 
     def _rows_of(self, optimizer: ServedOptimizer) -> int:
         return 0 if self._worker is None else self._worker.row_gradients(self._weights.get(id(optimizer)))

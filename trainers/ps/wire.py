@@ -48,7 +48,8 @@ class Kind(IntEnum):
     READY = 3  # all initial values have been sent
     OPEN = 4  # answer when the tables are ready
     PULL = 5  # values, as of step `number` or later
-    PUSH = 6  # gradients of step `number`; applied once for each (rank, incarnation, sequence)
+    PUSH = 6  # gradients of step `number`, applied once for each (rank, incarnation, sequence); with the
+    # code NOT_FINITE it has none, because they were not finite, and in sync the step changes nothing
     BARRIER = 7  # answer when every trainer has reached barrier `number`
     FINISH = 8  # the sender pushes no more; answer when no trainer does
     LEAVE = 9  # the sender disconnects for good

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from trainers import fleet
+from trainers.collective.averaging import messages_of
 from trainers.errors import FleetError
 from trainers.ps import SparseEmbedding
 
@@ -341,6 +342,27 @@ def loaded_in_allreduce() -> None:
     loaded_in(dense="allreduce")
 
 
+def averaged_gradients() -> None:
+    """Of dense parameters that no server holds: more than go into one message, and one trainer lacks some."""
+    model = torch.nn.ModuleDict({"rows": Model(), "wide": torch.nn.Linear(6, 1_000_000), "last": Model().out})
+    dense = [model["wide"].weight, model["wide"].bias, model["last"].weight]
+    before = [each.detach().clone() for each in dense]
+    (optimizer,) = serve(model, torch.optim.SGD(model.parameters(), lr=1.0), dense="allreduce")
+    drawn = [
+        [torch.randn(each.shape, generator=torch.Generator().manual_seed(rank)) for each in dense]
+        for rank in range(2)
+    ]
+    assert [len(each) for each in messages_of(reversed(dense))] == [2, 1]
+    drawn[1][2].zero_()
+    for parameter, grad in zip(dense, drawn[fleet.worker_index()], strict=True):
+        parameter.grad = grad.clone() if grad.any() else None
+    optimizer.step()
+    for parameter, was, first, second in zip(dense, before, *drawn, strict=True):
+        assert torch.equal(parameter, was - (first + second) / 2)
+    assert torch.equal(model["rows"].out.weight, Model().out.weight), "zeros are no step of SGD"
+    fleet.stop_worker()
+
+
 def averaged() -> None:
     """An exponential moving average of the dense modules: by torch's class, and by hand."""
     model, reference = Model(), Model()
@@ -535,6 +557,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     copied,
     copied_without_embeddings,
     averaged,
+    averaged_gradients,
     loaded_while_served,
     loaded_amid_prefetching,
     loaded_wrongly,

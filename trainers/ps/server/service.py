@@ -275,7 +275,8 @@ class Service:
         if self._steps.counts(member, request.number):
             self._steps.make_room(member, self._members.active(), gradients)
             self._record(request)
-            self._steps.push(member, request.number, gradients)
+            overflowed = request.code is Code.NOT_FINITE
+            self._steps.push(member, request.number, None if overflowed else gradients)
             self._steps.close(self._members.active())
         member.applied.add(request.sequence)
 

@@ -115,7 +115,12 @@ def _dump_sync(steps: SyncSteps) -> list[Message]:
     for each in steps.before.rows:
         before += _parts(each)
     pending = [
-        Message(kind=Kind.PUSH, rank=rank, parts=tuple(part for each in push for part in _parts(each)))
+        Message(
+            kind=Kind.PUSH,
+            rank=rank,
+            code=Code.NOT_FINITE if rank in steps.pushes.overflowed else Code.NONE,
+            parts=tuple(part for each in push for part in _parts(each)),
+        )
         for rank, push in steps.pushes.by_rank.items()
     ]
     return [Message(kind=Kind.DATA, parts=tuple(before)), *pending]
@@ -130,7 +135,8 @@ def _load_sync(steps: SyncSteps, messages: Sequence[Message]) -> None:
     )
     steps.pushes = StepPushes()
     for message in pending:
-        steps.pushes.add(message.rank, _gradients(message.parts))
+        overflowed = message.code is Code.NOT_FINITE
+        steps.pushes.add(message.rank, None if overflowed else _gradients(message.parts))
 
 
 def _parts(gradient: Gradient) -> list[Part]:

@@ -31,8 +31,8 @@ class Steps(Protocol):
         be called before it is recorded. Raises Refusal when there is none.
         """
 
-    def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
-        """Accept a push for which `counts` is true."""
+    def push(self, member: Member, number: int, gradients: Sequence[Gradient] | None) -> None:
+        """Accept a push for which `counts` is true; None: its gradients were not finite."""
 
     def close(self, active: Collection[Member]) -> None:
         """Apply pushes that waited only for members that are no longer active."""
@@ -87,7 +87,7 @@ class SyncSteps:
             waiting = [each for push in self.pushes.by_rank.values() for each in push]
             self._store.make_room([*waiting, *gradients])
 
-    def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
+    def push(self, member: Member, number: int, gradients: Sequence[Gradient] | None) -> None:
         member.step = number + 1
         self.pushes.add(member.rank, gradients)
 
@@ -140,8 +140,8 @@ class AsyncSteps:
     ) -> None:
         self._store.make_room(gradients)
 
-    def push(self, member: Member, number: int, gradients: Sequence[Gradient]) -> None:
-        self._store.apply(gradients)
+    def push(self, member: Member, number: int, gradients: Sequence[Gradient] | None) -> None:
+        self._store.apply(gradients or ())
         member.step = max(member.step, number + 1)  # a retry may be late
         self.step += 1
 

@@ -95,15 +95,21 @@ class StepPushes:
 
     def __init__(self) -> None:
         self._pushes: dict[int, Sequence[Gradient]] = {}
+        self.overflowed: set[int] = set()
+        """The ranks whose gradients were not finite: then the step changes nothing."""
 
     @property
     def by_rank(self) -> Mapping[int, Sequence[Gradient]]:
         return MappingProxyType(self._pushes)
 
-    def add(self, rank: int, push: Sequence[Gradient]) -> None:
-        """Runs of dense blocks are split: another trainer may have grouped them differently."""
+    def add(self, rank: int, push: Sequence[Gradient] | None) -> None:
+        """Runs of dense blocks are split: another trainer may have grouped them differently. None: gradients
+        that were not finite.
+        """
+        if push is None:
+            self.overflowed.add(rank)
         self._pushes[rank] = [
-            part for each in push for part in (each.blocks() if each.keys is None else (each,))
+            part for each in push or () for part in (each.blocks() if each.keys is None else (each,))
         ]
 
     def ranks(self) -> Collection[int]:
@@ -113,6 +119,8 @@ class StepPushes:
         """For each table the sum over trainers divided by their number; a trainer without a gradient for it
         counts as zero. The learning rate is that of the lowest rank with a gradient for the table.
         """
+        if self.overflowed:
+            return []
         ranks = sorted(self._pushes)
         if not _same_runs([self._pushes[rank] for rank in ranks]):
             # Some trainers used other tables than others.

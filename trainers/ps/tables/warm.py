@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
+from trainers.ps.kernels.bags import pool_bags, scatter_bags, weigh_bags
 from trainers.ps.kernels.batch import (
     all_finite,
     arrange_run,
@@ -63,11 +64,13 @@ def warm_up_server() -> None:
     use_batches()
 
 
-def warm_up_trainer(specs: Iterable[TableSpec], *, geo: bool) -> None:
+def warm_up_trainer(specs: Iterable[TableSpec], *, geo: bool, bags: bool) -> None:
     """The kernels that a trainer needs, and those with which servers on this machine will train its tables.
-    `geo`: also those for its own rows.
+    `geo`: also those for its own rows. `bags`: for EmbeddingBags.
     """
     use_batches()
+    if bags:
+        use_bags()
     use_tables(specs, _KEYS[:0])  # servers warm up new rows
     if geo:
         use_saves()
@@ -85,6 +88,14 @@ def use_batches() -> None:
     find_run(none, ends, one, np.zeros(1, np.bool_), one, one.copy(), one.copy())
     gather_calls(_ROWS.numpy(), none, none, none, none, none, none)
     scatter_calls(none, none, none, none, none, none, none, _ROWS.numpy().copy())
+
+
+def use_bags() -> None:
+    """The kernels of an EmbeddingBag in a trainer."""
+    rows, none, weights = _ROWS.numpy().copy(), np.empty(0, np.int64), np.empty(0, np.float32)
+    pool_bags(rows, none, none, -1, none, weights, False, rows)
+    scatter_bags(rows, none, none, -1, none, weights, False, rows)
+    weigh_bags(rows, rows, none, none, -1, none, weights)
 
 
 def use_rows() -> None:
@@ -148,7 +159,14 @@ def use_rest() -> None:
     _table(SGD(), EntryKind.COUNT).shrink(ShrinkPolicy())
 
 
-EVERYTHING: tuple[Callable[[], None], ...] = use_rows, use_batches, use_saves, use_every_table, use_rest
+EVERYTHING: tuple[Callable[[], None], ...] = (
+    use_rows,
+    use_batches,
+    use_bags,
+    use_saves,
+    use_every_table,
+    use_rest,
+)
 
 
 def _small(spec: TableSpec) -> TableSpec:

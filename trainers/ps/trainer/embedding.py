@@ -18,9 +18,11 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn import functional
 
 from trainers.errors import UsageError
+from trainers.kernels.compiled import Keys
 from trainers.ps.kernels.batch import add_rows
 from trainers.ps.trainer.group import Batch, Call
-from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, embeds, row_limit
+from trainers.ps.trainer.modules import EmbeddingModule, SparseEmbedding, device_of, embeds, pools, row_limit
+from trainers.ps.trainer.pooling import ends_of, pool, weighs
 from trainers.ps.trainer.remote import Lookup
 
 # ---- Rows by position, with a backward pass that sums gradients in one go: on a CPU, torch's own embedding
@@ -146,7 +148,7 @@ class RowSource(Protocol):
     """Where rows come from, and where their gradients go."""
 
     def call(self, ids: torch.Tensor) -> Call | None:
-        """The call of these ids in training, for `embed`; None: use `look_up`."""
+        """The call of these ids in training, for `embed` or `pool`; None: use `look_up`."""
         return None
 
     def look_up(self, ids: torch.Tensor, *, insert: bool) -> tuple[Lookup, torch.Tensor]:
@@ -189,7 +191,8 @@ class ServedEmbedding:
         self._evicts = evicts
         self._bound = row_limit(module)
         self._embeds = embeds(module) and not statistics
-        self._device = torch.device("cpu") if module.weight.is_meta else module.weight.device
+        self._pools = pools(module) and not statistics
+        self._device = device_of(module)
         self._dtype = module.weight.dtype
         module.weight.data = torch.empty(
             0, module.embedding_dim, device=module.weight.device, dtype=self._dtype
@@ -257,6 +260,7 @@ class ServedEmbedding:
 
     def _sparse(self, ids: torch.Tensor, clicks: torch.Tensor | None = None) -> torch.Tensor:
         """`clicks`: a number for each example, (ids.shape[0],): whether it was clicked."""
+        self._tell(ids)
         call = self._call(ids)
         if call is not None:
             return self._typed(embed(call.batch, call, self._module.weight))
@@ -264,6 +268,7 @@ class ServedEmbedding:
         return self._typed(gathered(lookup.place, rows))
 
     def _embedding(self, input: torch.Tensor) -> torch.Tensor:
+        self._tell(input)
         call = self._call(input)
         if call is not None:
             return self._typed(embed(call.batch, call, self._module.weight))
@@ -280,8 +285,13 @@ class ServedEmbedding:
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        lookup, rows, padding = self._look_up(input)
+        self._tell(input)
         module: Any = self._module
+        if self._pools and self._training and weighs(per_sample_weights, input, module.mode):
+            ends = ends_of(input, offsets, last=module.include_last_offset)
+            if ends is not None and (call := self._rows.call(input)) is not None:
+                return self._pooled(call, per_sample_weights, ends)
+        lookup, rows, padding = self._look_up(input)
         return functional.embedding_bag(
             lookup.place.to(self._device),
             self._typed(rows),
@@ -293,6 +303,12 @@ class ServedEmbedding:
             padding_idx=padding,
         )
 
+    def _pooled(self, call: Call, weights: torch.Tensor | None, ends: Keys) -> torch.Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            trained = self._module.weight.requires_grad
+        mean = isinstance(self._module, torch.nn.EmbeddingBag) and self._module.mode == "mean"
+        return pool(call, weights, ends, mean=mean, trained=trained)
+
     def _typed(self, rows: torch.Tensor) -> torch.Tensor:
         """In the type of the module: they come and are trained in float32."""
         return rows if self._dtype is torch.float32 else rows.to(self._dtype)
@@ -303,22 +319,21 @@ class ServedEmbedding:
 
     def _call(self, ids: torch.Tensor) -> Call | None:
         if self._embeds and self._training:
-            return self._rows.call(self._checked(ids))
+            return self._rows.call(ids)
         return None
 
-    def _checked(self, ids: torch.Tensor) -> torch.Tensor:
+    def _tell(self, ids: torch.Tensor) -> None:
+        """Of a call, once, before anything is requested for it."""
         if ids.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"embedding {self._name!r} needs ids in int64 or int32, not {ids.dtype}")
         # A forward pass without gradients in training is like none that comes: it makes no rows.
         if self._called is not None and (torch.is_grad_enabled() or not self._module.training):
             self._called(self._module, ids)
-        return ids
 
     def _look_up(
         self, ids: torch.Tensor, clicks: torch.Tensor | None = None
     ) -> tuple[Lookup, torch.Tensor, int | None]:
         """The keys, their rows, and the position of the padding key."""
-        self._checked(ids)
         training = self._training
         lookup, rows = self._rows.look_up(ids, insert=training)
         padding = _place_of(self._module.padding_idx, lookup.keys)

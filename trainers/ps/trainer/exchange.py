@@ -7,7 +7,7 @@ Also how gradients of several steps become one push. Sparse tables belong to `re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,8 @@ from trainers.errors import NotSupportedError
 from trainers.ps.client import Client, Request
 from trainers.ps.configs import AsyncConfigs
 from trainers.ps.tables.rules import SGD, AnyRule
-from trainers.ps.trainer.group import GroupGradient, RemoteTable, TableGroup
+from trainers.ps.trainer.gradient import GroupGradient
+from trainers.ps.trainer.group import RemoteTable, TableGroup, begin_fetch
 from trainers.ps.trainer.layout import Block, DenseParameter, maximizes
 from trainers.ps.trainer.remote import (
     RowRequest,
@@ -26,6 +27,7 @@ from trainers.ps.trainer.remote import (
     push_requests,
     send_row_requests,
 )
+from trainers.ps.trainer.staging import Staging, staging_of
 from trainers.ps.wire import Field, Kind, Message, Part
 
 _MAX_RUN = 1 << 25
@@ -50,8 +52,15 @@ class _Piece:
 class DenseParameters:
     """All dense parameters of one model. A run is some blocks of one server with consecutive numbers."""
 
-    def __init__(self, parameters: Sequence[DenseParameter], servers: int) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[DenseParameter],
+        servers: int,
+        *,
+        staging_for: Callable[[torch.device], Staging | None] = staging_of,
+    ) -> None:
         self._parameters = parameters
+        self._staging_for = staging_for
         self._rules = {dense.name: dense.rule for dense in parameters}
         self._pieces: list[list[_Piece]] = [[] for _ in range(servers)]
         for dense in parameters:
@@ -84,13 +93,31 @@ class DenseParameters:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """By name, flat and float32; a parameter without a gradient is skipped, as by torch.optim."""
+        trained = [each for each in self._parameters if each.group is not None and _has_gradient(each)]
+        here = self._here([each.parameter.grad for each in trained if each.parameter.grad is not None])
         return {
-            dense.name: _flat(dense.parameter.grad).neg()
-            if maximizes(dense.group)
-            else _flat(dense.parameter.grad)
-            for dense in self._parameters
-            if dense.group is not None and _has_gradient(dense)
+            dense.name: flat.neg() if maximizes(dense.group) else flat
+            for dense, flat in zip(trained, here, strict=True)
         }
+
+    def _here(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Flat, in this process's memory; what is on a device comes in one copy."""
+        found = list(tensors)
+        for staging, places in self._by_device(tensors):
+            if staging is None:
+                arrived = [tensors[place] for place in places]
+            else:
+                arrived = staging.to_host([tensors[place] for place in places]).wait()
+            for place, tensor in zip(places, arrived, strict=True):
+                found[place] = _flat(tensor)
+        return found
+
+    def _by_device(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Staging | None, list[int]]]:
+        """How each device is copied from and to, and the places of its tensors."""
+        found: dict[torch.device, list[int]] = {}
+        for place, tensor in enumerate(tensors):
+            found.setdefault(tensor.device, []).append(place)
+        return [(self._staging_for(device), places) for device, places in found.items()]
 
     def values(self) -> dict[str, torch.Tensor]:
         """The trained parameters by name, flat copies."""
@@ -123,9 +150,13 @@ class DenseParameters:
     def take(self, answers: Iterable[tuple[int, Message]]) -> None:
         """Put values into the parameters: (server, its answer)."""
         found = self.read(answers)
-        for dense in self._parameters:
-            if dense.name in found:
-                dense.parameter.data.copy_(found[dense.name].view_as(dense.parameter))
+        taken = [dense for dense in self._parameters if dense.name in found]
+        for staging, places in self._by_device([dense.parameter for dense in taken]):
+            values = [found[taken[place].name] for place in places]
+            values = values if staging is None else staging.to_device(values)
+            for place, value in zip(places, values, strict=True):
+                parameter = taken[place].parameter
+                parameter.data.copy_(value.view_as(parameter))
 
     def read(self, answers: Iterable[tuple[int, Message]]) -> dict[str, torch.Tensor]:
         """The values in answers, flat, of the parameters that are complete in them."""
@@ -201,11 +232,13 @@ class GradientMerger:
         self._dense: list[dict[str, torch.Tensor]] = []
         self._sparse: dict[int, list[GroupGradient]] = {}
         self.steps = 0
+        """Those whose gradients were not finite are counted too."""
 
     def add(self, dense: dict[str, torch.Tensor]) -> None:
         """Add the gradients of one step: these dense ones, and those that the groups have collected."""
         kept = {name: gradient.clone() for name, gradient in dense.items()} if self._most > 1 else dense
         self._dense.append(kept)
+        begin_fetch(self._groups)
         for number, group in enumerate(self._groups):
             gradient = group.take_gradients()
             if gradient is not None:
@@ -214,7 +247,7 @@ class GradientMerger:
 
     def add_push(self, parameters: DenseParameters, push: Sequence[list[Part]]) -> None:
         """Append the merged gradients to each server's push, and reset."""
-        dense, sparse, steps = self._dense, self._sparse, self.steps
+        dense, sparse, steps = self._dense, self._sparse, len(self._dense)
         self._dense, self._sparse, self.steps = [], {}, 0
         parameters.add_push(push, dense[0] if steps == 1 else _merged_dense(dense, parameters))
         for number, pieces in sparse.items():
@@ -260,8 +293,10 @@ class Exchange(Protocol):
     def start(self, step: int) -> None:
         """Begin at this step."""
 
-    def push(self) -> None:
-        """Send the gradients of one step, and fetch the values of the next."""
+    def push(self, *, overflow: bool = False) -> None:
+        """Send the gradients of one step, and fetch the values of the next. `overflow`: they are not finite,
+        and none are sent.
+        """
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
         """Prepare the rows of an upcoming batch. `now`: they are used next, and requested at once."""
@@ -296,20 +331,27 @@ class SyncExchange:
         for group in self._groups:
             group.as_of = step
 
-    def push(self) -> None:
+    def push(self, *, overflow: bool = False) -> None:
         push: list[list[Part]] = [[] for _ in range(self._servers)]
+        if overflow:
+            drop_gradients(self._groups)
+        else:
+            self._add_gradients(push)
+        for parts, wants in zip(push, self._dense.trained_wants, strict=True):
+            parts += wants
+        row_requests = unsent_training(self._groups)
+        add_row_requests(push, row_requests)
+        requests = push_requests(push, self.step, overflow=overflow)
+        self.start(self.step + 1)
+        self._dense.take(SentRequests(self._client, requests, row_requests, self.step).wait())
+
+    def _add_gradients(self, push: Sequence[list[Part]]) -> None:
+        begin_fetch(self._groups)
         self._dense.add_push(push, self._dense.gradients())
         for group in self._groups:
             gradient = group.take_gradients()
             if gradient is not None:
                 group.add_push(push, gradient)
-        for parts, wants in zip(push, self._dense.trained_wants, strict=True):
-            parts += wants
-        row_requests = unsent_training(self._groups)
-        add_row_requests(push, row_requests)
-        requests = push_requests(push, self.step)
-        self.start(self.step + 1)
-        self._dense.take(SentRequests(self._client, requests, row_requests, self.step).wait())
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
         """In training the next push requests the rows; in evaluation they are requested here."""
@@ -364,8 +406,12 @@ class AsyncExchange:
         for group in self._groups:
             group.as_of = step
 
-    def push(self) -> None:
-        self._merging.add(self._dense.gradients())
+    def push(self, *, overflow: bool = False) -> None:
+        if overflow:
+            drop_gradients(self._groups)
+            self._merging.steps += 1
+        else:
+            self._merging.add(self._dense.gradients())
         self.start(self.step + 1)
         if self._merging.steps >= self._configs.max_merge_var_num:
             self._send(unsent_training(self._groups) if self._configs.carries else [])
@@ -457,6 +503,12 @@ def by_group(batches: Batches) -> dict[TableGroup, dict[int, Sequence[torch.Tens
 def unsent(groups: Sequence[TableGroup]) -> list[RowRequest]:
     """Row requests of prepared batches that have not been sent."""
     return [request for group in groups for request in group.unsent()]
+
+
+def drop_gradients(groups: Sequence[TableGroup]) -> None:
+    """Of all of them."""
+    for group in groups:
+        group.drop_gradients()
 
 
 def unsent_training(groups: Sequence[TableGroup]) -> list[RowRequest]:

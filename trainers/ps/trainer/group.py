@@ -8,7 +8,7 @@ A batch is prepared when its ids are known: by `prefetch` for all tables, or by 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -25,15 +25,15 @@ from trainers.ps.kernels.batch import (
     distinct_run,
     find_run,
     gather_calls,
-    merge_runs,
     order_by_server,
     scatter_calls,
 )
 from trainers.ps.kernels.index import SECRET
 from trainers.ps.tables.run import NOT_IN, Spans, starts_of
 from trainers.ps.tables.spec import holders
+from trainers.ps.trainer.gradient import GroupGradient, merged_rows
 from trainers.ps.trainer.layout import SparseParameter, maximizes
-from trainers.ps.trainer.modules import embeds, row_limit
+from trainers.ps.trainer.modules import device_of, embeds, pools, row_limit
 from trainers.ps.trainer.remote import (
     Lookup,
     RowRequest,
@@ -41,6 +41,7 @@ from trainers.ps.trainer.remote import (
     send_row_requests,
     version_of,
 )
+from trainers.ps.trainer.staging import Arriving, DeviceRows, Staging, flat_ids, staging_of, strided
 from trainers.ps.wire import INITIAL, MAX_FRAME_BYTES, Field, Kind, Part
 
 _CHUNK_BYTES = 4 << 20
@@ -73,7 +74,7 @@ class Batch:
         self._group = group
         self.age = 0
         """How many batches have been prepared since."""
-        flats = [_flat(ids) for _, ids in calls]
+        flats = flat_ids([ids for _, ids in calls], group.staging)
         tables = [table for table, _ in calls]
         starts = np.zeros(len(calls) + 1, np.int64)
         np.cumsum([each.numel() for each in flats], out=starts[1:])
@@ -83,9 +84,10 @@ class Batch:
         for (table, ids), (start, stop) in zip(calls, pairwise(starts.tolist()), strict=True):
             call = Call(table, ids, version_of(ids), start, stop, self)
             self.calls.setdefault(table, []).append(call)
-        self._moved, spans, sent = group.arranged(self.keys, self.ends)
+        self._firsts, self._sizes = self.ends[tables], np.diff(starts)
+        self.moved, spans, sent = group.arranged(self.keys, self.ends)
         self.request = group.request(torch.from_numpy(sent), spans, insert=insert)
-        self.pushed = (self._moved, spans, sent)
+        self.pushed = (self.moved, spans, sent)
         """Where the gradient of each key is, -1 for padding; how many each table has on each server; keys."""
         if (self.padding >= 0).any():
             self.pushed = group.arranged(self.keys, self.ends, self.padding)
@@ -105,7 +107,7 @@ class Batch:
         """(keys, dim) in the order of the request; waits for them."""
         rows: NDArray[np.float32] = array_of(self.request.rows)
         for table in np.flatnonzero((self.padding >= 0) & self._group.without_padding):
-            rows[self._moved[self.ends[table] + self.padding[table]]] = 0.0  # nothing else makes them zeros
+            rows[self.moved[self.ends[table] + self.padding[table]]] = 0.0  # nothing else makes them zeros
         return rows
 
     def lookup(self, call: Call) -> Lookup:
@@ -120,7 +122,7 @@ class Batch:
     def rows_of(self, call: Call) -> torch.Tensor:
         """The rows of these keys, (u, dim): a copy."""
         some = slice(self.ends[call.table], self.ends[call.table + 1])
-        return torch.from_numpy(self.rows[self._moved[some]])
+        return torch.from_numpy(self.rows[self.moved[some]])
 
     @property
     def anchor(self) -> torch.Tensor:
@@ -144,30 +146,73 @@ class Batch:
         if place >= 0:
             self._group.refuse(call.table, int(self.keys[self.ends[call.table] + place]))
 
+    @cached_property
+    def _there(self) -> DeviceRows | None:
+        """The rows on the device of the group; None: it is the CPU."""
+        if self._group.staging is None:
+            return None
+        index = self.moved[np.repeat(self._firsts, self._sizes) + self.place]
+        return DeviceRows(self._group.staging, torch.from_numpy(self.rows), index)
+
     def gather(self, calls: Sequence[Call]) -> list[torch.Tensor]:
         """For each call its rows, in the shape of its ids and (dim,)."""
+        if self._there is not None:
+            return [self._there.gather(each.start, each.stop, each.ids.shape) for each in calls]
         outs = [torch.empty((*call.ids.shape, self._group.dim)) for call in calls]
         addresses = np.array([each.data_ptr() for each in outs], np.int64)
         begins, sizes, firsts = self._of(calls)
-        gather_calls(self.rows, self.place, begins, sizes, self._moved, firsts, addresses)
+        gather_calls(self.rows, self.place, begins, sizes, self.moved, firsts, addresses)
         return outs
 
     def scatter(self, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]) -> None:
         """Add the gradients of what `gather` gave; None for a call without one."""
+        if self._there is not None:
+            self._scatter_there(self._there, calls, grads)
+            return
         both = [
-            (call, *_strided(grad, self._group.dim))
+            (call, *strided(grad, self._group.dim))
             for call, grad in zip(calls, grads, strict=True)
             if grad is not None
         ]
         if not both:
             return
-        moved, spans, _ = self.pushed
-        rows, touched = self._group.collecting(self, int(spans.sum()))
-        touched[[call.table for call, *_ in both]] = True
+        moved, *_ = self.pushed
+        rows = self.gradient_of([call.table for call, *_ in both])
         addresses = np.array([grad.data_ptr() for _, grad, _ in both], np.int64)
         strides = np.array([stride for *_, stride in both], np.int64)
         begins, sizes, firsts = self._of([call for call, *_ in both])
         scatter_calls(addresses, strides, self.place, begins, sizes, moved, firsts, rows)
+
+    def gradient_of(self, tables: Sequence[int]) -> NDArray[np.float32]:
+        """Where the gradients of these tables are added, in the order of a push."""
+        collected = self._group.collecting(self)
+        if collected.rows is None:
+            collected.rows = np.zeros((len(self.pushed[2]), self._group.dim), np.float32)
+        collected.touched[tables] = True
+        return collected.rows
+
+    def _scatter_there(
+        self, there: DeviceRows, calls: Sequence[Call], grads: Sequence[torch.Tensor | None]
+    ) -> None:
+        some = [(call, grad) for call, grad in zip(calls, grads, strict=True) if grad is not None]
+        if not some:
+            return
+        collected = self._group.collecting(self)
+        if collected.there is None:
+            collected.there = there.zeros()
+        collected.touched[[call.table for call, _ in some]] = True
+        spans = [(call.start, call.stop) for call, _ in some]
+        there.scatter(spans, [grad for _, grad in some], collected.there)
+
+    def as_pushed(self, rows: torch.Tensor) -> NDArray[np.float32]:
+        """Gradients in the order of the request in that of a push, which has none of padding."""
+        found: NDArray[np.float32] = array_of(rows)
+        moved, _, sent = self.pushed
+        if moved is self.moved:
+            return found
+        order = np.empty(len(sent), np.int64)
+        order[moved[moved >= 0]] = self.moved[moved >= 0]
+        return found[order]
 
     def _of(self, calls: Sequence[Call]) -> tuple[Keys, Keys, Keys]:
         begins = np.array([call.start for call in calls], np.int64)
@@ -175,59 +220,26 @@ class Batch:
         return begins, sizes, self.ends[[call.table for call in calls]]
 
 
-def _flat(ids: torch.Tensor) -> torch.Tensor:
-    """The same ids, int64 and in sequence."""
-    if ids.dtype is torch.int64 and ids.is_cpu and ids.is_contiguous():
-        return ids
-    return ids.detach().to("cpu", torch.int64).contiguous()
-
-
-def _strided(grad: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
-    """A gradient of (..., dim) float32 whose rows are at equal distances, and this distance in values. That
-    of torch.cat is a part of a wider one, and is used as it is.
-    """
-    if not grad.is_cpu or grad.dtype is not torch.float32:
-        grad = grad.to("cpu", torch.float32)
-    if grad.dim() == 2 and grad.stride(1) == 1:
-        return grad, grad.stride(0)
-    return grad.contiguous(), dim
-
-
-@dataclass(slots=True, eq=False)
-class GroupGradient:
-    """The gradient of a group since the last push, each key once: keys (n,) and rows (n, dim), ordered by
-    server and table. `spans` (servers, tables): how many each has, see `tables.run`. `stats` (n, 2): shows
-    and clicks.
-    """
-
-    spans: Spans
-    keys: torch.Tensor
-    rows: torch.Tensor
-    stats: torch.Tensor | None = None
-
-    @property
-    def cuts(self) -> list[int]:
-        """The keys of server s are at [cuts[s], cuts[s + 1])."""
-        return [0, *np.cumsum(np.maximum(self.spans, 0).sum(axis=1)).tolist()]
-
-    def on_servers(self) -> Iterator[tuple[Spans, slice]]:
-        """Of each server the spans, and where its keys are."""
-        for spans, (start, stop) in zip(self.spans, pairwise(self.cuts), strict=True):
-            yield spans, slice(start, stop)
-
-
 @dataclass(slots=True, eq=False)
 class _Collected:
-    """Gradients of the rows of a batch: of tables that are `touched`."""
+    """Gradients of the rows of a batch: of tables that are `touched`. `rows`: in the order of a push;
+    `there`: in that of the request, on a device; `arriving`: on the way from there, and their number.
+    """
 
     batch: Batch
-    rows: NDArray[np.float32]
     touched: NDArray[np.bool_]
+    rows: NDArray[np.float32] | None = None
+    there: torch.Tensor | None = None
+    arriving: tuple[Arriving, int] | None = None
 
     def gradient(self, held: NDArray[np.bool_]) -> GroupGradient:
         """Of the touched tables, each for the servers that hold it (servers, tables)."""
         _, spans, keys = self.batch.pushed
+        if self.arriving is not None:
+            arriving, number = self.arriving
+            self.rows = self.batch.as_pushed(arriving.wait()[number])
         rows = self.rows
+        assert rows is not None
         if not (self.touched | (spans.sum(axis=0) == 0)).all():
             kept = np.repeat(np.tile(self.touched, len(spans)), spans.reshape(-1))
             keys, rows = keys[kept], rows[kept]
@@ -263,9 +275,10 @@ class RemoteTable:
         """The keys of a call and their rows, (u, dim) float32."""
         return self.group.look_up(self.place, ids, insert=insert)
 
-    def call(self, ids: torch.Tensor) -> Call:
-        """The call of these ids in training."""
-        return self.group.call(self.place, ids)
+    def call(self, ids: torch.Tensor) -> Call | None:
+        """The call of these ids in training; None: it can be made by neither `embed` nor `pool`."""
+        direct = self.group.embeds[self.place] or self.group.pools[self.place]
+        return self.group.call(self.place, ids) if direct else None
 
     def add_gradient(self, keys: torch.Tensor, grad: torch.Tensor) -> None:
         """Keep the gradient of these rows for the next push."""
@@ -334,6 +347,7 @@ class TableGroup:
         *,
         row_dtype: torch.dtype = torch.float32,
         late: int = 0,
+        staging_for: Callable[[torch.device], Staging | None] = staging_of,
     ) -> None:
         self.tables = [RemoteTable(self, place, each) for place, each in enumerate(sparse)]
         self.remote = self
@@ -357,8 +371,18 @@ class TableGroup:
         evicting = np.array([each.spec.rows.bound is not None for each in sparse])
         self.without_padding = (self._limits < 0) | evicting
         """Tables that do not keep the row of their padding id."""
-        self.embeds = [embeds(each.module) and not each.spec.rows.statistics for each in sparse]
+        devices = [device_of(each) for each in modules]
+        self.staging = staging_for(devices[0])
+        """For the device of the group's modules; None: it is the CPU."""
+        self.embeds = [
+            embeds(each.module) and not each.spec.rows.statistics and device == devices[0]
+            for each, device in zip(sparse, devices, strict=True)
+        ]
         """Of each table whether its module may be called by `embed`."""
+        self.pools = [
+            pools(each.module) and self.staging is None and not each.spec.rows.statistics for each in sparse
+        ]
+        """And whether by `pool`."""
         self._prepared: list[Batch] = []
         self._collected = _Gradients()
         self.anchor = torch.empty(0, requires_grad=True)
@@ -490,17 +514,17 @@ class TableGroup:
         """Whether any of these weights is that of a table here; None: of any model."""
         return weights is None or any(id(table.sparse.module.weight) in weights for table in self.tables)
 
-    def collecting(self, batch: Batch, keys: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-        """Where the gradients of a batch are added: (keys, dim) rows, and which tables have any."""
+    def collecting(self, batch: Batch) -> _Collected:
+        """Where the gradients of a batch are added."""
         for each in self._collected.batches:
             if each.batch is batch:
                 self._collected.events += 1
-                return each.rows, each.touched
-        made = _Collected(batch, np.zeros((keys, self.dim), np.float32), np.zeros(self.size, np.bool_))
+                return each
+        made = _Collected(batch, np.zeros(self.size, np.bool_))
         if self.trained:
             self._collected.events += 1
             self._collected.batches.append(made)
-        return made.rows, made.touched
+        return made
 
     def add_gradient(self, table: int, keys: torch.Tensor, rows: torch.Tensor) -> None:
         """Keep the gradient of these rows for the next push."""
@@ -513,13 +537,27 @@ class TableGroup:
         if self.trained:
             self._collected.stats.append((table, keys, stats))
 
+    def unscale(self, scale: float) -> bool:
+        """Divide what has been collected; whether all of it is finite."""
+        found = [torch.from_numpy(each.rows) for each in self._collected.batches if each.rows is not None]
+        found += [each.there for each in self._collected.batches if each.there is not None]
+        found += [rows for *_, rows in self._collected.pieces]
+        for rows in found:
+            rows.mul_(1 / scale)
+        return all(bool(rows.isfinite().all()) for rows in found)
+
     def drop_gradients(self) -> None:
         self._collected = _Gradients()
+
+    def away(self) -> list[_Collected]:
+        """What has been collected on a device."""
+        return [each for each in self._collected.batches if each.there is not None]
 
     def take_gradients(self) -> GroupGradient | None:
         """The merged gradient since the last call; None when no backward pass has touched the group."""
         if not self._collected.events:
             return None
+        begin_fetch([self])
         collected, self._collected = self._collected, _Gradients()
         found = [each.gradient(self._held) for each in collected.batches]
         found += [self._of_table(piece) for piece in collected.pieces]
@@ -552,11 +590,11 @@ class TableGroup:
 
     def merged(self, gradients: Sequence[GroupGradient], steps: int = 1) -> GroupGradient:
         """The sum, in this order, divided by `steps`."""
-        spans, keys, rows = _merged(gradients, [each.rows for each in gradients])
+        spans, keys, rows = merged_rows(gradients, [each.rows for each in gradients])
         counted = [each for each in gradients if each.stats is not None]
         stats = None
         if counted:
-            stats = _merged(counted, [each.stats for each in counted if each.stats is not None])[2]
+            stats = merged_rows(counted, [each.stats for each in counted if each.stats is not None])[2]
         if steps > 1:
             rows.div_(steps)
         moved, placed, sent = self.arranged(array_of(keys), starts_of(spans))
@@ -575,7 +613,7 @@ class TableGroup:
             keys = gradient.keys[some]
             first = GroupGradient(spans[None], keys, torch.zeros(len(keys), 2))
             every = [first, *pieces]
-            known, _, stats = _merged(every, [each.rows for each in every])
+            known, _, stats = merged_rows(every, [each.rows for each in every])
             # Of each table the keys of the gradient come first.
             before = np.repeat(starts_of(known)[:-1] - starts_of(spans)[:-1], np.maximum(spans, 0))
             found.append(stats[torch.from_numpy(before + np.arange(len(keys)))])
@@ -633,17 +671,17 @@ class TableGroup:
         yield first, end
 
 
-def _merged(
-    gradients: Sequence[GroupGradient], values: Sequence[torch.Tensor]
-) -> tuple[Spans, torch.Tensor, torch.Tensor]:
-    """See `merge_runs`: of all servers together, with these values for their rows."""
-    return merge_runs(
-        [
-            (spans, gradient.keys[some], value[some])
-            for gradient, value in zip(gradients, values, strict=True)
-            for spans, some in gradient.on_servers()
-        ]
-    )
+def begin_fetch(groups: Sequence[TableGroup]) -> None:
+    """Begin to copy here what these groups have collected on devices, all of a device at once."""
+    away: dict[Staging, list[_Collected]] = {}
+    for group in groups:
+        if group.staging is not None:
+            away.setdefault(group.staging, []).extend(group.away())
+    for staging, some in away.items():
+        if some:
+            arriving = staging.to_host([each.there for each in some if each.there is not None])
+            for number, each in enumerate(some):
+                each.there, each.arriving = None, (arriving, number)
 
 
 def grouped(sparse: Sequence[SparseParameter]) -> list[list[SparseParameter]]:

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from trainers.collective.averaging import PendingAverage
+from trainers.collective.group import cpu_group, group_of
 from trainers.collective.group import start as join_group
 from trainers.ps.client import Client
 from trainers.ps.kernels.batch import array_of
@@ -22,8 +24,9 @@ from trainers.ps.tables.rules import AnyRule, Fixed
 from trainers.ps.tables.run import NOT_IN, Spans, SparseRun, positions_of, starts_of
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
-from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, by_group
-from trainers.ps.trainer.group import GroupGradient, TableGroup
+from trainers.ps.trainer.exchange import Batches, DenseParameters, Exchange, by_group, drop_gradients
+from trainers.ps.trainer.gradient import GroupGradient
+from trainers.ps.trainer.group import TableGroup
 from trainers.ps.trainer.layout import SparseParameter
 from trainers.ps.trainer.remote import (
     RowRequest,
@@ -167,7 +170,7 @@ class CachedGroup(TableGroup):
 
     def __init__(self, remote: TableGroup) -> None:
         sparse = [table.sparse for table in remote.tables]
-        super().__init__(sparse, 1, remote.client)
+        super().__init__(sparse, 1, remote.client, staging_for=lambda device: remote.staging)
         self.remote, self.cache = remote, Cache(sparse)
         self._requested: list[_CachedRequest] = []
 
@@ -245,13 +248,16 @@ class GeoExchange:
     def start(self, step: int) -> None:
         self.step = step
 
-    def push(self) -> None:
+    def push(self, *, overflow: bool = False) -> None:
         """Train locally; exchange after every k-th step."""
         if not self._before:
             self._before = self._dense.values()
-        for group in self._groups:
-            group.train()
-        self._local_step()
+        if overflow:
+            drop_gradients(self._groups)
+        else:
+            for group in self._groups:
+                group.train()
+            self._local_step()
         self._local_steps += 1
         self.step += 1
         if self._local_steps >= self._k_steps:
@@ -349,12 +355,13 @@ class AllReduced:
         self._buffers = buffers
         self._local_step = local_step
         join_group(identity)
+        cpu_group()  # makes it, at the same moment in all trainers
         self._take_first()
 
     def _take_first(self) -> None:
         """Trainer 0's values."""
         for tensor in (*self._parameters, *self._buffers):
-            dist.broadcast(tensor.data, src=0)
+            dist.broadcast(tensor.data, src=0, group=group_of(tensor))
 
     @property
     def step(self) -> int:
@@ -367,10 +374,20 @@ class AllReduced:
     def start(self, step: int) -> None:
         self._exchange.start(step)
 
-    def push(self) -> None:
-        self._average()
+    def push(self, *, overflow: bool = False) -> None:
+        if overflow:
+            self._exchange.push(overflow=True)
+            return
+        average = PendingAverage(_gradients(self._parameters))
         self._exchange.push()
+        average.finish()
         self._local_step()
+
+    def agree(self, overflow: bool) -> bool:
+        """Whether any trainer's gradients are not finite; all of them call it."""
+        found = torch.tensor([int(overflow)])
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=cpu_group())
+        return bool(found.item())
 
     def prefetch(self, batches: Batches, *, now: bool = False) -> None:
         self._exchange.prefetch(batches, now=now)
@@ -385,24 +402,10 @@ class AllReduced:
         self._take_first()
         self._exchange.renew()
 
-    def _average(self) -> None:
-        """One all-reduce over all gradients; a missing gradient counts as zero."""
-        if not self._parameters:
-            return
-        flat = torch.cat(
-            [
-                torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1).cpu()
-                for parameter in self._parameters
-            ]
-        )
-        dist.all_reduce(flat)
-        flat.div_(dist.get_world_size())
-        start = 0
-        for parameter in self._parameters:
-            stop = start + parameter.numel()
-            averaged = flat[start:stop].view_as(parameter).to(parameter.device)
-            if parameter.grad is None:
-                parameter.grad = averaged.clone()
-            else:
-                parameter.grad.copy_(averaged)
-            start = stop
+
+def _gradients(parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
+    """Of all parameters, the last first; a missing one is zeros from now on."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return [parameter.grad for parameter in reversed(parameters) if parameter.grad is not None]

@@ -194,12 +194,10 @@ class _Given:
         for number, leaf in enumerate(self.leaves):
             if same_ids(leaf, ids):
                 return _View(module, number)
-        if not ids.is_cpu:
-            return None
         memory = ids.untyped_storage().data_ptr()
         for number, leaf in enumerate(self.leaves):
             if leaf.untyped_storage().data_ptr() != memory or leaf.dtype is not ids.dtype:
-                continue
+                continue  # on another device the addresses are others, too
             offset = int(ids.storage_offset()) - int(leaf.storage_offset())
             if self.first is not None or 0 <= offset <= offset + _extent(ids) <= _extent(leaf):
                 return _View(module, number, tuple(ids.shape), ids.stride(), offset)

@@ -146,11 +146,25 @@ def row_limit(module: EmbeddingModule) -> int | None:
 
 
 def embeds(module: EmbeddingModule) -> bool:
-    """Whether the module only reads rows, on a CPU: with no sum over bags, and no scaled gradients."""
-    plain = isinstance(module, SparseEmbedding) or (
+    """Whether the module only reads rows: with no sum over bags, and no scaled gradients."""
+    return isinstance(module, SparseEmbedding) or (
         isinstance(module, torch.nn.Embedding) and not module.scale_grad_by_freq
     )
-    return plain and (module.weight.is_meta or module.weight.is_cpu)
+
+
+def pools(module: EmbeddingModule) -> bool:
+    """Whether the module gives sums or means of rows, with gradients that are not scaled."""
+    return (
+        isinstance(module, torch.nn.EmbeddingBag)
+        and module.mode in ("sum", "mean")
+        and not module.scale_grad_by_freq
+        and module.weight.dtype is torch.float32
+    )
+
+
+def device_of(module: EmbeddingModule) -> torch.device:
+    """Where its rows are given."""
+    return torch.device("cpu") if module.weight.is_meta else module.weight.device
 
 
 def rows_of(module: EmbeddingModule) -> RowOptions:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trainers.errors import ServerError, UsageError
 from trainers.ps.client import Client, Request
-from trainers.ps.wire import MAX_FRAME_BYTES, Field, Kind, Message, Part
+from trainers.ps.wire import MAX_FRAME_BYTES, Code, Field, Kind, Message, Part
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,9 +192,10 @@ def send_row_requests(
     return SentRequests(client, requests, row_requests, as_of)
 
 
-def push_requests(messages: Sequence[Sequence[Part]], step: int) -> list[Request]:
-    """The gradients of `step`, a message for each server."""
+def push_requests(messages: Sequence[Sequence[Part]], step: int, *, overflow: bool = False) -> list[Request]:
+    """The gradients of `step`, a message for each server; `overflow`: none, as they were not finite."""
+    code = Code.NOT_FINITE if overflow else Code.NONE
     return [
-        Request(server=server, kind=Kind.PUSH, number=step, parts=tuple(parts))
+        Request(server=server, kind=Kind.PUSH, number=step, code=code, parts=tuple(parts))
         for server, parts in enumerate(messages)
     ]

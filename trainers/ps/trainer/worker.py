@@ -260,10 +260,21 @@ class Worker:
         self._take_dense()
         self._exchange.renew()
 
-    def step(self) -> None:
-        """Push all gradients, and fetch the values of the next step."""
-        self._exchange.push()
+    def step(self, *, overflow: bool = False) -> None:
+        """Push all gradients, and fetch the values of the next step; `overflow`: see `Exchange.push`."""
+        self._exchange.push(overflow=overflow)
         self.look_ahead.stepped()
+
+    def unscale_rows(self, weights: Container[int] | None, scale: float) -> bool:
+        """Divide the gradients of rows by `scale`; whether all are finite. `weights` as for `has_rows`."""
+        found = [group.unscale(scale) for group in self._groups if group.concerns(weights)]
+        return all(found)
+
+    def agree(self, overflow: bool) -> bool:
+        """Whether any trainer's gradients are not finite, if trainers average gradients among them; else
+        whether this one's are not.
+        """
+        return self._exchange.agree(overflow) if isinstance(self._exchange, AllReduced) else overflow
 
     def flush(self) -> None:
         """Wait until every push has been applied."""

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 WARM = """
 from trainers.ps.tables.warm import warm_up_trainer
-warm_up_trainer([], geo=False)
+warm_up_trainer([], geo=False, bags=True)
 from trainers.ps.kernels.batch import unique_kernel
 print(len(unique_kernel.stats.cache_misses))
 """
@@ -73,7 +73,7 @@ def test_of_several_processes_one_compiles(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_server_and_a_trainer_share_the_work_of_a_first_start(tmp_path: Path) -> None:
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    calls = "warm_up_server()", f"warm_up_trainer([{SPEC}], geo=False)"
+    calls = "warm_up_server()", f"warm_up_trainer([{SPEC}], geo=False, bags=True)"
     server, trainer = (start(SHARED.format(call), cache) for call in calls)
     (compiled, said), (compiled_too, said_too) = outcome(server), outcome(trainer)
     names = [name for name in (compiled + compiled_too).split() if name != "impl"]  # numba's own

@@ -80,14 +80,16 @@ class Bench:
         return self.late[message.sequence]
 
     def ask(
-        self, kind: Kind, rank: int = 0, life: int = 0, number: int = 0, parts: tuple[Part, ...] = ()
+        self,
+        kind: Kind,
+        rank: int = 0,
+        life: int = 0,
+        number: int = 0,
+        parts: tuple[Part, ...] = (),
+        code: Code = Code.NONE,
     ) -> Message:
         self.sequence += 1
-        return self.send(
-            Message(
-                kind=kind, rank=rank, incarnation=life, sequence=self.sequence, number=number, parts=parts
-            )
-        )
+        return self.send(Message(kind, rank, life, self.sequence, number, code, parts))
 
     def hello(self, rank: int, life: int = 0, restarts: int = 0, job: str = JOB) -> Message:
         return self.ask(Kind.HELLO, rank, life, restarts, parts=self.hello_parts(job))

@@ -13,7 +13,7 @@ from trainers.ps.server.members import Members, SequenceSet
 from trainers.ps.server.state import StateError, dump_state, restore_state, table_names
 from trainers.ps.tables.rules import SparseAdam
 from trainers.ps.tables.spec import RowOptions, TableKind, TableSpec
-from trainers.ps.wire import Field, Kind, Message, Part
+from trainers.ps.wire import Code, Field, Kind, Message, Part
 
 ADAM = TableSpec(
     kind=TableKind.SPARSE, name="adam", size=2, rule=SparseAdam(), rows=RowOptions(statistics=True)
@@ -92,6 +92,25 @@ def test_pushes_that_wait_for_others_come_back_with_everything() -> None:
             assert (left is None) == (right is None), name
             assert left is None or torch.equal(left, right), name
     assert [each.stats is not None for each in after[0]] == [False, False, True]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_step_that_one_trainer_cannot_use_changes_nothing_on_a_restored_server_too(first: int) -> None:
+    """Whichever of them pushes first; then the step counts, and the next one is a step as ever."""
+    bench = Bench().opened()
+    before = all_values(bench)
+    for rank in (first, 1 - first):
+        if rank == 1:
+            bench.ask(Kind.PUSH, 1, number=0, code=Code.NOT_FINITE)
+        else:
+            push(bench, 0, 0)
+        bench = saved_and_back(bench)
+    assert bench.steps.step == 1
+    assert all(map(torch.equal, before, all_values(bench)))
+    for rank in (0, 1):
+        push(bench, rank, 1)
+    assert bench.steps.step == 2
+    assert not any(map(torch.equal, before, all_values(bench)))
 
 
 def test_a_push_that_counted_does_not_count_again() -> None:

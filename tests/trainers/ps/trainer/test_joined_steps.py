@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainers.errors import UsageError
-from trainers.ps.runtime import JoinedSteps
+from trainers.ps.optimizer import JoinedSteps
 
 
 class Model:
@@ -28,7 +28,7 @@ class Model:
             self.optimizers, self._push, lambda one: self.rows[self.optimizers.index(one)]
         )
 
-    def _push(self) -> None:
+    def _push(self, overflow: bool) -> None:
         for each, inner in zip(self.parameters, self.inner, strict=True):
             self.pushed.append(
                 (None if each.grad is None else each.grad.tolist(), inner.param_groups[0]["lr"])

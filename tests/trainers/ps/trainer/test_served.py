@@ -4,15 +4,17 @@ import pytest
 import torch
 
 from trainers.errors import UsageError
-from trainers.ps.runtime import ServedOptimizer
+from trainers.ps.optimizer import ServedOptimizer, ServedScaler
 
 
 class Stepper:
     def __init__(self) -> None:
         self.serving = True
+        self.scaler: ServedScaler | None = None
+        self.kept = False
         self.steps = 0
 
-    def step(self, optimizer: ServedOptimizer) -> None:
+    def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None:
         self.steps += 1
 
     def has_rows(self, optimizer: ServedOptimizer) -> bool:
@@ -20,6 +22,12 @@ class Stepper:
 
     def drop_rows(self, optimizer: ServedOptimizer) -> None:
         return
+
+    def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool:
+        return True
+
+    def agree(self, overflow: bool) -> bool:
+        return overflow
 
 
 def test_a_step_of_the_wrapped_optimizer_is_refused_while_servers_train() -> None:

@@ -1,0 +1,91 @@
+"""Averages of tensors over all ranks, in messages of about 25 MB: of models, as in localsgd (Lin et al. 2018,
+https://arxiv.org/abs/1808.07217), and of gradients that no DistributedDataParallel reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from trainers.collective.group import group_of
+
+MESSAGE_BYTES = 25 << 20
+"""Tensors travel in messages of about this size, as DDP sends gradients."""
+
+
+@torch.no_grad()
+def average_model(model: torch.nn.Module) -> None:
+    """Bring parameters and floating point buffers to their average over all ranks; all ranks call it. State
+    of optimizers stays each rank's own.
+    """
+    trained = [param for param in model.parameters() if param.requires_grad]
+    average_tensors([*trained, *(buffer for buffer in model.buffers() if buffer.is_floating_point())])
+
+
+@torch.no_grad()
+def average_state(optimizer: torch.optim.Optimizer) -> None:
+    """The same for the state of an optimizer, as far as all ranks have it: a checkpoint has only one."""
+    mine = {
+        (place, key): value
+        for place, param in enumerate(param for group in optimizer.param_groups for param in group["params"])
+        for key, value in optimizer.state.get(param, {}).items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    told: list[list[tuple[int, str]]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(told, sorted(mine))
+    average_tensors(mine[name] for name in told[0] if all(name in names for names in told))
+
+
+@torch.no_grad()
+def average_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """The same for tensors of equal shapes and order on all ranks, in place. torch's own averager gives
+    parameters new memory, all of them one block, which files of tensors do not take.
+    """
+    for message in messages_of(tensors):
+        _Pending(message).finish()
+
+
+def messages_of(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors that travel together, in this order: of one type and device."""
+    messages: list[list[torch.Tensor]] = []
+    last: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kind = (tensor.dtype, tensor.device)
+        message = last.get(kind)
+        if message is None or sum(each.nbytes for each in message) + tensor.nbytes > MESSAGE_BYTES:
+            last[kind] = message = []
+            messages.append(message)
+        message.append(tensor)
+    return messages
+
+
+class PendingAverage:
+    """The same, all messages at once: they are under way from construction on."""
+
+    @torch.no_grad()
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._messages = [_Pending(message) for message in messages_of(tensors)]
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for the averages, and put them into the tensors."""
+        for message in self._messages:
+            message.finish()
+
+
+class _Pending:
+    """One message under way."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._flat.div_(dist.get_world_size())  # before adding up: no sum may overflow
+        self._work = dist.all_reduce(self._flat, group=group_of(self._flat), async_op=True)
+
+    def finish(self) -> None:
+        self._work.wait()
+        pieces = torch.split(self._flat, [tensor.numel() for tensor in self._tensors])
+        for tensor, piece in zip(self._tensors, pieces, strict=True):
+            tensor.copy_(piece.view_as(tensor))

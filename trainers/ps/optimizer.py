@@ -1,0 +1,289 @@
+"""The optimizers of a model that servers train: `step` pushes gradients, and several push together.
+
+Gradients of a scaled loss, of rows too, are unscaled before that. Where they are not finite none are pushed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from trainers import progress
+from trainers.collective.stepping import DistributedScaler
+from trainers.errors import NotSupportedError, UsageError
+from trainers.optimizer import DistributedOptimizer
+from trainers.ps.trainer.layout import options_snapshot
+
+
+class Stepper(Protocol):
+    """What an optimizer needs of its runtime."""
+
+    @property
+    def serving(self) -> bool: ...
+
+    @property
+    def scaler(self) -> ServedScaler | None:
+        """That of amp in float16, once training has begun."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether the gradients of some optimizers are kept until the others have stepped."""
+
+    def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None: ...
+
+    def has_rows(self, optimizer: ServedOptimizer) -> bool: ...
+
+    def drop_rows(self, optimizer: ServedOptimizer) -> None: ...
+
+    def unscale_rows(self, optimizer: ServedOptimizer, scale: float) -> bool: ...
+
+    def agree(self, overflow: bool) -> bool: ...
+
+
+class ServedScaler(DistributedScaler):
+    """A GradScaler that unscales the gradients of rows too. Where it finds some that are not finite, the push
+    has none, and it lowers its scale. Each trainer has its own scale.
+    """
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self.is_enabled() or not isinstance(optimizer, ServedOptimizer):
+            super().unscale_(optimizer)
+            return
+        torch.amp.GradScaler.unscale_(self, optimizer)
+        found: dict[Any, torch.Tensor] = self._found_inf_per_device(optimizer)
+        overflow = any(bool(each.item()) for each in found.values())
+        overflow |= not optimizer.unscale_rows(self.get_scale())
+        found.clear()  # of what has no dense parameter, torch has found nothing
+        found[torch.device("cpu")] = torch.tensor(float(optimizer.agree(overflow)))
+
+
+class ServedOptimizer(DistributedOptimizer):
+    """`step` pushes the gradients; the servers do the arithmetic and keep the state (momentum, moments).
+
+    Learning rates may change from step to step: they travel with the push. Other options are those of
+    init_worker.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer, stepper: Stepper) -> None:
+        super().__init__(inner)
+        self._stepper = stepper
+        self._local = False
+        self._unscaled = False
+        self._stepped = False
+        self._frozen: list[dict[str, Any]] | None = None
+
+    def freeze_options(self) -> None:
+        """From now on only the learning rate may change, and steps go through this optimizer."""
+        self._frozen = options_snapshot(self.inner)
+        self.inner.register_step_pre_hook(self._refuse_direct_step)
+
+    def _refuse_direct_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._local and self._stepper.serving:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() was called on the optimizer given to "
+                "fleet.distributed_optimizer(), which does not train served parameters; call step() or "
+                "minimize() of the returned optimizer"
+            )
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether torch.amp.GradScaler leaves unscaling to `step`, which refuses it; ours has done it."""
+        return not self._unscaled
+
+    def has_gradients(self) -> bool:
+        return self._stepper.has_rows(self) or super().has_gradients()
+
+    def minimize(self, loss: torch.Tensor) -> None:
+        scaler = self._stepper.scaler
+        if scaler is None:
+            super().minimize(loss)
+            return
+        if not self.has_gradients():
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's annotation
+        elif not self._stepper.kept:  # then the first optimizer has scaled the loss for all
+            raise _not_scaled("loss.backward()")
+        progress.meter.has_loss(loss)
+        scaler.step(self)
+        if not self._stepper.kept:
+            scaler.update()
+        self.zero_grad()
+
+    @contextmanager
+    def unscaled(self) -> Iterator[None]:
+        """A scaler's step: gradients are unscaled; when it makes no step, they were not finite."""
+        self._unscaled, self._stepped = True, False
+        try:
+            yield
+            if not self._stepped:
+                self._stepper.step(self, overflow=True)
+        finally:
+            self._unscaled = False
+
+    def unscale_rows(self, scale: float) -> bool:
+        """Divide the gradients of its rows; whether all are finite."""
+        return self._stepper.unscale_rows(self, scale)
+
+    def agree(self, overflow: bool) -> bool:
+        """Whether the step is to be skipped, if this trainer's gradients are like that."""
+        return self._stepper.agree(overflow)
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        if self.__dict__.pop("found_inf", None) is not None:  # set by a scaler that is enabled
+            raise NotSupportedError(
+                "torch.amp.GradScaler does not unscale the gradients of rows on parameter servers; use "
+                "fleet.distributed_scaler(scaler), strategy.amp, or bfloat16, which needs no scaler"
+            )
+        if self._stepper.scaler is not None and not self._unscaled:
+            raise _not_scaled("step()")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._frozen is not None and options_snapshot(self.inner) != self._frozen:
+            raise NotSupportedError(
+                f"an option of {type(self.inner).__name__} other than lr has changed since "
+                "fleet.init_worker(), and the "
+                "servers keep the options from then (a scheduler with cycle_momentum changes them)"
+            )
+        self._stepped = True
+        self._stepper.step(self)
+        return loss
+
+    def local_step(self) -> None:
+        """Step in this process, for parameters that no server trains."""
+        self._local = True
+        try:
+            self.inner.step()
+        finally:
+            self._local = False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        with torch._C.DisableTorchFunctionSubclass():  # asking a ServedWeight takes much longer
+            super().zero_grad(set_to_none)
+        self._stepper.drop_rows(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict.get("state"):
+            raise NotSupportedError(
+                "optimizer state cannot be loaded here: the servers keep it; "
+                "fleet.save_persistables(dirname) saves it and fleet.init_server(dirname) loads it"
+            )
+        super().load_state_dict(state_dict)
+
+
+def _not_scaled(call: str) -> UsageError:
+    return UsageError(
+        f'strategy.amp_configs dtype is "float16", whose losses are scaled, and {call} was called without '
+        "scaling: leave backward and step to minimize(loss), or use scaler = "
+        'fleet.distributed_scaler(torch.amp.GradScaler("cuda")), or dtype "bfloat16"'
+    )
+
+
+class JoinedSteps:
+    """The steps of the optimizers of one model. Servers apply the gradients of a training step together, so
+    the push leaves when the last optimizer has stepped. Until then the gradients and learning rates of the
+    others are kept, and what torch would compute differently is refused: a forward pass, gradients of rows
+    after the step, and a second step of one of them.
+
+    `push` is told whether the gradients of any of them were not finite. `rows` tells how often the embeddings
+    of an optimizer have got gradients since the last push.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[ServedOptimizer],
+        push: Callable[[bool], None],
+        rows: Callable[[ServedOptimizer], int],
+    ) -> None:
+        self._optimizers = optimizers
+        self._push = push
+        self._rows = rows
+        self._kept: dict[int, _Kept] = {}
+        self._overflow = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether some have stepped and others not."""
+        return bool(self._kept)
+
+    def stepped(self, optimizer: ServedOptimizer) -> bool:
+        """Whether its gradients are kept for the push."""
+        return id(optimizer) in self._kept
+
+    def step(self, optimizer: ServedOptimizer, *, overflow: bool = False) -> None:
+        if self.stepped(optimizer):
+            raise UsageError(f"{type(optimizer.inner).__name__} stepped twice, while {self._missing()}")
+        last = len(self._kept) == len(self._optimizers) - 1
+        self._overflow |= overflow
+        # Copies: zero_grad(set_to_none=False) may come before the push, and so may a scheduler's step.
+        self._kept[id(optimizer)] = _Kept.of(optimizer, self._rows(optimizer), copy=not last)
+        if not last:
+            return
+        self._check_rows()
+        current = [_Kept.of(each, 0) for each in self._optimizers]
+        try:
+            for kept in self._kept.values():
+                kept.put_back()
+            self._push(self._overflow)
+        finally:
+            self._overflow = False
+            for kept in current:
+                kept.put_back()
+            self._kept.clear()
+
+    def _check_rows(self) -> None:
+        for each in self._optimizers:
+            if self._rows(each) != self._kept[id(each)].rows:
+                name = type(each.inner).__name__
+                self._kept.clear()
+                raise UsageError(
+                    f"rows of {name} got gradients after its step(): servers apply the gradients of all "
+                    "optimizers together, so call backward() for all losses of a training step before the "
+                    "first step()"
+                )
+
+    def check(self, what: str = "training ended") -> None:
+        """Raises UsageError if an optimizer has stepped and another has not."""
+        if self._kept:
+            raise UsageError(f"{what} while {self._missing()}")
+
+    def before_forward(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        if self._kept and torch.is_grad_enabled():
+            raise UsageError(f"the model was called while {self._missing()}")
+
+    def _missing(self) -> str:
+        missing = [type(each.inner).__name__ for each in self._optimizers if not self.stepped(each)]
+        return (
+            f"{', '.join(missing)} had not stepped: servers apply the gradients of all optimizers together, "
+            "so call step() of each once per training step, after its backward pass; or use one optimizer "
+            "with several parameter groups"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What an optimizer steps with, as it was then."""
+
+    gradients: list[tuple[torch.Tensor, torch.Tensor | None]]
+    rates: list[tuple[dict[str, Any], Any]]
+    rows: int
+
+    @classmethod
+    def of(cls, optimizer: ServedOptimizer, rows: int, *, copy: bool = False) -> _Kept:
+        own = [(each, each.grad) for group in optimizer.param_groups for each in group["params"]]
+        if copy:
+            own = [(each, None if grad is None else grad.clone()) for each, grad in own]
+        rates = [(group, group.get("lr")) for group in optimizer.param_groups]
+        if copy:  # a rate that is a tensor is changed in place
+            rates = [(group, lr.clone() if isinstance(lr, torch.Tensor) else lr) for group, lr in rates]
+        return cls(own, rates, rows)
+
+    def put_back(self) -> None:
+        for parameter, grad in self.gradients:
+            parameter.grad = grad
+        for group, rate in self.rates:
+            group["lr"] = rate

@@ -1,0 +1,97 @@
+"""The call of an EmbeddingBag: sums or means of the rows of a batch, without a copy of the rows in between.
+
+On a CPU the backward pass of torch's embedding_bag takes longer than all the rest of a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainers.kernels.compiled import Floats, Keys
+from trainers.ps.kernels.bags import pool_bags, scatter_bags, weigh_bags
+from trainers.ps.kernels.batch import array_of
+from trainers.ps.trainer.group import Call
+
+_NO_WEIGHTS = np.empty(0, np.float32)
+
+
+def ends_of(ids: torch.Tensor, offsets: torch.Tensor | None, *, last: bool) -> Keys | None:
+    """Where each bag ends among the ids; None for arguments that torch's embedding_bag would refuse, or that
+    no kernel must see. `last`: the last of the offsets is the end of the ids.
+    """
+    if offsets is None:
+        if ids.dim() != 2 or not ids.numel():
+            return None
+        return np.arange(1, ids.shape[0] + 1) * ids.shape[1]
+    if ids.dim() != 1 or offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32):
+        return None
+    starts = offsets.detach().cpu().numpy().astype(np.int64)
+    bounds = starts if last else np.append(starts, len(ids))
+    if len(bounds) < 2 or bounds[0] or bounds[-1] != len(ids) or (bounds[1:] < bounds[:-1]).any():
+        return None
+    return bounds[1:]
+
+
+def weighs(weights: torch.Tensor | None, ids: torch.Tensor, mode: str) -> bool:
+    """Whether these weights can be used, or there are none."""
+    if weights is None:
+        return True
+    fits = weights.shape == ids.shape and weights.is_cpu and weights.dtype is torch.float32
+    return fits and mode == "sum"
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        weights: torch.Tensor | None,
+        call: Call,
+        ends: Keys,
+        mean: bool,
+        trained: bool,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weights)
+        ctx.call, ctx.ends, ctx.mean, ctx.trained = call, ends, mean, trained
+        bags = _Bags(call, call.batch.moved)
+        out = torch.zeros(len(ends), call.batch.rows.shape[1])
+        pool_bags(call.batch.rows, *bags.of, ends, _values(weights), mean, out.numpy())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
+        (weights,) = ctx.saved_tensors
+        call, batch = ctx.call, ctx.call.batch
+        given = array_of(grads[0].float())
+        if ctx.trained:
+            bags = _Bags(call, batch.pushed[0])
+            out = batch.gradient_of([call.table])
+            scatter_bags(given, *bags.of, ctx.ends, _values(weights), ctx.mean, out)
+        of_weights = None
+        if ctx.needs_input_grad[1]:
+            of_weights = torch.zeros_like(weights, memory_format=torch.contiguous_format)
+            bags = _Bags(call, batch.moved)
+            weigh_bags(given, batch.rows, *bags.of, ctx.ends, of_weights.view(-1).numpy())
+        return None, of_weights, None, None, None, None
+
+
+class _Bags:
+    """Of the ids of a call the place of each, where the rows are, and the place of padding, or -1."""
+
+    def __init__(self, call: Call, moved: Keys) -> None:
+        batch, table = call.batch, call.table
+        places = batch.place[call.start : call.stop]
+        self.of = places, moved[batch.ends[table] : batch.ends[table + 1]], int(batch.padding[table])
+
+
+def _values(weights: torch.Tensor | None) -> Floats:
+    return _NO_WEIGHTS if weights is None else array_of(weights).reshape(-1)
+
+
+def pool(call: Call, weights: torch.Tensor | None, ends: Keys, *, mean: bool, trained: bool) -> torch.Tensor:
+    """(bags, dim), which a backward pass trains, if `trained`."""
+    result: torch.Tensor = _Pool.apply(call.batch.anchor, weights, call, ends, mean, trained)  # type: ignore[no-untyped-call]  # torch's
+    return result
