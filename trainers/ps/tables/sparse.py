@@ -16,6 +16,7 @@ import torch
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
 from trainers.ps.kernels.eviction import (
+    REMOVAL,
     count_loaded,
     count_uses,
     remove_evicted,
@@ -25,6 +26,7 @@ from trainers.ps.kernels.eviction import (
     uncount_keys,
 )
 from trainers.ps.kernels.rows import (
+    COST,
     DAY,
     DTYPE,
     EVEN_DAY,
@@ -427,25 +429,31 @@ class SparseTable:
             add_seen(self._storage.index, self._storage.rows, updated, shown)
         self._count_uses(updated, shown)
 
-    def begin_sweep(self) -> None:
+    @property
+    def row_cost(self) -> int:
+        """See Evictable."""
+        return int(self._storage.rows.numbers[COST])
+
+    def begin_sweep(self) -> int:
         """See Evictable."""
         self._sweep_again = self._unswept > 0
         self._unswept = self._unswept or len(self)
+        return self._unswept + (len(self) if self._sweep_again else 0)
 
-    def sweep(self, records: int, removed: int) -> tuple[int, int]:
+    def sweep(self, work: int) -> int:
         """See Evictable. While a day passes, nothing is removed: rows that have not had it would take the
         places of others.
         """
-        if not self._unswept or records <= 0 or removed <= 0 or self._day is not None:
-            return 0, 0
+        if not self._unswept or work <= 0 or self._day is not None:
+            return 0
         storage, before = self._storage, min(self._unswept, len(self))
-        gone = np.empty(min(records, removed, before), np.int64)
-        self._unswept, count = sweep(storage.index, storage.rows, storage.uses, before, records, gone)
+        gone = np.empty(min(work // REMOVAL + 1, before), np.int64)
+        self._unswept, count = sweep(storage.index, storage.rows, storage.uses, before, work, gone)
         self._note_removed(gone[:count])
-        looked = before - self._unswept, count
+        done = before - self._unswept + REMOVAL * count
         if not self._unswept and self._sweep_again:
             self._unswept, self._sweep_again = len(self), False
-        return looked
+        return done
 
     def evict_before_use(self, keys: Keys) -> None:
         """Remove the records of those of these keys that have been evicted."""

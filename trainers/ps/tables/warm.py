@@ -115,7 +115,7 @@ def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
             table.assign(_KEYS, _ROWS)
             table.begin_sweep()
             run.pull(_ONE_TABLE, _KEYS, insert=True)
-            table.sweep(1, 1)
+            table.sweep(1)
 
 
 def use_every_table() -> None:

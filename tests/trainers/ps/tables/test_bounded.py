@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from trainers.ps.kernels.eviction import TOTAL
+from trainers.ps.kernels.eviction import REMOVAL, TOTAL
 from trainers.ps.tables.rules import Adagrad, RowWiseAdagrad
 from trainers.ps.tables.run import NOT_IN, Lines, SparseRun
 from trainers.ps.tables.sparse import SparseTable, make_tables
@@ -277,6 +278,37 @@ def test_tables_of_a_shared_bound_give_room_to_each_other() -> None:
     assert len(content(one)) == 0
     assert len(content(other)) > 0.9 * ROWS
     assert len(apart) == 8
+
+
+def test_narrow_rows_make_room_for_wide_ones_in_time() -> None:
+    """A hundred of them leave for one that comes."""
+    narrow = spec_of(Bound(bytes=1 << 24, shared=True))
+    wide = replace(narrow, size=512)
+    tables = [table for table in make_tables({0: narrow, 1: wide}).values() if isinstance(table, SparseTable)]
+    for start in range(0, 400_000, 2000):
+        push(tables[0], torch.arange(start, start + 2000))
+    for start in range(0, 4000, 25):
+        tables[1].apply(torch.arange(start, start + 25), torch.ones(25, 512), 0.1)
+        assert sum(table.row_cost * len(table) for table in tables) <= 1 << 24
+
+
+class Recorded(SparseTable):
+    """How much of a sweep each request did."""
+
+    def sweep(self, work: int) -> int:
+        self.swept = super().sweep(work)
+        return self.swept
+
+
+def test_records_are_removed_evenly() -> None:
+    rows, new, swept = 64_000, 100, []
+    table = Recorded(spec_of(Bound(rows=rows)))
+    for start in range(0, 3 * rows, new):
+        push(table, torch.arange(start, start + new))
+        swept.append(table.swept)
+    last = swept[-10 * rows // 32 // new :]  # ten times a 32nd was made and left
+    assert max(last) < 1.3 * sum(last) / len(last)
+    assert sum(last) < 1.1 * 10 * (rows + REMOVAL * rows / 32)
 
 
 def pull_and_push(run: SparseRun, *keys: torch.Tensor | None) -> None:
