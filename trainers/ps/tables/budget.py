@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -46,6 +47,8 @@ _SWEPT_AT_LEAST, _SWEPT_BY_TICK = 1 << 13, 1 << 18
 """At each request, and when time passes: about 30 microseconds and a millisecond."""
 _NEW_BY_TICK = 8
 """When time evicts rows, their records are removed while rows are made that cost an 8th of all."""
+_CANDIDATES = 4
+"""The candidates of a table that is bounded in bytes may have a 4th of these, besides."""
 _TICKS = 480
 """Parts of a time to live by which the age of a row is known: fewer than LEVELS_BELOW."""
 
@@ -69,6 +72,28 @@ class Evictable(Protocol):
 
     def sweep(self, work: int) -> int:
         """Do so much of it: a look at a record is 1, its removal REMOVAL. How much that was."""
+
+
+class Budgets:
+    """Those of several tables: one for all rows with the same shared bound, and one for their candidates."""
+
+    def __init__(self) -> None:
+        self._shared: dict[tuple[Bound, bool], Budget] = {}
+
+    def of_rows(self, bound: Bound) -> Budget:
+        return self._of(bound, counting=False)
+
+    def of_candidates(self, bound: Bound) -> Budget:
+        """As many as rows, or a part of the bytes: the least recently pulled leave first."""
+        share = replace(bound, bytes=-(-bound.bytes // _CANDIDATES), policy=EvictionPolicy.LRU)
+        return self._of(share, counting=True)
+
+    def _of(self, bound: Bound, *, counting: bool) -> Budget:
+        if not bound.shared:
+            return Budget(bound)
+        if (bound, counting) not in self._shared:
+            self._shared[bound, counting] = Budget(bound)
+        return self._shared[bound, counting]
 
 
 class Budget:

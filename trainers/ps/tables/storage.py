@@ -388,6 +388,27 @@ class SparseRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Keys (n,) int64 without a row yet, how often each was pulled, days since then, and the stamps of a
+    bounded table, (n,) float32.
+    """
+
+    keys: torch.Tensor
+    counts: torch.Tensor
+    days: torch.Tensor
+    stamps: torch.Tensor | None = None
+
+    @property
+    def columns(self) -> tuple[torch.Tensor, ...]:
+        """All that there are."""
+        columns = (self.keys, self.counts, self.days)
+        return columns if self.stamps is None else (*columns, self.stamps)
+
+    def at(self, some: slice | torch.Tensor) -> Candidates:
+        return Candidates(*(column[some] for column in self.columns))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DenseRows:
     """A dense table: values (size,) float32, and a (size,) float32 for each state."""
 
