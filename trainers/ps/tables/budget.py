@@ -4,6 +4,7 @@ evicted. The stamps and floors of rows belong to `kernels.eviction`.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,8 +46,8 @@ request: at so many times the speed that this needs.
 """
 _SWEPT_AT_LEAST, _SWEPT_BY_TICK = 1 << 13, 1 << 18
 """At each request, and when time passes: about 30 microseconds and a millisecond."""
-_NEW_BY_TICK = 8
-"""When time evicts rows, their records are removed while rows are made that cost an 8th of all."""
+_SWEPT_BY_NEW = 2 * REMOVAL
+"""For each new row, where time evicts rows: these may be very many, and no bound needs their memory."""
 _CANDIDATES = 4
 """The candidates of a table that is bounded in bytes may have a 4th of these, besides."""
 _TICKS = 480
@@ -145,8 +146,7 @@ class Budget:
             over = self._times.popleft()[1]
         if over is not None:
             self._raise_floors(np.full(PARTS, over))
-            some = clock[TOTAL] / _NEW_BY_TICK
-            self._begin_sweep(min(self._room(), some) if self._limit else some)
+            self._begin_sweep(self._room() if self._limit else math.inf, _SWEPT_BY_NEW)
         self._sweep(_SWEPT_BY_TICK)
 
     def ticks_at(self, time: float) -> bool:
@@ -173,13 +173,13 @@ class Budget:
         """What new rows may cost before others must leave."""
         return float(self._limit - self._limit // _RESERVE - self.uses.clock[TOTAL])
 
-    def _begin_sweep(self, room: float) -> None:
-        """To be over before new rows cost so much."""
+    def _begin_sweep(self, room: float, least: float = 0.0) -> None:
+        """To be over before new rows cost so much; at least so much for each of them."""
         costs = [table.row_cost for table in self._tables]
         records = sum(cost * len(table) for cost, table in zip(costs, self._tables, strict=True))
         removed = (records - self.uses.clock[TOTAL]) / min(costs)
         work = sum(table.begin_sweep() for table in self._tables) + REMOVAL * removed
-        self._sweep_by_cost = _SWEPT_EARLY * work / max(1.0, room)
+        self._sweep_by_cost = max(_SWEPT_EARLY * work / max(1.0, room), least / min(costs))
 
     def _sweep(self, work: int) -> None:
         for table in self._tables:

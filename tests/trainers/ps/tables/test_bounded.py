@@ -330,14 +330,30 @@ class Empty:
         return 0
 
 
-def test_records_are_removed_evenly() -> None:
-    rows, new, before, after = 64_000, 100, Empty(), Empty()
-    budgets = Budgets()
-    bound = Bound(rows=rows, shared=True)
-    budget = budgets.of_rows(bound)
-    budget.add(before)
+def watched(bound: Bound) -> tuple[SparseTable, Empty, Empty]:
+    """A table between two others of its budget."""
+    budgets, before, after = Budgets(), Empty(), Empty()
+    budgets.of_rows(bound).add(before)
     table = SparseTable(spec_of(bound), budgets)
-    budget.add(after)
+    budgets.of_rows(bound).add(after)
+    return table, before, after
+
+
+def test_rows_that_expire_together_are_removed_bit_by_bit() -> None:
+    table, before, _ = watched(Bound(ttl_s=100.0, shared=True))
+    push(table, torch.arange(100_000))
+    assert table.budget is not None
+    for second in (1e9, 1e9 + 50, 1e9 + 200):
+        table.budget.tick(second)
+    assert not content(table)
+    push(table, torch.arange(10))
+    assert before.left[-1] < 10_000
+    assert len(table) > 50_000
+
+
+def test_records_are_removed_evenly() -> None:
+    rows, new = 64_000, 100
+    table, before, after = watched(Bound(rows=rows, shared=True))
     for start in range(0, 3 * rows, new):
         push(table, torch.arange(start, start + new))
     swept = [work - left for work, left in zip(before.left, after.left, strict=True)]
