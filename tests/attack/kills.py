@@ -78,7 +78,7 @@ def to_the_end(arena: Arena, start: functools.partial[Launch], word: str) -> Lau
 
 def async_pushes(arena: Arena) -> None:
     random = arena.random
-    options: dict[str, object] = {"pause_ms": random.choice([5, 20])}
+    options: dict[str, object] = {"pause_ms": random.choice([5, 20]), "many": True}
     if random.random() < 0.5:
         options["asynchronous"] = {"overlap": False}
     elif random.random() < 0.5:

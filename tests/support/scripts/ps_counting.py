@@ -18,9 +18,15 @@ from tests.support.scripts import step_limit
 from trainers import fleet
 from trainers.ps import SparseEmbedding, Uniform
 
-Batch = tuple[int, torch.Tensor]
 SHARED = 1000
 """The first of the rows to which every trainer adds; those of trainer r begin at 10 * r."""
+WIDTHS = (1, 2, 3)
+ROOM, NEW = 200, 8
+"""Rows of the bounded table; new ones in each push, to which only this push adds."""
+EXACT = 64
+"""After so many steps the rows of the table in bfloat16 are others: it has whole numbers up to 256 only."""
+
+Ids = dict[torch.nn.Module, torch.Tensor]
 
 
 @dataclass
@@ -29,6 +35,7 @@ class Options:
     `go` in the folder, when all of them do with all pushes on the servers; before the first, until
     `after_snapshots` servers have taken one. `limited`: no step is made before the file step_limit in the
     folder allows it. `file_bytes`: a server can write no larger file. `prefetch`: rows are asked for ahead.
+    `many`: async training of 26 tables of three widths, one of them bounded and one in bfloat16.
     """
 
     folder: str
@@ -44,6 +51,7 @@ class Options:
     file_bytes: int = 0
     pause_ms: int = 0
     prefetch: bool = False
+    many: bool = False
 
 
 def say(*words: object) -> None:
@@ -53,6 +61,39 @@ def say(*words: object) -> None:
 def keys_of(rank: int) -> torch.Tensor:
     """Four rows of this trainer, four of all: on several servers."""
     return torch.cat([torch.arange(4) + 10 * rank, torch.arange(4) + SHARED])
+
+
+class Model(torch.nn.Module):
+    """One table or many."""
+
+    def __init__(self, many: bool) -> None:
+        super().__init__()
+        widths = [WIDTHS[number % 3] for number in range(26 if many else 1)]
+        self.tables = torch.nn.ModuleList(SparseEmbedding(width, init=Uniform(0.0, 0.0)) for width in widths)
+        self.many = many
+
+    def ids(self, rank: int, step: int) -> Ids:
+        """With which ids each table is called in a step."""
+        keys = [keys_of(rank)] * len(self.tables)
+        if self.many:
+            keys[0] = torch.arange(NEW) + NEW * (step * fleet.worker_num() + rank)
+            keys[1] = keys[1] + 2 * SHARED * (step // EXACT)
+        return dict(zip(self.tables, torch.stack(keys), strict=True))  # one request for all, foretold
+
+    def forward(self, ids: Ids) -> torch.Tensor:
+        return torch.stack([table(some).sum() for table, some in ids.items()]).sum()
+
+    def counts(self, rank: int, steps: int) -> torch.Tensor:
+        """How often each of the `keys_of` was pushed; NaN where tables do not agree on it."""
+        keys = keys_of(rank)
+        if not self.many:
+            return self.tables[0](keys)[:, 0]
+        bounded, lean, *others = self.tables
+        parts = [lean(keys + 2 * SHARED * part) for part in range(-(-steps // EXACT))]
+        columns = torch.cat([torch.stack(parts).sum(0), *(table(keys) for table in others)], dim=1)
+        new = bounded(torch.arange(NEW * steps * fleet.worker_num())).unique().tolist()
+        agree = (columns == columns[:, :1]).all(1) & (new == [0, 1])
+        return torch.where(agree, columns[:, 0], torch.nan)
 
 
 def hold(options: Options) -> None:
@@ -73,8 +114,12 @@ def main() -> None:
         strategy.a_sync_configs = options.asynchronous
     ps = {"trainer_timeout_s": 60.0, "log_fsync": "no", **options.ps}
     strategy.ps_configs = ps | options.server if fleet.is_server() else ps
-    table = SparseEmbedding(1, init=Uniform(0.0, 0.0))
-    model = fleet.distributed_model(table)
+    if options.many:
+        strategy.sparse_table_configs = {
+            "tables.0.weight": {"max_rows": ROOM},
+            "tables.1.weight": {"dtype": "bfloat16"},
+        }
+    model = fleet.distributed_model(Model(options.many))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), strategy)
     if fleet.is_server():
         if options.file_bytes:
@@ -88,7 +133,8 @@ def main() -> None:
     while len(list(Path(options.folder).glob(taken))) < options.after_snapshots:
         time.sleep(0.005)
     rank = fleet.worker_index()
-    batches: Iterable[Batch] = ((step, keys_of(rank)) for step in range(fleet.resume_step(), options.steps))
+    steps = range(fleet.resume_step(), options.steps)
+    batches: Iterable[tuple[int, Ids]] = ((step, model.ids(rank, step)) for step in steps)
     if options.prefetch:
         batches = fleet.prefetch(batches, lambda batch: batch[1])
     for step, ids in batches:
@@ -101,7 +147,7 @@ def main() -> None:
         time.sleep(options.pause_ms / 1000)
     fleet.barrier_worker()
     with torch.no_grad():
-        values = model.eval()(keys_of(rank))[:, 0]
+        values = model.eval().counts(rank, options.steps)
     fleet.stop_worker()
     say("values", *(f"{value:g}" for value in values.tolist()))
 

@@ -13,21 +13,38 @@ from tests.support.scripts import step_limit
 from trainers import fleet
 from trainers.ps import RowWiseAdam, SparseEmbedding, Uniform
 
+WIDTHS, SLOTS, WORDS = (4, 8, 12), 26, 50
+
 
 class Model(torch.nn.Module):
-    """More ids than there is room for, an embedding with rows of its own, and dense layers on two servers."""
+    """26 tables of three widths, and dense layers on two servers. The even ones take any id, the first has
+    more than there is room for; the others have rows of their own, and the first of these is lean.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.ids = SparseEmbedding(4, init=Uniform(-0.5, 0.5, seed=3), max_rows=300)
-        self.words = torch.nn.Embedding(50, 4, sparse=True)
-        self.wide = torch.nn.Linear(8, 2100)
-        self.out = torch.nn.Linear(2100, 1)
+        widths = [WIDTHS[slot % len(WIDTHS)] for slot in range(SLOTS)]
+        self.slots = torch.nn.ModuleList(
+            torch.nn.Embedding(WORDS, width, sparse=True)
+            if slot % 2
+            else SparseEmbedding(width, init=Uniform(-0.5, 0.5, seed=slot))
+            for slot, width in enumerate(widths)
+        )
+        self.wide = torch.nn.Linear(sum(WIDTHS), 900)
+        self.out = torch.nn.Linear(900, 1)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        joined = torch.cat([self.ids(ids).mean(1), self.words(ids % 50).mean(1)], dim=1)
-        result: torch.Tensor = self.out(torch.tanh(self.wide(joined)))[:, 0] / 45
+        """ids: (batch, slots, 3)."""
+        rows = [table(ids[:, slot]).mean(1) for slot, table in enumerate(self.slots)]
+        joined = [torch.stack(rows[first :: len(WIDTHS)]).sum(0) for first in range(len(WIDTHS))]
+        result: torch.Tensor = self.out(torch.tanh(self.wide(torch.cat(joined, dim=1))))[:, 0] / 30
         return result
+
+
+def ids_of(generator: torch.Generator) -> torch.Tensor:
+    ids = torch.randint(-500, 500, (8, SLOTS, 3), generator=generator)
+    ids[:, 1::2] %= WORDS
+    return ids
 
 
 def main() -> None:
@@ -46,8 +63,10 @@ def main() -> None:
     torch.manual_seed(0)
     model = fleet.distributed_model(Model())
     adamw = torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True)
-    lean = {"rule": RowWiseAdam(), "lr": 0.01, "dtype": "bfloat16"}
-    strategy.sparse_table_configs = {"words.weight": lean}
+    strategy.sparse_table_configs = {
+        "slots.0.weight": {"max_rows": 300},
+        "slots.1.weight": {"rule": RowWiseAdam(), "lr": 0.01, "dtype": "bfloat16"},
+    }
     optimizer = fleet.distributed_optimizer(adamw, strategy)
     if fleet.is_server():
         fleet.init_server()
@@ -58,9 +77,9 @@ def main() -> None:
     for step in range(fleet.resume_step(), int(steps)):
         step_limit.wait(Path(folder, "step_limit"), step)
         generator = torch.Generator().manual_seed(1000 * step + rank)
-        ids = torch.randint(-500, 500, (8, 3), generator=generator)
+        predicted = model(ids_of(generator))
         target = torch.randn(8, generator=generator)
-        optimizer.minimize(torch.nn.functional.mse_loss(model(ids), target))
+        optimizer.minimize(torch.nn.functional.mse_loss(predicted, target))
         print("step", step, flush=True)
         time.sleep(int(pause_ms) / 1000)
     fleet.barrier_worker()

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainers.kernels.compiled import Floats, Keys, Mask, Scalar, compiled
-from trainers.ps.kernels.index import BLOCK, Index, finalize, slot_at
+from trainers.ps.kernels.index import BLOCK, Index, finalize, home, slot_at, where
 from trainers.ps.kernels.memory import key_at, prefetch
 from trainers.ps.kernels.rows import (
     CHANGED,
@@ -229,26 +229,42 @@ def unevict(index: Index, rows: Rows, uses: Uses, keys: Keys, back: Keys) -> int
     return int(count)
 
 
+REMOVAL = 100
+"""What the removal of a record costs, where a look at one costs 1; measured in tables larger than caches."""
+
+
 @compiled
-def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, most: Scalar, gone: Keys) -> tuple[int, int]:
-    """Remove the records of evicted rows among the next `most` slots below `below`, until `gone` is full of
-    their keys. Returns where to continue and how many were removed. Downwards: a row that takes the place of
-    another was looked at before.
+def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gone: Keys) -> tuple[int, int]:
+    """Look at the records below slot `below` and remove those of evicted rows, until that has cost `work`;
+    their keys are in `gone`. Returns where to continue and how many were removed. Downwards: a row that takes
+    the place of another was looked at before.
     """
-    floats, stride = rows.floats, rows.numbers[STRIDE]
-    count, slot = np.int64(0), min(np.int64(below), rows.numbers[COUNT])
-    for _ in range(min(np.int64(most), slot)):
-        if count == len(gone):
-            break
-        slot -= 1
-        if slot >= _AHEAD:
-            prefetch(floats, (slot - _AHEAD) * stride)
-            prefetch(floats, (slot - _AHEAD + 1) * stride - 1)
-        if is_evicted(rows, uses, slot):
-            gone[count] = key_at(floats, slot * stride)
+    numbers, floats, stride = rows.numbers, rows.floats, rows.numbers[STRIDE]
+    count, slot, left = np.int64(0), min(np.int64(below), numbers[COUNT]), np.int64(work)
+    found = np.empty(BLOCK, np.int64)
+    while slot > 0 and left > 0:
+        some = np.int64(0)
+        while slot > 0 and left > 0 and some < BLOCK:
+            slot, left = slot - 1, left - 1
+            if slot >= _AHEAD:
+                prefetch(floats, (slot - _AHEAD) * stride)
+                prefetch(floats, (slot - _AHEAD + 1) * stride - 1)
+            if is_evicted(rows, uses, slot):
+                prefetch_entry(index, key_at(floats, slot * stride))
+                prefetch_entry(index, key_at(floats, (numbers[COUNT] - 1 - some) * stride))  # takes its place
+                found[some] = slot
+                some, left = some + 1, left - REMOVAL
+        for i in range(some):
+            gone[count] = key_at(floats, found[i] * stride)
             count += 1
-            remove_slot(index, rows, slot)
+            remove_slot(index, rows, found[i])
     return int(slot), int(count)
+
+
+@compiled
+def prefetch_entry(index: Index, key: Scalar) -> None:
+    base, tag = where(index, key)
+    prefetch(index.entries, base + home(tag))
 
 
 _AHEAD = 16  # rows

@@ -588,7 +588,7 @@ def day_passes(rows: Rows, slot: Scalar, policy: Floats) -> bool:
     decay, shown, clicked, least, oldest = policy[0], policy[1], policy[2], policy[3], policy[4]
     numbers, floats = rows.numbers, rows.floats
     place = slot * numbers[STRIDE] + VALUES
-    if not numbers[STATISTICS]:
+    if numbers[STATISTICS] < 3:  # a stamp at most
         floats[place + 1] += np.float32(1)
         return bool(floats[place + 1] > oldest)
     place += numbers[WIDTH] + numbers[STATES]

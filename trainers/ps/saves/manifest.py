@@ -63,8 +63,8 @@ class PieceKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A part of one table in a file. Its tensors are named `TABLE/KIND/NUMBER/` and `values`, `state.0`
-    (dense); `keys`, `values`, `state.0`, `statistics` (rows); `keys`, `counts`, `days` (candidates: keys that
-    do not have a row yet); `keys` (removed).
+    (dense); `keys`, `values`, `state.0`, `statistics` (rows); `keys`, `counts`, `days`, `stamps`
+    (candidates: keys that do not have a row yet); `keys` (removed).
     """
 
     table: str
@@ -85,14 +85,15 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class SavedTable:
-    """A table of one server. `step`: its updates so far; `rows`: in this part; `clock`: of the budget of a
-    bounded table (see `tables.budget`).
+    """A table of one server. `step`: its updates so far; `rows`: in this part; `clock`, `candidate_clock`:
+    of the budgets of a bounded table (see `tables.budget`).
     """
 
     spec: TableSpec
     step: int
     rows: int
     clock: tuple[float, ...] = ()
+    candidate_clock: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ class SavedPart:
                 "step": table.step,
                 "rows": table.rows,
                 "clock": table.clock,
+                "candidate_clock": table.candidate_clock,
             }
             for table in self.tables
         ]
@@ -253,10 +255,13 @@ def _table(body: Mapping[str, Any]) -> SavedTable:
         spec = TableSpec.decode(bytes.fromhex(_text(body, "spec")))
     except (SpecError, ValueError) as error:
         raise ManifestError(f"table {body.get('name')!r}: {error}") from error
-    clock = body.get("clock", [])
-    if not isinstance(clock, list) or not all(isinstance(number, float | int) for number in clock):
-        raise ManifestError(f"table {spec.name!r} has the clock {clock!r}")
-    return SavedTable(spec, _count(body, "step"), _count(body, "rows"), tuple(map(float, clock)))
+    clocks = []
+    for key in ("clock", "candidate_clock"):
+        clock = body.get(key, [])
+        if not isinstance(clock, list) or not all(isinstance(number, float | int) for number in clock):
+            raise ManifestError(f"table {spec.name!r} has the {key} {clock!r}")
+        clocks.append(tuple(map(float, clock)))
+    return SavedTable(spec, _count(body, "step"), _count(body, "rows"), *clocks)
 
 
 def _shard(body: Mapping[str, Any]) -> Shard:

@@ -31,10 +31,10 @@ from trainers.ps.saves.manifest import (
     Shard,
     current_manifest,
 )
-from trainers.ps.saves.write import Candidates, Chunk, Removed, SparseTarget, Target, counts_of, seen_of
+from trainers.ps.saves.write import Chunk, Removed, SparseTarget, Target, counts_of, seen_of
 from trainers.ps.tables.rules import AnyRule, Fixed, same_state, state_widths
 from trainers.ps.tables.spec import SLICE_ABOVE, TableKind, TableSpec, holders
-from trainers.ps.tables.storage import DenseRows, SparseRows
+from trainers.ps.tables.storage import Candidates, DenseRows, SparseRows
 from trainers.storage.errors import LoadError, load_error
 from trainers.storage.folder import Folder, open_folder
 from trainers.storage.manifest import FileRecord
@@ -161,10 +161,11 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
     found = {name: tensors[piece.prefix + name] for name in _names(spec) if piece.prefix + name in tensors}
     shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in found.items()}
     wanted = _tensor_shapes(spec, piece)
-    # A save of values only has no other tensors, and earlier versions saved no days of candidates; state is
-    # complete or absent.
+    # A save of values only has no other tensors, and earlier versions saved no days or no stamps of
+    # candidates; state is complete or absent.
     some = {name: wanted[name] for name in ("keys", "values", "counts") if name in wanted}
-    if shapes not in (wanted, some):
+    without_stamps = {name: shape for name, shape in wanted.items() if name != "stamps"}
+    if shapes not in (wanted, some, without_stamps):
         path = folder.path(f"{item.save}/{item.shard.file.name}")
         raise LoadError(
             f"{path} does not have the tensors of table {piece.table!r} that its part lists: {shapes}"
@@ -172,7 +173,8 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
     if piece.kind is PieceKind.REMOVED:
         return Removed(found["keys"])
     if piece.kind is PieceKind.CANDIDATES:
-        return Candidates(found["keys"], found["counts"], found.get("days", torch.zeros(piece.rows)))
+        days = found.get("days", torch.zeros(piece.rows))
+        return Candidates(found["keys"], found["counts"], days, found.get("stamps"))
     state = tuple(found[name] for name in found if name.startswith("state."))
     if piece.kind is PieceKind.DENSE:
         return DenseRows(found["values"], state)
@@ -181,7 +183,7 @@ def chunk_of(folder: Folder, item: ShardToRead, piece: Piece, tensors: dict[str,
 
 def _names(spec: TableSpec) -> list[str]:
     states = [f"state.{number}" for number, _ in enumerate(state_widths(spec.rule, spec.size))]
-    return ["keys", "values", *states, "statistics", "counts", "days"]
+    return ["keys", "values", *states, "statistics", "counts", "days", "stamps"]
 
 
 def _tensor_shapes(spec: TableSpec, piece: Piece) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -189,7 +191,8 @@ def _tensor_shapes(spec: TableSpec, piece: Piece) -> dict[str, tuple[tuple[int, 
     if piece.kind is PieceKind.REMOVED:
         return keys
     if piece.kind is PieceKind.CANDIDATES:
-        return {**keys, **dict.fromkeys(("counts", "days"), ((piece.rows,), torch.float32))}
+        columns = ("counts", "days") if spec.rows.bound is None else ("counts", "days", "stamps")
+        return {**keys, **dict.fromkeys(columns, ((piece.rows,), torch.float32))}
     dense = piece.kind is PieceKind.DENSE
     rows: tuple[int, ...] = () if dense else (piece.rows,)
     shapes = {} if dense else keys
@@ -428,7 +431,7 @@ def _rows_at(
     chunk: SparseRows | Candidates | Removed, mine: torch.Tensor
 ) -> SparseRows | Candidates | Removed:
     if isinstance(chunk, Candidates):
-        return Candidates(chunk.keys[mine], chunk.counts[mine], chunk.days[mine])
+        return chunk.at(mine)
     if isinstance(chunk, Removed):
         return Removed(chunk.keys[mine])
     statistics = None if chunk.statistics is None else chunk.statistics[mine]
@@ -456,7 +459,11 @@ def load_tables(
     expected = _expected(opened, specs, owner)
     for table in tables:
         if isinstance(table, SparseTarget):
-            table.restore_clock(_clocks(opened, table.spec, owner))
+            saved = list(_sources(opened, table.spec, owner))
+            table.restore_clocks(
+                [each.clock for each in saved if each.clock],
+                [each.candidate_clock for each in saved if each.candidate_clock],
+            )
     for name, chunk in owned_chunks(opened, specs, owner, verify=verify):
         table = by_name[name]
         if isinstance(table, SparseTarget) and name in expected:
@@ -467,7 +474,7 @@ def load_tables(
             if isinstance(chunk, Removed):
                 table.remove(chunk.keys)
             else:
-                table.load_candidates(chunk.keys, chunk.counts, chunk.days)
+                table.load_candidates(chunk)
     if not opened.values_only:
         for name, step in _steps(opened, specs, owner).items():
             by_name[name].step = step
@@ -532,14 +539,12 @@ def _wanted(
                     yield ShardToRead(save.id, part, shard)
 
 
-def _clocks(opened: OpenFolder, spec: TableSpec, owner: RowOwner) -> list[tuple[float, ...]]:
-    """Those of the saved tables of its rows."""
-    return [
-        table.clock
-        for part in opened.saves[-1].parts
-        for table in part.tables
-        if table.clock and _comes_from(spec, part, table.spec, owner)
-    ]
+def _sources(opened: OpenFolder, spec: TableSpec, owner: RowOwner) -> Iterator[SavedTable]:
+    """The saved tables of its rows."""
+    for part in opened.saves[-1].parts:
+        for table in part.tables:
+            if _comes_from(spec, part, table.spec, owner):
+                yield table
 
 
 def _completed(chunk: Chunk, saved: TableSpec, spec: TableSpec) -> Chunk:

@@ -33,22 +33,13 @@ from trainers.ps.tables.dense import DenseTable
 from trainers.ps.tables.rules import state_widths
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import EntryKind, TableKind, TableSpec
-from trainers.ps.tables.storage import DenseCut, DenseRows, SparseRows
+from trainers.ps.tables.storage import Candidates, DenseCut, DenseRows, SparseRows
 from trainers.storage.errors import SaveError, save_error
 from trainers.storage.folder import Folder, open_folder
 from trainers.storage.manifest import FileRecord, is_name
 from trainers.storage.safetensors import pack
 
 # ---- Cuts: the tables at one moment.
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
-    """Keys (n,) int64 without a row yet, how often each was pulled, and days since then, (n,) float32."""
-
-    keys: torch.Tensor
-    counts: torch.Tensor
-    days: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,27 +83,30 @@ class Target(Protocol):
 
 @runtime_checkable
 class SparseTarget(Protocol):
-    """A sparse table, which may have candidates and a budget. `expect`: how many rows are about to be loaded;
-    `restore_clock`: what the budgets of saved tables had, before their rows are loaded.
+    """A sparse table, which may have candidates and budgets. `expect`: how many rows are about to be loaded;
+    `restore_clocks`: what the budgets of saved tables had, before their rows and candidates are loaded.
     """
 
-    def restore_clock(self, clocks: Sequence[Sequence[float]]) -> None: ...
+    def restore_clocks(
+        self, rows: Sequence[Sequence[float]], candidates: Sequence[Sequence[float]]
+    ) -> None: ...
 
     def remove(self, keys: torch.Tensor) -> None: ...
 
     def expect(self, rows: int) -> None: ...
 
-    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor, days: torch.Tensor) -> None: ...
+    def load_candidates(self, found: Candidates) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableCut:
-    """A table as of the moment of the save."""
+    """A table as of the moment of the save. The clocks are those of its budgets."""
 
     spec: TableSpec
     cut: SparseCut | DenseCut
     candidates: Candidates | None = None
     clock: Sequence[float] = ()
+    candidate_clock: Sequence[float] = ()
 
     @property
     def slots(self) -> int:
@@ -149,8 +143,8 @@ def close_cuts(cuts: Iterable[TableCut], *, saved: bool) -> None:
 def _cut(table: SparseTable | DenseTable, *, changed_only: bool, mark: bool) -> TableCut:
     if isinstance(table, DenseTable):
         return TableCut(table.spec, table.cut())
-    waiting = Candidates(*table.candidates())
-    return TableCut(table.spec, table.cut(changed_only=changed_only, mark=mark), waiting, table.clock())
+    waiting = table.candidates()
+    return TableCut(table.spec, table.cut(changed_only=changed_only, mark=mark), waiting, *table.clocks())
 
 
 def counts_of(spec: TableSpec) -> int:
@@ -292,15 +286,15 @@ def _chunks(table: TableCut, mode: SaveMode, shard_bytes: int) -> Iterator[tuple
         step = max(1, shard_bytes // 16)
         for start in range(0, len(waiting.keys), step):
             some = slice(start, start + step)
-            part = Candidates(waiting.keys[some], waiting.counts[some], waiting.days[some])
-            yield cut.rows, PieceKind.CANDIDATES, part
+            yield cut.rows, PieceKind.CANDIDATES, waiting.at(some)
 
 
 def _tensors(chunk: Chunk, mode: SaveMode) -> dict[str, torch.Tensor]:
     if isinstance(chunk, Removed):
         return {"keys": chunk.keys}
     if isinstance(chunk, Candidates):
-        return {"keys": chunk.keys, "counts": chunk.counts, "days": chunk.days}
+        columns = {"keys": chunk.keys, "counts": chunk.counts, "days": chunk.days}
+        return columns if chunk.stamps is None else columns | {"stamps": chunk.stamps}
     tensors = {"values": chunk.values} if isinstance(chunk, DenseRows) else {"keys": chunk.keys}
     tensors["values"] = chunk.values
     if mode is not SaveMode.VALUES:
@@ -435,7 +429,8 @@ def _pieces(
             if packed.piece.rows:
                 yield packed
         before += table.slots
-        tables.append(SavedTable(table.spec, table.cut.step, rows, tuple(table.clock)))
+        clocks = tuple(table.clock), tuple(table.candidate_clock)
+        tables.append(SavedTable(table.spec, table.cut.step, rows, *clocks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -362,8 +362,8 @@ class Store:
             {number: each for number, each in tables.items() if isinstance(each, SparseTable)}
         )
         self._runs.clear()
-        budgets = [each.budget for each in tables.values() if isinstance(each, SparseTable) and each.budget]
-        self._budgets = list(dict.fromkeys(budgets))
+        sparse = [each for each in tables.values() if isinstance(each, SparseTable)]
+        self._budgets = list(dict.fromkeys(budget for each in sparse for budget in each.budgets))
         self._counting = frozenset(
             number for number, table in tables.items() if table.spec.rows.entry.kind is EntryKind.COUNT
         )

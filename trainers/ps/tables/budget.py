@@ -4,8 +4,10 @@ evicted. The stamps and floors of rows belong to `kernels.eviction`.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +23,7 @@ from trainers.ps.kernels.eviction import (
     NOW,
     PARTS,
     POLICY,
+    REMOVAL,
     TOTAL,
     Uses,
     pass_until,
@@ -37,12 +40,16 @@ rows that were used longer ago.
 """
 _RESERVE, _FREED = 32, 16
 """Rows are evicted when less than a 32nd of the budget is free; then a 16th is."""
-_SWEPT_BY_ROW, _REMOVED_BY_ROW, _NEW_AT_LEAST = 64, 2, 128
-"""Records to look at, and to remove at most, for each new row of a request, or as if it had made so many:
-those of all evicted rows are gone before the 32nd has been used up.
+_SWEPT_EARLY = 8 / 7
+"""The records of evicted rows are removed while the memory that they leave is used up, a part at each
+request: at so many times the speed that this needs.
 """
-_NEW_BY_TICK = 1024
-"""As above, when time passes: a millisecond or two."""
+_SWEPT_AT_LEAST, _SWEPT_BY_TICK = 1 << 13, 1 << 18
+"""At each request, and when time passes: about 30 microseconds and a millisecond."""
+_SWEPT_BY_NEW = 2 * REMOVAL
+"""For each new row, where time evicts rows: these may be very many, and no bound needs their memory."""
+_CANDIDATES = 4
+"""The candidates of a table that is bounded in bytes may have a 4th of these, besides."""
 _TICKS = 480
 """Parts of a time to live by which the age of a row is known: fewer than LEVELS_BELOW."""
 
@@ -55,15 +62,39 @@ with the level that began then.
 class Evictable(Protocol):
     """A table of the budget."""
 
+    def __len__(self) -> int: ...
+
     @property
-    def in_memory(self) -> int:
-        """Rows, and records of evicted ones."""
+    def row_cost(self) -> int:
+        """What one of its rows costs."""
 
-    def begin_sweep(self) -> None:
-        """Rows were evicted, whose records are to be removed."""
+    def begin_sweep(self) -> int:
+        """Rows were evicted, whose records are to be removed. How many records are to be looked at."""
 
-    def sweep(self, records: int, removed: int) -> tuple[int, int]:
-        """Look at so many records at most, and remove so many at most. How many that were."""
+    def sweep(self, work: int) -> int:
+        """Do so much of it: a look at a record is 1, its removal REMOVAL. How much that was."""
+
+
+class Budgets:
+    """Those of several tables: one for all rows with the same shared bound, and one for their candidates."""
+
+    def __init__(self) -> None:
+        self._shared: dict[tuple[Bound, bool], Budget] = {}
+
+    def of_rows(self, bound: Bound) -> Budget:
+        return self._of(bound, counting=False)
+
+    def of_candidates(self, bound: Bound) -> Budget:
+        """As many as rows, or a part of the bytes: the least recently pulled leave first."""
+        share = replace(bound, bytes=-(-bound.bytes // _CANDIDATES), policy=EvictionPolicy.LRU)
+        return self._of(share, counting=True)
+
+    def _of(self, bound: Bound, *, counting: bool) -> Budget:
+        if not bound.shared:
+            return Budget(bound)
+        if (bound, counting) not in self._shared:
+            self._shared[bound, counting] = Budget(bound)
+        return self._shared[bound, counting]
 
 
 class Budget:
@@ -80,7 +111,9 @@ class Budget:
         clock[COST_UNIT] = 0 if bound.ttl_s else 1 / (_USES_A_UNIT[bound.policy] * self._limit)
         self.uses = Uses(clock, np.zeros(LEVELS * PARTS, np.int64))
         self._tables: list[Evictable] = []
-        self._records = 0
+        self._total = 0.0
+        self._sweep_by_cost = 0.0
+        """How much is to be swept for what a new row costs."""
         self._times: deque[tuple[float, int]] = deque()
         self.on_disk = False
         """Whether evicted rows are kept on disk. Then it may settle before any request."""
@@ -98,10 +131,10 @@ class Budget:
         """After a request that may have used rows: evict some if the budget is nearly used up, and remove
         some records of those that were.
         """
-        full = self._limit and self.uses.clock[TOTAL] > self._limit - self._limit // _RESERVE
+        new, full = self.uses.clock[TOTAL] - self._total, self._limit and self._room() < 0
         if full and not self.held:
             self._evict()
-        self._sweep(max(_NEW_AT_LEAST, sum(table.in_memory for table in self._tables) - self._records))
+        self._sweep(max(_SWEPT_AT_LEAST, int(new * self._sweep_by_cost)))
 
     def before_use(self) -> None:
         """Before the rows of a request come back from disk: so that none of them leaves again before it."""
@@ -120,7 +153,8 @@ class Budget:
             over = self._times.popleft()[1]
         if over is not None:
             self._raise_floors(np.full(PARTS, over))
-        self._sweep(_NEW_BY_TICK)
+            self._begin_sweep(self._room() if self._limit else math.inf, _SWEPT_BY_NEW)
+        self._sweep(_SWEPT_BY_TICK)
 
     def ticks_at(self, time: float) -> bool:
         """Whether `tick` does something at this time."""
@@ -142,12 +176,22 @@ class Budget:
         times = clocks[0][1 + PARTS :]
         self._times = deque((time, int(level)) for time, level in zip(times[::2], times[1::2], strict=True))
 
-    def _sweep(self, new: int) -> None:
-        records, removed = _SWEPT_BY_ROW * new, _REMOVED_BY_ROW * new
+    def _room(self) -> float:
+        """What new rows may cost before others must leave."""
+        return float(self._limit - self._limit // _RESERVE - self.uses.clock[TOTAL])
+
+    def _begin_sweep(self, room: float, least: float = 0.0) -> None:
+        """To be over before new rows cost so much; at least so much for each of them."""
+        costs = [table.row_cost for table in self._tables]
+        records = sum(cost * len(table) for cost, table in zip(costs, self._tables, strict=True))
+        removed = (records - self.uses.clock[TOTAL]) / min(costs)
+        work = sum(table.begin_sweep() for table in self._tables) + REMOVAL * removed
+        self._sweep_by_cost = max(_SWEPT_EARLY * work / max(1.0, room), least / min(costs))
+
+    def _sweep(self, work: int) -> None:
         for table in self._tables:
-            looked, gone = table.sweep(records, removed)
-            records, removed = records - looked, removed - gone
-        self._records = sum(table.in_memory for table in self._tables)
+            work -= table.sweep(work)
+        self._total = self.uses.clock[TOTAL]
 
     def _evict(self) -> None:
         """Those with the lowest stamps, in groups of a level and a part."""
@@ -158,6 +202,7 @@ class Budget:
         levels = np.full(PARTS, int(clock[LEVEL]) - LEVELS_BELOW + level)
         levels[: part + 1] += 1
         self._raise_floors(levels)
+        self._begin_sweep(self._room())
 
     def _raise_floors(self, levels: NDArray[np.int64]) -> None:
         """Evict the rows of each part that are below this level of it."""
@@ -170,8 +215,6 @@ class Budget:
         cells.reshape(LEVELS, PARTS)[self._places()] = costs
         np.maximum(clock[FLOORS:], levels / LEVELS_A_UNIT, out=clock[FLOORS:])
         pass_until(self.uses, clock[FLOORS:].max())  # a row that is used from now on is not below a floor
-        for table in self._tables:
-            table.begin_sweep()
 
     def _by_level(self) -> NDArray[np.int64]:
         """(LEVELS, PARTS): what rows cost, from the oldest level on; a copy."""

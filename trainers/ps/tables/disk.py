@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from trainers.errors import UsageError
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.process.log import glog
-from trainers.ps.kernels.eviction import FLOORS, count_uses, find_evicted, unevict
+from trainers.ps.kernels.eviction import FLOORS, REMOVAL, count_uses, find_evicted, unevict
 from trainers.ps.kernels.files import read_records
 from trainers.ps.kernels.rows import (
     DIM,
@@ -43,6 +43,8 @@ from trainers.ps.kernels.rows import (
     remove_keys,
     settle_flags,
 )
+from trainers.ps.tables.budget import Budget
+from trainers.ps.tables.removal import BoundedRows
 from trainers.ps.tables.spec import FullError, TableError
 from trainers.ps.tables.storage import Cut, SparseRows, Storage, keys_of
 
@@ -85,13 +87,17 @@ def _give_back(file: int, start: int, size: int) -> None:
         raise OSError(error, os.strerror(error))
 
 
-class DiskRows:
-    """The rows of the bounded table of `storage` that are in a file of `folder`. A key has a row there or in
+class RowsOnDisk(BoundedRows):
+    """The rows of a storage that its budget evicts are in a file of `folder`. A key has a row there or in
     memory, never both.
     """
 
-    def __init__(self, folder: Path, storage: Storage) -> None:
-        self._storage, self._size = storage, _PLACE * storage.stride
+    def __init__(self, storage: Storage, budget: Budget, folder: Path) -> None:
+        super().__init__(storage, budget, lambda keys: None)
+        storage.evicts, budget.on_disk = False, True
+        self.most = (budget.bound.rows or budget.bound.bytes) // self.row_cost
+        """Rows in memory."""
+        self._size = _PLACE * storage.stride
         self._ring = min(1 << 32, _LONGEST // self._size)
         """Places of the file. The record number n is at place n modulo this."""
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  (as long as the table)
@@ -102,10 +108,73 @@ class DiskRows:
         self._cut: Cut | None = None
         self._complained = -_COMPLAIN_S
 
-    def __len__(self) -> int:
+    @property
+    def away(self) -> int:
+        """Rows on disk."""
         return len(self._places)
 
-    def move(self, before: int, looked: int, most: int) -> tuple[int, int]:
+    def sweep(self, work: int) -> int:
+        """See Evictable: rows leave for the disk, where it has room."""
+        if not self._unswept or work <= 0:
+            return 0
+        before, most = min(self._unswept, len(self)), work // REMOVAL + 1
+        self._unswept, count = self._move(before, min(work, before), most)
+        done = before - self._unswept + REMOVAL * count
+        if not self._unswept and self._sweep_again:
+            self._unswept, self._sweep_again = len(self), False
+        return done
+
+    def before_use(self, keys: Keys) -> None:
+        """Have the rows of these keys in memory, and as used as any. Raises FullError when there is no room
+        for them, and OSError for a disk that cannot be read: then they stay where they are.
+        """
+        storage, back = self._storage, np.empty(len(keys) if self._unswept else 0, np.int64)
+        if self._unswept:
+            back = back[: unevict(storage.index, storage.rows, storage.uses, keys, back)]
+        here, places = self._look_up(keys)
+        if here.any():
+            mine, first = np.unique(keys[here], return_index=True)
+            records = self._read(places[here][first], mine)
+            try:
+                slots = storage.insert(mine, _KEPT)
+            except FullError:
+                remove_keys(storage.index, storage.rows, mine)
+                raise
+            memory = storage.records(0, len(storage))
+            memory[slots, VALUES:] = records[:, VALUES:]
+            memory[slots, -1] = 0  # it has no stamp yet
+            remove_keys(self._places.index, self._places.rows, mine)
+            back = np.concatenate([back, mine])
+        if len(back):
+            count_uses(storage.index, storage.rows, storage.uses, back, _NO_STATS)
+
+    def uncount(self, keys: Keys) -> None:
+        """See BoundedRows."""
+        self.before_use(keys)
+        super().uncount(keys)
+
+    def count_loaded(self, slots: Keys) -> None:
+        """See BoundedRows. Those below a floor leave for the disk at once."""
+        super().count_loaded(slots)
+        self.begin_sweep()
+        self._unswept, _ = self._move(len(self), len(slots), len(slots))
+
+    def cut(self, memory: Cut, row_states: int, *, changed_only: bool, mark: bool) -> TieredCut:
+        """With these rows behind those that are in memory. Closes that cut where this fails."""
+
+        def ended(saved: bool) -> None:
+            settle_flags(self._places.rows.flags[: len(self._places)], saved and mark)
+            self._places.end_cut()
+            self._cut = None
+
+        try:
+            self._cut = Cut(self._places, 0, 0, 0, changed_only, np.empty(0, np.int64), ended)
+        except TableError:
+            memory.close(saved=False)
+            raise
+        return TieredCut(self._storage, memory, self._cut, self._read, row_states)
+
+    def _move(self, before: int, looked: int, most: int) -> tuple[int, int]:
         """Of so many slots of the storage below `before`, write so many rows to disk at most that are below
         their floor. Returns where to continue, and how many they were: none where there is no room.
         """
@@ -126,46 +195,6 @@ class DiskRows:
         remove_keys(storage.index, storage.rows, gone)
         self._clean(4 * len(gone))
         return start + int(which[0]) if len(which) == most else start, len(which)
-
-    def bring_back(self, keys: Keys, *, evicted: bool) -> None:
-        """Have the rows of these keys in memory, and as used as any. `evicted`: some in memory may be below
-        their floor. Raises FullError when there is no room for them, and OSError for a disk that cannot be
-        read: then they stay where they are.
-        """
-        storage, back = self._storage, np.empty(len(keys) if evicted else 0, np.int64)
-        if evicted:
-            back = back[: unevict(storage.index, storage.rows, storage.uses, keys, back)]
-        here, places = self._look_up(keys)
-        if here.any():
-            mine, first = np.unique(keys[here], return_index=True)
-            records = self._read(places[here][first], mine)
-            try:
-                slots = storage.insert(mine, _KEPT)
-            except FullError:
-                remove_keys(storage.index, storage.rows, mine)
-                raise
-            memory = storage.records(0, len(storage))
-            memory[slots, VALUES:] = records[:, VALUES:]
-            memory[slots, -1] = 0  # it has no stamp yet
-            remove_keys(self._places.index, self._places.rows, mine)
-            back = np.concatenate([back, mine])
-        if len(back):
-            count_uses(storage.index, storage.rows, storage.uses, back, _NO_STATS)
-
-    def cut(self, memory: Cut, row_states: int, *, changed_only: bool, mark: bool) -> TieredCut:
-        """With these rows behind those that are in memory. Closes that cut where this fails."""
-
-        def ended(saved: bool) -> None:
-            settle_flags(self._places.rows.flags[: len(self._places)], saved and mark)
-            self._places.end_cut()
-            self._cut = None
-
-        try:
-            self._cut = Cut(self._places, 0, 0, 0, changed_only, np.empty(0, np.int64), ended)
-        except TableError:
-            memory.close(saved=False)
-            raise
-        return TieredCut(self._storage, memory, self._cut, self._read, row_states)
 
     def _set(self, keys: Keys, places: NDArray[np.uint32]) -> None:
         slots = self._places.insert(keys, _KEPT)  # before `column`: it may grow
@@ -199,7 +228,7 @@ class DiskRows:
 
     def _clean(self, records: int) -> None:
         """Look at so many of the oldest records if most are abandoned: write those again that are not."""
-        while records > 0 and self._cut is None and self._tail - self._head > 2 * len(self) + _SPARE:
+        while records > 0 and self._cut is None and self._tail - self._head > 2 * self.away + _SPARE:
             start = self._head % self._ring
             count = min(records, _AT_ONCE, self._tail - self._head, self._ring - start)
             looked = np.empty((count, self._storage.stride), np.float32)

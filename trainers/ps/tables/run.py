@@ -205,7 +205,8 @@ class SparseRun:
             for budget in self._budgets:
                 budget.before_use()
             for table, start, stop in zip(self._tables, starts[:-1], starts[1:], strict=True):
-                table.before_use(keys[start:stop])
+                if table.bounded is not None:
+                    table.bounded.before_use(keys[start:stop])
 
     def _options(self, spans: Spans, lr: float) -> Floats:
         """Counts a step of every table in the push, and what the kernel takes for each."""

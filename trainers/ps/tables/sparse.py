@@ -7,7 +7,7 @@ as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,19 +16,9 @@ import torch
 
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.ps.kernels.batch import all_finite, array_of
-from trainers.ps.kernels.eviction import (
-    count_loaded,
-    count_uses,
-    remove_evicted,
-    shrink,
-    shrink_keys,
-    sweep,
-    uncount_keys,
-)
+from trainers.ps.kernels.eviction import FLOORS, find_evicted
 from trainers.ps.kernels.rows import (
-    DAY,
     DTYPE,
-    EVEN_DAY,
     NOTHING,
     UNIFORM,
     Fresh,
@@ -44,12 +34,12 @@ from trainers.ps.kernels.rows import (
     without_row,
     write,
 )
-from trainers.ps.tables.budget import ROW_BYTES, Budget, Clock
+from trainers.ps.tables.budget import Budget, Budgets, Clock
 from trainers.ps.tables.dense import DenseTable, Kernel, kernel_of, numbers_of
-from trainers.ps.tables.disk import DiskRows, TieredCut
+from trainers.ps.tables.disk import RowsOnDisk, TieredCut
+from trainers.ps.tables.removal import BoundedRows, PassingDay
 from trainers.ps.tables.rules import row_states_of, state_widths
 from trainers.ps.tables.spec import (
-    Bound,
     EntryKind,
     KeysError,
     NotFiniteError,
@@ -61,52 +51,7 @@ from trainers.ps.tables.spec import (
     TableKind,
     TableSpec,
 )
-from trainers.ps.tables.storage import Cut, SparseRows, Storage
-
-# ---- A day that passes, in slices between requests.
-
-
-class PassingDay:
-    """A day passes in the rows of a storage, some at a time. A row that is used before its turn has its day
-    first: so the rows are at any time as if the whole day had passed when this was made. Then no cut may be
-    open before `over`. `removed`: how many rows so far; `gone` is told their keys.
-    """
-
-    def __init__(self, storage: Storage, policy: Floats, gone: Callable[[Keys], None]) -> None:
-        self._storage, self._policy, self._gone = storage, policy, gone
-        self._next = self.removed = 0
-        storage.rows.numbers[DAY] ^= EVEN_DAY
-
-    @property
-    def over(self) -> bool:
-        return self._next >= len(self._storage)
-
-    def pass_some(self, rows: int) -> None:
-        """For so many rows more; at the end, memory is returned to the system."""
-        storage = self._storage
-        gone = np.empty(min(rows, len(storage)), np.int64)
-        self._next, removed, count = shrink(
-            storage.index, storage.rows, storage.uses, self._policy, self._next, len(gone), gone
-        )
-        self.removed += removed
-        self._gone(gone[:count])
-        if self.over:
-            storage.give_back()
-
-    def pass_for(self, keys: Keys) -> None:
-        """For the rows of these keys, which are about to be used."""
-        storage, gone = self._storage, np.empty(len(keys), np.int64)
-        count = shrink_keys(storage.index, storage.rows, storage.uses, self._policy, keys, gone)
-        self.removed += count
-        self._gone(gone[:count])
-
-    def pass_for_last(self, rows: int) -> None:
-        """For so many last rows, which are about to take the places of others."""
-        before = -1
-        while before != self.removed:  # others are the last then
-            before, count = self.removed, len(self._storage)
-            self.pass_for(self._storage.keys(max(0, count - rows), count))
-
+from trainers.ps.tables.storage import Candidates, Cut, SparseRows, Storage
 
 # ---- Entry filters: which keys get a row.
 
@@ -146,12 +91,15 @@ class AdmitByProbability:
 
 class AdmitByCount:
     """Admits a key that was pulled in training `needed` times; until then it is counted here, in about 30
-    bytes, and forgotten when it was not pulled for some days. A push admits no key.
+    bytes, and forgotten when it was not pulled for some days, or when the budget evicts it. A push admits no
+    key.
     """
 
-    def __init__(self, needed: float) -> None:
+    def __init__(self, needed: float, budget: Budget | None) -> None:
         self._needed = np.float32(needed)
-        self._storage = Storage(2, 0, 0)  # how often it was pulled, and days since then
+        # How often it was pulled, and days since then.
+        self._storage = Storage(2, 0, 0 if budget is None else 1)
+        self.bounded = None if budget is None else BoundedRows(self._storage, budget, lambda keys: None)
         self._day: PassingDay | None = None
 
     def __len__(self) -> int:
@@ -159,13 +107,19 @@ class AdmitByCount:
 
     def pulled(self, keys: Keys) -> Mask | None:
         admitted = np.empty(len(keys), np.bool_)
+        if self.bounded is not None:
+            self.bounded.before_use(keys)
         if self._day is not None:
             self._day.pass_for(keys)
         slots = self._storage.insert(keys, _UNINITIALIZED)  # before `rows`: it may grow
         count_up(self._storage.rows, slots, self._needed, admitted)
+        if self.bounded is not None:
+            self.bounded.count_uses(keys)
         if admitted.any():
             if self._day is not None:
                 self._day.pass_for_last(len(keys))
+            if self.bounded is not None:
+                self.bounded.uncount(keys[admitted])
             remove_keys(self._storage.index, self._storage.rows, keys[admitted])
         return admitted
 
@@ -174,26 +128,46 @@ class AdmitByCount:
 
     def begin_day(self, policy: Floats) -> None:
         """See PassingDay."""
-        self._day = PassingDay(self._storage, policy, lambda keys: None)
+        self._begin(PassingDay(self._storage, policy, lambda keys: None))
 
     def pass_some(self, rows: int) -> bool:
         """Part of a day for so many candidates; whether it is over."""
         if self._day is not None:
             self._day.pass_some(rows)
             if self._day.over:
-                self._day = None
+                self._begin(None)
         return self._day is None
 
-    def counts(self) -> tuple[Keys, Floats, Floats]:
-        """The candidates (n,) int64, how often each was pulled and its unseen days, (n,) float32: copies."""
-        counts, days = self._storage.column(0), self._storage.column(1)
-        return self._storage.keys(0, len(self)), counts.copy(), days.copy()
+    def _begin(self, day: PassingDay | None) -> None:
+        self._day = day
+        if self.bounded is not None:
+            self.bounded.day = day
 
-    def load(self, keys: Keys, counts: Floats, days: Floats) -> None:
+    def counts(self) -> tuple[Keys, Floats, Floats, Floats | None]:
+        """The candidates (n,) int64, how often each was pulled, its unseen days, and its stamp if they are
+        bounded, (n,) float32: copies.
+        """
+        keys = self._storage.keys(0, len(self))
+        columns = [self._storage.column(place).copy() for place in range(2 if self.bounded is None else 3)]
+        if self.bounded is None:
+            return keys, columns[0], columns[1], None
+        evicted = np.zeros(len(keys), np.bool_)
+        find_evicted(keys, columns[2], self._storage.uses.clock[FLOORS:], evicted)
+        counts, days, stamps = (column[~evicted] for column in columns)
+        return keys[~evicted], counts, days, stamps
+
+    def load(self, keys: Keys, counts: Floats, days: Floats, stamps: Floats | None) -> None:
         """Candidates as `counts` gave them."""
         slots = self._storage.insert(keys, _UNINITIALIZED)
         self._storage.column(0)[slots] = counts
         self._storage.column(1)[slots] = days
+        if self.bounded is None:
+            return
+        if stamps is None:  # those of a table without a bound
+            self.bounded.count_uses(keys)
+        else:
+            self._storage.column(2)[slots] = stamps
+            self.bounded.count_loaded(slots)
 
 
 class RemovedKeys:
@@ -234,12 +208,13 @@ class RemovedKeys:
 _UNINITIALIZED = Fresh(UNIFORM, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
 
 
-def filter_of(options: RowOptions) -> EntryFilter:
+def filter_of(options: RowOptions, budgets: Budgets) -> EntryFilter:
     match options.entry.kind:
         case EntryKind.PROBABILITY:
             return AdmitByProbability(options.entry.a, options.init.seed)
         case EntryKind.COUNT:
-            return AdmitByCount(options.entry.a)
+            budget = None if options.bound is None else budgets.of_candidates(options.bound)
+            return AdmitByCount(options.entry.a, budget)
         case _:
             return AdmitAll()
 
@@ -290,7 +265,7 @@ class SparseTable:
     there, and comes back when a request has its key.
     """
 
-    def __init__(self, spec: TableSpec, budget: Budget | None = None, disk: Path | None = None) -> None:
+    def __init__(self, spec: TableSpec, budgets: Budgets | None = None, disk: Path | None = None) -> None:
         self.spec = spec
         self.step = 0
         """Updates so far."""
@@ -302,17 +277,15 @@ class SparseTable:
         self._storage = Storage(spec.size, states, floats, dtype=rows.dtype, seed=rows.init.seed)
         self.bounds = bounds_of(rows)
         """Of every value after an update."""
-        self.budget: Budget | None = None
-        self._disk: DiskRows | None = None
+        budgets = budgets or Budgets()
+        self.bounded: BoundedRows | None = None
         if rows.bound is not None:
-            self.budget = budget or Budget(rows.bound)
-            cost = 4 * self._storage.stride + ROW_BYTES if rows.bound.bytes else 1
-            self._storage.bound(self.budget.uses, cost, evicts=disk is None)
-            self.budget.add(self)
-            self._most = (rows.bound.rows or rows.bound.bytes) // cost
-            if disk is not None:
-                self._disk, self.budget.on_disk = DiskRows(disk, self._storage), True
-        self._filter: EntryFilter = filter_of(rows)
+            budget = budgets.of_rows(rows.bound)
+            if disk is None:
+                self.bounded = BoundedRows(self._storage, budget, self._note_removed)
+            else:
+                self.bounded = RowsOnDisk(self._storage, budget, disk)
+        self._filter: EntryFilter = filter_of(rows, budgets)
         self.fresh = Fresh(
             kind=int(rows.init.kind),
             a=np.float32(rows.init.a),
@@ -324,15 +297,13 @@ class SparseTable:
         self._day: PassingDay | None = None
         self._shrinking = False
         self._removed = RemovedKeys()
-        self._unswept, self._sweep_again = 0, False
 
     def __len__(self) -> int:
-        return len(self._storage) + (0 if self._disk is None else len(self._disk))
+        return len(self._storage) + (0 if (disk := self._disk) is None else disk.away)
 
     @property
-    def in_memory(self) -> int:
-        """See Evictable."""
-        return len(self._storage)
+    def _disk(self) -> RowsOnDisk | None:
+        return self.bounded if isinstance(self.bounded, RowsOnDisk) else None
 
     @property
     def plain(self) -> bool:
@@ -340,6 +311,20 @@ class SparseTable:
         once.
         """
         return not self._counts and isinstance(self._filter, AdmitAll)
+
+    @property
+    def budget(self) -> Budget | None:
+        return None if self.bounded is None else self.bounded.budget
+
+    @property
+    def budgets(self) -> Sequence[Budget]:
+        """Those of its rows and of its candidates."""
+        return [each.budget for each in (self.bounded, self._counting) if each is not None]
+
+    @property
+    def _counting(self) -> BoundedRows | None:
+        """The candidates."""
+        return self._filter.bounded if isinstance(self._filter, AdmitByCount) else None
 
     def publish(self, line: Keys) -> None:
         """See Storage.publish."""
@@ -408,8 +393,8 @@ class SparseTable:
         if self._storage.has_room(sum(map(len, keys))):
             return
         for some in map(self._array, keys):
-            if self._disk is not None:
-                self._disk.bring_back(some, evicted=self._unswept > 0)
+            if self.bounded is not None:
+                self.bounded.before_use(some)
             if not filtered:
                 self._storage.insert(some, self.fresh)
                 continue
@@ -443,62 +428,27 @@ class SparseTable:
             add_seen(self._storage.index, self._storage.rows, updated, shown)
         self._count_uses(updated, shown)
 
-    def begin_sweep(self) -> None:
-        """See Evictable."""
-        self._sweep_again = self._unswept > 0
-        self._unswept = self._unswept or self.in_memory
-
-    def sweep(self, records: int, removed: int) -> tuple[int, int]:
-        """See Evictable. While a day passes, nothing is removed: rows that have not had it would take the
-        places of others.
-        """
-        if not self._unswept or records <= 0 or removed <= 0 or self._day is not None:
-            return 0, 0
-        storage, before = self._storage, min(self._unswept, self.in_memory)
-        if self._disk is not None:
-            self._unswept, count = self._disk.move(before, records, removed)
-        else:
-            gone = np.empty(min(records, removed, before), np.int64)
-            self._unswept, count = sweep(storage.index, storage.rows, storage.uses, before, records, gone)
-            self._note_removed(gone[:count])
-        looked = before - self._unswept, count
-        if not self._unswept and self._sweep_again:
-            self._unswept, self._sweep_again = self.in_memory, False
-        return looked
-
-    def before_use(self, keys: Keys) -> None:
-        """Remove the records of those of these keys that have been evicted; or, where there is a disk, have
-        their rows in memory.
-        """
-        if self._disk is not None:
-            self._disk.bring_back(keys, evicted=self._unswept > 0)
-            return
-        if not self._unswept:
-            return
-        if self._day is not None:
-            self._day.pass_for_last(len(keys))
-        storage, gone = self._storage, np.empty(len(keys), np.int64)
-        count = remove_evicted(storage.index, storage.rows, storage.uses, keys, gone)
-        self._note_removed(gone[:count])
-
     def remove(self, keys: torch.Tensor) -> None:
         """Remove the rows of these keys, if there are any."""
         gone, storage = self._array(keys), self._storage
-        if self._disk is not None:
-            self._disk.bring_back(gone, evicted=self._unswept > 0)
-        if self.budget is not None:
-            uncount_keys(storage.index, storage.rows, storage.uses, gone)
+        if self.bounded is not None:
+            self.bounded.uncount(gone)
         remove_keys(storage.index, storage.rows, gone)
         self._note_removed(gone)
 
-    def clock(self) -> Clock:
-        """Of its budget; empty if it is not bounded."""
-        return () if self.budget is None else self.budget.clock()
+    def clocks(self) -> tuple[Clock, Clock]:
+        """Of the budgets of its rows and of its candidates; empty if they are not bounded."""
+        rows, candidates = self.bounded, self._counting
+        return (
+            () if rows is None else rows.budget.clock(),
+            () if candidates is None else candidates.budget.clock(),
+        )
 
-    def restore_clock(self, clocks: Sequence[Clock]) -> None:
-        """Continue from the clocks of the tables whose rows will be loaded."""
-        if self.budget is not None and clocks:
-            self.budget.restore(clocks)
+    def restore_clocks(self, rows: Sequence[Clock], candidates: Sequence[Clock]) -> None:
+        """Continue from the clocks of the tables whose rows and candidates will be loaded."""
+        for bounded, clocks in ((self.bounded, rows), (self._counting, candidates)):
+            if bounded is not None and clocks:
+                bounded.budget.restore(clocks)
 
     def _note_removed(self, keys: Keys) -> None:
         self._removed.add(keys)
@@ -506,10 +456,8 @@ class SparseTable:
             self._removed.forget()
 
     def _count_uses(self, keys: Keys, stats: Floats = _NO_STATS) -> None:
-        if self.budget is not None:
-            storage = self._storage
-            count_uses(storage.index, storage.rows, storage.uses, keys, stats)
-            self.budget.settle()
+        if self.bounded is not None:
+            self.bounded.count_uses(keys, stats)
 
     def shrink(self, policy: ShrinkPolicy) -> int:
         """A day has passed (see ShrinkPolicy); returns how many rows were removed. Their memory is returned
@@ -524,26 +472,26 @@ class SparseTable:
 
     def begin_shrink(self, policy: ShrinkPolicy) -> None:
         """As `shrink`, in slices: `shrink_some` is to be called until it returns the number of removed rows.
-        Meanwhile the table may be used, and is as if everything had been done here; but not cut. Its budget
-        evicts nothing until `release`, for which a server that recovers needs the same moment.
+        Meanwhile the table may be used, and is as if everything had been done here; but not cut. Its budgets
+        evict nothing until `release`, for which a server that recovers needs the same moment.
         """
         if not self.spec.ages:
             raise TableError(f"table {self.spec.name!r} has no statistics, which shrink needs")
         if self._cut is not None or self._shrinking:
             raise TableError(f"table {self.spec.name!r} is being saved or shrunk; shrink it after that")
         self._shrinking = True
-        if self.budget is not None:
-            self.budget.held = True
+        for budget in self.budgets:
+            budget.held = True
         if isinstance(self._filter, AdmitByCount):
             self._filter.begin_day(policy.numbers())
         if self._counts:
-            self._day = PassingDay(self._storage, policy.numbers(), self._removed.add)
+            self._begin(PassingDay(self._storage, policy.numbers(), self._removed.add))
 
     def release(self) -> None:
-        """After a shrink: its budget evicts rows again."""
-        if self.budget is not None:
-            self.budget.held = False
-            self.budget.settle()
+        """After a shrink: its budgets evict again."""
+        for budget in self.budgets:
+            budget.held = False
+            budget.settle()
 
     def shrink_some(self, rows: int) -> int | None:
         """A slice of so many rows; how many rows were removed in all, once everything is done."""
@@ -554,9 +502,15 @@ class SparseTable:
             self._day.pass_some(rows)
             if not self._day.over:
                 return None
-            removed, self._day = self._day.removed, None
+            removed = self._day.removed
+            self._begin(None)
         self._shrinking = False
         return removed
+
+    def _begin(self, day: PassingDay | None) -> None:
+        self._day = day
+        if self.bounded is not None:
+            self.bounded.day = day
 
     def cut(self, *, changed_only: bool = False, mark: bool = False) -> Cut | TieredCut:
         """A view as of now, for saving while training continues; one at a time.
@@ -585,13 +539,13 @@ class SparseTable:
         gone = self._removed.begin_cut()
         row_states = row_states_of(rule)
         self._cut = Cut(self._storage, rule.states, row_states, self.step, changed_only, gone, ended)
-        if self._disk is None:
+        if (disk := self._disk) is None:
             return self._cut
-        return self._disk.cut(self._cut, row_states, changed_only=changed_only, mark=mark)
+        return disk.cut(self._cut, row_states, changed_only=changed_only, mark=mark)
 
     def expect(self, rows: int) -> None:
         """Prepare for loading `rows` rows in all, which is faster with this."""
-        self._storage.expect(rows if self._disk is None else min(rows, self._most))
+        self._storage.expect(rows if (disk := self._disk) is None else min(rows, disk.most))
 
     def load(self, chunk: SparseRows) -> None:
         """Insert or overwrite rows with state and statistics, as a cut returned them; values of another type
@@ -616,23 +570,23 @@ class SparseTable:
             joined = np.hstack([each[some] for each in of_row]) if of_row else _NO_ROW_STATE
             self._write(keys[some], values[some], stacked, joined, statistics[some])
 
-    def candidates(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Keys (n,) int64 that wait for admission by an entry filter of kind COUNT, how often each was pulled
-        and how many days ago the last time was, (n,) float32. Copies; none for other filters.
-        """
+    def candidates(self) -> Candidates:
+        """Keys that wait for admission by an entry filter of kind COUNT. Copies; none for other filters."""
         if not isinstance(self._filter, AdmitByCount):
-            return torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0)
-        keys, counts, days = self._filter.counts()
-        return torch.from_numpy(keys), torch.from_numpy(counts), torch.from_numpy(days)
+            return Candidates(torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0))
+        keys, counts, days, stamps = self._filter.counts()
+        kept = None if stamps is None else torch.from_numpy(stamps)
+        return Candidates(torch.from_numpy(keys), torch.from_numpy(counts), torch.from_numpy(days), kept)
 
-    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor, days: torch.Tensor) -> None:
+    def load_candidates(self, found: Candidates) -> None:
         """Load candidates as `candidates` returned them."""
-        if counts.shape != keys.shape or days.shape != keys.shape:
-            raise ShapeError(
-                f"{len(counts)} counts and {len(days)} days for {len(keys)} candidates of {self.spec.name!r}"
-            )
+        if any(column.shape != found.keys.shape for column in found.columns):
+            lengths = list(map(len, found.columns))
+            raise ShapeError(f"keys, counts, .. of candidates of {self.spec.name!r} have lengths {lengths}")
         if isinstance(self._filter, AdmitByCount):
-            self._filter.load(self._array(keys), array_of(counts), array_of(days))
+            stamps = None if found.stamps is None else array_of(found.stamps)
+            keys = self._array(found.keys)
+            self._filter.load(keys, array_of(found.counts), array_of(found.days), stamps)
 
     def _array(self, keys: torch.Tensor | None) -> Keys:
         return array_of(self._checked(keys))
@@ -660,7 +614,7 @@ class SparseTable:
     def _pull_missing(self, keys: Keys, positions: Keys, out: Floats, insert: bool) -> None:
         """Fill rows `positions` of `out`, whose keys have no row."""
         counted = isinstance(self._filter, AdmitByCount)
-        if not insert or (self.budget is not None and not counted):  # a bounded table has rows that were used
+        if not insert or (self.bounded is not None and not counted):  # which has rows that were used
             self._fill_initial(keys, positions, out)
             return
         admitted = self._filter.pulled(keys[positions])
@@ -691,44 +645,35 @@ class SparseTable:
         return positions
 
     def _before_use(self, keys: Keys) -> None:
-        if self.budget is not None:
-            self.budget.before_use()
-        self.before_use(keys)
+        if self.bounded is not None:
+            self.bounded.budget.before_use()
+            self.bounded.before_use(keys)
         if self._day is not None:
             self._day.pass_for(keys)
 
     def _write(self, keys: Keys, values: Floats, state: Floats, of_row: Floats, statistics: Floats) -> None:
         self._before_use(keys)
         storage = self._storage
-        if self.budget is not None:
-            uncount_keys(storage.index, storage.rows, storage.uses, keys)
+        if self.bounded is not None:
+            self.bounded.uncount(keys)
         slots = storage.insert(keys, self.fresh._replace(kind=NOTHING))
         write(storage.rows, slots, values, state, of_row, statistics, self.fresh.state)
-        if self.budget is not None and len(statistics):
-            count_loaded(storage.rows, storage.uses, slots)
-            if self._disk is not None:  # those below a floor belong there
-                self.begin_sweep()
+        if self.bounded is not None and len(statistics):
+            self.bounded.count_loaded(slots)
             keys = keys[statistics[:, -1] == 0]  # of a save without stamps
         self._count_uses(keys)
 
 
-def make_table(spec: TableSpec, disk: Path | None = None) -> DenseTable | SparseTable:
-    """An empty table."""
-    return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec, disk=disk)
+def make_table(
+    spec: TableSpec, budgets: Budgets | None = None, disk: Path | None = None
+) -> DenseTable | SparseTable:
+    """An empty table. `disk`: see SparseTable."""
+    return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec, budgets, disk)
 
 
 def make_tables(
     specs: Mapping[int, TableSpec], disk: Path | None = None
 ) -> dict[int, DenseTable | SparseTable]:
     """Empty tables; those with the same shared bound have one budget. `disk`: see SparseTable."""
-    budgets: dict[Bound, Budget] = {}
-    made: dict[int, DenseTable | SparseTable] = {}
-    for number, spec in specs.items():
-        bound = spec.rows.bound
-        if bound is None or not bound.shared or spec.kind is TableKind.DENSE:
-            made[number] = make_table(spec, disk)
-            continue
-        if bound not in budgets:
-            budgets[bound] = Budget(bound)
-        made[number] = SparseTable(spec, budgets[bound], disk)
-    return made
+    budgets = Budgets()
+    return {number: make_table(spec, budgets, disk) for number, spec in specs.items()}

@@ -193,6 +193,8 @@ class Storage:
     uses: Uses
     dim: int
     statistics: int
+    evicts: bool
+    """Whether rows with a stamp below their floor do not exist any more."""
     stride: int
     """Places of 4 bytes of a record."""
 
@@ -230,11 +232,9 @@ class Storage:
         numbers[SEED] = np.array(seed, np.uint64).astype(np.int64)
         self._view_rows(numbers, *_NO_IMAGES)
 
-    def bound(self, uses: Uses, cost: int, *, evicts: bool = True) -> None:
-        """From now on the last of the statistics is a stamp, and a row costs so much of this budget.
-        `evicts`: those with a stamp below the floor do not exist any more.
-        """
-        self.uses, self.rows.numbers[COST], self.evicts = uses, cost, evicts
+    def bound(self, uses: Uses, cost: int) -> None:
+        """From now on the last of the statistics is a stamp, and a row costs so much of this budget."""
+        self.uses, self.rows.numbers[COST], self.evicts = uses, cost, True
         self.publish(self._line)
 
     def publish(self, line: Keys) -> None:
@@ -395,6 +395,27 @@ class SparseRows:
     state: tuple[torch.Tensor, ...]
     statistics: torch.Tensor | None = None
     removed: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Keys (n,) int64 without a row yet, how often each was pulled, days since then, and the stamps of a
+    bounded table, (n,) float32.
+    """
+
+    keys: torch.Tensor
+    counts: torch.Tensor
+    days: torch.Tensor
+    stamps: torch.Tensor | None = None
+
+    @property
+    def columns(self) -> tuple[torch.Tensor, ...]:
+        """All that there are."""
+        columns = (self.keys, self.counts, self.days)
+        return columns if self.stamps is None else (*columns, self.stamps)
+
+    def at(self, some: slice | torch.Tensor) -> Candidates:
+        return Candidates(*(column[some] for column in self.columns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -122,11 +122,11 @@ def use_tables(specs: Iterable[TableSpec], keys: torch.Tensor = _KEYS) -> None:
         if not isinstance(spec.rule, Fixed):
             run.apply(spans, keys, rows, 0.1)
         run.pull(spans, keys, insert=True)
-        if table.budget is not None:
+        if (bounded := table.bounded) is not None:
             table.assign(_KEYS, _ROWS)
-            table.begin_sweep()
+            bounded.begin_sweep()
             run.pull(_ONE_TABLE, _KEYS, insert=True)
-            table.sweep(1, 1)
+            bounded.sweep(1)
 
 
 def use_every_table() -> None:

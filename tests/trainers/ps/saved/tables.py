@@ -77,8 +77,9 @@ class MemoryTable:
         for number, key in enumerate(rows.keys.tolist()):
             self.rows[key] = tuple(column[number].clone() for column in columns)
 
-    def restore_clock(self, clocks: Sequence[Sequence[float]]) -> None:
-        assert not clocks
+    def restore_clocks(self, rows: Sequence[Sequence[float]], candidates: Sequence[Sequence[float]]) -> None:
+        assert not rows
+        assert not candidates
 
     def remove(self, keys: torch.Tensor) -> None:
         for key in keys.tolist():
@@ -88,8 +89,9 @@ class MemoryTable:
         assert not self.rows
         self.expected = rows
 
-    def load_candidates(self, keys: torch.Tensor, counts: torch.Tensor, days: torch.Tensor) -> None:
-        self.waiting |= zip(keys.tolist(), zip(counts.tolist(), days.tolist(), strict=True), strict=True)
+    def load_candidates(self, found: Candidates) -> None:
+        numbers = zip(found.counts.tolist(), found.days.tolist(), strict=True)
+        self.waiting |= zip(found.keys.tolist(), numbers, strict=True)
 
 
 class MemoryCut:

@@ -68,7 +68,7 @@ def content(table: SparseTable) -> list[torch.Tensor]:
     columns = [rows.keys, rows.values, *rows.state]
     if rows.statistics is not None:
         columns.append(rows.statistics)
-    waiting = table.candidates()
+    waiting = table.candidates().columns
     by_key = waiting[0].argsort()
     return [*(column[order] for column in columns), *(column[by_key] for column in waiting)]
 
@@ -97,8 +97,8 @@ def test_real_tables_come_back(tmp_path):
         train(*mine, seed)
         if seed == 8:
             mine[1].shrink(ShrinkPolicy())
-    assert len(mine[1].candidates()[0]), "some keys have a row, others wait"
-    assert set(mine[1].candidates()[2].tolist()) == {0.0, 1.0}, "some since yesterday"
+    assert len(mine[1].candidates().keys), "some keys have a row, others wait"
+    assert set(mine[1].candidates().days.tolist()) == {0.0, 1.0}, "some since yesterday"
     assert len(mine[1])
     saved(tmp_path, mine)
     found = tables()
@@ -254,8 +254,8 @@ def test_one_server_becomes_three(tmp_path):
         own = owners(keys, 3) == server
         assert torch.equal(content(found[0])[0], keys[own])
         assert torch.equal(content(found[0])[1], values[own])
-        waiting = mine[1].candidates()[0]
-        assert set(found[1].candidates()[0].tolist()) == set(waiting[owners(waiting, 3) == server].tolist())
+        waiting = mine[1].candidates().keys
+        assert set(found[1].candidates().keys.tolist()) == set(waiting[owners(waiting, 3) == server].tolist())
 
 
 def test_candidates_of_an_earlier_version_have_no_days(tmp_path):
@@ -270,5 +270,5 @@ def test_candidates_of_an_earlier_version_have_no_days(tmp_path):
         {piece.prefix + name: each for name, each in tensors.items()},
     )
     table = SparseTable(RARE)
-    table.load_candidates(read.keys, read.counts, read.days)
-    assert [each.tolist() for each in table.candidates()] == [[5, 6], [2, 1], [0, 0]]
+    table.load_candidates(read)
+    assert [each.tolist() for each in table.candidates().columns] == [[5, 6], [2, 1], [0, 0]]

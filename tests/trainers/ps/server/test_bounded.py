@@ -13,6 +13,8 @@ from trainers.ps.tables.rules import Adagrad
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import (
     Bound,
+    Entry,
+    EntryKind,
     EvictionPolicy,
     Initializer,
     InitKind,
@@ -32,6 +34,7 @@ ROWS = {
     1: RowOptions(init=INIT, bound=SHARED),
     2: RowOptions(init=INIT, bound=SHARED, statistics=True),
     3: RowOptions(init=INIT, bound=Bound(rows=400, ttl_s=50.0)),
+    4: RowOptions(init=INIT, bound=Bound(rows=200, ttl_s=40.0), entry=Entry(EntryKind.COUNT, 2.0)),
 }
 SPECS = {
     number: TableSpec(kind=TableKind.SPARSE, name=f"t{number}", size=2, rule=Adagrad(), rows=rows)
@@ -55,7 +58,9 @@ class Bounded(Kept):
             stats = Part(number, Field.STATS, torch.ones(len(keys), 2))
             rows = Part(number, Field.ROWS, torch.ones(len(keys), 2), lr=0.1)
             parts += [Part(number, Field.KEYS, keys), rows, *([stats] if spec.rows.statistics else [])]
-        self.ask(Kind.PULL, parts=(Part(0, Field.KEYS, torch.arange(step * 7, step * 7 + 90)),))
+        pulled = torch.unique(torch.randint(3 * step, 3 * step + 400, (60,)))
+        pulls = Part(0, Field.KEYS, torch.arange(step * 7, step * 7 + 90)), Part(4, Field.KEYS, pulled)
+        self.ask(Kind.PULL, parts=pulls)
         answer = self.ask(Kind.PUSH, number=step, parts=tuple(parts))
         assert answer.kind is Kind.DONE, answer.text
 
@@ -74,7 +79,7 @@ class Bounded(Kept):
         super().snapshot()
 
     def day(self) -> None:
-        self.ask(Kind.SHRINK, parts=(Part(2, Field.VALUES, POLICY),))
+        self.ask(Kind.SHRINK, parts=(Part(2, Field.VALUES, POLICY), Part(4, Field.VALUES, POLICY)))
 
     def content(self) -> list[object]:
         found: list[object] = []
@@ -84,8 +89,11 @@ class Bounded(Kept):
                 rows = cut.read(0, cut.rows)
             assert rows.statistics is not None
             columns = torch.cat([rows.values, *rows.state, rows.statistics], 1)
-            found += [dict(zip(rows.keys.tolist(), columns.tolist(), strict=True)), table.clock()]
-        return found
+            found += [dict(zip(rows.keys.tolist(), columns.tolist(), strict=True)), table.clocks()]
+        counted = self.store.tables[4]
+        assert isinstance(counted, SparseTable)
+        keys, *columns = (column.tolist() for column in counted.candidates().columns)
+        return [*found, dict(zip(keys, zip(*columns, strict=True), strict=True))]
 
 
 def test_a_server_that_comes_back_has_the_same_rows(tmp_path: Path) -> None:
@@ -114,4 +122,6 @@ def test_a_server_that_comes_back_has_the_same_rows(tmp_path: Path) -> None:
     expected = trained("quiet", set())
     sizes = [len(rows) for rows in expected[::2]]  # type: ignore[arg-type]
     assert 250 < sizes[0] <= 300
+    assert sizes[4] > 100, "many are pulled twice"
+    assert 100 < sizes[5] <= 200, "all that were pulled once would be more"
     assert trained("killed", {20, 60, 82, 90, 101, 120}) == expected

@@ -123,7 +123,7 @@ COUNTED = """
 limit()
 bench = Logged()
 table = bench.store.tables[1]
-keys, counts, _ = table.candidates()
+keys, counts, _ = table.candidates().columns
 print(len(table) // 2000, len(keys) // 2000, counts.unique().tolist())
 bench.kill()
 """

@@ -232,7 +232,7 @@ def test_candidates_and_their_days_come_back(tmp_path: Path) -> None:
     def candidates(kept: Kept) -> list[list[float]]:
         table = kept.store.tables[0]
         assert isinstance(table, SparseTable)
-        return torch.stack([each.double() for each in table.candidates()], 1).tolist()
+        return torch.stack([each.double() for each in table.candidates().columns], 1).tolist()
 
     def pull(kept: Kept, *keys: int) -> None:
         assert kept.ask(Kind.PULL, parts=(Part(0, Field.KEYS, torch.tensor(keys)),)).kind is Kind.DATA

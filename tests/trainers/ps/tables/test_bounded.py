@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from trainers.ps.kernels.eviction import TOTAL
+from trainers.ps.kernels.eviction import REMOVAL, TOTAL
+from trainers.ps.tables.budget import Budgets
 from trainers.ps.tables.rules import Adagrad, RowWiseAdagrad
 from trainers.ps.tables.run import NOT_IN, Lines, SparseRun
 from trainers.ps.tables.sparse import SparseTable, make_tables
@@ -152,7 +154,7 @@ def replayed(spec: TableSpec, steps: int, disturb: Callable[[SparseTable, int], 
     while table._shrinking:
         table.shrink_some(40)
     assert table.budget is not None
-    return [content(table), table.clock()[:9], table.budget.uses.clock[TOTAL]]
+    return [content(table), table.clocks()[0][:9], table.budget.uses.clock[TOTAL]]
 
 
 def quiet(table: SparseTable, step: int) -> SparseTable:
@@ -173,7 +175,7 @@ def recovered(table: SparseTable, step: int) -> SparseTable:
     if step % 37 or table._shrinking:
         return table
     back = SparseTable(table.spec)
-    back.restore_clock([table.clock()])
+    back.restore_clocks(*([clock] for clock in table.clocks()))
     with table.cut() as cut:
         for chunk in rows_of(cut, 100):
             back.load(chunk)
@@ -223,6 +225,24 @@ def test_a_counted_id_is_counted_again_after_its_row_has_left() -> None:
     table.pull(keys[:100])
     push(table, keys[:100])
     assert set(range(100)) <= content(table).keys()
+
+
+@pytest.mark.parametrize("bound", [Bound(rows=ROWS), Bound(bytes=4 * 36 * ROWS, shared=True)])
+def test_ids_that_are_counted_have_a_bound_too(bound: Bound) -> None:
+    """And a flood of them moves no row, nor an id that is pulled again and again."""
+    spec = spec_of(bound, entry=Entry(EntryKind.COUNT, 50.0))
+    made = make_tables({0: spec, 1: spec})
+    table, other = (each for each in made.values() if isinstance(each, SparseTable))
+    kept, often = torch.arange(100), torch.arange(100, 120)
+    table.assign(kept, torch.ones(100, DIM))
+    for step in range(100):
+        table.pull(torch.cat([often, torch.arange(100) + 1000 + 100 * step]))
+        other.pull(torch.arange(10) + 1000 + 10 * step)
+        counted = len(table.candidates().keys) + (len(other.candidates().keys) if bound.shared else 0)
+        assert counted <= ROWS
+    assert content(table).keys() == set(torch.cat([kept, often]).tolist())
+    assert counted > 0.9 * ROWS
+    assert set(table.candidates().keys.tolist()) <= set(range(1000 + 90 * 100, 1000 + 100 * 100))
 
 
 @pytest.mark.parametrize("lean", [False, True])
@@ -277,6 +297,69 @@ def test_tables_of_a_shared_bound_give_room_to_each_other() -> None:
     assert len(content(one)) == 0
     assert len(content(other)) > 0.9 * ROWS
     assert len(apart) == 8
+
+
+def test_narrow_rows_make_room_for_wide_ones_in_time() -> None:
+    """A hundred of them leave for one that comes."""
+    narrow = spec_of(Bound(bytes=1 << 24, shared=True))
+    wide = replace(narrow, size=512)
+    tables = [table for table in make_tables({0: narrow, 1: wide}).values() if isinstance(table, SparseTable)]
+    for start in range(0, 400_000, 2000):
+        push(tables[0], torch.arange(start, start + 2000))
+    for start in range(0, 4000, 25):
+        tables[1].apply(torch.arange(start, start + 25), torch.ones(25, 512), 0.1)
+        assert sum(each.bounded.row_cost * len(each) for each in tables if each.bounded) <= 1 << 24
+
+
+class Empty:
+    """A table without rows: is told how much of a sweep is left to do."""
+
+    row_cost = 1
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
+
+    def __len__(self) -> int:
+        return 0
+
+    def begin_sweep(self) -> int:
+        return 0
+
+    def sweep(self, work: int) -> int:
+        self.left.append(work)
+        return 0
+
+
+def watched(bound: Bound) -> tuple[SparseTable, Empty, Empty]:
+    """A table between two others of its budget."""
+    budgets, before, after = Budgets(), Empty(), Empty()
+    budgets.of_rows(bound).add(before)
+    table = SparseTable(spec_of(bound), budgets)
+    budgets.of_rows(bound).add(after)
+    return table, before, after
+
+
+def test_rows_that_expire_together_are_removed_bit_by_bit() -> None:
+    table, before, _ = watched(Bound(ttl_s=100.0, shared=True))
+    push(table, torch.arange(100_000))
+    assert table.budget is not None
+    for second in (1e9, 1e9 + 50, 1e9 + 200):
+        table.budget.tick(second)
+    assert not content(table)
+    push(table, torch.arange(10))
+    assert before.left[-1] < 10_000
+    assert len(table) > 50_000
+
+
+def test_records_are_removed_evenly() -> None:
+    rows, new = 64_000, 100
+    table, before, after = watched(Bound(rows=rows, shared=True))
+    for start in range(0, 3 * rows, new):
+        push(table, torch.arange(start, start + new))
+    swept = [work - left for work, left in zip(before.left, after.left, strict=True)]
+    last = swept[-10 * rows // 32 // new :]  # ten times a 32nd was made and left
+    assert max(last) < 1.3 * sum(last) / len(last)
+    assert sum(last) < 1.1 * 10 * (rows + REMOVAL * rows / 32)
 
 
 def pull_and_push(run: SparseRun, *keys: torch.Tensor | None) -> None:

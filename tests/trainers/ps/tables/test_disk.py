@@ -82,7 +82,7 @@ class Pair:
         assert len(self.tiered) == len(self.whole)
 
     def memory_is_bounded(self) -> None:
-        assert self.tiered.in_memory <= ROWS + 200 < len(self.tiered)
+        assert len(self.tiered._storage) <= ROWS + 200 < len(self.tiered)
 
 
 def content(table: SparseTable) -> dict[int, list[float]]:
@@ -157,7 +157,7 @@ def test_deltas_have_all_that_changed(tmp_path: Path) -> None:
         for chunk in chunks:
             copy.load(chunk)
         assert content(copy) == content(pair.whole)
-        assert copy.in_memory <= 2 * ROWS
+        assert len(copy._storage) <= 2 * ROWS
 
 
 @pytest.mark.parametrize("ring", [9000, 1 << 32])
@@ -171,7 +171,7 @@ def test_abandoned_records_are_given_back(tmp_path: Path, monkeypatch: pytest.Mo
     for _ in range(500):
         pair.step(80)
     assert rows._tail > 2 * 9000, "a ring of 9000 has begun again"
-    assert os.fstat(rows._file.fileno()).st_blocks * 512 < 3 * len(rows) * rows._size + 100_000
+    assert os.fstat(rows._file.fileno()).st_blocks * 512 < 3 * rows.away * rows._size + 100_000
     with pair.tiered.cut() as cut:
         wanted = content(pair.whole)
         for _ in range(60):
@@ -245,20 +245,21 @@ def test_tables_of_a_run_share_a_bound(tmp_path: Path) -> None:
         assert torch.equal(one, other)
     for one_table, other_table in zip(sides[0].values(), sides[1].values(), strict=True):
         assert content(one_table) == content(other_table)  # type: ignore[arg-type]
-    assert sum(table.in_memory for table in sides[0].values()) <= ROWS + 200  # type: ignore[union-attr]
+    assert sum(len(table._storage) for table in sides[0].values()) <= ROWS + 200  # type: ignore[union-attr]
 
 
 def test_a_full_disk_keeps_rows_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pair = Pair(tmp_path, Adagrad(), RowType.FLOAT32)
     for _ in range(40):  # kernels are compiled, and cached in files
         pair.step()
-    assert pair.tiered._disk is not None
-    pair.tiered._disk.bring_back(np.arange(1), evicted=True)
+    assert pair.tiered.bounded is not None
+    pair.tiered.bounded._unswept = 1
+    pair.tiered.bounded.before_use(np.arange(1))
     with no_file_longer_than(8 << 10):
         for _ in range(200):
             pair.step()
         pair.same()
-        assert pair.tiered.in_memory > ROWS + 200
+        assert len(pair.tiered._storage) > ROWS + 200
     assert capsys.readouterr().err.count("disk_dir has no room") == 1
 
 

@@ -6,6 +6,7 @@ import torch
 from trainers.ps.tables.rules import SGD
 from trainers.ps.tables.sparse import SparseTable
 from trainers.ps.tables.spec import (
+    Bound,
     Entry,
     EntryKind,
     Initializer,
@@ -23,9 +24,16 @@ pytestmark = pytest.mark.slow
 ALL = EntryKind.ALL
 
 
-def sparse(kind: EntryKind = ALL, a: float = 0.0, *, seed: int = 1, statistics: bool = False) -> SparseTable:
+def sparse(
+    kind: EntryKind = ALL,
+    a: float = 0.0,
+    *,
+    seed: int = 1,
+    statistics: bool = False,
+    bound: Bound | None = None,
+) -> SparseTable:
     init = Initializer(InitKind.UNIFORM, 1.0, 2.0, seed)
-    rows = RowOptions(init=init, entry=Entry(kind, a), statistics=statistics)
+    rows = RowOptions(init=init, entry=Entry(kind, a), statistics=statistics, bound=bound)
     return SparseTable(TableSpec(kind=TableKind.SPARSE, name="t", size=2, rule=SGD(), rows=rows))
 
 
@@ -34,8 +42,8 @@ def numbers(*values: int) -> torch.Tensor:
 
 
 def waiting(table: SparseTable) -> dict[int, float]:
-    keys, counts, _ = table.candidates()
-    return dict(zip(keys.tolist(), counts.tolist(), strict=True))
+    found = table.candidates()
+    return dict(zip(found.keys.tolist(), found.counts.tolist(), strict=True))
 
 
 def everything(table: SparseTable) -> SparseRows:
@@ -94,7 +102,7 @@ def test_a_key_is_admitted_when_it_was_pulled_often_enough() -> None:
     assert waiting(table) == {1: 1, 2: 2, 3: 1}
     table.pull(numbers(2))
     assert stored(table) == [2]
-    assert sorted(table.candidates()[0].tolist()) == [1, 3]
+    assert sorted(table.candidates().keys.tolist()) == [1, 3]
     assert torch.equal(table.pull(numbers(2)), sparse().pull(numbers(2)))
     table.apply(numbers(2, 3), torch.ones(2, 2), 1.0)
     assert torch.equal(table.pull(numbers(2)), sparse().pull(numbers(2)) - 1)
@@ -119,19 +127,19 @@ def test_candidates_are_saved_and_loaded() -> None:
     table.pull(torch.arange(100))
     table.shrink(ShrinkPolicy())
     table.pull(numbers(100))
-    other.load_candidates(*table.candidates())
-    assert all(map(torch.equal, other.candidates(), table.candidates()))
+    other.load_candidates(table.candidates())
+    assert all(map(torch.equal, other.candidates().columns, table.candidates().columns))
     other.pull(numbers(5, 500))
     assert stored(other) == [5]
     other.shrink(ShrinkPolicy(delete_after_unseen_days=1))
     assert waiting(other) == {100: 1, 500: 1}
-    assert len(sparse().candidates()[0]) == 0
+    assert len(sparse().candidates().keys) == 0
 
 
-@pytest.mark.parametrize("statistics", [False, True])
-def test_candidates_that_are_not_pulled_again_are_forgotten(statistics: bool) -> None:
+@pytest.mark.parametrize(("statistics", "bound"), [(False, None), (True, None), (False, Bound(rows=200_000))])
+def test_candidates_that_are_not_pulled_again_are_forgotten(statistics: bool, bound: Bound | None) -> None:
     """Else every key that was ever seen would be there forever: 20,000 more a day."""
-    table, often = sparse(EntryKind.COUNT, 5, statistics=statistics), numbers(-1, -2)
+    table, often = sparse(EntryKind.COUNT, 5, statistics=statistics, bound=bound), numbers(-1, -2)
     policy = ShrinkPolicy(delete_after_unseen_days=2)
     many = []
     for day in range(6):
@@ -139,7 +147,7 @@ def test_candidates_that_are_not_pulled_again_are_forgotten(statistics: bool) ->
         if day in (0, 2):
             table.pull(often)
         assert table.shrink(policy) == 0
-        many.append(len(table.candidates()[0]))
+        many.append(len(table.candidates().keys))
     assert many == [20_002, 40_002, 40_002, 40_002, 40_000, 40_000]
     assert waiting(table).keys() == set(range(80_000, 120_000))
     table.pull(often)
@@ -310,7 +318,7 @@ class Twins:
 
     @staticmethod
     def _content(table: SparseTable) -> list[torch.Tensor]:
-        rows, candidates = everything(table), table.candidates()
+        rows, candidates = everything(table), table.candidates().columns
         assert rows.statistics is not None
         order, by_key = rows.keys.argsort(), candidates[0].argsort()
         columns = (rows.keys, rows.values, rows.statistics)
@@ -348,5 +356,5 @@ def test_a_candidate_that_takes_the_place_of_an_admitted_one_misses_no_day() -> 
     table.pull(numbers(0, 7))  # two leave, from before the next slice and from after it
     while table.shrink_some(1) is None:
         pass
-    assert sorted(table.candidates()[0].tolist()) == [1, 2, 3, 4, 5, 6, 8, 9]
-    assert table.candidates()[2].tolist() == [1.0] * 8
+    assert sorted(table.candidates().keys.tolist()) == [1, 2, 3, 4, 5, 6, 8, 9]
+    assert table.candidates().days.tolist() == [1.0] * 8

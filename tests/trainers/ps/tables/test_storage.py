@@ -256,7 +256,7 @@ counted = make_table(TableSpec(kind=TableKind.SPARSE, name="c", size=1, rule=SGD
 for start in range(2):
     counted.pull(torch.arange(200_000))
 table.apply(torch.arange(2), torch.ones(2, 64), 1.0)
-assert len(counted) == 200_000 and not len(counted.candidates()[0])
+assert len(counted) == 200_000 and not len(counted.candidates().keys)
 try:
     for start in range(0, 10_000_000, 50_000):
         table.pull(torch.arange(start, start + 50_000))
