@@ -23,7 +23,7 @@ from trainers import fleet
 from trainers.ps import Constant, SparseEmbedding
 
 _FILLED_AT_ONCE = 100_000
-_UNTIMED = 50
+_UNTIMED = 500
 
 
 class Clicks(torch.nn.Module):

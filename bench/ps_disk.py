@@ -3,7 +3,8 @@
     python bench/ps_disk.py [--rows 4000000] [--repeats 3] [--write docs/benchmarks.md]
 
 One server, one trainer, async, Adagrad, batches of 512 x 26 ids, where the id of rank r is drawn with a
-probability of 1 / r**power. Before the time is taken every row has been trained once. "Memory": what the
+probability of 1 / r**power. Before the time is taken every row has been trained once, and then 500 batches
+were, so that the rows in use are in memory. "Memory": what the
 server's rows, their index and the index of those on disk take, and 64 MiB of the system's cache of files: the
 server is in a memory control group that allows no more (which needs root). "Read": bytes from the disk for
 each step.
@@ -106,7 +107,7 @@ def run(options: argparse.Namespace, dim: int, power: float, bound: int | None) 
         job_options = {
             "folder": name, "rows": options.rows, "dim": dim, "slots": SLOTS, "batch": BATCH, "power": power,
             "steps": options.steps, "configs": {} if bound is None else {"disk_dir": name},
-            "table": {} if bound is None else {"max_bytes": bound},
+            "table": {} if bound is None else {"max_bytes": bound, "evict": options.evict},
         }  # fmt: skip
         job = subprocess.Popen(
             [sys.executable, "-m", "fleetrun", "--server_num=1", "--trainer_num=1", f"--log_dir={name}/log",
@@ -161,10 +162,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rows", metavar="N", type=int, default=4_000_000)
-    parser.add_argument("--steps", metavar="N", type=int, default=1000)
-    parser.add_argument("--dims", metavar="NUMBERS", default="16,64")
+    parser.add_argument("--steps", metavar="N", type=int, default=500)
+    parser.add_argument("--dims", metavar="NUMBERS", default="64")
     parser.add_argument("--powers", metavar="NUMBERS", default="1.05,1.2,1.4")
     parser.add_argument("--share", metavar="N", type=float, default=4, help="table : memory")
+    parser.add_argument("--evict", choices=("lru", "lfu"), default="lfu")
     parser.add_argument("--repeats", metavar="N", type=int, default=3)
     parser.add_argument("--work", metavar="DIR", default=tempfile.gettempdir(), help="on the disk to measure")
     parser.add_argument("--write", metavar="FILE", type=Path, help="put the table between the marks in it")

@@ -133,7 +133,7 @@ def count_uses(index: Index, rows: Rows, uses: Uses, keys: Keys, stats: Floats) 
                 continue
             place, part = stamp_at(rows, slots[i]), part_of(keys[start + i])
             before = np.float64(floats[place])
-            if before > 0.0:
+            if before > 0.0 and before >= clock[FLOORS + part]:
                 cells[cell_of(uses, before, part)] -= cost
             else:
                 clock[TOTAL] += cost
@@ -205,30 +205,6 @@ def remove_evicted(index: Index, rows: Rows, uses: Uses, keys: Keys, gone: Keys)
     return int(count)
 
 
-@compiled
-def unevict(index: Index, rows: Rows, uses: Uses, keys: Keys, back: Keys) -> int:
-    """Those of these keys whose rows were evicted, and are in memory still, are to be used: they have no
-    stamp from now on. Writes them to `back`, and returns how many there were.
-    """
-    count = np.int64(0)  # see `remove_evicted`
-    bases, tags, slots = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
-    for start in range(0, len(keys), BLOCK):
-        stop = min(start + BLOCK, len(keys))
-        locate(index, rows, keys, start, stop, rows.numbers[STRIDE], bases, tags, slots)
-        for i in range(stop - start):
-            if slots[i] >= 0 and (
-                not is_evicted(rows, uses, slots[i]) or rows.floats[stamp_at(rows, slots[i])] == 0
-            ):
-                slots[i] = -1
-        will_change(rows, slots, stop - start)
-        for i in range(stop - start):
-            if slots[i] >= 0 and rows.floats[stamp_at(rows, slots[i])] > 0:
-                rows.floats[stamp_at(rows, slots[i])] = np.float32(0)
-                back[count] = keys[start + i]
-                count += 1
-    return int(count)
-
-
 REMOVAL = 100
 """What the removal of a record costs, where a look at one costs 1; measured in tables larger than caches."""
 
@@ -265,6 +241,22 @@ def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gon
 def prefetch_entry(index: Index, key: Scalar) -> None:
     base, tag = where(index, key)
     prefetch(index.entries, base + home(tag))
+
+
+@compiled
+def slots_to_leave(rows: Rows, uses: Uses, below: Scalar, work: Scalar, found: Keys) -> tuple[int, int]:
+    """As `sweep`, but only writes the slots of the evicted rows to `found`, downwards."""
+    count, slot, left = np.int64(0), min(np.int64(below), rows.numbers[COUNT]), np.int64(work)
+    stride = rows.numbers[STRIDE]
+    while slot > 0 and left > 0:
+        slot, left = slot - 1, left - 1
+        if slot >= _AHEAD:
+            prefetch(rows.floats, (slot - _AHEAD) * stride)
+            prefetch(rows.floats, (slot - _AHEAD + 1) * stride - 1)
+        if is_evicted(rows, uses, slot):
+            found[count] = slot
+            count, left = count + 1, left - REMOVAL
+    return int(slot), int(count)
 
 
 _AHEAD = 16  # rows

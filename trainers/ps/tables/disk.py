@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from trainers.errors import UsageError
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.process.log import glog
-from trainers.ps.kernels.eviction import FLOORS, REMOVAL, count_uses, find_evicted, unevict
+from trainers.ps.kernels.eviction import REMOVAL, count_uses, slots_to_leave
 from trainers.ps.kernels.files import read_records
 from trainers.ps.kernels.rows import (
     DIM,
@@ -117,36 +117,30 @@ class RowsOnDisk(BoundedRows):
         """See Evictable: rows leave for the disk, where it has room."""
         if not self._unswept or work <= 0:
             return 0
-        before, most = min(self._unswept, len(self)), work // REMOVAL + 1
-        self._unswept, count = self._move(before, min(work, before), most)
+        before = min(self._unswept, len(self))
+        self._unswept, count = self._move(before, work)
         done = before - self._unswept + REMOVAL * count
         if not self._unswept and self._sweep_again:
             self._unswept, self._sweep_again = len(self), False
         return done
 
     def before_use(self, keys: Keys) -> None:
-        """Have the rows of these keys in memory, and as used as any. Raises FullError when there is no room
-        for them, and OSError for a disk that cannot be read: then they stay where they are.
+        """Have the rows of these keys in memory; to come from the disk is a use. Raises FullError when there
+        is no room for them, and OSError for a disk that cannot be read: then they stay where they are.
         """
-        storage, back = self._storage, np.empty(len(keys) if self._unswept else 0, np.int64)
-        if self._unswept:
-            back = back[: unevict(storage.index, storage.rows, storage.uses, keys, back)]
-        here, places = self._look_up(keys)
-        if here.any():
-            mine, first = np.unique(keys[here], return_index=True)
-            records = self._read(places[here][first], mine)
-            try:
-                slots = storage.insert(mine, _KEPT)
-            except FullError:
-                remove_keys(storage.index, storage.rows, mine)
-                raise
-            memory = storage.records(0, len(storage))
-            memory[slots, VALUES:] = records[:, VALUES:]
-            memory[slots, -1] = 0  # it has no stamp yet
-            remove_keys(self._places.index, self._places.rows, mine)
-            back = np.concatenate([back, mine])
-        if len(back):
-            count_uses(storage.index, storage.rows, storage.uses, back, _NO_STATS)
+        storage, (here, places) = self._storage, self._look_up(keys)
+        if not here.any():
+            return
+        mine, first = np.unique(keys[here], return_index=True)
+        records = self._read(places[here][first], mine)
+        try:
+            slots = storage.insert(mine, _KEPT)
+        except FullError:
+            remove_keys(storage.index, storage.rows, mine)
+            raise
+        storage.records(0, len(storage))[slots, VALUES:] = records[:, VALUES:]
+        remove_keys(self._places.index, self._places.rows, mine)
+        count_uses(storage.index, storage.rows, storage.uses, mine, _NO_STATS)
 
     def uncount(self, keys: Keys) -> None:
         """See BoundedRows."""
@@ -157,7 +151,7 @@ class RowsOnDisk(BoundedRows):
         """See BoundedRows. Those below a floor leave for the disk at once."""
         super().count_loaded(slots)
         self.begin_sweep()
-        self._unswept, _ = self._move(len(self), len(slots), len(slots))
+        self._unswept, _ = self._move(len(self), (1 + REMOVAL) * len(slots))
 
     def cut(self, memory: Cut, row_states: int, *, changed_only: bool, mark: bool) -> TieredCut:
         """With these rows behind those that are in memory. Closes that cut where this fails."""
@@ -174,27 +168,23 @@ class RowsOnDisk(BoundedRows):
             raise
         return TieredCut(self._storage, memory, self._cut, self._read, row_states)
 
-    def _move(self, before: int, looked: int, most: int) -> tuple[int, int]:
-        """Of so many slots of the storage below `before`, write so many rows to disk at most that are below
-        their floor. Returns where to continue, and how many they were: none where there is no room.
+    def _move(self, before: int, work: int) -> tuple[int, int]:
+        """Write rows to disk that were evicted, in slots of memory below `before`: see the kernel `sweep`.
+        Returns where to continue, and how many they were: none where there is no room.
         """
-        storage, start = self._storage, max(0, before - looked)
-        records, keys = storage.records(start, before), storage.keys(start, before)
-        evicted = np.zeros(len(keys), np.bool_)
-        find_evicted(keys, records[:, -1].copy(), storage.uses.clock[FLOORS:], evicted)
-        which = np.flatnonzero(evicted)[-most:]
-        if not len(which):
-            return start, 0
+        storage, found = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
+        then, count = slots_to_leave(storage.rows, storage.uses, before, work, found)
+        records = storage.records(0, before)[found[:count]]
         try:
-            places = self._write(records[which])
+            places = self._write(records)
         except OSError as error:
             self._complain(error)
             return before, 0
-        gone = keys[which]
+        gone = keys_of(records)
         self._set(gone, places)
         remove_keys(storage.index, storage.rows, gone)
-        self._clean(4 * len(gone))
-        return start + int(which[0]) if len(which) == most else start, len(which)
+        self._clean(4 * count)
+        return then, count
 
     def _set(self, keys: Keys, places: NDArray[np.uint32]) -> None:
         slots = self._places.insert(keys, _KEPT)  # before `column`: it may grow
@@ -218,7 +208,7 @@ class RowsOnDisk(BoundedRows):
             raise OSError(errno.EFBIG, "its file is full")
         before_end = min(count, self._ring - start)
         for some, place in ((records[:before_end], start), (records[before_end:], 0)):
-            content = memoryview(some.tobytes())
+            content = some.reshape(-1).data.cast("B") if len(some) else memoryview(b"")
             at = place * self._size
             while len(content):
                 written = os.pwrite(self._file.fileno(), content, at)
