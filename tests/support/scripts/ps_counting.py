@@ -64,10 +64,11 @@ def keys_of(rank: int) -> torch.Tensor:
 
 
 class Model(torch.nn.Module):
-    """One table or many."""
+    """One table or many. `left`: what rows of the bounded one have that were evicted."""
 
-    def __init__(self, many: bool) -> None:
+    def __init__(self, many: bool, left: int) -> None:
         super().__init__()
+        self.left = left
         widths = [WIDTHS[number % 3] for number in range(26 if many else 1)]
         self.tables = torch.nn.ModuleList(SparseEmbedding(width, init=Uniform(0.0, 0.0)) for width in widths)
         self.many = many
@@ -78,7 +79,7 @@ class Model(torch.nn.Module):
         if self.many:
             keys[0] = torch.arange(NEW) + NEW * (step * fleet.worker_num() + rank)
             keys[1] = keys[1] + 2 * SHARED * (step // EXACT)
-        return dict(zip(self.tables, torch.stack(keys), strict=True))  # one request for all, foretold
+        return dict(zip(self.tables, torch.stack(keys), strict=True))  # one request for all, predicted
 
     def forward(self, ids: Ids) -> torch.Tensor:
         return torch.stack([table(some).sum() for table, some in ids.items()]).sum()
@@ -92,7 +93,7 @@ class Model(torch.nn.Module):
         parts = [lean(keys + 2 * SHARED * part) for part in range(-(-steps // EXACT))]
         columns = torch.cat([torch.stack(parts).sum(0), *(table(keys) for table in others)], dim=1)
         new = bounded(torch.arange(NEW * steps * fleet.worker_num())).unique().tolist()
-        agree = (columns == columns[:, :1]).all(1) & (new == [0, 1])
+        agree = (columns == columns[:, :1]).all(1) & (new == sorted({self.left, 1}))
         return torch.where(agree, columns[:, 0], torch.nan)
 
 
@@ -119,7 +120,7 @@ def main() -> None:
             "tables.0.weight": {"max_rows": ROOM},
             "tables.1.weight": {"dtype": "bfloat16"},
         }
-    model = fleet.distributed_model(Model(options.many))
+    model = fleet.distributed_model(Model(options.many, left=1 if "disk_dir" in options.ps else 0))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), strategy)
     if fleet.is_server():
         if options.file_bytes:

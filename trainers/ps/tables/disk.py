@@ -175,13 +175,16 @@ class RowsOnDisk(BoundedRows):
         storage, found = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
         then, count = slots_to_leave(storage.rows, storage.uses, before, work, found)
         records = storage.records(0, before)[found[:count]]
+        gone = keys_of(records)
         try:
-            places = self._write(records)
+            self._set(gone, self._write(records))
         except OSError as error:
+            self._complain(error.strerror)
+            return before, 0
+        except FullError as error:
+            remove_keys(self._places.index, self._places.rows, gone)
             self._complain(error)
             return before, 0
-        gone = keys_of(records)
-        self._set(gone, places)
         remove_keys(storage.index, storage.rows, gone)
         self._clean(4 * count)
         return then, count
@@ -240,7 +243,7 @@ class RowsOnDisk(BoundedRows):
         try:
             again = self._write(records[used])
         except OSError as error:
-            self._complain(error)
+            self._complain(error.strerror)
             return False
         self._set(keys[used], again)
         return True
@@ -252,10 +255,10 @@ class RowsOnDisk(BoundedRows):
         here[missing[: pull(storage.index, storage.rows, keys, found, missing)]] = False
         return here, found[:, 0].view(np.uint32)
 
-    def _complain(self, error: OSError) -> None:
+    def _complain(self, why: object) -> None:
         if time.monotonic() - self._complained >= _COMPLAIN_S:
             self._complained = time.monotonic()
-            glog(f"disk_dir has no room for rows ({error.strerror}); they stay in memory")
+            glog(f"rows cannot move to disk_dir ({why}); they stay in memory")
 
 
 class TieredCut:

@@ -1,6 +1,7 @@
 """Compilation: once for a machine, whoever starts, and never from old sources."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -8,15 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import eventually
+
 SAYS = "compiling kernels"
 ROOT = Path(__file__).resolve().parents[4]
 
-WARM = """
-from trainers.ps.tables.warm import warm_up_trainer
-warm_up_trainer([], geo=False, bags=True)
-from trainers.ps.kernels.batch import unique_kernel
-print(len(unique_kernel.stats.cache_misses))
-"""
 SHARED = """
 import numba.core.event as event
 from trainers.ps.tables.rules import Adagrad
@@ -27,13 +24,13 @@ with event.install_recorder("numba:compile") as recorder:
 print(*(e.data["dispatcher"].py_func.__name__ for _, e in recorder.buffer if e.is_start))
 """
 STUCK = """
-import threading
+import sys
 import numba.core.event as event
 
 class Stuck(event.Listener):
     def on_start(self, event):
         print("compiling", flush=True)
-        threading.Event().wait()
+        sys.stdin.readline()
 
     def on_end(self, event):
         pass
@@ -49,6 +46,7 @@ def start(code: str, environment: Mapping[str, str], folder: Path = ROOT) -> sub
         env=os.environ | environment,
         cwd=folder,
         text=True,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -58,16 +56,6 @@ def outcome(process: subprocess.Popen[str]) -> tuple[str, str]:
     out, said = process.communicate(timeout=250)
     assert process.returncode == 0, said
     return out, said
-
-
-@pytest.mark.slow
-def test_of_several_processes_one_compiles(tmp_path: Path) -> None:
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    ends = [outcome(process) for process in [start(WARM, cache) for _ in range(3)]]
-    assert sorted(out for out, _ in ends) == ["0\n", "0\n", "1\n"]
-    assert sum(said.count(SAYS) for _, said in ends) == 1
-    out, said = outcome(start(WARM, cache))
-    assert (out, said) == ("0\n", "")
 
 
 @pytest.mark.slow
@@ -85,18 +73,6 @@ def test_a_server_and_a_trainer_share_the_work_of_a_first_start(tmp_path: Path) 
     assert outcome(again) == ("\n", "")
 
 
-@pytest.mark.slow
-def test_a_process_that_dies_while_it_compiles_holds_up_nobody(tmp_path: Path) -> None:
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    first = start(STUCK + WARM, cache)
-    assert first.stdout is not None
-    assert first.stdout.readline() == "compiling\n"
-    waiting = start(WARM, cache)
-    first.kill()
-    assert SAYS in first.communicate()[1]
-    assert outcome(waiting)[0] == "1\n"
-
-
 CALL = "from kernels.outer import outer; print(outer(1))"
 INNER = "from trainers.kernels.compiled import compiled\n\n@compiled\ndef inner(x):\n    return x + {}\n"
 OUTER = (
@@ -105,17 +81,64 @@ OUTER = (
 )
 
 
+ONCE = CALL + "; print(len(outer.stats.cache_misses))"
+
+
+def package(folder: Path) -> dict[str, str]:
+    """Two kernels there, one of which calls the other. The environment in which they are found."""
+    kernels = folder / "kernels"
+    kernels.mkdir()
+    (kernels / "inner.py").write_text(INNER.format(1))
+    (kernels / "outer.py").write_text(OUTER)
+    return {"PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+def stuck(environment: Mapping[str, str], folder: Path) -> subprocess.Popen[str]:
+    """One that compiles, and goes on when it is told to."""
+    process = start(STUCK + ONCE, environment, folder)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "compiling\n"
+    return process
+
+
+def wait_for_lock(process: subprocess.Popen[str]) -> None:
+    """Until it waits for a lock that another one has."""
+    waits = re.compile(rf"-> FLOCK .* {process.pid} ")
+    eventually(lambda: waits.search(Path("/proc/locks").read_text()), within=200)
+
+
+@pytest.mark.slow
+def test_of_several_processes_one_compiles(tmp_path: Path) -> None:
+    environment = package(tmp_path)
+    first = stuck(environment, tmp_path)
+    others = [start(ONCE, environment, tmp_path) for _ in range(2)]
+    for each in others:
+        wait_for_lock(each)
+    out, said = first.communicate("", timeout=250)
+    assert out.splitlines()[-2:] == ["2", "1"]
+    assert said.count(SAYS) == 1
+    assert [outcome(each) for each in others] == [("2\n0\n", "")] * 2
+    assert outcome(start(ONCE, environment, tmp_path)) == ("2\n0\n", "")
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_it_compiles_holds_up_nobody(tmp_path: Path) -> None:
+    environment = package(tmp_path)
+    first = stuck(environment, tmp_path)
+    waiting = start(ONCE, environment, tmp_path)
+    wait_for_lock(waiting)
+    first.kill()
+    assert SAYS in first.communicate()[1]
+    assert outcome(waiting)[0] == "2\n1\n"
+
+
 @pytest.mark.slow
 def test_a_change_of_a_function_in_another_file_is_seen(tmp_path: Path) -> None:
     """numba itself looks at the caller's file only. The change looks older than what was compiled."""
-    package = tmp_path / "kernels"
-    package.mkdir()
-    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    (package / "inner.py").write_text(INNER.format(1))
-    (package / "outer.py").write_text(OUTER)
+    environment, kernels = package(tmp_path), tmp_path / "kernels"
     assert outcome(start(CALL, environment, tmp_path))[0] == "2\n"
-    (package / "inner.py").write_text(INNER.format(10))
-    os.utime(package / "inner.py", (1e9, 1e9))
+    (kernels / "inner.py").write_text(INNER.format(10))
+    os.utime(kernels / "inner.py", (1e9, 1e9))
     assert outcome(start(CALL, environment, tmp_path))[0] == "11\n"
 
 

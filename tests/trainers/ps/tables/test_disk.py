@@ -12,6 +12,7 @@ import torch
 from tests.support.disks import no_file_longer_than
 from trainers.errors import UsageError
 from trainers.ps.kernels.eviction import FLOORS, TOTAL, find_evicted
+from trainers.ps.kernels.rows import Fresh
 from trainers.ps.tables import disk
 from trainers.ps.tables.disk import TieredCut, checked_folder
 from trainers.ps.tables.rules import Adagrad, Adam, AnyRule, RowWiseAdagrad
@@ -20,6 +21,7 @@ from trainers.ps.tables.sparse import SparseTable, make_tables
 from trainers.ps.tables.spec import (
     Bound,
     EvictionPolicy,
+    FullError,
     Initializer,
     InitKind,
     RowOptions,
@@ -277,7 +279,29 @@ def test_a_full_disk_keeps_rows_in_memory(tmp_path: Path, capsys: pytest.Capture
             pair.step()
         pair.same()
         assert len(pair.tiered._storage) > ROWS + 200
-    assert capsys.readouterr().err.count("disk_dir has no room") == 1
+    assert capsys.readouterr().err.count("rows cannot move to disk_dir") == 1
+
+
+def test_memory_without_room_for_another_place_keeps_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(tmp_path, Adagrad(), RowType.FLOAT32)
+    for _ in range(50):
+        pair.step()
+    insert, calls = Storage.insert, [0]
+
+    def sometimes(storage: Storage, keys: np.ndarray, fresh: Fresh) -> np.ndarray:
+        calls[0] += 1
+        if storage.stride == 3 and calls[0] % 2:
+            insert(storage, keys[: len(keys) // 2], fresh)
+            raise FullError("no memory")
+        return insert(storage, keys, fresh)
+
+    monkeypatch.setattr(Storage, "insert", sometimes)
+    for _ in range(100):
+        pair.step()
+    assert calls[0] > 100
+    pair.same()
 
 
 @pytest.mark.parametrize("path", ["/does/not/exist", "/dev/null", "/proc"])
