@@ -31,13 +31,22 @@ def pytest_collection_finish() -> None:
 
 
 _LONGEST = (
+    "e2e/test_memory_checkpoints.py",
     "attack/test_attack.py",
+    "e2e/test_hosts_store.py",
     "trainers/ps/test_training.py",
+    "e2e/test_hosts_network.py",
+    "trainers/ps/server/test_full_memory.py",
     "trainers/checkpoints/test_jobs.py",
     "e2e/test_soak.py",
+    "e2e/test_very_end.py",
     "trainers/ps/kernels/test_compiled.py",
+    "e2e/test_verdicts.py",
     "elastic/test_random_faults.py",
-    "e2e/test_hosts_network.py",
+    "e2e/test_resizing.py",
+    "e2e/test_fenced.py",
+    "e2e/test_fleet_legacy.py",
+    "e2e/test_futile_restarts.py",
     "trainers/ps/test_recovery.py",
     "trainers/ps/test_resizing.py",
     "e2e/test_any_signal.py",
@@ -49,7 +58,6 @@ _LONGEST = (
     "trainers/roles/test_mpi.py",
     "elastic/test_etcd_outages.py",
     "plots/test_figure.py",
-    "e2e/test_resizing.py",
     "e2e/test_training.py",
     "e2e/test_static_style.py",
 )
