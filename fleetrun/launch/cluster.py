@@ -385,7 +385,7 @@ class NodeReporter:
         self._console.info(self.missed(note))
 
     def missed(self, note: Waiting) -> str:
-        """For whom it waits."""
+        """How many nodes there are, and which are missing."""
         if note.spare:
             return f"the job runs on {_nodes(note.present)}; this node is a spare, and waits"
         missing = f"; missing: {_listed(note.missing)}" if note.missing else ""

@@ -217,7 +217,7 @@ class Neighbour:
             self._senders[owner] = connection, lock
         if before is not None:
             with contextlib.suppress(OSError):
-                before.shutdown(socket.SHUT_RDWR)  # whoever reads from it stops, and lets the next one write
+                before.shutdown(socket.SHUT_RDWR)  # its reader stops, and lets the next one write
         return owner
 
     def _take_all(self, connection: socket.socket) -> None:

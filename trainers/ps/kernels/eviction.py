@@ -210,6 +210,22 @@ REMOVAL = 100
 
 
 @compiled
+def evicted_slots(rows: Rows, uses: Uses, below: Scalar, work: Scalar, found: Keys) -> tuple[int, int]:
+    """As `sweep`, but nothing is removed: writes the slots of evicted rows to `found`, until it is full."""
+    count, slot, left = np.int64(0), min(np.int64(below), rows.numbers[COUNT]), np.int64(work)
+    stride = rows.numbers[STRIDE]
+    while slot > 0 and left > 0 and count < len(found):
+        slot, left = slot - 1, left - 1
+        if slot >= _AHEAD:
+            prefetch(rows.floats, (slot - _AHEAD) * stride)
+            prefetch(rows.floats, (slot - _AHEAD + 1) * stride - 1)
+        if is_evicted(rows, uses, slot):
+            found[count] = slot
+            count, left = count + 1, left - REMOVAL
+    return int(slot), int(count)
+
+
+@compiled
 def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gone: Keys) -> tuple[int, int]:
     """Look at the records below slot `below` and remove those of evicted rows, until that has cost `work`;
     their keys are in `gone`. Returns where to continue and how many were removed. Downwards: a row that takes
@@ -219,17 +235,12 @@ def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gon
     count, slot, left = np.int64(0), min(np.int64(below), numbers[COUNT]), np.int64(work)
     found = np.empty(BLOCK, np.int64)
     while slot > 0 and left > 0:
-        some = np.int64(0)
-        while slot > 0 and left > 0 and some < BLOCK:
-            slot, left = slot - 1, left - 1
-            if slot >= _AHEAD:
-                prefetch(floats, (slot - _AHEAD) * stride)
-                prefetch(floats, (slot - _AHEAD + 1) * stride - 1)
-            if is_evicted(rows, uses, slot):
-                prefetch_entry(index, key_at(floats, slot * stride))
-                prefetch_entry(index, key_at(floats, (numbers[COUNT] - 1 - some) * stride))  # takes its place
-                found[some] = slot
-                some, left = some + 1, left - REMOVAL
+        then, some = evicted_slots(rows, uses, slot, left, found)
+        left -= slot - then + REMOVAL * some
+        slot = np.int64(then)
+        for i in range(some):
+            prefetch_entry(index, key_at(floats, found[i] * stride))
+            prefetch_entry(index, key_at(floats, (numbers[COUNT] - 1 - i) * stride))  # takes its place
         for i in range(some):
             gone[count] = key_at(floats, found[i] * stride)
             count += 1
@@ -241,22 +252,6 @@ def sweep(index: Index, rows: Rows, uses: Uses, below: Scalar, work: Scalar, gon
 def prefetch_entry(index: Index, key: Scalar) -> None:
     base, tag = where(index, key)
     prefetch(index.entries, base + home(tag))
-
-
-@compiled
-def slots_to_leave(rows: Rows, uses: Uses, below: Scalar, work: Scalar, found: Keys) -> tuple[int, int]:
-    """As `sweep`, but only writes the slots of the evicted rows to `found`, downwards."""
-    count, slot, left = np.int64(0), min(np.int64(below), rows.numbers[COUNT]), np.int64(work)
-    stride = rows.numbers[STRIDE]
-    while slot > 0 and left > 0:
-        slot, left = slot - 1, left - 1
-        if slot >= _AHEAD:
-            prefetch(rows.floats, (slot - _AHEAD) * stride)
-            prefetch(rows.floats, (slot - _AHEAD + 1) * stride - 1)
-        if is_evicted(rows, uses, slot):
-            found[count] = slot
-            count, left = count + 1, left - REMOVAL
-    return int(slot), int(count)
 
 
 _AHEAD = 16  # rows

@@ -1,7 +1,8 @@
 """Rows: records of key, values, optimizer state and statistics in one block of memory, found by an index.
 
 Everything that depends on the layout of a record, except the steps of optimizers (`updates`): finding and
-inserting, initial values, cuts that are read while another thread changes the rows, statistics, removal.
+inserting, initial values, cuts that are read while another thread changes the rows, statistics, removal,
+records in files.
 
 Record: key int64 | values x dim, float32 or in 16 bits | optimizer state float32: dim for each state, then
 one for each row-wise state | show, click, unseen days float32, if kept | stamp float32, if bounded. The last
@@ -13,9 +14,11 @@ at the same time.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from trainers.kernels.compiled import Flags, Floats, Keys, Mask, Scalar, Words, compiled
@@ -597,3 +600,37 @@ def day_passes(rows: Rows, slot: Scalar, policy: Floats) -> bool:
     floats[place + 2] += np.float32(1)
     show, click, days = floats[place], floats[place + 1], floats[place + 2]
     return bool(shown * (show - click) + clicked * click < least or days > oldest)
+
+
+# ---- Records in a file: read by calls of the C library, many at once and without the GIL.
+
+_word = types.int64
+_pread = cast(Callable[..., Any], types.ExternalFunction("pread", _word(types.int32, _word, _word, _word)))
+_advise = cast(
+    Callable[..., Any],
+    types.ExternalFunction("posix_fadvise", types.int32(types.int32, _word, _word, types.int32)),
+)
+_WILLNEED = np.int32(3)
+_PAGE = 4096
+
+
+@compiled
+def read_records(file: Scalar, places: Keys, order: Keys, size: Scalar, target: Scalar) -> int:
+    """Read record number places[i] of a file, of `size` bytes, to the address target + i * size. `order`
+    sorts the places. Returns how many were read, in that order, before one that could not be.
+
+    All are requested before the first is awaited, so that the disk reads many at once.
+    """
+    requested = np.int64(-1)  # with a literal numba would compile the loop twice
+    for i in order:
+        start = places[i] * size
+        first, last = max(start // _PAGE, requested + 1), (start + size - 1) // _PAGE
+        if first <= last:
+            _advise(np.int32(file), first * _PAGE, (last - first + 1) * _PAGE, _WILLNEED)
+            requested = last
+    done = np.int64(0)
+    for i in order:
+        if _pread(np.int32(file), target + i * size, size, places[i] * size) != size:
+            break
+        done += 1
+    return int(done)

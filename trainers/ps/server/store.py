@@ -296,7 +296,7 @@ _NO_OVERLAY = Overlay()
 class Store:
     """Tables by number. `ready` once trainer 0 has sent all initial values, or `fill` has loaded them. Rows
     are sent as `row_dtype`; with `skip_bad` gradients that are not finite are left out and counted, otherwise
-    their push is refused. `disk`: see SparseTable.
+    their push is refused. `disk`: see Budgets.
     """
 
     def __init__(

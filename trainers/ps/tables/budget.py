@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -78,7 +79,9 @@ class Evictable(Protocol):
 class Budgets:
     """Those of several tables: one for all rows with the same shared bound, and one for their candidates."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: Path | None = None) -> None:
+        self.disk = disk
+        """The folder that the rows are moved to which budgets evict; None: they are removed."""
         self._shared: dict[tuple[Bound, bool], Budget] = {}
 
     def of_rows(self, bound: Bound) -> Budget:
@@ -90,21 +93,22 @@ class Budgets:
         return self._of(share, counting=True)
 
     def _of(self, bound: Bound, *, counting: bool) -> Budget:
+        on_disk = self.disk is not None and not counting
         if not bound.shared:
-            return Budget(bound)
+            return Budget(bound, on_disk=on_disk)
         if (bound, counting) not in self._shared:
-            self._shared[bound, counting] = Budget(bound)
+            self._shared[bound, counting] = Budget(bound, on_disk=on_disk)
         return self._shared[bound, counting]
 
 
 class Budget:
     """Of one or more tables of a server. Which rows it evicts depends on the uses of rows, and on the times
     that `tick` is told, in their order, and on nothing else: a server that applies the same requests again
-    has the same rows.
+    has the same rows. `on_disk`: evicted rows are moved there.
     """
 
-    def __init__(self, bound: Bound) -> None:
-        self.bound = bound
+    def __init__(self, bound: Bound, *, on_disk: bool = False) -> None:
+        self.bound, self.on_disk = bound, on_disk
         self._limit = bound.rows or bound.bytes
         clock = np.zeros(FLOORS + PARTS)
         clock[POLICY] = bound.policy
@@ -115,8 +119,6 @@ class Budget:
         self._sweep_by_cost = 0.0
         """How much is to be swept for what a new row costs."""
         self._times: deque[tuple[float, int]] = deque()
-        self.on_disk = False
-        """Whether evicted rows are kept on disk. Then it may settle before any request."""
         self.held = False
         """Whether nothing is evicted for now: while a day passes in one of the tables, it is not known what
         its rows will cost.

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from trainers.errors import UsageError
 from trainers.kernels.compiled import Floats, Keys, Mask
 from trainers.process.log import glog
-from trainers.ps.kernels.eviction import REMOVAL, count_uses, slots_to_leave
-from trainers.ps.kernels.files import read_records
+from trainers.ps.kernels.eviction import REMOVAL, evicted_slots
 from trainers.ps.kernels.rows import (
     DIM,
     NOTHING,
@@ -40,6 +39,7 @@ from trainers.ps.kernels.rows import (
     WIDTH,
     Fresh,
     pull,
+    read_records,
     remove_keys,
     settle_flags,
 )
@@ -50,7 +50,6 @@ from trainers.ps.tables.storage import Cut, SparseRows, Storage, keys_of
 
 _PLACE, _PAGE = 4, 4096  # bytes
 _UNREADABLE = "rows that were moved to disk_dir cannot be read from there any more"
-_NO_STATS = np.empty((0, 2), np.float32)
 _KEPT = Fresh(NOTHING, np.float32(0), np.float32(0), np.uint64(0), np.float32(0))
 _LONGEST = 1 << 43
 """Bytes of the largest file, of which most are given back: less than any file system's limit."""
@@ -64,9 +63,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked_folder(path: str) -> Path:
-    """The folder. Raises UsageError where there is no room for a file, or none of which the beginning can be
-    given back.
-    """
+    """The folder. Raises UsageError if no file can be made there, or its beginning cannot be freed."""
     try:
         with tempfile.TemporaryFile(dir=path) as file:
             os.posix_fallocate(file.fileno(), 0, 2 * _PAGE)
@@ -94,7 +91,6 @@ class RowsOnDisk(BoundedRows):
 
     def __init__(self, storage: Storage, budget: Budget, folder: Path) -> None:
         super().__init__(storage, budget, lambda keys: None)
-        storage.evicts, budget.on_disk = False, True
         self.most = (budget.bound.rows or budget.bound.bytes) // self.row_cost
         """Rows in memory."""
         self._size = _PLACE * storage.stride
@@ -113,16 +109,24 @@ class RowsOnDisk(BoundedRows):
         """Rows on disk."""
         return len(self._places)
 
-    def sweep(self, work: int) -> int:
-        """See Evictable: rows leave for the disk, where it has room."""
-        if not self._unswept or work <= 0:
-            return 0
-        before = min(self._unswept, len(self))
-        self._unswept, count = self._move(before, work)
-        done = before - self._unswept + REMOVAL * count
-        if not self._unswept and self._sweep_again:
-            self._unswept, self._sweep_again = len(self), False
-        return done
+    def _leave(self, before: int, work: int) -> tuple[int, int]:
+        """See BoundedRows: they leave for the disk, if it has room."""
+        storage, found = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
+        then, count = evicted_slots(storage.rows, storage.uses, before, work, found)
+        records = storage.records(0, before)[found[:count]]
+        gone = keys_of(records)
+        try:
+            self._set(gone, self._write(records))
+        except OSError as error:
+            self._complain(error.strerror)
+            return before, 0
+        except FullError as error:
+            remove_keys(self._places.index, self._places.rows, gone)
+            self._complain(error)
+            return before, 0
+        remove_keys(storage.index, storage.rows, gone)
+        self._clean(4 * count)
+        return then, count
 
     def before_use(self, keys: Keys) -> None:
         """Have the rows of these keys in memory; to come from the disk is a use. Raises FullError when there
@@ -140,7 +144,7 @@ class RowsOnDisk(BoundedRows):
             raise
         storage.records(0, len(storage))[slots, VALUES:] = records[:, VALUES:]
         remove_keys(self._places.index, self._places.rows, mine)
-        count_uses(storage.index, storage.rows, storage.uses, mine, _NO_STATS)
+        self._count(mine)
 
     def uncount(self, keys: Keys) -> None:
         """See BoundedRows."""
@@ -151,7 +155,7 @@ class RowsOnDisk(BoundedRows):
         """See BoundedRows. Those below a floor leave for the disk at once."""
         super().count_loaded(slots)
         self.begin_sweep()
-        self._unswept, _ = self._move(len(self), (1 + REMOVAL) * len(slots))
+        self._unswept, _ = self._leave(len(self), (1 + REMOVAL) * len(slots))
 
     def cut(self, memory: Cut, row_states: int, *, changed_only: bool, mark: bool) -> TieredCut:
         """With these rows behind those that are in memory. Closes that cut where this fails."""
@@ -167,27 +171,6 @@ class RowsOnDisk(BoundedRows):
             memory.close(saved=False)
             raise
         return TieredCut(self._storage, memory, self._cut, self._read, row_states)
-
-    def _move(self, before: int, work: int) -> tuple[int, int]:
-        """Write rows to disk that were evicted, in slots of memory below `before`: see the kernel `sweep`.
-        Returns where to continue, and how many they were: none where there is no room.
-        """
-        storage, found = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
-        then, count = slots_to_leave(storage.rows, storage.uses, before, work, found)
-        records = storage.records(0, before)[found[:count]]
-        gone = keys_of(records)
-        try:
-            self._set(gone, self._write(records))
-        except OSError as error:
-            self._complain(error.strerror)
-            return before, 0
-        except FullError as error:
-            remove_keys(self._places.index, self._places.rows, gone)
-            self._complain(error)
-            return before, 0
-        remove_keys(storage.index, storage.rows, gone)
-        self._clean(4 * count)
-        return then, count
 
     def _set(self, keys: Keys, places: NDArray[np.uint32]) -> None:
         slots = self._places.insert(keys, _KEPT)  # before `column`: it may grow

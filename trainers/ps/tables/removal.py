@@ -80,7 +80,8 @@ class BoundedRows:
         self.day: PassingDay | None = None
         self._storage, self._gone = storage, gone
         self._unswept, self._sweep_again = 0, False
-        storage.bound(budget.uses, 4 * storage.stride + ROW_BYTES if budget.bound.bytes else 1)
+        cost = 4 * storage.stride + ROW_BYTES if budget.bound.bytes else 1
+        storage.bound(budget.uses, cost, evicts=not budget.on_disk)
         budget.add(self)
 
     def __len__(self) -> int:
@@ -101,14 +102,19 @@ class BoundedRows:
         """See Evictable."""
         if not self._unswept or work <= 0 or self.day is not None:
             return 0
-        storage, before = self._storage, min(self._unswept, len(self))
-        gone = np.empty(min(work // REMOVAL + 1, before), np.int64)
-        self._unswept, count = sweep(storage.index, storage.rows, storage.uses, before, work, gone)
-        self._gone(gone[:count])
+        before = min(self._unswept, len(self))
+        self._unswept, count = self._leave(before, work)
         done = before - self._unswept + REMOVAL * count
         if not self._unswept and self._sweep_again:
             self._unswept, self._sweep_again = len(self), False
         return done
+
+    def _leave(self, before: int, work: int) -> tuple[int, int]:
+        """See the kernel `sweep`."""
+        storage, gone = self._storage, np.empty(min(work // REMOVAL + 1, before), np.int64)
+        then, count = sweep(storage.index, storage.rows, storage.uses, before, work, gone)
+        self._gone(gone[:count])
+        return then, count
 
     def before_use(self, keys: Keys) -> None:
         """Remove the records of those of these keys that have been evicted."""
@@ -122,8 +128,11 @@ class BoundedRows:
 
     def count_uses(self, keys: Keys, stats: Floats = _NO_STATS) -> None:
         """The rows of these keys were used."""
-        count_uses(self._storage.index, self._storage.rows, self._storage.uses, keys, stats)
+        self._count(keys, stats)
         self.budget.settle()
+
+    def _count(self, keys: Keys, stats: Floats = _NO_STATS) -> None:
+        count_uses(self._storage.index, self._storage.rows, self._storage.uses, keys, stats)
 
     def uncount(self, keys: Keys) -> None:
         """The rows of these keys are about to be overwritten or removed."""

@@ -260,12 +260,9 @@ class SparseTable:
 
     A key that occurs several times in a request is not merged: it is read, or updated, several times in the
     order given.
-
-    `disk`: a folder, in which a bounded table keeps the rows that its budget evicts. A row is in memory or
-    there, and comes back when a request has its key.
     """
 
-    def __init__(self, spec: TableSpec, budgets: Budgets | None = None, disk: Path | None = None) -> None:
+    def __init__(self, spec: TableSpec, budgets: Budgets | None = None) -> None:
         self.spec = spec
         self.step = 0
         """Updates so far."""
@@ -281,10 +278,10 @@ class SparseTable:
         self.bounded: BoundedRows | None = None
         if rows.bound is not None:
             budget = budgets.of_rows(rows.bound)
-            if disk is None:
+            if budgets.disk is None:
                 self.bounded = BoundedRows(self._storage, budget, self._note_removed)
             else:
-                self.bounded = RowsOnDisk(self._storage, budget, disk)
+                self.bounded = RowsOnDisk(self._storage, budget, budgets.disk)
         self._filter: EntryFilter = filter_of(rows, budgets)
         self.fresh = Fresh(
             kind=int(rows.init.kind),
@@ -664,16 +661,14 @@ class SparseTable:
         self._count_uses(keys)
 
 
-def make_table(
-    spec: TableSpec, budgets: Budgets | None = None, disk: Path | None = None
-) -> DenseTable | SparseTable:
-    """An empty table. `disk`: see SparseTable."""
-    return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec, budgets, disk)
+def make_table(spec: TableSpec, budgets: Budgets | None = None) -> DenseTable | SparseTable:
+    """An empty table."""
+    return DenseTable(spec) if spec.kind is TableKind.DENSE else SparseTable(spec, budgets)
 
 
 def make_tables(
     specs: Mapping[int, TableSpec], disk: Path | None = None
 ) -> dict[int, DenseTable | SparseTable]:
-    """Empty tables; those with the same shared bound have one budget. `disk`: see SparseTable."""
-    budgets = Budgets()
-    return {number: make_table(spec, budgets, disk) for number, spec in specs.items()}
+    """Empty tables; those with the same shared bound have one budget. `disk`: see Budgets."""
+    budgets = Budgets(disk)
+    return {number: make_table(spec, budgets) for number, spec in specs.items()}

@@ -193,8 +193,6 @@ class Storage:
     uses: Uses
     dim: int
     statistics: int
-    evicts: bool
-    """Whether rows with a stamp below their floor do not exist any more."""
     stride: int
     """Places of 4 bytes of a record."""
 
@@ -232,10 +230,16 @@ class Storage:
         numbers[SEED] = np.array(seed, np.uint64).astype(np.int64)
         self._view_rows(numbers, *_NO_IMAGES)
 
-    def bound(self, uses: Uses, cost: int) -> None:
-        """From now on the last of the statistics is a stamp, and a row costs so much of this budget."""
-        self.uses, self.rows.numbers[COST], self.evicts = uses, cost, True
+    def bound(self, uses: Uses, cost: int, *, evicts: bool) -> None:
+        """From now on the last of the statistics is a stamp, and a row costs so much of this budget.
+        `evicts`: those with a stamp below their floor do not exist any more.
+        """
+        self.uses, self.rows.numbers[COST], self.evicts = uses, cost, evicts
         self.publish(self._line)
+
+    def floors(self) -> NDArray[np.float64]:
+        """(PARTS,): the stamps below which rows do not exist, a copy."""
+        return self.uses.clock[FLOORS:].copy() if self.evicts else np.zeros(PARTS)
 
     def publish(self, line: Keys) -> None:
         """From now on keep the line of this table (see `kernels.runs`) here."""
@@ -457,7 +461,7 @@ class Cut:
         self.removed = torch.from_numpy(removed)
         self._storage, self._changed_only, self._ended = storage, changed_only, ended
         self._states, self._row_states = states, row_states
-        self._floors = storage.uses.clock[FLOORS:].copy() if storage.evicts else np.zeros(PARTS)
+        self._floors = storage.floors()
         self._images, self._image_of = _room_for(self.rows, storage.stride)
         self._open = True
         storage.begin_cut(self._images.words.view(np.float32), self._image_of.words.view(np.uint32))

@@ -14,6 +14,7 @@ from trainers.errors import UsageError
 from trainers.ps.kernels.eviction import FLOORS, TOTAL, find_evicted
 from trainers.ps.kernels.rows import Fresh
 from trainers.ps.tables import disk
+from trainers.ps.tables.budget import Budgets
 from trainers.ps.tables.disk import TieredCut, checked_folder
 from trainers.ps.tables.rules import Adagrad, Adam, AnyRule, RowWiseAdagrad
 from trainers.ps.tables.run import NOT_IN, Lines
@@ -54,7 +55,7 @@ class Pair:
         rows: int = ROWS,
     ) -> None:
         self.whole = SparseTable(spec_of(rule, dtype, None))
-        self.tiered = SparseTable(spec_of(rule, dtype, Bound(rows=rows, policy=policy)), disk=folder)
+        self.tiered = SparseTable(spec_of(rule, dtype, Bound(rows=rows, policy=policy)), Budgets(folder))
         self.random = np.random.default_rng(1)
 
     def keys(self, count: int) -> torch.Tensor:
@@ -148,7 +149,7 @@ def test_a_save_is_of_one_moment_while_rows_come_and_go(tmp_path: Path) -> None:
 
 def test_deltas_have_all_that_changed(tmp_path: Path) -> None:
     pair = Pair(tmp_path, Adagrad(), RowType.FLOAT32)
-    copy = SparseTable(pair.tiered.spec, disk=tmp_path)
+    copy = SparseTable(pair.tiered.spec, Budgets(tmp_path))
     for number in range(4):
         for _ in range(40):
             pair.step()
@@ -205,7 +206,7 @@ def test_a_table_that_recovers_has_no_more_in_memory(tmp_path: Path) -> None:
     pair = Pair(tmp_path, Adagrad(), RowType.FLOAT32)
     for _ in range(150):
         pair.step()
-    back = SparseTable(pair.tiered.spec, disk=tmp_path)
+    back = SparseTable(pair.tiered.spec, Budgets(tmp_path))
     rows, _ = pair.tiered.clocks()
     back.restore_clocks([rows], [])
     with pair.tiered.cut() as cut:
