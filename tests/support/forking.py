@@ -104,11 +104,13 @@ class Forker:
         return job(folder, trainers=trainers, servers=servers, make=partial(_ForkedJob, self))
 
     def close(self) -> None:
+        """Also while a process that a test left, forked from this one, keeps the pipe of the orders open."""
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
+        self._popen.kill()
+        self._popen.wait()
+        self._thread.join(_START_S)
         self._popen.stdin.close()
-        self._popen.wait(_START_S)
-        self._thread.join()
         self._popen.stdout.close()
 
     def _read(self) -> None:
